@@ -8,8 +8,8 @@ from google.protobuf import descriptor_pool
 from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha import reflection_pb2 as reflection_messages
 
-# Keepalive: clients ping every 20 s; the server accepts a ping every 5 s, streams or not. This is the
-# one option name gRPC reads for it; the similar `min_recv_ping_interval_...` is ignored silently.
+# Keepalive: clients ping every 20 s; the server accepts a ping every 5 s, streams or not. This is
+# the one option name gRPC reads for it; `min_recv_ping_interval_...` is ignored silently.
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -57,7 +57,7 @@ class MethodAwarePool:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def FindFileContainingSymbol(self, symbol: str) -> Any:  # noqa: N802 - the pool's own name
+    def FindFileContainingSymbol(self, symbol: str) -> Any:
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:

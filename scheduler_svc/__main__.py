@@ -1,0 +1,93 @@
+"""`python -m scheduler_svc`: the scheduler process."""
+
+import asyncio
+import logging
+import signal
+import sys
+
+import grpc
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from pagewire.v1 import debug_pb2_grpc, scheduler_pb2_grpc
+from rpc.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
+from scheduler_svc.config import ServiceConfig, parse
+from scheduler_svc.debug import DebugService
+from scheduler_svc.engine import Engine
+from scheduler_svc.service import SchedulerService
+from scheduler_svc.worker_link import FencedOut
+
+logger = logging.getLogger("scheduler_svc")
+
+SERVICES = ("pagewire.v1.SchedulerService", "pagewire.v1.DebugService")
+_GRACE_S = 1.0
+_EXIT_FENCED = 3
+
+
+async def serve(config: ServiceConfig) -> int:
+    """Runs until SIGTERM or SIGINT (0), or until another scheduler takes over (3)."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    engine = Engine(config)
+    health_service = health.aio.HealthServicer()
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(engine), server)
+    debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(engine), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    add_reflection(server, (*SERVICES, health.SERVICE_NAME), aio=True)
+    port = bind(server, f"{config.host}:{config.port}", "the scheduler (--port)")
+    await server.start()
+    logger.info("scheduler listens on %s:%d", config.host, port)
+
+    running = asyncio.create_task(engine.run())
+    reporting = asyncio.create_task(_report_health(engine, health_service))
+    stopping = asyncio.create_task(_signalled())
+    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    await health_service.enter_graceful_shutdown()
+    fenced_out = running.done() and isinstance(running.exception(), FencedOut)
+    if running.done() and not fenced_out:
+        logger.error("the scheduler failed", exc_info=running.exception())
+    elif fenced_out:
+        logger.error("%s: this scheduler stops", running.exception())
+    for task in (running, reporting, stopping):
+        task.cancel()
+    await asyncio.gather(running, reporting, stopping, return_exceptions=True)
+    await server.stop(_GRACE_S)
+    if fenced_out:
+        return _EXIT_FENCED
+    return 1 if running.done() and not running.cancelled() and running.exception() else 0
+
+
+async def _report_health(engine: Engine, service: health.aio.HealthServicer) -> None:
+    """SERVING exactly while a worker is attached."""
+    while True:
+        engine.readiness_changed.clear()
+        status = (
+            health_pb2.HealthCheckResponse.SERVING
+            if engine.is_ready
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in ("", SERVICES[0]):
+            await service.set(name, status)
+        await engine.readiness_changed.wait()
+
+
+async def _signalled() -> None:
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, event.set)
+    await event.wait()
+
+
+def main() -> int:
+    """Entry point; returns the process's exit code."""
+    config = parse()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        return uvloop.run(serve(config))
+    except PortInUse as error:
+        logger.error("%s", error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

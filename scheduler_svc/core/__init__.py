@@ -1,0 +1,29 @@
+"""The scheduler's pure core: events in, plans out.
+
+It deals in integers: token ids, block ids, slots. It imports numpy and xxhash, and nothing that
+could read a clock, open a socket or draw a random number. Start reading at `scheduler.Scheduler`,
+then `planner`, `residency`, `slots`, `block_pool`, `prefix_cache`.
+"""
+
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.plan import Finished, NewSequence, StepOutputs, StepPlan, StepResult
+from scheduler_svc.core.request import FinishReason, RefusalKind, Refused, Request
+from scheduler_svc.core.scheduler import OutOfStep, Scheduler
+from scheduler_svc.core.sequence import Sequence, Status
+
+__all__ = [
+    "FinishReason",
+    "Finished",
+    "NewSequence",
+    "OutOfStep",
+    "RefusalKind",
+    "Refused",
+    "Request",
+    "Scheduler",
+    "SchedulerConfig",
+    "Sequence",
+    "Status",
+    "StepOutputs",
+    "StepPlan",
+    "StepResult",
+]

@@ -1,0 +1,107 @@
+"""Fixed pool of KV-cache blocks, shared by reference count.
+
+The pool deals in block ids only. It never sees a tensor: the worker owns the memory, the scheduler
+owns the bookkeeping. Block 0 is the null block: filler of block tables, never handed out.
+
+Invariants: a block is in the free queue exactly when nobody references it; a freed block keeps its
+content, and can be found and shared again, until it is handed out anew; the block freed longest ago
+is handed out first.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from scheduler_svc.core.prefix_cache import PrefixCache
+
+NULL_BLOCK = 0
+
+
+class OutOfBlocks(Exception):
+    """More blocks were asked for than are free."""
+
+
+class BlockPool:
+    """Reference counts and the queue of free blocks; every operation is O(1) per block.
+
+    The free queue is a doubly linked list threaded through two lists, with the null block as both of
+    its ends: next[0] is the head, prev[0] the tail.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_free = num_blocks - 1
+        self.cache = PrefixCache(num_blocks, block_size)
+        self._ref_count = [0] * num_blocks
+        self._next = [*range(1, num_blocks), NULL_BLOCK]
+        self._prev = [num_blocks - 1, *range(num_blocks - 1)]
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that can be handed out: all but the null block."""
+        return self.num_blocks - 1
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable blocks that somebody references."""
+        return 1.0 - self.num_free / self.num_usable if self.num_usable else 0.0
+
+    def ref_count(self, block_id: int) -> int:
+        """How many sequences hold a block."""
+        return self._ref_count[block_id]
+
+    def free_queue(self) -> Iterable[int]:
+        """The free blocks, the one handed out next first."""
+        block_id = self._next[NULL_BLOCK]
+        while block_id != NULL_BLOCK:
+            yield block_id
+            block_id = self._next[block_id]
+
+    def take(self, count: int) -> list[int]:
+        """Hands out `count` blocks, each referenced once; what they held is forgotten."""
+        if count > self.num_free:
+            raise OutOfBlocks(f"asked for {count} blocks, {self.num_free} free")
+        following, ref_count, evict = self._next, self._ref_count, self.cache.evict
+        taken = []
+        block_id = following[NULL_BLOCK]
+        for _ in range(count):
+            taken.append(block_id)
+            evict(block_id)
+            ref_count[block_id] = 1
+            block_id = following[block_id]
+        following[NULL_BLOCK] = block_id
+        self._prev[block_id] = NULL_BLOCK
+        self.num_free -= count
+        return taken
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Adds a reference to each; one that was free leaves the queue, wherever it stands."""
+        for block_id in block_ids:
+            if self._ref_count[block_id] == 0:
+                before, after = self._prev[block_id], self._next[block_id]
+                self._next[before] = after
+                self._prev[after] = before
+                self.num_free -= 1
+            self._ref_count[block_id] += 1
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Drops a reference of each block of a sequence, given in the sequence's order."""
+        ref_count = self._ref_count
+        # Tail first, so that a shared prompt's head is the last to be handed out anew: a chain
+        # without its head can never be found again.
+        for block_id in reversed(block_ids):
+            assert ref_count[block_id] > 0, f"block {block_id} released more often than held"
+            ref_count[block_id] -= 1
+            if ref_count[block_id] == 0:
+                self._append(block_id)
+
+    def num_free_among(self, block_ids: Iterable[int]) -> int:
+        """How many of these blocks sharing would take out of the free queue."""
+        return sum(self._ref_count[block_id] == 0 for block_id in block_ids)
+
+    def _append(self, block_id: int) -> None:
+        last = self._prev[NULL_BLOCK]
+        self._next[last] = block_id
+        self._prev[block_id] = last
+        self._next[block_id] = NULL_BLOCK
+        self._prev[NULL_BLOCK] = block_id
+        self.num_free += 1

@@ -1,0 +1,85 @@
+"""What passes between the core and a worker: a step's plan out, its result in, tokens to clients."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.request import FinishReason, Request, TokenIds
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.slots import Roster, Slots
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A sequence that enters a slot, in full; a resumed one brings its output along."""
+
+    slot: int
+    request: Request
+    token_ids: TokenIds
+    num_computed_tokens: int
+    block_ids: list[int]
+    stop_ids: tuple[int, ...]  # masked by the worker until min_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step, as a change to what the worker holds, in the order in which it applies."""
+
+    step_id: int
+    ack_step_id: int
+    reset: bool
+    freed_slots: list[int]
+    new_sequences: list[NewSequence]
+    appended_slots: list[int]
+    appended_block_ids: list[int]
+    same_rows: bool
+    slots: Slots  # [rows], in batch order
+    num_scheduled: NDArray[np.int32] | None  # [rows]; None: one token each
+    num_computed: NDArray[np.int32]  # [rows], before the step
+    sampled_slots: Slots  # the rows that end at their last token and so sample one
+    roster: Roster  # whoever runs, in order: for the debug view
+    preempted: list[str] = field(default_factory=list)
+    num_free_blocks: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the step computes."""
+        return len(self.slots) if self.num_scheduled is None else int(self.num_scheduled.sum())
+
+    def sequences(self) -> list[Sequence]:
+        """Whom the rows belong to, in batch order."""
+        by_slot = dict(zip(self.roster.slots.tolist(), self.roster.sequences, strict=True))
+        return [by_slot[slot] for slot in self.slots.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a worker answered to one step."""
+
+    step_id: int
+    token_ids: TokenIds  # one per sampled slot of the plan, in its order
+    bad_rows: tuple[int, ...] = ()  # indices into token_ids whose logits were not finite
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a request, once per request."""
+
+    request: Request
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    stop_token_id: int | None = None  # the stop token that ended it, end-of-sequence excepted
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutputs:
+    """Tokens of one step as columns, to be sorted by client, and the requests that ended with it."""
+
+    clients: NDArray[np.int32]
+    handles: NDArray[np.uint32]
+    token_ids: TokenIds
+    finished: list[Finished]

@@ -1,0 +1,91 @@
+"""Which block holds which content: from a block hash to a block id, verified.
+
+The index knows content only; whether a block is in use is the pool's business. An entry lives until
+the pool hands the block out again, so a hit never points at overwritten memory.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.request import TokenIds
+
+NO_PARENT = 0  # stored for first blocks; a parent is only compared together with the tokens
+
+
+class PrefixCache:
+    """Hash to block, with duplicates: equal content computed twice may sit in two blocks."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._block_of: dict[int, int] = {}
+        self._duplicates: dict[int, list[int]] = {}
+        self._hash_of: list[int | None] = [None] * num_blocks
+        self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
+        self._parents = np.zeros(num_blocks, dtype=np.uint64)
+
+    def __len__(self) -> int:
+        return len(self._block_of) + sum(map(len, self._duplicates.values()))
+
+    def hash_of(self, block_id: int) -> int | None:
+        """The hash under which a block can be found, if it can."""
+        return self._hash_of[block_id]
+
+    def lookup(self, hashes: Sequence[int], token_ids: TokenIds) -> list[int]:
+        """Blocks holding the longest cached prefix of `token_ids`, whose block hashes are given.
+
+        Stops at the first block that is missing or whose content differs.
+        """
+        block_of = self._block_of
+        found: list[int] = []
+        for block_hash in hashes:
+            block_id = block_of.get(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found[: self._num_equal(found, hashes, token_ids)]
+
+    def _num_equal(self, found: list[int], hashes: Sequence[int], token_ids: TokenIds) -> int:
+        if not found:
+            return 0
+        ids = np.array(found)
+        expected = token_ids[: len(found) * self._block_size].reshape(len(found), -1)
+        parents = np.array([NO_PARENT, *hashes[: len(found) - 1]], dtype=np.uint64)
+        equal = (self._tokens[ids] == expected).all(axis=1)
+        # A salted chain's first parent is not NO_PARENT, but then its first hash says so already.
+        equal[1:] &= self._parents[ids[1:]] == parents[1:]
+        return len(found) if equal.all() else int(equal.argmin())
+
+    def insert(
+        self,
+        block_ids: Sequence[int],
+        hashes: Sequence[int],
+        parents: NDArray[np.uint64],
+        token_ids: NDArray[np.integer],
+    ) -> None:
+        """Makes full blocks findable: row i of `token_ids` [n, block_size] is in block_ids[i]."""
+        for block_id, block_hash in zip(block_ids, hashes, strict=True):
+            self._hash_of[block_id] = block_hash
+            if self._block_of.setdefault(block_hash, block_id) != block_id:
+                self._duplicates.setdefault(block_hash, []).append(block_id)
+        ids = np.asarray(block_ids)
+        self._tokens[ids] = token_ids
+        self._parents[ids] = parents
+
+    def evict(self, block_id: int) -> None:
+        """Forgets a block's content; another block with the same content takes its place."""
+        block_hash = self._hash_of[block_id]
+        if block_hash is None:
+            return
+        self._hash_of[block_id] = None
+        others = self._duplicates.get(block_hash)
+        if self._block_of[block_hash] != block_id:
+            assert others is not None  # a hashed block is the entry or among its duplicates
+            others.remove(block_id)
+        elif others:
+            self._block_of[block_hash] = others.pop()
+        else:
+            del self._block_of[block_hash]
+        if others is not None and not others:
+            del self._duplicates[block_hash]

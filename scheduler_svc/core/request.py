@@ -1,0 +1,57 @@
+"""What a caller asks of the scheduler, and the words for how it ends.
+
+Everything here is plain data: token ids, never text; numbers, never a clock.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+TokenIds = NDArray[np.int32]
+
+
+class FinishReason(Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class RefusalKind(Enum):
+    """What would have to change for a refused request to be accepted."""
+
+    INVALID = "invalid"  # the request itself
+    DUPLICATE = "duplicate"  # its id: another live request has it
+    NEVER_FITS = "never fits"  # the deployment: the KV cache is too small for it
+
+
+class Refused(Exception):
+    """A request that cannot be accepted; nothing about it is kept."""
+
+    def __init__(self, kind: RefusalKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and how far to continue it.
+
+    `sampling` is opaque here: it travels to the worker with the sequence. `client` and `handle` are
+    opaque too: they come back with every token, so that the shell knows whom to send it to.
+    """
+
+    request_id: str
+    prompt_token_ids: TokenIds
+    max_tokens: int | None = None  # None: as many as the length limit allows
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    sampling: object = None
+    client: int = 0
+    handle: int = 0
+    arrival_s: float = 0.0

@@ -1,0 +1,313 @@
+"""The scheduler: events in, plans and tokens out. No IO, no clock, no randomness, one thread.
+
+    add(request)   abort(id)   worker_lost()
+         |             |            |
+         v             v            v
+    +--------------------------------------+
+    |  Scheduler                           |--> schedule() -> StepPlan   (to the worker)
+    |  waiting | slots | blocks | fence    |<-- update(StepResult) -> StepOutputs (to clients)
+    +--------------------------------------+
+
+The same calls in the same order always give the same plans. `schedule` may be called again before the
+previous result is known; results come in the order of the plans.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.plan import Finished, StepOutputs, StepPlan, StepResult
+from scheduler_svc.core.planner import Planner
+from scheduler_svc.core.request import FinishReason, RefusalKind, Refused, Request, TokenIds
+from scheduler_svc.core.residency import Residency
+from scheduler_svc.core.sealing import seal
+from scheduler_svc.core.sequence import Sequence, Status
+from scheduler_svc.core.slots import Index, Slots
+
+
+class OutOfStep(Exception):
+    """A result that does not answer the oldest plan in flight."""
+
+
+class Scheduler:
+    """All requests of one worker group."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.residency = Residency(config)
+        self._planner = Planner(config, self.residency)
+        self.counters = self._planner.counters
+        self._in_flight: deque[StepPlan] = deque()
+        self._live: dict[str, Sequence] = {}
+        self.num_accepted = 0
+        self.num_finished = 0
+        self.num_output_tokens = 0
+
+    # --- what there is ---------------------------------------------------------------------------
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps planned whose result has not come."""
+        return len(self._in_flight)
+
+    @property
+    def oldest_in_flight(self) -> StepPlan | None:
+        """The step whose result comes next."""
+        return self._in_flight[0] if self._in_flight else None
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold a slot."""
+        return len(self.residency.roster.sequences)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that hold none, preempted ones included."""
+        return len(self.residency.waiting)
+
+    @property
+    def last_step_id(self) -> int:
+        """The newest step planned; 0 before the first."""
+        return self._planner.last_step_id
+
+    def live(self) -> Iterable[Sequence]:
+        """Everyone who has not finished, oldest first."""
+        return self._live.values()
+
+    def find(self, request_id: str) -> Sequence | None:
+        """A live sequence by its request's id."""
+        return self._live.get(request_id)
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> Sequence:
+        """Queues a request. Raises Refused, naming the field, when it can never be served."""
+        self._check(request)
+        config = self.config
+        max_len = config.max_model_len
+        if request.max_tokens is not None:
+            max_len = min(max_len, len(request.prompt_token_ids) + request.max_tokens)
+        # The last token is never computed, so it needs no room.
+        num_blocks = -(-(max_len - 1) // config.block_size)
+        if num_blocks > self.residency.pool.num_usable:
+            raise Refused(
+                RefusalKind.NEVER_FITS,
+                f"prompt_token_ids and max_tokens need up to {num_blocks} KV blocks of "
+                f"{config.block_size} tokens, the worker has {self.residency.pool.num_usable}",
+            )
+        eos = () if request.ignore_eos else config.eos_token_ids
+        sequence = Sequence(request, max_len, tuple({*eos, *request.stop_token_ids}))
+        self._live[request.request_id] = sequence
+        self.residency.waiting.append(sequence)
+        self.num_accepted += 1
+        return sequence
+
+    def _check(self, request: Request) -> None:
+        prompt, config = request.prompt_token_ids, self.config
+        problem = ""
+        if not len(prompt):
+            problem = "prompt_token_ids is empty"
+        elif len(prompt) >= config.max_model_len:
+            problem = (
+                f"prompt_token_ids has {len(prompt)} tokens; with max_model_len "
+                f"{config.max_model_len} at most {config.max_model_len - 1} leave room for output"
+            )
+        elif prompt.min() < 0 or prompt.max() >= config.vocab_size:
+            problem = f"prompt_token_ids has an id outside 0..{config.vocab_size - 1}"
+        elif request.max_tokens is not None and request.max_tokens < 1:
+            problem = f"max_tokens is {request.max_tokens}, must be at least 1"
+        elif request.min_tokens < 0:
+            problem = f"min_tokens is {request.min_tokens}, must not be negative"
+        elif request.max_tokens is not None and request.min_tokens > request.max_tokens:
+            problem = f"min_tokens ({request.min_tokens}) exceeds max_tokens ({request.max_tokens})"
+        elif any(not 0 <= token < config.vocab_size for token in request.stop_token_ids):
+            problem = f"stop_token_ids has an id outside 0..{config.vocab_size - 1}"
+        if problem:
+            raise Refused(RefusalKind.INVALID, problem)
+        if request.request_id in self._live:
+            raise Refused(
+                RefusalKind.DUPLICATE, f"request_id {request.request_id!r} is live already"
+            )
+
+    def abort(self, request_id: str) -> Sequence | None:
+        """Ends a request in whatever state; None when no live request has this id."""
+        sequence = self._live.get(request_id)
+        if sequence is not None:
+            was_running = sequence.status is Status.RUNNING
+            self._end(sequence)
+            if was_running:
+                self.residency.renew_roster()
+        return sequence
+
+    def _end(self, sequence: Sequence) -> None:
+        """Takes a sequence out of everything. The roster is renewed by the caller, once."""
+        if sequence.status is Status.RUNNING:
+            self.residency.leave(sequence, Status.FINISHED)
+        else:
+            sequence.status = Status.FINISHED
+            self.residency.waiting.discard(sequence)
+        del self._live[sequence.request.request_id]
+        self.num_finished += 1
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """Plans the next step; None when there is nothing to compute before a result comes."""
+        plan = self._planner.plan()
+        if plan is not None:
+            self._in_flight.append(plan)
+        return plan
+
+    def update(self, result: StepResult) -> StepOutputs:
+        """Applies the result of the oldest step in flight: appends tokens, ends what has ended.
+
+        Raises OutOfStep, and changes nothing, when the result is not that step's or does not fit it.
+        """
+        plan = self._in_flight[0] if self._in_flight else None
+        if plan is None or plan.step_id != result.step_id:
+            raise OutOfStep(f"result of step {result.step_id}, expected {plan and plan.step_id}")
+        if len(result.token_ids) != len(plan.sampled_slots):
+            raise OutOfStep(
+                f"step {plan.step_id}: {len(result.token_ids)} tokens for "
+                f"{len(plan.sampled_slots)} rows that sample"
+            )
+        if result.bad_rows and not 0 <= min(result.bad_rows) <= max(result.bad_rows) < len(
+            result.token_ids
+        ):
+            raise OutOfStep(f"step {plan.step_id}: bad_rows {result.bad_rows} has no such row")
+        self._in_flight.popleft()
+        outputs = self._apply(plan.sampled_slots, result)
+        self.residency.acknowledge(plan.step_id)
+        self.num_output_tokens += len(outputs.token_ids)
+        return outputs
+
+    def _apply(self, slots: Slots, result: StepResult) -> StepOutputs:
+        table, token_ids = self.residency.table, result.token_ids
+        index = slots.astype(np.intp)
+        finished: list[Finished] = []
+        late: list[tuple[Sequence, int]] = []
+        if result.bad_rows or np.count_nonzero(table.is_live[index]) < len(index):
+            is_good, late = self._set_aside(slots, result, finished)
+            index, token_ids = index[is_good], token_ids[is_good]
+
+        position = table.num_tokens[index]
+        length = position + 1
+        table.token_ids[index, position] = token_ids
+        table.num_tokens[index] = length
+        if self.config.enable_prefix_caching:
+            seal(table, self.residency.pool.cache, index)
+        clients, handles = table.client[index], table.handle[index]
+        finished += self._finish_ended(index, token_ids, length)
+        if late:
+            finished += self._apply_late(late)
+            requests = [sequence.request for sequence, _ in late]
+            clients = np.append(clients, [r.client for r in requests]).astype(np.int32)
+            handles = np.append(handles, [r.handle for r in requests]).astype(np.uint32)
+            token_ids = np.append(token_ids, [t for _, t in late]).astype(np.int32)
+        if finished:
+            self.residency.renew_roster()
+        return StepOutputs(clients, handles, token_ids, finished)
+
+    def _finish_ended(
+        self, index: Index, token_ids: TokenIds, length: NDArray[np.int32]
+    ) -> list[Finished]:
+        """Ends the sequences whose newest token is a stop or the last that they may have."""
+        table = self.residency.table
+        ends = length >= table.max_len[index]
+        is_stop = np.zeros(len(index), dtype=np.bool_)
+        for column in table.stop_ids:
+            is_stop |= column[index] == token_ids
+        if np.count_nonzero(is_stop):
+            is_stop &= length >= table.min_len[index]
+            ends |= is_stop
+        if not np.count_nonzero(ends):
+            return []
+        finished = []
+        for row in np.flatnonzero(ends).tolist():
+            sequence = table.sequence[index[row]]
+            assert sequence is not None
+            # A stop token that is also the last token allowed counts as a stop.
+            reason = FinishReason.STOP if is_stop[row] else FinishReason.LENGTH
+            finished.append(self._finish(sequence, reason))
+        return finished
+
+    def _set_aside(
+        self, slots: Slots, result: StepResult, finished: list[Finished]
+    ) -> tuple[NDArray[np.bool_], list[tuple[Sequence, int]]]:
+        """Finds the rows that go the usual way: live and not bad. Of the others it ends the failed,
+        returns the tokens of the preempted, and drops what was sampled for those that have ended."""
+        residency = self.residency
+        is_bad = np.zeros(len(slots), dtype=np.bool_)
+        is_bad[list(result.bad_rows)] = True
+        is_good = residency.table.is_live[slots] & ~is_bad
+        late = []
+        for row in np.flatnonzero(~is_good).tolist():
+            slot = int(slots[row])
+            sequence = residency.table.sequence[slot] or residency.departed.get(slot)
+            if sequence is None or sequence.status is Status.FINISHED:
+                continue
+            if is_bad[row]:
+                residency.forget(slot)
+                message = "the model's logits were not finite"
+                finished.append(self._finish(sequence, FinishReason.ERROR, message))
+            else:
+                late.append((sequence, int(result.token_ids[row])))
+        return is_good, late
+
+    def _apply_late(self, late: list[tuple[Sequence, int]]) -> list[Finished]:
+        """Appends tokens to sequences that were preempted while the token was on its way."""
+        finished = []
+        for sequence, token_id in late:
+            self.residency.waiting.append_token(sequence, token_id)
+            sequence.num_awaited -= 1
+            length = len(sequence.token_ids)
+            if token_id in sequence.stop_ids and length >= sequence.min_len:
+                finished.append(self._finish(sequence, FinishReason.STOP))
+            elif length >= sequence.max_len:
+                finished.append(self._finish(sequence, FinishReason.LENGTH))
+        return finished
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "") -> Finished:
+        self._end(sequence)
+        last = int(sequence.token_ids[-1])
+        names_token = reason is FinishReason.STOP and (
+            last not in self.config.eos_token_ids or sequence.request.ignore_eos
+        )
+        return Finished(
+            request=sequence.request,
+            reason=reason,
+            num_prompt_tokens=sequence.num_prompt,
+            num_output_tokens=sequence.num_output,
+            num_cached_tokens=sequence.num_cached or 0,
+            stop_token_id=last if names_token else None,
+            message=message,
+        )
+
+    # --- failures --------------------------------------------------------------------------------
+
+    def worker_lost(self, num_blocks: int | None = None) -> int:
+        """The worker and its KV are gone: everyone who ran waits again, with every token received.
+
+        Results still on their way are void. `num_blocks` is the new worker's, if it differs. Returns
+        how many requests ran.
+        """
+        self._in_flight.clear()
+        self._planner.reset()
+        self.residency.acked_step = self._planner.last_step_id
+        return self.residency.evacuate(num_blocks or self.residency.pool.num_blocks)
+
+    def misfits(self) -> list[str]:
+        """Live requests that the KV cache cannot hold: there are some only after a worker with fewer
+        blocks took over. They would wait for ever, so the caller should fail them."""
+        max_len = self.residency.pool.num_usable * self.config.block_size + 1
+        return [i for i, sequence in self._live.items() if sequence.max_len > max_len]
+
+    def fail(self, request_ids: Iterable[str], message: str) -> list[Finished]:
+        """Ends live requests with an error; unknown ids are skipped."""
+        sequences = [self._live[i] for i in dict.fromkeys(request_ids) if i in self._live]
+        finished = [self._finish(s, FinishReason.ERROR, message) for s in sequences]
+        self.residency.renew_roster()
+        return finished

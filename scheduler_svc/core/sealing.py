@@ -1,0 +1,64 @@
+"""Sealing: a block whose tokens are all known and computed enters the prefix cache."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core import block_hash
+from scheduler_svc.core.prefix_cache import NO_PARENT, PrefixCache
+from scheduler_svc.core.slots import Index, SlotTable
+
+
+def seal(table: SlotTable, cache: PrefixCache, index: Index) -> None:
+    """Makes findable what became full of these slots' blocks.
+
+    The newest token of a sequence has no KV yet, and a token still awaited has no id: a block is full
+    when both the computed and the known tokens reach its end.
+    """
+    covered = np.minimum(table.num_computed[index], table.num_tokens[index])
+    sealed = table.num_sealed[index]
+    is_due = covered - sealed * table.block_size >= table.block_size
+    if not np.count_nonzero(is_due):
+        return
+    due, sealed = index[is_due], sealed[is_due]
+    num_full = covered[is_due] // table.block_size
+    is_next = (num_full == sealed + 1) & (sealed > 0)
+    if np.count_nonzero(is_next) == len(due):
+        _seal_next(table, cache, due, sealed)
+        return
+    _seal_next(table, cache, due[is_next], sealed[is_next])
+    for slot, until in zip(due[~is_next].tolist(), num_full[~is_next].tolist(), strict=True):
+        _seal_until(table, cache, slot, until)
+
+
+def seal_slot(table: SlotTable, cache: PrefixCache, slot: int) -> None:
+    """The same for one slot."""
+    until = int(min(table.num_computed[slot], table.num_tokens[slot])) // table.block_size
+    if until > table.num_sealed[slot]:
+        _seal_until(table, cache, slot, until)
+
+
+def _seal_next(
+    table: SlotTable, cache: PrefixCache, index: Index, sealed: NDArray[np.int32]
+) -> None:
+    """Seals one more block of each slot; each has a sealed block already."""
+    positions = sealed[:, None] * table.block_size + np.arange(table.block_size)
+    token_ids = table.token_ids[index[:, None], positions]  # [slots, block_size]
+    parents = table.last_hash[index]
+    hashes = block_hash.extend(parents, token_ids)
+    cache.insert(table.block_table[index, sealed].tolist(), hashes, parents, token_ids)
+    table.last_hash[index] = hashes
+    table.num_sealed[index] = sealed + 1
+
+
+def _seal_until(table: SlotTable, cache: PrefixCache, slot: int, until: int) -> None:
+    """Seals a slot's blocks up to (not including) `until`."""
+    sequence, begin = table.sequence[slot], int(table.num_sealed[slot])
+    assert sequence is not None
+    size = table.block_size
+    token_ids = table.token_ids[slot, : until * size]
+    hashes = sequence.extend_hashes(token_ids, size)[:until]
+    parents = np.array([NO_PARENT, *hashes], dtype=np.uint64)[begin:until]
+    block_ids = table.block_table[slot, begin:until].tolist()
+    cache.insert(block_ids, hashes[begin:], parents, token_ids.reshape(-1, size)[begin:])
+    table.last_hash[slot] = hashes[-1]
+    table.num_sealed[slot] = until

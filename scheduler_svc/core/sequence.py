@@ -1,0 +1,73 @@
+"""One sequence: what survives of a request when its slot, its blocks and its worker are gone."""
+
+from enum import Enum
+
+import numpy as np
+
+from scheduler_svc.core.block_hash import chain
+from scheduler_svc.core.request import Request, TokenIds
+
+
+class Status(Enum):
+    """Where a sequence is. Waiting and preempted ones hold neither slot nor blocks."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """A request on its way through the scheduler.
+
+    While it runs its tokens live in its slot's row (`slots.SlotTable`); `token_ids` is then stale.
+    """
+
+    __slots__ = (
+        "_hashes",
+        "max_len",
+        "min_len",
+        "num_awaited",
+        "num_cached",
+        "num_preemptions",
+        "num_prompt",
+        "request",
+        "slot",
+        "status",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(self, request: Request, max_len: int, stop_ids: tuple[int, ...]) -> None:
+        self.request = request
+        self.status = Status.WAITING
+        self.token_ids: TokenIds = request.prompt_token_ids
+        self.num_prompt = len(request.prompt_token_ids)
+        self.max_len = max_len  # tokens, prompt included, at which it ends for length
+        self.min_len = self.num_prompt + request.min_tokens  # below this no token stops it
+        self.stop_ids = stop_ids  # end-of-sequence and stop tokens alike
+        self.slot: int | None = None
+        self.num_cached: int | None = None  # prompt tokens found cached when first admitted
+        self.num_preemptions = 0
+        self.num_awaited = 0  # sampled tokens still on their way to a preempted sequence
+        self._hashes: list[int] = []
+
+    @property
+    def num_output(self) -> int:
+        """Tokens generated, as far as `token_ids` is current."""
+        return len(self.token_ids) - self.num_prompt
+
+    def append(self, token_id: int) -> None:
+        """Adds a token that arrived after the sequence lost its slot."""
+        self.token_ids = np.append(self.token_ids, np.int32(token_id))
+
+    def block_hashes(self, block_size: int) -> list[int]:
+        """Hashes of the full blocks of `token_ids`."""
+        return self.extend_hashes(self.token_ids, block_size)
+
+    def extend_hashes(self, token_ids: TokenIds, block_size: int) -> list[int]:
+        """Hashes of at least the full blocks of these, its first tokens; computed once each."""
+        known = len(self._hashes)
+        parent = self._hashes[-1] if known else None
+        self._hashes += chain(token_ids[known * block_size :], block_size, parent)
+        return self._hashes

@@ -1,0 +1,118 @@
+"""The running sequences as columns: one row per slot, the same rows the worker holds.
+
+A step touches hundreds of sequences and changes two or three numbers of each; as columns that is a
+handful of vector operations. The table only stores: what the numbers should be is decided elsewhere.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.prefix_cache import NO_PARENT
+from scheduler_svc.core.request import TokenIds
+from scheduler_svc.core.sequence import Sequence, Status
+
+Slots = NDArray[np.int32]
+NO_TOKEN = -1  # filler of the stop table only: never equal to a sampled token
+_STOP_COLUMNS = 4
+
+
+class Roster:
+    """The running sequences in order of admission; replaced, never changed."""
+
+    def __init__(self, sequences: tuple[Sequence, ...]) -> None:
+        self.sequences = sequences
+        # Kept apart: a sequence forgets its slot when it leaves, a past plan's roster does not.
+        self.slots: Slots = np.array([s.slot for s in sequences], dtype=np.int32)
+
+
+class SlotTable:
+    """Columns indexed by slot. Only the slots of live sequences mean anything."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        self.block_size = block_size
+        # Untouched rows of these two cost address space, not memory.
+        self.token_ids = np.empty((max_num_seqs, max_model_len), dtype=np.int32)
+        max_blocks = -(-max_model_len // block_size)
+        self.block_table = np.empty((max_num_seqs, max_blocks), dtype=np.int32)
+        self.sequence: list[Sequence | None] = [None] * max_num_seqs
+
+        def column(dtype: type[np.generic] = np.int32) -> NDArray[np.int32]:
+            return np.zeros(max_num_seqs, dtype=dtype)  # type: ignore[arg-type]
+
+        self.is_live: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.num_tokens = column()  # known: prompt and output received
+        self.num_planned = column()  # known, and awaited from steps in flight
+        self.num_computed = column()  # whose KV is computed, or will be by steps in flight
+        self.num_blocks = column()  # entries of the block table
+        self.capacity = column()  # tokens these blocks hold
+        self.num_sealed = column()  # leading blocks that are in the prefix cache
+        self.last_hash: NDArray[np.uint64] = np.zeros(max_num_seqs, dtype=np.uint64)
+        self.max_len = column()
+        self.min_len = column()
+        self.client = column()
+        self.handle: NDArray[np.uint32] = np.zeros(max_num_seqs, dtype=np.uint32)
+        self.last_step: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        # One column for the first stop token of every slot, one for the second, as many as needed.
+        self.stop_ids: list[NDArray[np.int32]] = []
+
+    def enter(self, sequence: Sequence, slot: int, block_ids: list[int], num_cached: int) -> None:
+        """Fills a slot's row; the first num_cached tokens' blocks are shared and sealed already."""
+        num_tokens = len(sequence.token_ids)
+        self.token_ids[slot, :num_tokens] = sequence.token_ids
+        self.num_tokens[slot] = self.num_planned[slot] = num_tokens
+        self.num_computed[slot] = num_cached
+        self.block_table[slot, : len(block_ids)] = block_ids
+        self.num_blocks[slot] = len(block_ids)
+        self.capacity[slot] = len(block_ids) * self.block_size
+        num_sealed = num_cached // self.block_size
+        self.num_sealed[slot] = num_sealed
+        hashes = sequence.block_hashes(self.block_size) if num_sealed else []
+        self.last_hash[slot] = hashes[num_sealed - 1] if num_sealed else NO_PARENT
+        self.max_len[slot] = sequence.max_len
+        self.min_len[slot] = sequence.min_len
+        self.client[slot] = sequence.request.client
+        self.handle[slot] = sequence.request.handle
+        self._enter_stops(slot, sequence.stop_ids)
+        self.sequence[slot] = sequence
+        self.is_live[slot] = True
+        sequence.slot = slot
+        sequence.status = Status.RUNNING
+
+    def _enter_stops(self, slot: int, stop_ids: tuple[int, ...]) -> None:
+        while len(self.stop_ids) < len(stop_ids):
+            self.stop_ids.append(np.full(len(self.is_live), NO_TOKEN, dtype=np.int32))
+        for position, column in enumerate(self.stop_ids):
+            column[slot] = stop_ids[position] if position < len(stop_ids) else NO_TOKEN
+
+    def leave(self, slot: int, status: Status) -> Sequence:
+        """Takes the sequence out of its slot, with its tokens; the blocks stay listed in the row."""
+        sequence = self.sequence[slot]
+        assert sequence is not None
+        sequence.token_ids = self.tokens(slot)
+        sequence.slot = None
+        sequence.status = status
+        self.sequence[slot] = None
+        self.is_live[slot] = False
+        return sequence
+
+    def tokens(self, slot: int) -> TokenIds:
+        """A copy of the tokens known of a slot's sequence."""
+        return self.token_ids[slot, : self.num_tokens[slot]].copy()
+
+    def blocks(self, slot: int) -> list[int]:
+        """The block table of a slot's sequence."""
+        block_ids: list[int] = self.block_table[slot, : self.num_blocks[slot]].tolist()
+        return block_ids
+
+    def append_blocks(self, slot: int, block_ids: list[int]) -> None:
+        """Gives a slot more blocks."""
+        end = int(self.num_blocks[slot])
+        self.block_table[slot, end : end + len(block_ids)] = block_ids
+        self.num_blocks[slot] += len(block_ids)
+        self.capacity[slot] += len(block_ids) * self.block_size
+
+    def append_block_each(self, index: Index, block_ids: list[int]) -> None:
+        """Gives one more block to each of these slots, none of them twice."""
+        self.block_table[index, self.num_blocks[index]] = block_ids
+        self.num_blocks[index] += 1
+        self.capacity[index] += self.block_size

@@ -1,0 +1,222 @@
+"""DebugService of the scheduler: its requests, blocks and steps in words. Prompts never appear."""
+
+import time
+from collections import defaultdict
+from itertools import islice
+from typing import Any
+
+import grpc
+
+from pagewire.v1 import debug_pb2, debug_pb2_grpc
+from scheduler_svc.core import Scheduler, Sequence, Status
+from scheduler_svc.engine import Engine
+from scheduler_svc.sampling import Sampling
+from scheduler_svc.trace import StepRecord
+
+DEFAULT_REQUESTS = 100
+DEFAULT_BLOCKS = 1000
+DEFAULT_STEPS = 20
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class DebugService(debug_pb2_grpc.DebugServiceServicer):
+    """Reads the engine; changes nothing."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def ListRequests(
+        self, request: debug_pb2.ListRequestsRequest, context: Context
+    ) -> debug_pb2.ListRequestsResponse:
+        """Live requests, oldest first."""
+        core = self._engine.core
+        live = list(core.live()) if core else []
+        shown = live[: request.limit or DEFAULT_REQUESTS]
+        return debug_pb2.ListRequestsResponse(
+            requests=[_summary(core, sequence) for sequence in shown if core], total=len(live)
+        )
+
+    async def DescribeRequest(
+        self, request: debug_pb2.DescribeRequestRequest, context: Context
+    ) -> debug_pb2.DescribeRequestResponse:
+        """One live request in full."""
+        core = self._engine.core
+        sequence = core.find(request.request_id) if core else None
+        if core is None or sequence is None:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"request_id {request.request_id!r} is not live"
+            )
+            raise AssertionError("abort raises")
+        table = core.residency.table
+        return debug_pb2.DescribeRequestResponse(
+            request=_summary(core, sequence),
+            block_ids=table.blocks(sequence.slot) if sequence.slot is not None else (),
+            sampling=_sampling(sequence),
+            story=self._story(sequence),
+        )
+
+    def _story(self, sequence: Sequence) -> list[str]:
+        """What the kept steps know of a request, oldest first."""
+        request_id = sequence.request.request_id
+        story = []
+        for record in reversed(list(self._engine.trace.newest_first())):
+            plan = record.plan
+            if request_id in plan.preempted:
+                story.append(f"step {plan.step_id}: preempted to make room")
+            for new in plan.new_sequences:
+                if new.request.request_id == request_id:
+                    story.append(
+                        f"step {plan.step_id}: entered slot {new.slot} with "
+                        f"{len(new.token_ids)} tokens, {new.num_computed_tokens} of them cached"
+                    )
+        if sequence.status is not Status.RUNNING:
+            story.append(f"now {sequence.status.value}: {self._waits_for(sequence)}")
+        return story
+
+    def _waits_for(self, sequence: Sequence) -> str:
+        core = self._engine.core
+        assert core is not None
+        if not self._engine.is_ready:
+            return f"no worker is ready ({self._engine.reason})"
+        ahead = 0
+        for other in core.residency.waiting:
+            if other is sequence:
+                break
+            ahead += 1
+        if ahead:
+            return f"{ahead} requests are ahead of it"
+        if not core.residency.free_slots:
+            return f"all {core.config.max_num_seqs} slots (max_num_seqs) are taken"
+        return f"first in line; {core.residency.pool.num_free} blocks are free"
+
+    async def DumpBlockPool(
+        self, request: debug_pb2.DumpBlockPoolRequest, context: Context
+    ) -> debug_pb2.DumpBlockPoolResponse:
+        """Blocks in use first, then cached ones."""
+        core = self._engine.core
+        if core is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._engine.reason)
+            raise AssertionError("abort raises")
+        pool, limit = core.residency.pool, request.limit or DEFAULT_BLOCKS
+        holders = _holders(core)
+        cached = (b for b in pool.free_queue() if pool.cache.hash_of(b) is not None)
+        in_use = (b for b in range(1, pool.num_blocks) if pool.ref_count(b))
+        shown = list(islice(in_use, limit))
+        shown += islice(cached, limit - len(shown))
+        usable = pool.num_blocks - 1
+        return debug_pb2.DumpBlockPoolResponse(
+            num_blocks=usable,
+            num_free=pool.num_free,
+            num_cached=len(pool.cache),
+            block_size=pool.block_size,
+            blocks=[
+                debug_pb2.BlockSummary(
+                    block_id=block_id,
+                    ref_count=pool.ref_count(block_id),
+                    hash="" if (h := pool.cache.hash_of(block_id)) is None else f"{h:016x}",
+                    request_ids=holders.get(block_id, ()),
+                )
+                for block_id in shown
+            ],
+            free_queue=islice(pool.free_queue(), limit),
+            summary=(
+                f"{usable - pool.num_free} of {usable} blocks of {pool.block_size} tokens are in "
+                f"use ({pool.usage:.1%}), {len(pool.cache)} hold content a prefix can hit"
+            ),
+        )
+
+    async def ListSteps(
+        self, request: debug_pb2.ListStepsRequest, context: Context
+    ) -> debug_pb2.ListStepsResponse:
+        """The last steps, newest first."""
+        records = islice(self._engine.trace.newest_first(), request.limit or DEFAULT_STEPS)
+        return debug_pb2.ListStepsResponse(steps=[_step(record) for record in records])
+
+
+def _holders(core: Scheduler) -> dict[int, list[str]]:
+    holders: dict[int, list[str]] = defaultdict(list)
+    for sequence in core.residency.roster.sequences:
+        assert sequence.slot is not None
+        for block_id in core.residency.table.blocks(sequence.slot):
+            holders[block_id].append(sequence.request.request_id)
+    return holders
+
+
+def _summary(core: Scheduler, sequence: Sequence) -> debug_pb2.RequestSummary:
+    table, slot = core.residency.table, sequence.slot
+    num_tokens = len(sequence.token_ids) if slot is None else int(table.num_tokens[slot])
+    num_computed = 0 if slot is None else int(table.num_computed[slot])
+    num_blocks = 0 if slot is None else int(table.num_blocks[slot])
+    age_s = time.monotonic() - sequence.request.arrival_s
+    where = "" if slot is None else f" in slot {slot}"
+    return debug_pb2.RequestSummary(
+        request_id=sequence.request.request_id,
+        state=sequence.status.value,
+        num_prompt_tokens=sequence.num_prompt,
+        num_output_tokens=num_tokens - sequence.num_prompt,
+        num_computed_tokens=num_computed,
+        num_blocks=num_blocks,
+        slot=slot,
+        num_preemptions=sequence.num_preemptions,
+        age_s=age_s,
+        summary=(
+            f"{sequence.status.value}{where}: {sequence.num_prompt} prompt and "
+            f"{num_tokens - sequence.num_prompt} output tokens, {num_computed} computed or planned, "
+            f"{num_blocks} blocks, {age_s:.1f} s old"
+        ),
+    )
+
+
+def _sampling(sequence: Sequence) -> str:
+    sampling, request = sequence.request.sampling, sequence.request
+    assert isinstance(sampling, Sampling)
+    method = "greedy"
+    if sampling.temperature:
+        method = (
+            f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, "
+            f"top_k {sampling.top_k or 'off'}, min_p {sampling.min_p:g}, seed {sampling.seed}"
+        )
+    stops = ", ".join(map(str, sorted(sequence.stop_ids))) or "none"
+    return (
+        f"{method}; ends at {sequence.max_len} tokens or at one of the tokens {stops}"
+        f"{f', not before {request.min_tokens} output tokens' if request.min_tokens else ''}"
+    )
+
+
+def _step(record: StepRecord) -> debug_pb2.StepSummary:
+    plan = record.plan
+    chunks = [1] * len(plan.slots) if plan.num_scheduled is None else plan.num_scheduled.tolist()
+    entered = {new.slot for new in plan.new_sequences}
+    rows = [
+        debug_pb2.StepRow(
+            request_id=sequence.request.request_id,
+            slot=slot,
+            num_computed_tokens=computed,
+            num_scheduled_tokens=chunk,
+        )
+        for sequence, slot, computed, chunk in zip(
+            plan.sequences(), plan.slots.tolist(), plan.num_computed.tolist(), chunks, strict=True
+        )
+    ]
+    num_prefills = sum(
+        row.num_scheduled_tokens > 1
+        or row.slot in entered
+        or row.num_computed_tokens < sequence.num_prompt
+        for row, sequence in zip(rows, plan.sequences(), strict=True)
+    )
+    duration = "running" if record.duration_s is None else f"{record.duration_s * 1e3:.2f} ms"
+    return debug_pb2.StepSummary(
+        step_id=plan.step_id,
+        num_prefill_rows=num_prefills,
+        num_decode_rows=len(rows) - num_prefills,
+        num_tokens=plan.num_tokens,
+        rows=rows,
+        preempted=plan.preempted,
+        num_free_blocks=plan.num_free_blocks,
+        duration_us=int((record.duration_s or 0) * 1e6),
+        summary=(
+            f"step {plan.step_id}: {num_prefills} prefill and {len(rows) - num_prefills} decode "
+            f"rows, {plan.num_tokens} tokens, {duration}"
+        ),
+    )

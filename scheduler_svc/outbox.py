@@ -1,0 +1,67 @@
+"""What is on its way to one client: tokens of its requests, and their ends.
+
+The engine puts, the client's stream takes. A slow client costs memory, never a step: its tokens
+merge here until it takes them, and there are never more than its requests may generate.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core import Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request's end, with the gRPC status code of its failure (0: it did not fail)."""
+
+    finished: Finished
+    status_code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What came since the last take."""
+
+    handles: NDArray[np.uint32]
+    token_ids: NDArray[np.int32]
+    ended: list[Ended]
+
+
+_NO_HANDLES: NDArray[np.uint32] = np.empty(0, dtype=np.uint32)
+_NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+
+
+class Outbox:
+    """One producer, one consumer, both on the same event loop."""
+
+    def __init__(self) -> None:
+        self._handles: list[NDArray[np.uint32]] = []
+        self._token_ids: list[NDArray[np.int32]] = []
+        self._ended: list[Ended] = []
+        self._filled = asyncio.Event()
+
+    def put_tokens(self, handles: NDArray[np.uint32], token_ids: NDArray[np.int32]) -> None:
+        """Adds one step's tokens of this client."""
+        self._handles.append(handles)
+        self._token_ids.append(token_ids)
+        self._filled.set()
+
+    def put_end(self, ended: Ended) -> None:
+        """Adds the end of one request, after all its tokens."""
+        self._ended.append(ended)
+        self._filled.set()
+
+    async def take(self) -> Parcel:
+        """Everything that waits; waits itself when there is nothing."""
+        await self._filled.wait()
+        self._filled.clear()
+        handles, token_ids, ended = self._handles, self._token_ids, self._ended
+        self._handles, self._token_ids, self._ended = [], [], []
+        if len(handles) == 1:  # one step since the last take: the usual case
+            return Parcel(handles[0], token_ids[0], ended)
+        return Parcel(
+            np.concatenate([_NO_HANDLES, *handles]), np.concatenate([_NO_TOKENS, *token_ids]), ended
+        )

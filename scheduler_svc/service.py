@@ -1,0 +1,231 @@
+"""SchedulerService: moves requests in and tokens out; every decision is the engine's.
+
+One table maps what can go wrong to gRPC statuses.
+"""
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from rpc.columns import BadColumn, unpack
+from scheduler_svc.convert import FINISH_REASONS, to_finished, to_request, to_tokens, to_usage
+from scheduler_svc.core import RefusalKind, Refused
+from scheduler_svc.engine import Engine, NotReady
+from scheduler_svc.outbox import Ended, Outbox
+from scheduler_svc.sampling import BadSampling
+from scheduler_svc.status import status_of
+
+MAX_REQUEST_ID_BYTES = 256
+_REFUSALS = {
+    RefusalKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusalKind.DUPLICATE: grpc.StatusCode.ALREADY_EXISTS,
+    RefusalKind.NEVER_FITS: grpc.StatusCode.FAILED_PRECONDITION,
+}
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+SubmitTokens = NDArray[np.int32]
+SessionContext = grpc.aio.ServicerContext[
+    scheduler_pb2.SessionRequest, scheduler_pb2.SessionResponse
+]
+GenerateContext = grpc.aio.ServicerContext[
+    scheduler_pb2.SchedulerServiceGenerateRequest, scheduler_pb2.SchedulerServiceGenerateResponse
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a request was not accepted, as a status."""
+
+    code: grpc.StatusCode
+    message: str
+
+
+class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """The token-level API."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    # --- one stream per gateway ------------------------------------------------------------------
+
+    async def Session(
+        self, request_iterator: AsyncIterator[scheduler_pb2.SessionRequest], context: SessionContext
+    ) -> AsyncIterator[scheduler_pb2.SessionResponse]:
+        """Serves a gateway until its stream ends, then aborts what it left."""
+        client, outbox = self._engine.open_client()
+        live: dict[int, str] = {}  # handle: request id
+        refused: asyncio.Queue[scheduler_pb2.SessionResponse] = asyncio.Queue()
+        reading = asyncio.create_task(
+            self._read_session(request_iterator, client, live, refused.put_nowait)
+        )
+        taking = asyncio.create_task(outbox.take())
+        refusing = asyncio.create_task(refused.get())
+        try:
+            while not reading.done():
+                done, _ = await asyncio.wait(
+                    {reading, taking, refusing}, return_when=asyncio.FIRST_COMPLETED
+                )
+                if refusing in done:
+                    yield refusing.result()
+                    refusing = asyncio.create_task(refused.get())
+                if taking in done:
+                    parcel = taking.result()
+                    taking = asyncio.create_task(outbox.take())
+                    response = to_tokens(parcel.handles, parcel.token_ids)
+                    for ended in parcel.ended:
+                        live.pop(ended.finished.request.handle, None)
+                        response.finished.append(to_finished(ended.finished, ended.status_code))
+                    yield response
+        finally:
+            self._engine.close_client(client, live.values())
+            for task in (taking, refusing, reading):
+                task.cancel()
+            await asyncio.gather(taking, refusing, reading, return_exceptions=True)
+
+    async def _read_session(
+        self,
+        requests: AsyncIterator[scheduler_pb2.SessionRequest],
+        client: int,
+        live: dict[int, str],
+        refuse: Callable[[scheduler_pb2.SessionResponse], None],
+    ) -> None:
+        async for message in requests:
+            if message.HasField("abort"):
+                request_id = live.pop(message.abort.handle, None)
+                if request_id is not None:
+                    self._engine.abort(request_id)
+                continue
+            submit = message.submit
+            refusal = self._submit_to_session(submit, client, live)
+            if refusal is None:
+                live[submit.handle] = submit.request_id
+                continue
+            finished = scheduler_pb2.Finished(
+                handle=submit.handle,
+                reason=types_pb2.FINISH_REASON_ERROR,
+                status_code=refusal.code.value[0],
+                message=refusal.message,
+            )
+            refuse(scheduler_pb2.SessionResponse(finished=[finished]))
+
+    def _submit_to_session(
+        self, submit: scheduler_pb2.Submit, client: int, live: dict[int, str]
+    ) -> _Refusal | None:
+        if submit.handle in live:
+            message = f"handle {submit.handle} is live already"
+            return _Refusal(grpc.StatusCode.ALREADY_EXISTS, message)
+        try:
+            prompt = unpack(submit.prompt_token_ids, name="prompt_token_ids")
+        except BadColumn as error:
+            return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return self._submit(
+            submit.request_id,
+            prompt.astype(np.int32, copy=False),
+            submit.sampling,
+            client,
+            submit.handle,
+        )
+
+    # --- one call per request --------------------------------------------------------------------
+
+    async def Generate(
+        self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: GenerateContext
+    ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
+        """Runs one request; its tokens come as they are sampled."""
+        request_id = request.request_id or f"generate-{uuid.uuid4().hex}"
+        if len(request.prompt_token_ids) and max(request.prompt_token_ids) > np.iinfo(np.int32).max:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "prompt_token_ids has an id beyond the vocabulary"
+            )
+        prompt = np.array(request.prompt_token_ids, dtype=np.int32)
+        client, outbox = self._engine.open_client()
+        try:
+            refusal = self._submit(request_id, prompt, request.sampling, client, 0)
+            if refusal is not None:
+                await context.abort(refusal.code, refusal.message)
+            async for response in _responses(outbox, request_id, context):
+                yield response
+        finally:
+            self._engine.close_client(client, [request_id])
+
+    def _submit(
+        self,
+        request_id: str,
+        prompt: SubmitTokens,
+        sampling: types_pb2.SamplingParams,
+        client: int,
+        handle: int,
+    ) -> _Refusal | None:
+        """Hands a request to the engine; says why when it is not accepted."""
+        invalid = grpc.StatusCode.INVALID_ARGUMENT
+        if not 0 < len(request_id.encode()) <= MAX_REQUEST_ID_BYTES:
+            return _Refusal(invalid, f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes")
+        drawn_seed = int.from_bytes(os.urandom(8), "little")
+        try:
+            self._engine.submit(
+                to_request(
+                    request_id,
+                    prompt,
+                    sampling,
+                    client=client,
+                    handle=handle,
+                    drawn_seed=drawn_seed,
+                    arrival_s=time.monotonic(),
+                )
+            )
+        except BadSampling as error:
+            return _Refusal(invalid, str(error))
+        except Refused as error:
+            return _Refusal(_REFUSALS[error.kind], str(error))
+        except NotReady as error:
+            return _Refusal(grpc.StatusCode.UNAVAILABLE, f"no worker yet: {error}")
+        return None
+
+    # --- the rest --------------------------------------------------------------------------------
+
+    async def Abort(
+        self,
+        request: scheduler_pb2.AbortRequest,
+        context: grpc.aio.ServicerContext[scheduler_pb2.AbortRequest, scheduler_pb2.AbortResponse],
+    ) -> scheduler_pb2.AbortResponse:
+        """Aborts by id and tells each request's own client."""
+        aborted = [i for i in request.request_ids if self._engine.abort_and_tell(i)]
+        return scheduler_pb2.AbortResponse(aborted=aborted)
+
+    async def GetStatus(
+        self,
+        request: scheduler_pb2.GetStatusRequest,
+        context: grpc.aio.ServicerContext[
+            scheduler_pb2.GetStatusRequest, scheduler_pb2.GetStatusResponse
+        ],
+    ) -> scheduler_pb2.GetStatusResponse:
+        """Counters and gauges."""
+        return status_of(self._engine)
+
+
+async def _responses(
+    outbox: Outbox, request_id: str, context: GenerateContext
+) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
+    ended: Ended | None = None
+    while ended is None:
+        parcel = await outbox.take()
+        ended = parcel.ended[0] if parcel.ended else None
+        response = scheduler_pb2.SchedulerServiceGenerateResponse(
+            request_id=request_id, token_ids=parcel.token_ids.tolist()
+        )
+        if ended is not None:
+            if ended.status_code:
+                await context.abort(_CODES[ended.status_code], ended.finished.message)
+            response.finish_reason = FINISH_REASONS[ended.finished.reason]
+            if ended.finished.stop_token_id is not None:
+                response.stop_token_id = ended.finished.stop_token_id
+            response.usage.CopyFrom(to_usage(ended.finished))
+        yield response

@@ -1,0 +1,40 @@
+"""The last steps, as they were planned and how long they took; kept for people who ask."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scheduler_svc.core import StepPlan
+
+KEPT_STEPS = 1024
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step; `duration_s` is None while it runs or when its worker was lost."""
+
+    plan: StepPlan
+    sent_s: float
+    duration_s: float | None = None
+
+
+class Trace:
+    """A ring of step records. Recording costs no more than keeping a reference."""
+
+    def __init__(self) -> None:
+        self._records: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
+
+    def sent(self, plan: StepPlan, now_s: float) -> None:
+        """Notes a step that goes out."""
+        self._records.append(StepRecord(plan, now_s))
+
+    def done(self, step_id: int, now_s: float) -> None:
+        """Notes that a step's output was applied."""
+        for record in reversed(self._records):
+            if record.plan.step_id == step_id:
+                record.duration_s = now_s - record.sent_s
+                return
+
+    def newest_first(self) -> Iterator[StepRecord]:
+        """The records kept."""
+        return reversed(self._records)

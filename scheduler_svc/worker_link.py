@@ -1,0 +1,131 @@
+"""The step stream to one worker group: attach, send steps, receive outputs.
+
+A link lives as long as its stream. Whatever goes wrong with it is a LinkLost; the engine then
+recovers and makes a new link.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import grpc
+
+from pagewire.v1 import worker_pb2, worker_pb2_grpc
+from rpc.server import CHANNEL_OPTIONS
+
+PROTOCOL_VERSION = 1
+_DESCRIBE_TIMEOUT_S = 2.0
+_ATTACH_TIMEOUT_S = 10.0
+_PHASE_NAMES = {
+    value: name.removeprefix("WORKER_PHASE_").lower().replace("_", " ")
+    for name, value in worker_pb2.WorkerPhase.items()
+}
+
+
+class LinkLost(Exception):
+    """The stream to the worker ended or cannot be had; the message says why."""
+
+
+class FencedOut(Exception):
+    """Another scheduler with a higher epoch has taken the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What the handshake told."""
+
+    description: worker_pb2.WorkerDescription
+    epoch: int
+
+
+class WorkerLink:
+    """One attached stream. `receive` is for one task; `send` for one."""
+
+    def __init__(self, stream: grpc.aio.StreamStreamCall, attached: Attached) -> None:  # type: ignore[type-arg]
+        self._stream = stream
+        self._reading: asyncio.Task[object] | None = None
+        self.attached = attached
+
+    async def send(self, step: worker_pb2.SchedulerOutput) -> None:
+        """Puts a step on the stream."""
+        try:
+            await self._stream.write(worker_pb2.AttachRequest(step=step))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise LinkLost(_reason(error)) from error
+
+    def reading(self) -> asyncio.Task[object]:
+        """The read under way, begun if there is none; for waiting on the link while it is idle."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._stream.read())
+        return self._reading
+
+    async def receive(self, timeout_s: float) -> worker_pb2.ModelRunnerOutput:
+        """The next output."""
+        reading = self.reading()
+        try:
+            response = await asyncio.wait_for(asyncio.shield(reading), timeout_s)
+        except TimeoutError as error:
+            raise LinkLost(f"no answer to a step within {timeout_s:g} s") from error
+        except grpc.aio.AioRpcError as error:
+            raise LinkLost(_reason(error)) from error
+        self._reading = None
+        if not isinstance(response, worker_pb2.AttachResponse):  # end of stream
+            raise LinkLost(f"the worker closed the stream: {await self._stream.details()}")
+        return response.output
+
+    async def close(self) -> None:
+        """Ends the stream; the worker keeps its weights and waits for the next."""
+        self._stream.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+
+class WorkerClient:
+    """Attaches to the worker at one address."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        options = [*CHANNEL_OPTIONS, ("grpc.initial_reconnect_backoff_ms", 200)]
+        options.append(("grpc.max_reconnect_backoff_ms", 1_000))
+        self._channel = grpc.aio.insecure_channel(address, options=options)
+        self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
+
+    async def epoch(self) -> int:
+        """The highest epoch the worker has seen. Raises LinkLost unless it is ready for steps."""
+        try:
+            answer = await self._stub.Describe(
+                worker_pb2.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise LinkLost(f"worker {self.address} does not answer: {_reason(error)}") from error
+        if answer.phase != worker_pb2.WORKER_PHASE_READY:
+            state = answer.failure or _PHASE_NAMES[answer.phase]
+            raise LinkLost(f"worker {self.address} is not ready: {state}")
+        return int(answer.epoch)
+
+    async def attach(self, epoch: int, first_step_id: int) -> WorkerLink:
+        """Opens the step stream under `epoch`. Raises LinkLost."""
+        hello = worker_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION, epoch=epoch, first_step_id=first_step_id
+        )
+        stream = self._stub.Attach()
+        try:
+            await stream.write(worker_pb2.AttachRequest(hello=hello))
+            first = await asyncio.wait_for(stream.read(), _ATTACH_TIMEOUT_S)
+        except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
+            stream.cancel()
+            raise LinkLost(f"worker {self.address}: {_reason(error)}") from error
+        if not isinstance(first, worker_pb2.AttachResponse) or not first.HasField("description"):
+            stream.cancel()
+            raise LinkLost(f"worker {self.address} did not describe itself")
+        return WorkerLink(stream, Attached(first.description, epoch))
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        await self._channel.close()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,160 @@
+"""A worker on the real wire that answers steps after a modelled time, with made-up tokens.
+
+Its tokens are a function of a sequence's seed and position, so whoever reads them can tell a lost,
+repeated or misplaced one.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from pagewire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from rpc.columns import BadColumn, pack
+from rpc.server import SERVER_OPTIONS, bind
+from simulator.slots import BadStep, FakeSlots
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds a step takes: a base, and more per computed token and per token of context read."""
+
+    base_s: float = 0.0
+    per_token_s: float = 0.0
+    per_context_token_s: float = 0.0
+
+    def of(self, num_tokens: int, num_context_tokens: int) -> float:
+        """The time of one step."""
+        return (
+            self.base_s
+            + self.per_token_s * num_tokens
+            + self.per_context_token_s * num_context_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FakeModel:
+    """What the fake worker says it serves."""
+
+    num_blocks: int = 4096
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int = 8192
+    vocab_size: int = 32000
+    eos_token_ids: tuple[int, ...] = ()
+
+
+class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
+    """Describe and Attach; the life-cycle calls have nothing to do here."""
+
+    def __init__(self, model: FakeModel | None = None, step_time: StepTime | None = None) -> None:
+        self.model = model or FakeModel()
+        self.step_time = step_time or StepTime()
+        self.incarnation = random.getrandbits(63)
+        self.epoch = 0
+        self.num_steps = 0
+        self.last_step_id = 0
+        self.phase: worker_pb2.WorkerPhase = worker_pb2.WORKER_PHASE_READY
+        self.fail_steps = 0  # this many next steps answer with an error
+        self._slots = self._fresh_slots()
+        self._free_at_s = 0.0
+
+    def _fresh_slots(self) -> FakeSlots:
+        model = self.model
+        return FakeSlots(model.max_num_seqs, model.vocab_size, model.block_size)
+
+    def description(self) -> worker_pb2.WorkerDescription:
+        """What the handshake tells."""
+        model = self.model
+        return worker_pb2.WorkerDescription(
+            model=types_pb2.ModelInfo(
+                model="fake",
+                architecture="FakeForCausalLM",
+                vocab_size=model.vocab_size,
+                max_model_len=model.max_model_len,
+                eos_token_ids=model.eos_token_ids,
+                dtype="float32",
+            ),
+            incarnation=self.incarnation,
+            num_blocks=model.num_blocks,
+            block_size=model.block_size,
+            max_num_seqs=model.max_num_seqs,
+            max_num_batched_tokens=model.max_num_batched_tokens,
+            world_size=1,
+            device="none",
+        )
+
+    async def Describe(
+        self, request: worker_pb2.DescribeRequest, context: Context
+    ) -> worker_pb2.DescribeResponse:
+        """Phase, epoch and description."""
+        return worker_pb2.DescribeResponse(
+            phase=self.phase,
+            description=self.description(),
+            epoch=self.epoch,
+            last_step_id=self.last_step_id,
+            num_live_slots=self._slots.num_live,
+        )
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[worker_pb2.AttachRequest], context: Context
+    ) -> AsyncIterator[worker_pb2.AttachResponse]:
+        """Answers steps in order, one after the other as a device would."""
+        hello = (await anext(request_iterator)).hello
+        if hello.epoch <= self.epoch:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"epoch {hello.epoch} is not above {self.epoch}",
+            )
+        self.epoch = hello.epoch
+        self.last_step_id = hello.first_step_id - 1
+        self._slots = self._fresh_slots()
+        yield worker_pb2.AttachResponse(description=self.description())
+        async for request in request_iterator:
+            if hello.epoch != self.epoch:
+                await context.abort(grpc.StatusCode.ABORTED, f"epoch {self.epoch} took over")
+            yield worker_pb2.AttachResponse(output=await self._answer(request.step, context))
+
+    async def _answer(
+        self, step: worker_pb2.SchedulerOutput, context: Context
+    ) -> worker_pb2.ModelRunnerOutput:
+        if step.step_id != self.last_step_id + 1:
+            await context.abort(
+                grpc.StatusCode.ABORTED,
+                f"step {step.step_id} does not follow {self.last_step_id}",
+            )
+        self.last_step_id = step.step_id
+        self.num_steps += 1
+        if self.fail_steps:
+            self.fail_steps -= 1
+            return worker_pb2.ModelRunnerOutput(step_id=step.step_id, error="planned failure")
+        try:
+            token_ids, num_tokens = self._slots.apply(step)
+        except (BadStep, BadColumn, IndexError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort raises") from error
+        await self._compute(self.step_time.of(num_tokens, self._slots.context_tokens))
+        return worker_pb2.ModelRunnerOutput(step_id=step.step_id, token_ids=pack(token_ids))
+
+    async def _compute(self, duration_s: float) -> None:
+        """Holds the device: a step begins when the one before has ended, however late it came."""
+        self._free_at_s = max(self._free_at_s, time.perf_counter()) + duration_s
+        left_s = self._free_at_s - time.perf_counter()
+        if left_s > 0:
+            await asyncio.sleep(left_s)
+
+
+async def start(worker: FakeWorker, address: str) -> tuple[grpc.aio.Server, int]:
+    """Serves a fake worker; returns the server and its port."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server)
+    port = bind(server, address, "the fake worker")
+    await server.start()
+    return server, port

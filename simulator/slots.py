@@ -1,0 +1,88 @@
+"""What a worker keeps of each slot, without tensors: enough to answer steps and catch bad ones."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewire.v1.worker_pb2 import NewSequence, SchedulerOutput
+from rpc.columns import unpack
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+
+
+class BadStep(ValueError):
+    """A step that does not follow from the steps before it."""
+
+
+def token_at(
+    seed: NDArray[np.uint64], position: NDArray[np.int64], vocab_size: int
+) -> NDArray[np.int32]:
+    """The token a sequence has at a position: a fixed function of its seed, whatever the batch."""
+    mixed = (seed + (position.astype(np.uint64) + np.uint64(1)) * _GOLDEN) * _MIX
+    mixed ^= mixed >> np.uint64(29)
+    return (mixed % np.uint64(vocab_size)).astype(np.int32)
+
+
+class FakeSlots:
+    """Columns by slot; every delta is checked as strictly as a real worker would."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, block_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._live = np.zeros(max_num_seqs, dtype=np.bool_)
+        self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
+        self._rows: NDArray[np.integer] = np.empty(0, dtype=np.int32)
+
+    @property
+    def num_live(self) -> int:
+        """Slots that hold a sequence."""
+        return int(self._live.sum())
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens with KV of the rows of the last step."""
+        return int(self._num_computed[self._rows].sum())
+
+    def apply(self, step: SchedulerOutput) -> tuple[NDArray[np.int32], int]:
+        """Applies a step; returns the sampled tokens and how many tokens were computed.
+
+        Raises BadStep naming the field.
+        """
+        if step.reset:
+            self._live[:] = False
+        self._live[unpack(step.freed_slots, name="freed_slots")] = False
+        for new in step.new_sequences:
+            self._enter(new)
+        appended = unpack(step.appended_slots, name="appended_slots")
+        np.add.at(self._num_blocks, appended, 1)
+        if not step.same_rows:
+            self._rows = unpack(step.slots, name="slots")
+        return self._compute(unpack(step.num_scheduled, name="num_scheduled"))
+
+    def _enter(self, new: NewSequence) -> None:
+        if self._live[new.slot]:
+            raise BadStep(f"new_sequences: slot {new.slot} is taken")
+        self._live[new.slot] = True
+        self._num_tokens[new.slot] = len(new.token_ids) // 4
+        self._num_computed[new.slot] = new.num_computed_tokens
+        self._num_blocks[new.slot] = len(new.block_ids) // 4
+        self._seed[new.slot] = new.sampling.seed
+
+    def _compute(self, chunks: NDArray[np.integer]) -> tuple[NDArray[np.int32], int]:
+        rows = self._rows
+        if not self._live[rows].all():
+            raise BadStep("slots: a row's slot is empty")
+        after = self._num_computed[rows] + (chunks if len(chunks) else 1)
+        if (after > self._num_tokens[rows]).any():
+            raise BadStep("num_scheduled: a row computes tokens that do not exist")
+        if (after > self._num_blocks[rows] * self._block_size).any():
+            raise BadStep("num_scheduled: a row's block table is too short")
+        self._num_computed[rows] = after
+        sampled = rows[after == self._num_tokens[rows]]
+        positions = self._num_tokens[sampled]
+        self._num_tokens[sampled] += 1
+        num_computed = int(chunks.sum()) if len(chunks) else len(rows)
+        return token_at(self._seed[sampled], positions, self._vocab_size), num_computed

@@ -1,0 +1,93 @@
+"""A scheduler in this process, on the real wire, against a fake worker."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from pagewire.v1 import debug_pb2_grpc, scheduler_pb2_grpc
+from rpc.server import SERVER_OPTIONS, bind
+from scheduler_svc.config import ServiceConfig
+from scheduler_svc.debug import DebugService
+from scheduler_svc.engine import Engine
+from scheduler_svc.service import SchedulerService
+from simulator.fake_worker import FakeModel, FakeWorker, StepTime, start
+
+
+@dataclass(slots=True)
+class Cluster:
+    """One scheduler and its fake worker."""
+
+    worker: FakeWorker
+    worker_server: grpc.aio.Server
+    worker_port: int
+    engine: Engine
+    scheduler: "scheduler_pb2_grpc.SchedulerServiceAsyncStub"  # a name of the stubs only
+    debug: "debug_pb2_grpc.DebugServiceAsyncStub"
+
+    async def until(self, holds: object, timeout_s: float = 5.0) -> None:
+        """Waits for a condition given as a callable."""
+        assert callable(holds)
+        async with asyncio.timeout(timeout_s):
+            while not holds():
+                await asyncio.sleep(0.005)
+
+
+def service_config(worker_port: int, **options: object) -> ServiceConfig:
+    defaults: dict[str, object] = {
+        "worker": f"127.0.0.1:{worker_port}",
+        "host": "127.0.0.1",
+        "port": 0,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+        "long_prefill_token_threshold": 0,
+        "enable_prefix_caching": True,
+        "lookahead": 1,
+        "step_timeout_s": 5.0,
+    }
+    return ServiceConfig(**{**defaults, **options})  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def cluster(
+    model: FakeModel | None = None, step_time: StepTime | None = None, **options: object
+) -> AsyncIterator[Cluster]:
+    """Starts both and waits until the scheduler is ready."""
+    async with AsyncExitStack() as stack:
+        worker = FakeWorker(model, step_time)
+        worker_server, worker_port = await start(worker, "127.0.0.1:0")
+        stack.push_async_callback(worker_server.stop, None)
+        engine = Engine(service_config(worker_port, **options))
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(engine), server)
+        debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(engine), server)
+        port = bind(server, "127.0.0.1:0", "test")
+        await server.start()
+        stack.push_async_callback(server.stop, None)
+        running = asyncio.create_task(engine.run())
+
+        async def stop_engine() -> None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+        stack.push_async_callback(stop_engine)
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+        made = Cluster(
+            worker,
+            worker_server,
+            worker_port,
+            engine,
+            scheduler_pb2_grpc.SchedulerServiceStub(channel),
+            debug_pb2_grpc.DebugServiceStub(channel),
+        )
+        await made.until(lambda: engine.is_ready)
+        yield made
+
+
+@pytest.fixture
+def make_cluster() -> object:
+    """The context manager above, for tests that need their own options."""
+    return cluster
