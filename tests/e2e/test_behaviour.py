@@ -1,0 +1,115 @@
+"""What the running product does under load: mixed steps, prefix cache, cancellation."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+
+import grpc
+
+from pagewire.v1 import debug_pb2, debug_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
+from tests.e2e.conftest import Product
+
+GREEDY = types_pb2.SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+
+
+def stream(
+    stub: inference_pb2_grpc.InferenceServiceStub,
+    token_ids: list[int],
+    sampling: types_pb2.SamplingParams = GREEDY,
+) -> tuple[list[int], types_pb2.Usage]:
+    request = inference_pb2.GenerateStreamRequest(
+        prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=token_ids)),
+        options=inference_pb2.GenerationOptions(sampling=sampling),
+    )
+    output: list[int] = []
+    usage = types_pb2.Usage()
+    for message in stub.GenerateStream(request, timeout=120):
+        output += message.delta.token_ids
+        usage = message.delta.usage
+    return output, usage
+
+
+def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def prompt(length: int, salt: int) -> list[int]:
+    return [(salt * 7919 + i * 104729) % 40000 + 1000 for i in range(length)]
+
+
+def test_sixteen_streams_share_steps_that_hold_prefill_and_decodes(product: Product) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{product.grpc_port}") as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        outputs: dict[int, list[int]] = {}
+
+        def run(index: int) -> None:
+            outputs[index] = stream(stub, prompt(40 + index, index))[0]
+
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(16)]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.03)
+        for thread in threads:
+            thread.join(120)
+        alone = [stream(stub, prompt(40 + index, index))[0] for index in (0, 15)]
+    with grpc.insecure_channel(f"127.0.0.1:{product.scheduler_port}") as channel:
+        debug = debug_pb2_grpc.DebugServiceStub(channel)
+        steps = debug.ListSteps(debug_pb2.ListStepsRequest(limit=1000)).steps
+    assert [len(outputs[i]) for i in range(16)] == [32] * 16
+    assert alone == [outputs[0], outputs[15]]
+    assert any(s.num_prefill_rows and s.num_decode_rows for s in steps)
+    assert max(s.num_decode_rows for s in steps) >= 8
+
+
+def test_the_same_500_token_prefix_is_computed_once(product: Product) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{product.grpc_port}") as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        first, cold = stream(stub, prompt(500, 99))
+        second, warm = stream(stub, prompt(500, 99))
+        exact, whole_blocks = stream(stub, prompt(496, 99))
+    assert first == second
+    assert cold.cached_tokens == 0
+    assert warm.cached_tokens == 496  # 31 full blocks of 16; at least one token is computed
+    assert whole_blocks.cached_tokens == 480
+    assert len(exact) == 32
+
+
+def test_a_closed_stream_frees_its_blocks_within_two_steps(product: Product) -> None:
+    before = product.status()
+    with grpc.insecure_channel(f"127.0.0.1:{product.grpc_port}") as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        endless = types_pb2.SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
+        request = inference_pb2.GenerateStreamRequest(
+            prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=prompt(100, 5))),
+            options=inference_pb2.GenerationOptions(sampling=endless),
+        )
+        call = stub.GenerateStream(request)
+        next(call)
+        during = product.status()
+        call.cancel()
+        eventually(lambda: "numRunning" not in product.status())
+    assert during["numRunning"] == 1
+    assert during["numFreeBlocks"] < before["numFreeBlocks"]
+    eventually(lambda: product.status()["numFreeBlocks"] == before["numFreeBlocks"])
+    steps = int(product.status()["numSteps"])
+    time.sleep(0.3)
+    assert int(product.status()["numSteps"]) == steps  # nothing computes any more
+
+
+def test_a_stop_string_ends_the_text_before_it(product: Product) -> None:
+    question = {
+        "messages": [{"role": "user", "content": "Count from one to ten in words."}],
+        "options": {"sampling": {"temperature": 0, "max_tokens": 40}, "stop": ["three"]},
+    }
+    chat = "pagewire.v1.InferenceService/Chat"
+    answer = json.loads(product.grpcurl(product.grpc_port, chat, data=question))["output"]
+    free = dict(question, options={"sampling": {"temperature": 0, "max_tokens": 40}})
+    whole = json.loads(product.grpcurl(product.grpc_port, chat, data=free))["output"]["text"]
+    if "three" in whole:
+        assert answer["text"] == whole[: whole.index("three")]
+        assert answer["stopString"] == "three"
+    assert "three" not in answer["text"]

@@ -1,0 +1,147 @@
+"""Rules that hold for every file of the repository."""
+
+import ast
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAX_LINES = 400
+SOURCES = {".py", ".pyi", ".proto", ".sh", ".toml", ".yaml", ".yml"}
+GENERATED = "pagewire/v1/"
+UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+# Joined here, so that this file passes its own test.
+REGISTRIES = [
+    ".".join(parts)
+    for parts in (
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("download", "pytorch", "org"),
+        ("pypi", "nvidia", "com"),
+        ("npmjs", "org"),
+        ("proxy", "golang", "org"),
+        ("crates", "io"),
+        ("anaconda", "org"),
+    )
+]
+INDEX_OPTION = re.compile(r"--(extra-)?index-url|--find-links|PIP_(EXTRA_)?INDEX_URL")
+
+
+def files() -> list[Path]:
+    """Files that are in the repository or would be with the next commit."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    ).stdout.split("\0")
+    return [ROOT / name for name in listed if name and (ROOT / name).is_file()]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def unpickling(source: str) -> Iterator[str]:
+    """Ways in which a Python source could run code out of data, in words."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                modules = [alias.name for alias in names]
+            case ast.ImportFrom(module=str(module), names=names):
+                modules = [module]
+                if module == "torch" and any(alias.name == "load" for alias in names):
+                    yield f"line {node.lineno}: torch.load"
+            case ast.Attribute(value=ast.Name(id="torch"), attr="load"):
+                yield f"line {node.lineno}: torch.load"
+                continue
+            case ast.keyword(arg="allow_pickle", value=ast.Constant(value=True)):
+                yield f"line {node.value.lineno}: allow_pickle"
+                continue
+            case _:
+                continue
+        for module in modules:
+            if module.split(".")[0] in UNPICKLERS or module.startswith("multiprocessing.conn"):
+                yield f"line {node.lineno}: {module}"
+
+
+def test_there_are_files_to_look_at() -> None:
+    names = {relative(path) for path in files()}
+    assert {
+        "pyproject.toml",
+        "protos/pagewire/v1/worker.proto",
+        "tests/test_repository.py",
+    } <= names
+
+
+def test_no_source_is_longer_than_one_can_read() -> None:
+    too_long = {
+        relative(path): lines
+        for path in files()
+        if path.suffix in SOURCES
+        and not relative(path).startswith(GENERATED)
+        and (lines := len(path.read_text().splitlines())) > MAX_LINES
+    }
+    assert too_long == {}
+
+
+def test_the_changelog_has_the_version_that_is_built() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    heading = rf"^## \[?{re.escape(version)}\]?(\s|$)"
+    assert re.search(heading, changelog, re.MULTILINE), f"CHANGELOG.md has no heading for {version}"
+
+
+def test_no_source_runs_code_out_of_data() -> None:
+    found = {
+        relative(path): ways
+        for path in files()
+        if path.suffix == ".py"
+        and not relative(path).startswith("tests/")
+        and (ways := list(unpickling(path.read_text())))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "import os, cloudpickle as c",
+        "from pickle import loads",
+        "import torch\nx = torch.load('a')",
+        "from torch import load",
+        "np.load(path, allow_pickle=True)",
+        "def f():\n    from multiprocessing.connection import Client",
+    ],
+)
+def test_every_way_of_unpickling_is_recognized(source: str) -> None:
+    assert len(list(unpickling(source))) == 1
+
+
+@pytest.mark.parametrize(
+    "source", ["import json", "import torch\ntorch.save", "loads(x)", "load(a, allow_pickle=False)"]
+)
+def test_what_only_looks_like_unpickling_is_allowed(source: str) -> None:
+    assert list(unpickling(source)) == []
+
+
+def test_no_file_says_where_packages_come_from() -> None:
+    found = []
+    for path in files():
+        text = path.read_bytes().decode(errors="replace")
+        found += [f"{relative(path)}: {host}" for host in REGISTRIES if host in text]
+        if path != Path(__file__):
+            found += [f"{relative(path)}: {m.group()}" for m in INDEX_OPTION.finditer(text)]
+    assert found == []
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    nameless = {"utils.py", "util.py", "helpers.py", "common.py", "misc.py"}
+    assert [relative(path) for path in files() if path.name in nameless] == []
