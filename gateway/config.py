@@ -1,0 +1,64 @@
+"""The command line of the gateway as one frozen value, read once."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_HTTP_PORT = 8000
+DEFAULT_GRPC_PORT = 50051
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """How this process runs. Port 0 takes a free one."""
+
+    model: Path
+    scheduler: str
+    host: str = DEFAULT_HOST
+    http_port: int = DEFAULT_HTTP_PORT
+    grpc_port: int = DEFAULT_GRPC_PORT
+    served_model_name: str | None = None
+    api_key: str | None = None
+    shutdown_grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.model.is_dir():
+            raise ValueError(f"--model: {self.model} is not a folder")
+        host, _, port = self.scheduler.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ValueError(f"--scheduler: {self.scheduler!r} is not HOST:PORT")
+        for option, value in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
+            if not 0 <= value <= MAX_PORT:
+                raise ValueError(f"{option}: {value} is not a port")
+        if self.api_key is not None and not _is_header_text(self.api_key):
+            raise ValueError("--api-key: must be visible ASCII characters, at least one")
+
+
+def _is_header_text(key: str) -> bool:
+    """Whether HTTP headers and gRPC metadata can carry the key."""
+    return key.isascii() and key.isprintable() and key == key.strip() and key != ""
+
+
+def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
+    """The configuration that a command line asks for; exits with a usage message if it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gateway",
+        description="Serves text over OpenAI-compatible HTTP and gRPC, in front of a scheduler.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", type=Path, required=True, metavar="DIR", help="folder with tokenizer.json")
+    add("--scheduler", required=True, metavar="HOST:PORT", help="where the scheduler listens")
+    add("--host", default=DEFAULT_HOST, help="address to listen on")
+    add("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="OpenAI-compatible API")
+    add("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="InferenceService")
+    add("--served-model-name", metavar="NAME", help="name of the model (default: the worker's)")
+    add("--api-key", metavar="KEY", help="clients must send it as a bearer token")
+    try:
+        return GatewayConfig(**vars(parser.parse_args(argv)))
+    except ValueError as error:
+        parser.error(str(error))

@@ -1,0 +1,179 @@
+"""Protobuf to and from the gateway's nouns, and nothing else. One function per direction."""
+
+from collections.abc import Sequence
+
+from gateway.errors import RequestError, from_grpc_code, invalid
+from gateway.generation import (
+    Completion,
+    Conversation,
+    Delta,
+    Finish,
+    FinishReason,
+    GenerationRequest,
+    Message,
+    Prompt,
+    SamplingParams,
+    ServedModel,
+    Usage,
+)
+from pagewire.v1 import inference_pb2, scheduler_pb2, types_pb2
+from rpc import columns
+
+REASON_TO_PROTO = {
+    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: types_pb2.FINISH_REASON_ABORT,
+}
+REASON_FROM_PROTO = {number: reason for reason, number in REASON_TO_PROTO.items()}
+
+_OPTIONAL_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingParams:
+    """For the scheduler; absent fields stay absent."""
+    values = {name: getattr(sampling, name) for name in _OPTIONAL_SAMPLING}
+    return types_pb2.SamplingParams(stop_token_ids=sampling.stop_token_ids, **values)
+
+
+def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
+    """From a gRPC client."""
+    values = {name: getattr(message, name) for name in _OPTIONAL_SAMPLING if message.HasField(name)}
+    return SamplingParams(stop_token_ids=tuple(message.stop_token_ids), **values)
+
+
+def submit_to_proto(
+    handle: int, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams
+) -> scheduler_pb2.SessionRequest:
+    """A new request, for the scheduler."""
+    submit = scheduler_pb2.Submit(
+        handle=handle,
+        request_id=request_id,
+        prompt_token_ids=columns.pack(prompt_token_ids),
+        sampling=sampling_to_proto(sampling),
+    )
+    return scheduler_pb2.SessionRequest(submit=submit)
+
+
+def abort_to_proto(handle: int) -> scheduler_pb2.SessionRequest:
+    """The early end of a request, for the scheduler."""
+    return scheduler_pb2.SessionRequest(abort=scheduler_pb2.AbortHandle(handle=handle))
+
+
+def finished_from_proto(message: scheduler_pb2.Finished) -> Finish | RequestError:
+    """How the scheduler ended a request."""
+    reason = REASON_FROM_PROTO.get(message.reason)
+    if reason is None:
+        return from_grpc_code(message.status_code, message.message or "the request failed")
+    stop_token_id = message.stop_token_id if message.HasField("stop_token_id") else None
+    return Finish(reason, usage_from_proto(message.usage), stop_token_id=stop_token_id)
+
+
+def usage_from_proto(message: types_pb2.Usage) -> Usage:
+    """From the scheduler."""
+    return Usage(message.prompt_tokens, message.completion_tokens, message.cached_tokens)
+
+
+def usage_to_proto(usage: Usage) -> types_pb2.Usage:
+    """For a gRPC client."""
+    return types_pb2.Usage(
+        prompt_tokens=usage.num_prompt_tokens,
+        completion_tokens=usage.num_completion_tokens,
+        cached_tokens=usage.num_cached_tokens,
+    )
+
+
+def model_from_proto(message: types_pb2.ModelInfo, served_name: str | None) -> ServedModel:
+    """From the scheduler; the gateway may serve the model under a name of its own."""
+    return ServedModel(
+        name=served_name or message.model,
+        architecture=message.architecture,
+        vocab_size=message.vocab_size,
+        max_model_len=message.max_model_len,
+        eos_token_ids=tuple(message.eos_token_ids),
+        config_sha256=message.config_sha256,
+        tokenizer_sha256=message.tokenizer_sha256,
+        dtype=message.dtype,
+    )
+
+
+def model_to_proto(model: ServedModel) -> types_pb2.ModelInfo:
+    """For a gRPC client."""
+    return types_pb2.ModelInfo(
+        model=model.name,
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        config_sha256=model.config_sha256,
+        tokenizer_sha256=model.tokenizer_sha256,
+        dtype=model.dtype,
+    )
+
+
+def prompt_from_proto(message: inference_pb2.Prompt) -> Prompt:
+    """From a gRPC client."""
+    match message.WhichOneof("input"):
+        case "text":
+            return message.text
+        case "token_ids":
+            return tuple(message.token_ids.ids)
+        case _:
+            raise invalid("prompt", "set either text or token_ids")
+
+
+def conversation_from_proto(messages: Sequence[inference_pb2.ChatMessage]) -> Conversation:
+    """From a gRPC client."""
+    return Conversation(tuple(Message(m.role, m.content) for m in messages))
+
+
+def request_from_proto(
+    request_id: str, prompt: Prompt, options: inference_pb2.GenerationOptions
+) -> GenerationRequest:
+    """From a gRPC client."""
+    skips = options.skip_special_tokens if options.HasField("skip_special_tokens") else True
+    return GenerationRequest(
+        request_id=request_id,
+        prompt=prompt,
+        sampling=sampling_from_proto(options.sampling),
+        stop=tuple(options.stop),
+        include_stop_str_in_output=options.include_stop_str_in_output,
+        skip_special_tokens=skips,
+        model=options.model or None,
+    )
+
+
+def delta_to_proto(delta: Delta) -> inference_pb2.OutputDelta:
+    """For a gRPC client."""
+    finish = delta.finish
+    if finish is None:
+        return inference_pb2.OutputDelta(text=delta.text, token_ids=delta.token_ids)
+    return inference_pb2.OutputDelta(
+        text=delta.text,
+        token_ids=delta.token_ids,
+        finish_reason=REASON_TO_PROTO[finish.reason],
+        stop_string=finish.stop_string,
+        stop_token_id=finish.stop_token_id,
+        usage=usage_to_proto(finish.usage),
+    )
+
+
+def output_to_proto(completion: Completion) -> inference_pb2.Output:
+    """For a gRPC client."""
+    finish = completion.finish
+    return inference_pb2.Output(
+        text=completion.text,
+        token_ids=completion.token_ids,
+        finish_reason=REASON_TO_PROTO[finish.reason],
+        stop_string=finish.stop_string,
+        stop_token_id=finish.stop_token_id,
+        usage=usage_to_proto(finish.usage),
+    )

@@ -1,0 +1,142 @@
+"""Token ids to text, piece by piece, without ever showing half a character.
+
+The pieces of an output joined equal `Tokenizer.decode` of all its ids, however the ids were cut.
+Both forms below cost the same for the last token as for the first. Pure; knows no stop strings.
+"""
+
+import codecs
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Protocol
+
+from tokenizers import Tokenizer, pre_tokenizers
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# UTF-8 spends at most four bytes on a character, so a fourth token cannot be waiting for a fifth.
+MAX_HELD_TOKENS = 4
+
+
+class Detokenizer(Protocol):
+    """The text of one output, as its tokens arrive."""
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Takes new ids; returns the text that is complete now."""
+
+    def flush(self) -> str:
+        """The text of what was incomplete, once no more will come."""
+
+
+class _ByteTable(dict[int, bytes]):
+    """Bytes of byte-level tokens, spelled out when first asked for."""
+
+    def __init__(self, tokenizer: Tokenizer, known: Mapping[int, bytes]) -> None:
+        super().__init__(known)
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> bytes:
+        found = self[token_id] = _byte_level(self._tokenizer.id_to_token(token_id) or "")
+        return found
+
+
+class Vocabulary:
+    """What both forms look up about single ids; one per tokenizer, shared by all outputs."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._shown_bytes = _ByteTable(tokenizer, {})
+        self._plain_bytes = _ByteTable(tokenizer, dict.fromkeys(self._special_ids, b""))
+
+    def is_visible(self, token_id: int, *, skip_special_tokens: bool) -> bool:
+        """Whether decode looks at the id; it passes over specials and ids without a token."""
+        if skip_special_tokens and token_id in self._special_ids:
+            return False
+        return self._tokenizer.id_to_token(token_id) is not None
+
+    def byte_table(self, *, skip_special_tokens: bool) -> Mapping[int, bytes]:
+        """The bytes that every byte-level token stands for; none for ids left out."""
+        return self._plain_bytes if skip_special_tokens else self._shown_bytes
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of some ids, specials included."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text
+
+
+@lru_cache(maxsize=1)
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable ones stand for themselves, others from U+0100 up."""
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    plain = {char: ord(char) for char in alphabet if ord(char) < 256}
+    others = sorted(alphabet - plain.keys())
+    missing = sorted(set(range(256)) - set(plain.values()))
+    return plain | dict(zip(others, missing, strict=True))
+
+
+def _byte_level(token: str) -> bytes:
+    table = _byte_of_char()
+    try:
+        return bytes([table[char] for char in token])
+    except KeyError:  # an added token, spelled in plain text
+        return token.encode()
+
+
+class ByteLevelDetokenizer:
+    """For tokenizers whose every token is a string of bytes: text is those bytes, read as UTF-8."""
+
+    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+        self._bytes = vocabulary.byte_table(skip_special_tokens=skip_special_tokens)
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        table = self._bytes
+        return self._decode(b"".join([table[token_id] for token_id in token_ids]))
+
+    def flush(self) -> str:
+        return self._decode(b"", True)
+
+
+class WindowDetokenizer:
+    """For every other tokenizer: decodes a short window and shows what the new tokens add to it.
+
+    The window is the tokens last shown, which give the new ones their context (a leading space,
+    say), and the tokens held because the text still ends in an incomplete character.
+
+    Where single bytes are tokens, `Tokenizer.decode` turns a whole run of them into replacement
+    characters if one is wrong, those already shown included. Shown text cannot be taken back: here
+    only the tokens not yet shown are replaced.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+        self._vocabulary = vocabulary
+        self._skip_special_tokens = skip_special_tokens
+        self._context: list[int] = []
+        self._context_text = ""
+        self._held: list[int] = []
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        # One by one, so that the text does not depend on how the ids were cut.
+        return "".join([self._push_one(token_id) for token_id in token_ids])
+
+    def _push_one(self, token_id: int) -> str:
+        skip = self._skip_special_tokens
+        if not self._vocabulary.is_visible(token_id, skip_special_tokens=skip):
+            return ""
+        self._held.append(token_id)
+        text = self._vocabulary.decode(self._context + self._held)
+        if text.endswith(REPLACEMENT) and len(self._held) < MAX_HELD_TOKENS:
+            return ""
+        return self._show(text)
+
+    def _show(self, text: str) -> str:
+        held_text = self._vocabulary.decode(self._held)
+        shown = self._context_text
+        new_text = text[len(shown) :] if text.startswith(shown) else held_text
+        self._context, self._context_text, self._held = self._held, held_text, []
+        return new_text
+
+    def flush(self) -> str:
+        if not self._held:
+            return ""
+        return self._show(self._vocabulary.decode(self._context + self._held))

@@ -1,0 +1,125 @@
+"""What can go wrong with a request, and the one table of how each API says it.
+
+Code inside the gateway raises `RequestError`; only the two edges (HTTP and gRPC) read the table.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import grpc
+
+
+class ErrorKind(Enum):
+    """Why a request was refused or failed."""
+
+    INVALID = auto()
+    UNSUPPORTED = auto()
+    TOO_LONG = auto()
+    UNAUTHENTICATED = auto()
+    FORBIDDEN = auto()
+    NOT_FOUND = auto()
+    METHOD_NOT_ALLOWED = auto()
+    CONFLICT = auto()
+    BODY_TOO_LARGE = auto()
+    CANCELLED = auto()
+    OVERLOADED = auto()
+    UNIMPLEMENTED = auto()
+    UNAVAILABLE = auto()
+    DEADLINE_EXCEEDED = auto()
+    INTERNAL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How one kind of error looks outside."""
+
+    http_status: int
+    grpc_code: grpc.StatusCode
+    type: str
+    code: str
+
+
+_REQUEST = "invalid_request_error"
+_SERVER = "server_error"
+_Code = grpc.StatusCode
+
+WIRE: dict[ErrorKind, Wire] = {
+    ErrorKind.INVALID: Wire(400, _Code.INVALID_ARGUMENT, _REQUEST, "invalid_value"),
+    ErrorKind.UNSUPPORTED: Wire(400, _Code.INVALID_ARGUMENT, _REQUEST, "unsupported_parameter"),
+    ErrorKind.TOO_LONG: Wire(400, _Code.FAILED_PRECONDITION, _REQUEST, "context_length_exceeded"),
+    ErrorKind.UNAUTHENTICATED: Wire(401, _Code.UNAUTHENTICATED, _REQUEST, "invalid_api_key"),
+    ErrorKind.FORBIDDEN: Wire(403, _Code.PERMISSION_DENIED, _REQUEST, "forbidden"),
+    ErrorKind.NOT_FOUND: Wire(404, _Code.NOT_FOUND, _REQUEST, "not_found"),
+    ErrorKind.METHOD_NOT_ALLOWED: Wire(405, _Code.UNIMPLEMENTED, _REQUEST, "method_not_allowed"),
+    ErrorKind.CONFLICT: Wire(409, _Code.ALREADY_EXISTS, _REQUEST, "conflict"),
+    ErrorKind.BODY_TOO_LARGE: Wire(413, _Code.RESOURCE_EXHAUSTED, _REQUEST, "request_too_large"),
+    ErrorKind.CANCELLED: Wire(499, _Code.CANCELLED, _REQUEST, "cancelled"),
+    ErrorKind.OVERLOADED: Wire(429, _Code.RESOURCE_EXHAUSTED, "rate_limit_error", "overloaded"),
+    ErrorKind.UNIMPLEMENTED: Wire(501, _Code.UNIMPLEMENTED, _REQUEST, "not_implemented"),
+    ErrorKind.UNAVAILABLE: Wire(503, _Code.UNAVAILABLE, _SERVER, "unavailable"),
+    ErrorKind.DEADLINE_EXCEEDED: Wire(504, _Code.DEADLINE_EXCEEDED, _SERVER, "deadline_exceeded"),
+    ErrorKind.INTERNAL: Wire(500, _Code.INTERNAL, _SERVER, "internal_error"),
+}
+
+# Several kinds share a code; for a code that came from the scheduler, these are meant.
+_KIND_OF_SHARED_CODE = {
+    _Code.INVALID_ARGUMENT: ErrorKind.INVALID,
+    _Code.RESOURCE_EXHAUSTED: ErrorKind.OVERLOADED,
+    _Code.UNIMPLEMENTED: ErrorKind.UNIMPLEMENTED,
+}
+_KIND_OF_CODE: dict[int, ErrorKind] = {
+    wire.grpc_code.value[0]: _KIND_OF_SHARED_CODE.get(wire.grpc_code, kind)
+    for kind, wire in WIRE.items()
+}
+_KIND_OF_HTTP_STATUS = {wire.http_status: kind for kind, wire in reversed(WIRE.items())}
+
+RETRY_AFTER_S = 1
+
+
+class RequestError(Exception):
+    """One request is refused or failed; everyone else's go on.
+
+    `field` is the name the caller used for what is at fault, where one field is.
+    """
+
+    def __init__(self, kind: ErrorKind, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.field = field
+
+    @property
+    def wire(self) -> Wire:
+        """How this error looks outside."""
+        return WIRE[self.kind]
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """When trying again may help; None when it will not."""
+        return RETRY_AFTER_S if self.kind is ErrorKind.OVERLOADED else None
+
+
+def invalid(field: str, problem: str) -> RequestError:
+    """A field out of its range; the message starts with the field's name."""
+    return RequestError(ErrorKind.INVALID, f"{field}: {problem}", field=field)
+
+
+def unsupported(field: str, problem: str) -> RequestError:
+    """A field that means something, only not here."""
+    return RequestError(ErrorKind.UNSUPPORTED, f"{field}: {problem}", field=field)
+
+
+def unavailable(reason: str) -> RequestError:
+    """No scheduler or no worker."""
+    return RequestError(ErrorKind.UNAVAILABLE, reason)
+
+
+def from_grpc_code(code: int, message: str) -> RequestError:
+    """The error that a status code of the scheduler stands for; unknown codes are internal."""
+    return RequestError(_KIND_OF_CODE.get(code, ErrorKind.INTERNAL), message)
+
+
+def from_http_status(status: int, message: str) -> RequestError:
+    """The error that a status of the HTTP framework stands for."""
+    fallback = ErrorKind.INVALID if status < 500 else ErrorKind.INTERNAL
+    return RequestError(_KIND_OF_HTTP_STATUS.get(status, fallback), message)

@@ -1,0 +1,70 @@
+"""Several outputs for one HTTP request: run side by side, ended together."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from gateway.generation import Completion, Delta, GenerationRequest
+from gateway.pipeline import Pipeline
+
+Indexed = tuple[int, Delta]
+
+
+async def complete_all(
+    pipeline: Pipeline, requests: Sequence[GenerationRequest]
+) -> list[Completion]:
+    """All outputs, in the order of the requests; the first failure ends the others."""
+    tasks = [asyncio.create_task(pipeline.complete(request)) for request in requests]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _stop(tasks)
+
+
+async def generate_all(
+    pipeline: Pipeline, requests: Sequence[GenerationRequest]
+) -> AsyncGenerator[Indexed, None]:
+    """Deltas of all outputs as they come, each with its request's index. Use aclosing()."""
+    if len(requests) == 1:  # by far the most common; needs no task
+        async with aclosing(pipeline.generate(requests[0])) as deltas:
+            async for delta in deltas:
+                yield 0, delta
+        return
+    merged: asyncio.Queue[Indexed | None] = asyncio.Queue()
+    tasks = [
+        asyncio.create_task(_pump(index, pipeline, request, merged))
+        for index, request in enumerate(requests)
+    ]
+    try:
+        num_running = len(tasks)
+        while num_running:
+            item = await merged.get()
+            if item is not None:
+                yield item
+                continue
+            num_running -= 1
+            for task in tasks:
+                if task.done():
+                    task.result()  # raises what ended it
+    finally:
+        await _stop(tasks)
+
+
+async def _pump(
+    index: int,
+    pipeline: Pipeline,
+    request: GenerationRequest,
+    merged: asyncio.Queue[Indexed | None],
+) -> None:
+    try:
+        async with aclosing(pipeline.generate(request)) as deltas:
+            async for delta in deltas:
+                merged.put_nowait((index, delta))
+    finally:
+        merged.put_nowait(None)
+
+
+async def _stop(tasks: Sequence[asyncio.Task[object]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,169 @@
+"""The gateway's nouns: what is asked of a model and what comes back, free of any wire format."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gateway import limits
+from gateway.errors import invalid
+
+MAX_SEED = 2**64 - 1
+MAX_UINT32 = 2**32 - 1
+
+
+class FinishReason(Enum):
+    """Why an output ended well; a failure is a RequestError instead."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens and when to stop; None leaves the default to the scheduler."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool | None = None
+
+    def check(self, vocab_size: int) -> None:
+        """Raises RequestError naming the first field that is out of its range."""
+        _check_range("temperature", self.temperature, 0, 2)
+        _check_range("top_p", self.top_p, 0, 1, open_below=True)
+        _check_range("min_p", self.min_p, 0, 1)
+        _check_range("top_k", self.top_k, -1, 2**31 - 1)
+        _check_range("seed", self.seed, 0, MAX_SEED)
+        _check_range("max_tokens", self.max_tokens, 1, MAX_UINT32)
+        _check_range("min_tokens", self.min_tokens, 0, MAX_UINT32)
+        if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
+            raise invalid("min_tokens", f"{self.min_tokens} exceeds max_tokens {self.max_tokens}")
+        count = len(self.stop_token_ids)
+        limits.check_count("stop_token_ids", count, limits.MAX_STOP_TOKEN_IDS)
+        check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+
+
+def _check_range(
+    name: str, value: float | None, low: float, high: float, *, open_below: bool = False
+) -> None:
+    if value is None:
+        return
+    is_inside = low < value <= high if open_below else low <= value <= high
+    if not is_inside:  # NaN is inside nothing
+        bracket = "(" if open_below else "["
+        raise invalid(name, f"{value} is outside {bracket}{low}, {high}]")
+
+
+def check_token_ids(name: str, token_ids: tuple[int, ...], vocab_size: int) -> None:
+    """Refuses ids that the vocabulary does not have."""
+    if not token_ids:
+        return
+    worst = min(token_ids) if min(token_ids) < 0 else max(token_ids)
+    if not 0 <= worst < vocab_size:
+        raise invalid(name, f"{worst} is outside the vocabulary of {vocab_size} ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns, oldest first."""
+
+    messages: tuple[Message, ...]
+
+    def __post_init__(self) -> None:
+        if not self.messages:
+            raise invalid("messages", "is empty")
+        limits.check_count("messages", len(self.messages), limits.MAX_MESSAGES)
+        for index, message in enumerate(self.messages):
+            name = f"messages[{index}].role"
+            limits.check_bytes(name, message.role, limits.MAX_ROLE_BYTES)
+            if not message.role:
+                raise invalid(name, "is empty")
+
+
+# Text is tokenized, ids are used as they are, a conversation is rendered with the chat template.
+Prompt = str | tuple[int, ...] | Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One output that a client wants."""
+
+    request_id: str
+    prompt: Prompt
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        limits.check_bytes("request_id", self.request_id, limits.MAX_REQUEST_ID_BYTES)
+        limits.check_count("stop", len(self.stop), limits.MAX_STOP_STRINGS)
+        for index, text in enumerate(self.stop):
+            limits.check_bytes(f"stop[{index}]", text, limits.MAX_STOP_STRING_BYTES)
+            if not text:
+                raise invalid(f"stop[{index}]", "is empty")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request."""
+
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How an output ended. At most one of the two stop fields is set."""
+
+    reason: FinishReason
+    usage: Usage
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of output; the last one has `finish`."""
+
+    text: str
+    token_ids: list[int]
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole output."""
+
+    text: str
+    token_ids: list[int]
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the scheduler's worker serves."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    config_sha256: str
+    tokenizer_sha256: str
+    dtype: str

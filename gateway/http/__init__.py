@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP API: JSON in and out of the gateway's nouns."""

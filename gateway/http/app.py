@@ -1,0 +1,171 @@
+"""The HTTP routes and the one shape of every failure. Wiring only."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from gateway import limits
+from gateway.auth import ApiKey
+from gateway.errors import (
+    ErrorKind,
+    RequestError,
+    from_http_status,
+    invalid,
+    unavailable,
+    unsupported,
+)
+from gateway.generation import ServedModel, check_token_ids
+from gateway.http.completions import answer
+from gateway.http.events import CHAT, COMPLETION, error_body
+from gateway.http.guards import ApiKeyGuard, BodyLimit
+from gateway.http.schema import (
+    ChatCompletionBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+from gateway.pipeline import Pipeline
+from gateway.readiness import ReadinessWatch
+from gateway.tokenizer import Tokenizer
+
+OWNER = "pagewire"
+
+
+def create_app(
+    pipeline: Pipeline,
+    tokenizer: Tokenizer,
+    readiness: ReadinessWatch,
+    api_key: ApiKey | None = None,
+) -> FastAPI:
+    """The application; it starts and stops nothing."""
+    # The documentation pages would load scripts from a foreign host: the schema alone is served.
+    app = FastAPI(title="pagewire", docs_url=None, redoc_url=None)
+    app.add_middleware(BodyLimit)
+    if api_key is not None:
+        app.add_middleware(ApiKeyGuard, api_key=api_key)
+    app.add_exception_handler(RequestError, _on_refusal)
+    app.add_exception_handler(RequestValidationError, _on_bad_body)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_bug)
+    _add_generation_routes(app, pipeline)
+    _add_model_routes(app, pipeline, readiness)
+    _add_token_routes(app, pipeline, tokenizer)
+    return app
+
+
+def _add_generation_routes(app: FastAPI, pipeline: Pipeline) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatCompletionBody, request: Request) -> Response:
+        return await answer(CHAT, body, request, pipeline)
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        return await answer(COMPLETION, body, request, pipeline)
+
+
+def _add_model_routes(app: FastAPI, pipeline: Pipeline, readiness: ReadinessWatch) -> None:
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @app.get("/ready")
+    async def ready() -> dict[str, str]:
+        if not readiness.current.is_ready:
+            raise unavailable(readiness.current.reason)
+        return {"status": "ready"}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        model = readiness.current.model
+        return {"object": "list", "data": [] if model is None else [_model_body(model)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        return _model_body(pipeline.resolve_model(name))
+
+
+def _model_body(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": 0,  # a model folder does not say when it was made
+        "owned_by": OWNER,
+        "max_model_len": model.max_model_len,
+    }
+
+
+def _add_token_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> None:
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        model = pipeline.resolve_model(body.model)
+        conversation = body.to_conversation()
+        is_chat = conversation is not None
+        text = body.prompt or "" if conversation is None else tokenizer.render(conversation)
+        adds = (not is_chat) if body.add_special_tokens is None else body.add_special_tokens
+        field = "messages" if is_chat else "prompt"
+        token_ids = await tokenizer.encode(field, text, add_special_tokens=adds)
+        return {
+            "tokens": token_ids,
+            "count": len(token_ids),
+            "max_model_len": model.max_model_len,
+        }
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+        model = pipeline.resolve_model(body.model)
+        limits.check_count("tokens", len(body.tokens), limits.MAX_DETOKENIZE_IDS)
+        check_token_ids("tokens", tuple(body.tokens), model.vocab_size)
+        skips = bool(body.skip_special_tokens)
+        return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=skips)}
+
+
+def _refusal(error: RequestError) -> JSONResponse:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    return JSONResponse(error_body(error), error.wire.http_status, headers=headers)
+
+
+async def _on_refusal(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return _refusal(error)
+
+
+async def _on_bad_body(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problem = error.errors()[0]
+    field = _field_name(problem["loc"][1:])
+    # The message never repeats the input: it may be somebody's prompt.
+    match problem["type"]:
+        case "extra_forbidden":
+            return _refusal(unsupported(field, "is not a field of this request"))
+        case "json_invalid":
+            return _refusal(RequestError(ErrorKind.INVALID, "the body is not valid JSON"))
+        case "missing":
+            return _refusal(invalid(field, "is missing"))
+    return _refusal(invalid(field, str(problem["msg"])))
+
+
+def _field_name(location: Sequence[str | int]) -> str:
+    """messages[0].content, as the caller would write it."""
+    name = ""
+    for part in location:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return name.removeprefix(".") or "body"
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = str(error.detail)
+    if error.status_code in (404, 405):
+        message = f"{request.method} {request.url.path} is not a route of this gateway"
+    return _refusal(from_http_status(error.status_code, message))
+
+
+async def _on_bug(_: Request, error: Exception) -> Response:
+    problem = "internal error; the gateway's log says more"
+    return _refusal(RequestError(ErrorKind.INTERNAL, problem))

@@ -1,0 +1,120 @@
+"""POST /v1/chat/completions and /v1/completions: bodies in, answers or streams out."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from gateway.errors import ErrorKind, RequestError
+from gateway.fan_out import complete_all, generate_all
+from gateway.generation import GenerationRequest
+from gateway.http.events import (
+    DONE,
+    ChunkWriter,
+    Form,
+    error_event,
+    usage_body,
+    whole_choice,
+)
+from gateway.http.schema import ChatCompletionBody, CompletionBody
+from gateway.pipeline import Pipeline
+
+Result = TypeVar("Result")
+
+
+async def answer(
+    form: Form, body: ChatCompletionBody | CompletionBody, request: Request, pipeline: Pipeline
+) -> Response:
+    """Runs one HTTP request to its end, or to the end of its client's patience."""
+    answer_id = f"{form.id_prefix}-{uuid.uuid4().hex}"
+    has_usage = body.wants_usage
+    wanted = body.to_requests(answer_id)
+    head: dict[str, Any] = {
+        "id": answer_id,
+        "object": form.chunk_object if body.stream else form.whole_object,
+        "created": int(time.time()),
+        "model": pipeline.resolve_model(body.model).name,
+    }
+    if body.stream:
+        events = _events(pipeline, wanted, ChunkWriter(form, head, has_usage=has_usage))
+        # The first event decides the status: what is refused before it is no 200.
+        first = await _unless_disconnected(request, _first(events))
+        return EventStream(first, events)
+    outputs = await _unless_disconnected(request, complete_all(pipeline, wanted))
+    choices = [
+        whole_choice(form, index, output.text, output.finish)
+        for index, output in enumerate(outputs)
+    ]
+    usage = usage_body([output.finish.usage for output in outputs])
+    return JSONResponse({**head, "choices": choices, "usage": usage})
+
+
+async def _first(events: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(events)
+
+
+async def _events(
+    pipeline: Pipeline, wanted: list[GenerationRequest], writer: ChunkWriter
+) -> AsyncGenerator[bytes, None]:
+    opened: set[int] = set()
+    has_begun = False
+    try:
+        async with aclosing(generate_all(pipeline, wanted)) as deltas:
+            async for index, delta in deltas:
+                chunk = writer.chunk(index, delta)
+                if index not in opened:
+                    opened.add(index)
+                    chunk = writer.opening(index) + chunk
+                if chunk:
+                    has_begun = True
+                    yield chunk
+        yield writer.closing()
+    except RequestError as error:
+        if not has_begun:
+            raise
+        yield error_event(error) + DONE
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events whose source is closed with the response, however that ends."""
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(self._all(), media_type="text/event-stream", headers=headers)
+        self._first = first
+        self._events = events
+
+    async def _all(self) -> AsyncGenerator[bytes, None]:
+        yield self._first
+        async for chunk in self._events:
+            yield chunk
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            await super().__call__(scope, receive, send)
+
+
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of some work, which is cancelled when the client leaves before it is done."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_disconnect(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise RequestError(ErrorKind.CANCELLED, "the client closed the connection")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

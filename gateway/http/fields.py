@@ -1,0 +1,101 @@
+"""Fields of the OpenAI API that this gateway does not have, and what it does about each.
+
+Nothing that would change an answer is ignored. A field is either harmless (it asks nothing of the
+model) or unsupported: then only the values that mean "off" are accepted, and every other value is
+refused by the field's name. What is in neither table nor schema is refused as unknown.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.errors import unsupported
+
+# Bookkeeping of the caller; accepted with any value and not looked at.
+HARMLESS = frozenset(
+    {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+)
+
+# Field -> values that change nothing. Null is accepted everywhere.
+_BOTH: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "prompt_logprobs": (),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "structured_outputs": (),
+    "priority": (0,),
+}
+
+CHAT: dict[str, tuple[Any, ...]] = _BOTH | {
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (True, False),  # without tools there is nothing to call
+    "functions": ([],),
+    "function_call": ("none",),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "documents": ([],),
+}
+
+COMPLETION: dict[str, tuple[Any, ...]] = _BOTH | {
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (),  # 0 asks for the sampled token's own
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+}
+
+MESSAGE: dict[str, tuple[Any, ...]] = {
+    "name": (),
+    "refusal": (),
+    "tool_calls": ([],),
+    "tool_call_id": (),
+    "function_call": (),
+    "audio": (),
+    "annotations": ([],),
+    "reasoning_content": (),
+}
+
+
+def strip(body: Any, neutral: Mapping[str, tuple[Any, ...]], path: str = "") -> Any:
+    """The body without harmless and neutral fields; refuses the first one that is neither.
+
+    What is no JSON object passes as it is: the schema says what is wrong with it.
+    """
+    if not isinstance(body, dict):
+        return body
+    kept = {}
+    for name, value in body.items():
+        if name in neutral:
+            if value is not None and not any(_is_same(value, off) for off in neutral[name]):
+                raise unsupported(path + name, _problem(neutral[name]))
+        elif path or name not in HARMLESS:
+            kept[name] = value
+    return kept
+
+
+def _is_same(value: Any, neutral: Any) -> bool:
+    # JSON's true is no 1, whatever Python thinks.
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
+
+
+def _problem(neutral: tuple[Any, ...]) -> str:
+    if not neutral:
+        return "is not supported by this server; leave it out"
+    return f"is not supported by this server; leave it out or send {neutral[0]!r}"

@@ -1,0 +1,255 @@
+"""Request bodies of the HTTP API and their way into the gateway's nouns."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, model_validator
+from pydantic import WithJsonSchema as JsonSchema
+
+from gateway import limits
+from gateway.errors import invalid, unsupported
+from gateway.generation import (
+    Conversation,
+    GenerationRequest,
+    Message,
+    Prompt,
+    SamplingParams,
+)
+from gateway.http import fields
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for completions only
+
+Neutral = Mapping[str, tuple[Any, ...]]
+
+
+class Body(BaseModel):
+    """A JSON object with no other fields than these, none of another type than said."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    neutral: ClassVar[Neutral] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _strip(cls, body: Any) -> Any:
+        return fields.strip(body, cls.neutral)
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+StopStrings = Annotated[list[str], BeforeValidator(_as_list)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class GenerationBody(Body):
+    """What chats and completions have in common: OpenAI's fields and vLLM's extra ones."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: StopStrings | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a chunk of token counts."""
+        if self.stream_options is None:
+            return False
+        if not self.stream:
+            raise invalid("stream_options", "is only allowed with stream: true")
+        return bool(self.stream_options.include_usage)
+
+    def to_request(
+        self, request_id: str, prompt: Prompt, max_tokens: int | None
+    ) -> GenerationRequest:
+        """One output of this body."""
+        sampling = SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=self.seed,
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+        )
+        return GenerationRequest(
+            request_id=request_id,
+            prompt=prompt,
+            sampling=sampling,
+            stop=tuple(self.stop or ()),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
+            model=self.model,
+        )
+
+
+class TextPart(BaseModel):
+    """A piece of a turn."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+def _as_parts(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class ChatMessage(BaseModel):
+    """One turn. Text parts are joined with newlines."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: str
+    content: Annotated[list[TextPart], BeforeValidator(_as_parts)]
+
+    def to_message(self) -> Message:
+        """The turn with its parts joined."""
+        return Message(self.role, "\n".join(part.text for part in self.content))
+
+
+def _strip_messages(messages: Any) -> Any:
+    """The turns without neutral fields; refuses what is no text by its place."""
+    if not isinstance(messages, list):
+        return messages
+    limits.check_count("messages", len(messages), limits.MAX_MESSAGES)
+    stripped = []
+    for index, message in enumerate(messages):
+        path = f"messages[{index}]."
+        stripped.append(fields.strip(message, fields.MESSAGE, path))
+        parts = message.get("content") if isinstance(message, dict) else None
+        if isinstance(parts, list):
+            _check_parts(f"{path}content", parts)
+    return stripped
+
+
+def _check_parts(path: str, parts: list[Any]) -> None:
+    limits.check_count(path, len(parts), limits.MAX_CONTENT_PARTS)
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            name = f"{path}[{index}].type"
+            raise unsupported(name, f"{kind[:64]!r} is not supported by this model, only 'text' is")
+
+
+Messages = Annotated[list[ChatMessage], BeforeValidator(_strip_messages)]
+
+
+class ChatCompletionBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    neutral: ClassVar[Neutral] = fields.CHAT
+
+    messages: Messages
+    max_completion_tokens: int | None = None
+
+    def to_requests(self, request_id: str) -> list[GenerationRequest]:
+        """The one output wanted."""
+        limit, old_limit = self.max_completion_tokens, self.max_tokens
+        if limit is not None and old_limit is not None and limit != old_limit:
+            problem = f"{limit} contradicts max_tokens {old_limit}; send one of them"
+            raise invalid("max_completion_tokens", problem)
+        conversation = Conversation(tuple(message.to_message() for message in self.messages))
+        max_tokens = old_limit if limit is None else limit
+        return [self.to_request(request_id, conversation, max_tokens)]
+
+
+def _parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
+    """A prompt or a list of them, each text or token ids."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise invalid("prompt", "must be text, token ids or a list of either")
+    if value and all(type(item) is int for item in value):
+        return [tuple(value)]
+    limits.check_count("prompt", len(value), limits.MAX_PROMPTS)
+    if not value:
+        raise invalid("prompt", "is empty")
+    return [_parse_prompt(f"prompt[{index}]", item) for index, item in enumerate(value)]
+
+
+def _parse_prompt(name: str, item: Any) -> str | tuple[int, ...]:
+    if isinstance(item, str):
+        return item
+    if isinstance(item, list) and all(type(token_id) is int for token_id in item):
+        return tuple(item)
+    raise invalid(name, "must be text or a list of token ids")
+
+
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+    ]
+}
+Prompts = Annotated[
+    list[str | tuple[int, ...]], PlainValidator(_parse_prompts), JsonSchema(_PROMPT_SCHEMA)
+]
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    neutral: ClassVar[Neutral] = fields.COMPLETION
+
+    prompt: Prompts
+
+    def to_requests(self, request_id: str) -> list[GenerationRequest]:
+        """One output per prompt."""
+        limit = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        if len(self.prompt) == 1:
+            return [self.to_request(request_id, self.prompt[0], limit)]
+        return [
+            self.to_request(f"{request_id}-{index}", prompt, limit)
+            for index, prompt in enumerate(self.prompt)
+        ]
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: either a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+
+    def to_conversation(self) -> Conversation | None:
+        """The conversation, when it is one that is to be tokenized."""
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("prompt", "send either prompt or messages")
+        if self.messages is None:
+            return None
+        return Conversation(tuple(message.to_message() for message in self.messages))
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+    skip_special_tokens: bool | None = None

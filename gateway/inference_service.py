@@ -1,0 +1,121 @@
+"""gRPC InferenceService: the pipeline, for the SDK and grpcurl.
+
+Cancellation and deadlines arrive as the cancellation of these coroutines, which closes the
+pipeline's iterator, which aborts the request.
+"""
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from gateway import limits
+from gateway.convert import (
+    conversation_from_proto,
+    delta_to_proto,
+    model_to_proto,
+    output_to_proto,
+    prompt_from_proto,
+    request_from_proto,
+)
+from gateway.errors import invalid
+from gateway.generation import GenerationRequest, Prompt, check_token_ids
+from gateway.pipeline import Pipeline
+from gateway.readiness import ReadinessWatch
+from gateway.statuses import Context, RefusalsAsStatuses
+from gateway.tokenizer import Tokenizer
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc
+
+
+class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
+    """All seven RPCs."""
+
+    def __init__(self, pipeline: Pipeline, tokenizer: Tokenizer, readiness: ReadinessWatch) -> None:
+        self._pipeline = pipeline
+        self._tokenizer = tokenizer
+        self._readiness = readiness
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        """The whole completion of a prompt."""
+        async with RefusalsAsStatuses(context):
+            wanted = self._request(prompt_from_proto(request.prompt), request.options)
+            name = self._pipeline.resolve_model(wanted.model).name
+            output = output_to_proto(await self._pipeline.complete(wanted))
+            return pb.GenerateResponse(request_id=wanted.request_id, model=name, output=output)
+
+    async def GenerateStream(
+        self, request: pb.GenerateStreamRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        """A completion as it is produced."""
+        async with RefusalsAsStatuses(context):
+            wanted = self._request(prompt_from_proto(request.prompt), request.options)
+            name = self._pipeline.resolve_model(wanted.model).name
+            async with aclosing(self._pipeline.generate(wanted)) as deltas:
+                async for delta in deltas:
+                    yield pb.GenerateStreamResponse(
+                        request_id=wanted.request_id, model=name, delta=delta_to_proto(delta)
+                    )
+
+    async def Chat(self, request: pb.ChatRequest, context: Context) -> pb.ChatResponse:
+        """The whole answer to a conversation."""
+        async with RefusalsAsStatuses(context):
+            wanted = self._request(conversation_from_proto(request.messages), request.options)
+            name = self._pipeline.resolve_model(wanted.model).name
+            output = output_to_proto(await self._pipeline.complete(wanted))
+            return pb.ChatResponse(request_id=wanted.request_id, model=name, output=output)
+
+    async def ChatStream(
+        self, request: pb.ChatStreamRequest, context: Context
+    ) -> AsyncIterator[pb.ChatStreamResponse]:
+        """An answer as it is produced."""
+        async with RefusalsAsStatuses(context):
+            wanted = self._request(conversation_from_proto(request.messages), request.options)
+            name = self._pipeline.resolve_model(wanted.model).name
+            async with aclosing(self._pipeline.generate(wanted)) as deltas:
+                async for delta in deltas:
+                    yield pb.ChatStreamResponse(
+                        request_id=wanted.request_id, model=name, delta=delta_to_proto(delta)
+                    )
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        """The ids of a text or a conversation."""
+        async with RefusalsAsStatuses(context):
+            model = self._pipeline.resolve_model(request.model or None)
+            match request.WhichOneof("input"):
+                case "text":
+                    field, text, adds = "text", request.text, True
+                case "conversation":
+                    conversation = conversation_from_proto(request.conversation.messages)
+                    field, text, adds = "messages", self._tokenizer.render(conversation), False
+                case _:
+                    raise invalid("input", "set either text or conversation")
+            if request.HasField("add_special_tokens"):
+                adds = request.add_special_tokens
+            token_ids = await self._tokenizer.encode(field, text, add_special_tokens=adds)
+            return pb.TokenizeResponse(token_ids=token_ids, max_model_len=model.max_model_len)
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Context
+    ) -> pb.DetokenizeResponse:
+        """The text of some ids."""
+        async with RefusalsAsStatuses(context):
+            model = self._pipeline.resolve_model(request.model or None)
+            token_ids = tuple(request.token_ids)
+            limits.check_count("token_ids", len(token_ids), limits.MAX_DETOKENIZE_IDS)
+            check_token_ids("token_ids", token_ids, model.vocab_size)
+            text = self._tokenizer.decode(
+                list(token_ids), skip_special_tokens=request.skip_special_tokens
+            )
+            return pb.DetokenizeResponse(text=text)
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        """The one model served, or none yet."""
+        async with RefusalsAsStatuses(context):
+            model = self._readiness.current.model
+            return pb.ListModelsResponse(models=[] if model is None else [model_to_proto(model)])
+
+    def _request(self, prompt: Prompt, options: pb.GenerationOptions) -> GenerationRequest:
+        request_id = options.request_id or f"gen-{uuid.uuid4().hex}"
+        return request_from_proto(request_id, prompt, options)

@@ -1,0 +1,39 @@
+"""Every list and string a client sends is bounded here; nothing grows because a client says so.
+
+Ranges of single numbers live with the sampling parameters, token limits with the model.
+"""
+
+from gateway.errors import invalid
+
+MAX_BODY_BYTES = 32 << 20
+MAX_REQUEST_ID_BYTES = 256
+MAX_PROMPTS = 64
+MAX_MESSAGES = 1024
+MAX_CONTENT_PARTS = 1024
+MAX_ROLE_BYTES = 64
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_BYTES = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_DETOKENIZE_IDS = 1 << 20
+MAX_DEBUG_ENTRIES = 1000
+
+
+def check_count(field: str, count: int, limit: int) -> None:
+    """Refuses a list that is too long."""
+    if count > limit:
+        raise invalid(field, f"{count} entries, at most {limit} are allowed")
+
+
+def check_bytes(field: str, text: str, limit: int) -> None:
+    """Refuses a string that is too long in UTF-8."""
+    num_bytes = len(utf8(field, text))
+    if num_bytes > limit:
+        raise invalid(field, f"{num_bytes} bytes, at most {limit} are allowed")
+
+
+def utf8(field: str, text: str) -> bytes:
+    """The text's bytes; refuses lone surrogates, which JSON can carry and UTF-8 cannot."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise invalid(field, "is not valid Unicode: it holds a lone surrogate") from None

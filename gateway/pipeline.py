@@ -1,0 +1,160 @@
+"""The one path that every generation takes, whichever API it came by.
+
+Validate, tokenize, submit, detokenize, look for stop strings, hand out deltas. Leaving the iterator
+early, for whatever reason, aborts the request in the scheduler.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from gateway.errors import ErrorKind, RequestError, invalid
+from gateway.generation import (
+    Completion,
+    Conversation,
+    Delta,
+    Finish,
+    FinishReason,
+    GenerationRequest,
+    Prompt,
+    ServedModel,
+    Usage,
+    check_token_ids,
+)
+from gateway.output_text import OutputText
+from gateway.readiness import ReadinessWatch
+from gateway.scheduler_link import SchedulerLink
+from gateway.stops import StopMatcher
+from gateway.tokenizer import Tokenizer, too_long
+
+
+@dataclass(slots=True)
+class Progress:
+    """A live request as the debug service describes it."""
+
+    request: GenerationRequest
+    num_prompt_tokens: int
+    started_s: float
+    first_token_s: float | None = None
+    num_output_tokens: int = 0
+
+
+class Pipeline:
+    """Owns the requests that are live in this gateway."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        link: SchedulerLink,
+        readiness: ReadinessWatch,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._link = link
+        self._readiness = readiness
+        self._clock = clock
+        self._live: dict[int, Progress] = {}
+
+    @property
+    def live(self) -> list[Progress]:
+        """Live requests, oldest first."""
+        return list(self._live.values())
+
+    def now(self) -> float:
+        """The clock that Progress is measured by."""
+        return self._clock()
+
+    def resolve_model(self, name: str | None) -> ServedModel:
+        """The model a request asks for; raises RequestError when it is not the one served."""
+        model = self._readiness.require_model()
+        if name is not None and name != model.name:
+            problem = f"model: {name!r} is not served here, {model.name!r} is"
+            raise RequestError(ErrorKind.NOT_FOUND, problem, field="model")
+        return model
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        """The output piece by piece; the last delta, and only it, has a finish.
+
+        Raises RequestError before the first delta when the request is refused. Use aclosing().
+        """
+        model = self.resolve_model(request.model)
+        request.sampling.check(model.vocab_size)
+        prompt_token_ids = await self.tokenize(request.prompt, model)
+        output = self._output_text(request)
+        live = self._link.submit(request.request_id, prompt_token_ids, request.sampling)
+        progress = Progress(request, len(prompt_token_ids), self._clock())
+        self._live[live.handle] = progress
+        finish: Finish | None = None
+        try:
+            while finish is None:
+                token_ids, end = await live.receive()
+                delta = self._delta(output, progress, token_ids, end)
+                finish = delta.finish
+                if finish is not None:
+                    self._link.close(live)  # after a stop string the scheduler would go on
+                yield delta
+        finally:
+            del self._live[live.handle]
+            self._link.close(live)
+
+    def _delta(
+        self, output: OutputText, progress: Progress, token_ids: list[int], end: Finish | None
+    ) -> Delta:
+        """What some tokens, and the scheduler's end if it came with them, mean to the client."""
+        if progress.first_token_s is None and token_ids:
+            progress.first_token_s = self._clock()
+        piece = output.push(token_ids)
+        progress.num_output_tokens = output.num_tokens
+        text, stop_string = piece.text, piece.stop_string
+        if end is not None and stop_string is None:
+            rest = output.flush()
+            text, stop_string = text + rest.text, rest.stop_string
+        if stop_string is not None:
+            cached = 0 if end is None else end.usage.num_cached_tokens
+            usage = Usage(progress.num_prompt_tokens, output.num_tokens, cached)
+            end = Finish(FinishReason.STOP, usage, stop_string=stop_string)
+        return Delta(text, piece.token_ids, end)
+
+    def _output_text(self, request: GenerationRequest) -> OutputText:
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
+        if not request.stop:
+            return OutputText(detokenizer, None)
+        include = request.include_stop_str_in_output
+        stops = StopMatcher(request.stop, include_in_output=include)
+        return OutputText(detokenizer, stops, request.sampling.min_tokens or 0)
+
+    async def complete(self, request: GenerationRequest) -> Completion:
+        """The whole output at once."""
+        texts: list[str] = []
+        token_ids: list[int] = []
+        async with aclosing(self.generate(request)) as deltas:
+            async for delta in deltas:
+                texts.append(delta.text)
+                token_ids += delta.token_ids
+                if delta.finish is not None:
+                    return Completion("".join(texts), token_ids, delta.finish)
+        raise AssertionError("an output ended without a finish")
+
+    async def tokenize(self, prompt: Prompt, model: ServedModel) -> list[int]:
+        """The ids of a prompt; raises RequestError when they leave no room for output."""
+        if isinstance(prompt, Conversation):
+            name = "messages"
+            text = self._tokenizer.render(prompt)
+            token_ids = await self._tokenizer.encode(
+                name, text, add_special_tokens=False, max_tokens=model.max_model_len
+            )
+        elif isinstance(prompt, str):
+            name = "prompt"
+            token_ids = await self._tokenizer.encode(
+                name, prompt, add_special_tokens=True, max_tokens=model.max_model_len
+            )
+        else:
+            name = "prompt"
+            check_token_ids(name, prompt, model.vocab_size)
+            token_ids = list(prompt)
+        if not prompt or not token_ids:
+            raise invalid(name, "is empty")
+        if len(token_ids) >= model.max_model_len:
+            raise too_long(name, f"{len(token_ids)} tokens", model.max_model_len)
+        return token_ids

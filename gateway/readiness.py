@@ -1,0 +1,122 @@
+"""Whether requests can be served, and by which model: the scheduler's word, checked."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc
+
+from gateway.convert import model_from_proto
+from gateway.errors import unavailable
+from gateway.generation import ServedModel
+from gateway.scheduler_link import SchedulerLink
+from gateway.tokenizer import Tokenizer
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+POLL_INTERVAL_S = 1.0
+POLL_TIMEOUT_S = 2.0
+
+log = logging.getLogger("gateway.readiness")
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What is known now.
+
+    A model without is_ready is normal: its worker is away for a moment, and the scheduler holds
+    requests until it is back.
+    """
+
+    is_ready: bool
+    reason: str  # why not, when not ready
+    model: ServedModel | None  # what requests may be submitted for
+
+
+Listener = Callable[[Readiness], Awaitable[None]]
+
+
+class ReadinessWatch:
+    """Asks the scheduler about once a second, and at once when its stream opens or breaks."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        link: SchedulerLink,
+        tokenizer: Tokenizer,
+        served_name: str | None = None,
+        poll_interval_s: float = POLL_INTERVAL_S,
+    ) -> None:
+        self._stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = (
+            scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        )
+        self._link = link
+        self._tokenizer = tokenizer
+        self._served_name = served_name
+        self._poll_interval_s = poll_interval_s
+        self._is_draining = False
+        self.current = Readiness(False, "the scheduler has not answered yet", None)
+
+    def require_model(self) -> ServedModel:
+        """The model requests may be submitted for; raises RequestError when there is none."""
+        if self._is_draining:
+            raise unavailable("this gateway is shutting down")
+        if self.current.model is None:
+            raise unavailable(self.current.reason)
+        return self.current.model
+
+    def drain(self) -> None:
+        """Refuses new requests from now on."""
+        self._is_draining = True
+        self.current = Readiness(False, "this gateway is shutting down", self.current.model)
+
+    async def run(self, listener: Listener) -> None:
+        """Polls until cancelled; the listener hears of every change."""
+        while True:
+            # Cleared first: a change of the stream during the poll makes the next one immediate.
+            self._link.changed.clear()
+            found = await self._poll()
+            if found != self.current and not self._is_draining:
+                log.info("ready" if found.is_ready else f"not ready: {found.reason}")
+                self.current = found
+                await listener(found)
+            try:
+                async with asyncio.timeout(self._poll_interval_s):
+                    await self._link.changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _poll(self) -> Readiness:
+        request = scheduler_pb2.GetStatusRequest()
+        try:
+            status = await self._stub.GetStatus(request, timeout=POLL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            problem = f"{error.code().name}: {error.details()}"
+            return Readiness(False, f"the scheduler does not answer: {problem}", None)
+        if not status.HasField("model"):
+            reason = status.reason or "no worker has attached yet"
+            return Readiness(False, f"the scheduler is not ready: {reason}", None)
+        model = model_from_proto(status.model, self._served_name)
+        wrong_tokenizer = mismatch(self._tokenizer, model)
+        if wrong_tokenizer is not None:
+            return Readiness(False, wrong_tokenizer, None)
+        if not self._link.is_open:
+            return Readiness(False, "the stream to the scheduler is not open", model)
+        if not status.ready:
+            return Readiness(False, f"the scheduler is not ready: {status.reason}", model)
+        return Readiness(True, "", model)
+
+
+def mismatch(tokenizer: Tokenizer, model: ServedModel) -> str | None:
+    """Why this tokenizer is not the model's; None when it is."""
+    if model.tokenizer_sha256 and model.tokenizer_sha256 != tokenizer.sha256:
+        return (
+            f"wrong tokenizer: this gateway's tokenizer.json has SHA-256 {tokenizer.sha256}, "
+            f"the worker's has {model.tokenizer_sha256}"
+        )
+    if tokenizer.vocab_size > model.vocab_size:
+        return (
+            f"wrong tokenizer: this gateway's has ids up to {tokenizer.vocab_size - 1}, "
+            f"the model's vocabulary is {model.vocab_size}"
+        )
+    return None

@@ -1,0 +1,197 @@
+"""The gateway as a process: both servers and the scheduler's stream in one event loop, from start
+to drain."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+import uvicorn
+from fastapi import FastAPI
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from gateway.auth import ApiKey, ApiKeyInterceptor
+from gateway.config import GatewayConfig
+from gateway.debug_service import DebugService
+from gateway.http.app import create_app
+from gateway.inference_service import InferenceService
+from gateway.pipeline import Pipeline
+from gateway.readiness import Readiness, ReadinessWatch
+from gateway.scheduler_link import SchedulerLink
+from gateway.tokenizer import Tokenizer
+from pagewire.v1 import debug_pb2_grpc, inference_pb2_grpc
+from rpc.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
+
+INFERENCE_SERVICE = "pagewire.v1.InferenceService"
+DEBUG_SERVICE = "pagewire.v1.DebugService"
+HEALTH_NAMES = ("", INFERENCE_SERVICE)
+
+# A channel that waits a minute before it tries again would outlast any restart of the scheduler.
+LINK_OPTIONS = [
+    *CHANNEL_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+DRAIN_POLL_S = 0.05
+LISTEN_BACKLOG = 2048
+
+log = logging.getLogger("gateway.server")
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, stopped by us: signals belong to the process, not to one of its two servers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves the signals alone."""
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the servers listen."""
+
+    http: int
+    grpc: int
+
+
+class Gateway:
+    """One gateway: start(), then stop()."""
+
+    def __init__(self, config: GatewayConfig, tokenizer: Tokenizer) -> None:
+        self._config = config
+        self._channel = grpc.aio.insecure_channel(config.scheduler, options=LINK_OPTIONS)
+        self._link = SchedulerLink(self._channel, config.scheduler)
+        self._readiness = ReadinessWatch(
+            self._channel, self._link, tokenizer, config.served_model_name
+        )
+        self._pipeline = Pipeline(tokenizer, self._link, self._readiness)
+        self._health = health.aio.HealthServicer()
+        api_key = None if config.api_key is None else ApiKey(config.api_key)
+        app = create_app(self._pipeline, tokenizer, self._readiness, api_key)
+        self._http = HttpServer(_uvicorn_config(app, config.shutdown_grace_s))
+        self._grpc = self._grpc_server(tokenizer, api_key)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._http_task: asyncio.Task[None] | None = None
+
+    def _grpc_server(self, tokenizer: Tokenizer, api_key: ApiKey | None) -> grpc.aio.Server:
+        interceptors = [] if api_key is None else [ApiKeyInterceptor(api_key)]
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
+        inference = InferenceService(self._pipeline, tokenizer, self._readiness)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
+        debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(self._pipeline), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (INFERENCE_SERVICE, DEBUG_SERVICE, health.SERVICE_NAME)
+        add_reflection(server, names, aio=True)
+        return server
+
+    async def start(self) -> Ports:
+        """Listens; raises PortInUse when it cannot. Not ready before the scheduler is."""
+        config = self._config
+        listener = _listen(config.host, config.http_port)
+        try:
+            grpc_port = bind(self._grpc, f"{config.host}:{config.grpc_port}", "the gRPC API")
+        except PortInUse:
+            listener.close()
+            raise
+        for name in HEALTH_NAMES:
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._grpc.start()
+        self._http_task = asyncio.create_task(self._http.serve(sockets=[listener]))
+        self._tasks = [
+            asyncio.create_task(self._link.run()),
+            asyncio.create_task(self._readiness.run(self._on_readiness)),
+        ]
+        ports = Ports(listener.getsockname()[1], grpc_port)
+        log.info("HTTP on %s:%d, gRPC on %s:%d", config.host, ports.http, config.host, ports.grpc)
+        return ports
+
+    async def _on_readiness(self, readiness: Readiness) -> None:
+        serving = health_pb2.HealthCheckResponse.SERVING
+        status = serving if readiness.is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in HEALTH_NAMES:
+            await self._health.set(name, status)
+
+    async def stop(self) -> None:
+        """Refuses new requests, lets live ones end within the grace, then closes everything."""
+        grace_s = self._config.shutdown_grace_s
+        log.info("stopping: %d requests live, %.0f s to end", len(self._pipeline.live), grace_s)
+        self._readiness.drain()
+        await self._health.enter_graceful_shutdown()
+        self._http.should_exit = True
+        refusing = asyncio.create_task(self._grpc.stop(grace_s))
+        # Health watchers stay as long as they may; only generations are worth waiting for.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self._pipeline.live:
+                    await asyncio.sleep(DRAIN_POLL_S)
+        await self._grpc.stop(DRAIN_POLL_S)
+        await refusing
+        if self._http_task is not None:
+            await self._http_task
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channel.close()
+        log.info("stopped")
+
+    async def failure(self) -> None:
+        """Returns or raises when a part that should run for ever has ended."""
+        parts = [*self._tasks, *([self._http_task] if self._http_task is not None else [])]
+        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+
+def _uvicorn_config(app: FastAPI, grace_s: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        http="httptools",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=max(1, int(grace_s)),
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because asyncio turns Nagle's algorithm off only where it is.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(LISTEN_BACKLOG)
+    except OSError as error:
+        listener.close()
+        problem = f"the HTTP API cannot listen on {host}:{port}: is the port in use?"
+        raise PortInUse(problem) from error
+    listener.setblocking(False)
+    return listener
+
+
+async def serve(config: GatewayConfig, tokenizer: Tokenizer) -> None:
+    """Runs a gateway until SIGTERM or SIGINT."""
+    wanted_end = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, wanted_end.set)
+    gateway = Gateway(config, tokenizer)
+    await gateway.start()
+    ending = asyncio.create_task(wanted_end.wait())
+    failing = asyncio.create_task(gateway.failure())
+    await asyncio.wait((ending, failing), return_when=asyncio.FIRST_COMPLETED)
+    await gateway.stop()
+    if failing.done() and not wanted_end.is_set():
+        failing.result()
+        raise RuntimeError("a part of the gateway ended by itself")
+    ending.cancel()
+    await asyncio.gather(ending, failing, return_exceptions=True)

@@ -1,0 +1,57 @@
+"""Ends gRPC calls with the right status: the gRPC half of the table in errors.py."""
+
+import logging
+from types import TracebackType
+from typing import Any
+
+import grpc
+from google.protobuf.any_pb2 import Any as Packed
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import BadRequest, RetryInfo  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+from grpc_status import rpc_status
+
+from gateway.errors import RequestError
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+log = logging.getLogger("gateway.statuses")
+
+
+def to_status(error: RequestError) -> grpc.Status:
+    """The gRPC form of an error, with the details that programs read."""
+    status = Status(code=error.wire.grpc_code.value[0], message=error.message)
+    if error.field is not None:
+        violation = BadRequest.FieldViolation(field=error.field, description=error.message)
+        _attach(status, BadRequest(field_violations=[violation]))
+    if error.retry_after_s is not None:
+        _attach(status, RetryInfo(retry_delay=Duration(seconds=error.retry_after_s)))
+    made: grpc.Status = rpc_status.to_status(status)
+    return made
+
+
+def _attach(status: Status, detail: BadRequest | RetryInfo) -> None:
+    packed = Packed()
+    packed.Pack(detail)
+    status.details.append(packed)
+
+
+class RefusalsAsStatuses:
+    """Around the body of a handler: what fails inside ends the call, in words and with a code."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if isinstance(error, RequestError):
+            await self._context.abort_with_status(to_status(error))
+        # Cancellation is no Exception and passes; an abort has its status already.
+        elif isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
+            log.error("a call failed unexpectedly", exc_info=error)
+            problem = "internal error; the gateway's log says more"
+            await self._context.abort(grpc.StatusCode.INTERNAL, problem)

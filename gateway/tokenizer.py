@@ -1,0 +1,138 @@
+"""The model's tokenizer, read from its folder: text and conversations to ids, ids to text."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from gateway import limits
+from gateway.chat_template import ChatTemplate, find_template, special_tokens
+from gateway.detokenizer import (
+    ByteLevelDetokenizer,
+    Detokenizer,
+    Vocabulary,
+    WindowDetokenizer,
+)
+from gateway.errors import ErrorKind, RequestError
+from gateway.generation import Conversation
+
+# Below this a thread costs more than the tokenization it takes off the event loop.
+INLINE_BYTES = 4096
+
+
+class TokenizerFolderError(ValueError):
+    """The folder holds no tokenizer that can be read."""
+
+
+class Tokenizer:
+    """One tokenizer.json with what tokenizer_config.json says about it."""
+
+    def __init__(self, definition: bytes, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizers.Tokenizer.from_str(definition.decode())
+        # A file may carry the truncation and padding of its training; serving wants neither.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._template = template
+        self._vocabulary = Vocabulary(self._tokenizer)
+        parsed = json.loads(definition)
+        self._is_byte_level = _is_byte_level(parsed.get("decoder"))
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self._max_token_bytes: int | None = None
+        if self._is_byte_level and _keeps_every_byte(parsed):
+            self._max_token_bytes = max((len(token.encode()) for token in vocabulary), default=1)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1  # every id is below
+        self.sha256 = hashlib.sha256(definition).hexdigest()
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise TokenizerFolderError(f"{path} does not exist")
+        config = _read_config(folder / "tokenizer_config.json")
+        template_file = folder / "chat_template.jinja"
+        template_text = template_file.read_text("utf-8") if template_file.is_file() else None
+        source = find_template(config, template_text)
+        template = None if source is None else ChatTemplate(source, special_tokens(config))
+        try:
+            return cls(path.read_bytes(), template)
+        except Exception as error:  # the Rust library raises nothing more precise
+            raise TokenizerFolderError(f"{path} is no tokenizer: {error}") from error
+
+    async def encode(
+        self, field: str, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
+    ) -> list[int]:
+        """The ids of a text; long texts leave the event loop free meanwhile.
+
+        A text that is too long for max_tokens whatever its tokens is refused before tokenizing.
+        """
+        num_bytes = len(limits.utf8(field, text))
+        if max_tokens is not None and self._max_token_bytes is not None:
+            fewest = num_bytes // self._max_token_bytes
+            if fewest > max_tokens:
+                raise too_long(field, f"more than {fewest} tokens", max_tokens)
+        if num_bytes <= INLINE_BYTES:
+            return self._encode(text, add_special_tokens)
+        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        token_ids: list[int] = encoding.ids
+        return token_ids
+
+    def render(self, conversation: Conversation) -> str:
+        """The conversation as the model's chat template writes it."""
+        if self._template is None:
+            problem = "the model has no chat template: use a completion with a plain prompt"
+            raise RequestError(ErrorKind.UNSUPPORTED, f"messages: {problem}", field="messages")
+        for index, message in enumerate(conversation.messages):
+            limits.utf8(f"messages[{index}].content", message.content)
+        return self._template.render(conversation)
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of a whole list of ids."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """A fresh detokenizer for one output."""
+        form = ByteLevelDetokenizer if self._is_byte_level else WindowDetokenizer
+        return form(self._vocabulary, skip_special_tokens=skip_special_tokens)
+
+
+def too_long(field: str, length: str, max_model_len: int) -> RequestError:
+    """A prompt that leaves no room for a single token of output."""
+    room = f"the model's limit of {max_model_len} tokens must hold it and one token of output"
+    return RequestError(ErrorKind.TOO_LONG, f"{field}: {length}, but {room}", field=field)
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise TokenizerFolderError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise TokenizerFolderError(f"{path} is not a JSON object")
+    return config
+
+
+def _keeps_every_byte(definition: Mapping[str, Any]) -> bool:
+    """Whether no step swallows text, so that a token never covers more bytes than it spells."""
+    added = definition.get("added_tokens") or []
+    swallows_spaces = any(token.get("lstrip") or token.get("rstrip") for token in added)
+    return definition.get("normalizer") is None and not swallows_spaces
+
+
+def _is_byte_level(decoder: Any) -> bool:
+    if not isinstance(decoder, dict):
+        return False
+    if decoder.get("type") == "Sequence":
+        parts = decoder.get("decoders", [])
+        return len(parts) == 1 and _is_byte_level(parts[0])
+    return decoder.get("type") == "ByteLevel"

@@ -1,0 +1,35 @@
+"""The command line says what is wrong with it."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config import parse_args
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--model", "/nowhere"], "--model"),
+        (["--scheduler", "nonsense"], "--scheduler"),
+        (["--http-port", "70000"], "--http-port"),
+        (["--api-key", ""], "--api-key"),
+        (["--api-key", "ключ"], "--api-key"),
+        (["--http", "80"], "--http"),
+        (["--frobnicate"], "--frobnicate"),
+    ],
+)
+def test_a_wrong_option_is_a_usage_error_that_names_it(
+    options: list[str], problem: str, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = ["--model", str(model_folder), "--scheduler", "127.0.0.1:50052"]
+    with pytest.raises(SystemExit) as end:
+        parse_args([*good, *options])
+    assert end.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_defaults_are_the_documented_ones(model_folder: Path) -> None:
+    config = parse_args(["--model", str(model_folder), "--scheduler", "127.0.0.1:50052"])
+    assert (config.host, config.http_port, config.grpc_port) == ("127.0.0.1", 8000, 50051)
+    assert config.api_key is None

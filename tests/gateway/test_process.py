@@ -1,0 +1,86 @@
+"""`python -m gateway` as its users start and stop it."""
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def spawn(*options: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", *options, cwd=ROOT, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def wait_until_ready(http: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(15):
+        while True:
+            try:
+                if (await http.get("/ready")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.05)
+
+
+async def test_sigterm_lets_a_live_stream_end_and_exits_with_0(
+    model_folder: Path, scheduler_server: Any, eventually: Any
+) -> None:
+    scheduler, address = scheduler_server
+    scheduler.hangs_after = 1
+    port = free_port()
+    ports = ("--http-port", str(port), "--grpc-port", str(free_port()))
+    process = await spawn("--model", str(model_folder), "--scheduler", address, *ports)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
+            await wait_until_ready(http)
+            body = {"prompt": "Hello", "stream": True}
+            async with http.stream("POST", "/v1/completions", json=body) as response:
+                lines = response.aiter_lines()
+                assert (await anext(lines)).startswith("data: ")
+                process.terminate()
+                await asyncio.sleep(0.5)
+                assert process.returncode is None
+                with pytest.raises(httpx.TransportError):
+                    await httpx.AsyncClient().get(f"http://127.0.0.1:{port}/health")
+                scheduler.finish_hanging()
+                rest = [line async for line in lines if line]
+                assert rest[-1] == "data: [DONE]"
+        async with asyncio.timeout(10):
+            _, log = await process.communicate()
+        assert process.returncode == 0, log.decode()
+        assert b"Traceback" not in log
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize("taken", ["--http-port", "--grpc-port"])
+async def test_a_port_in_use_is_named(taken: str, model_folder: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        ports = {"--http-port": "0", "--grpc-port": "0", taken: port}
+        options = [text for pair in ports.items() for text in pair]
+        process = await spawn("--model", str(model_folder), "--scheduler", "127.0.0.1:1", *options)
+        async with asyncio.timeout(20):
+            _, log = await process.communicate()
+    assert process.returncode == 1
+    assert f"127.0.0.1:{port}" in log.decode()
+    assert "Traceback" not in log.decode()

@@ -1,0 +1,126 @@
+"""The one stream to the scheduler: sharing, breaking, coming back, and who is to be believed."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.errors import ErrorKind, RequestError
+from gateway.generation import SamplingParams
+from gateway.scheduler_link import LiveRequest, SchedulerLink
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from rpc import columns
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+REQUEST = pb.GenerateRequest(prompt=pb.Prompt(text="Hello"))
+
+
+async def test_many_requests_share_the_stream_and_each_gets_its_own(running: Any) -> None:
+    stub = inference_pb2_grpc.InferenceServiceStub(running.channel)
+    responses = await asyncio.gather(*(stub.Generate(REQUEST) for _ in range(50)))
+    assert {response.output.text for response in responses} == {"Hello world"}
+    handles = [submit.handle for submit in running.scheduler.submits]
+    assert len(set(handles)) == 50
+    assert running.scheduler.aborted == []
+
+
+async def test_a_broken_stream_fails_its_requests_and_the_next_ones_succeed(
+    running: Any, eventually: Any
+) -> None:
+    stub = inference_pb2_grpc.InferenceServiceStub(running.channel)
+    running.scheduler.breaks_on_submit = True
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stub.Generate(REQUEST)
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "lost the scheduler" in error.value.details()
+    running.scheduler.breaks_on_submit = False
+    await eventually(lambda: running.gateway._link.is_open, "a new stream")
+    assert (await stub.Generate(REQUEST)).output.text == "Hello world"
+
+
+async def test_a_restarted_scheduler_is_found_again(
+    start: Any, scheduler_server: Any, eventually: Any
+) -> None:
+    scheduler, _ = scheduler_server
+    first = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(scheduler, first)
+    port = first.add_insecure_port("127.0.0.1:0")
+    await first.start()
+    running = await start(scheduler=f"127.0.0.1:{port}")
+    readiness = running.gateway._readiness
+    await first.stop(0)
+    await eventually(lambda: readiness.current.model is None, "not ready")
+    response = await running.http.post("/v1/completions", json={"prompt": "Hello"})
+    assert response.status_code == 503
+    assert "scheduler" in response.json()["error"]["message"]
+
+    second = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(scheduler, second)
+    assert second.add_insecure_port(f"127.0.0.1:{port}") == port
+    await second.start()
+    await eventually(lambda: readiness.current.is_ready, "ready again", timeout_s=10)
+    response = await running.http.post("/v1/completions", json={"prompt": "Hello"})
+    assert response.status_code == 200
+    await second.stop(0)
+
+
+async def test_a_foreign_tokenizer_is_named_with_both_hashes(
+    start: Any, scheduler_server: Any, tokenizer: Any
+) -> None:
+    scheduler, _ = scheduler_server
+    scheduler.model.tokenizer_sha256 = "f" * 64
+    running = await start(wait=False)
+    async with asyncio.timeout(5):
+        while "f" * 64 not in (response := await running.http.get("/ready")).text:
+            await asyncio.sleep(0.02)
+    assert response.status_code == 503
+    assert tokenizer.sha256 in response.text
+    response = await running.http.post("/v1/completions", json={"prompt": "Hello"})
+    assert response.status_code == 503
+    assert scheduler.submits == []
+
+
+async def test_tokens_of_several_steps_are_read_at_once_and_an_error_comes_after_them() -> None:
+    live = LiveRequest(1)
+    reading = asyncio.create_task(live.receive())
+    await asyncio.sleep(0)
+    live.add(5)
+    live.add(6)
+    live.wake()
+    live.add(7)
+    live.end(RequestError(ErrorKind.INTERNAL, "broken"))
+    live.wake()
+    assert await reading == ([5, 6, 7], None)
+    with pytest.raises(RequestError, match="broken"):
+        await live.receive()
+
+
+async def test_without_a_stream_a_submit_is_refused_at_once() -> None:
+    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+        link = SchedulerLink(channel, "127.0.0.1:1")
+        with pytest.raises(RequestError, match=r"127\.0\.0\.1:1") as refusal:
+            link.submit("a", [1], SamplingParams())
+        assert refusal.value.kind is ErrorKind.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        scheduler_pb2.SessionResponse(handles=b"\1\0\0"),
+        scheduler_pb2.SessionResponse(handles=columns.pack([1], columns.UINT32)),
+    ],
+)
+async def test_a_message_that_cannot_be_read_breaks_the_stream_and_not_the_gateway(
+    response: Any, running: Any, eventually: Any
+) -> None:
+    scheduler = running.scheduler
+    scheduler._answer = lambda submit, outbox: outbox.put_nowait(response)
+    answer = await running.http.post("/v1/completions", json={"prompt": "Hello"})
+    assert answer.status_code == 503
+    del scheduler._answer
+    await eventually(lambda: running.gateway._link.is_open, "a new stream")
+    answer = await running.http.post("/v1/completions", json={"prompt": "Hello"})
+    assert answer.status_code == 200
