@@ -38,6 +38,7 @@ class Progress:
     started_s: float
     first_token_s: float | None = None
     num_output_tokens: int = 0
+    num_cached_tokens: int = 0
 
 
 class Pipeline:
@@ -89,6 +90,7 @@ class Pipeline:
         try:
             while finish is None:
                 token_ids, end = await live.receive()
+                progress.num_cached_tokens = live.num_cached_tokens
                 delta = self._delta(output, progress, token_ids, end)
                 finish = delta.finish
                 if finish is not None:
@@ -111,8 +113,7 @@ class Pipeline:
             rest = output.flush()
             text, stop_string = text + rest.text, rest.stop_string
         if stop_string is not None:
-            cached = 0 if end is None else end.usage.num_cached_tokens
-            usage = Usage(progress.num_prompt_tokens, output.num_tokens, cached)
+            usage = Usage(progress.num_prompt_tokens, output.num_tokens, progress.num_cached_tokens)
             end = Finish(FinishReason.STOP, usage, stop_string=stop_string)
         return Delta(text, piece.token_ids, end)
 

@@ -34,10 +34,11 @@ class LiveRequest:
     and holds up nobody. max_tokens bounds them.
     """
 
-    __slots__ = ("_end", "_token_ids", "_waiter", "handle")
+    __slots__ = ("_end", "_token_ids", "_waiter", "handle", "num_cached_tokens")
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
+        self.num_cached_tokens = 0  # known with the first token
         self._token_ids: list[int] = []
         self._end: Finish | RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -174,6 +175,10 @@ class SchedulerLink:
             if live is not None:  # else: closed here, its last tokens were on their way
                 live.add(token_id)
                 touched[handle] = live
+        for admitted in response.admitted:
+            live = self._live.get(admitted.handle)
+            if live is not None:
+                live.num_cached_tokens = admitted.cached_tokens
         for finished in response.finished:
             live = self._live.pop(finished.handle, None)
             if live is not None:

@@ -23,7 +23,7 @@ from scheduler_svc.core import (
     StepOutputs,
     StepPlan,
 )
-from scheduler_svc.outbox import Ended, Outbox
+from scheduler_svc.outbox import Admission, Ended, Outbox
 from scheduler_svc.trace import Trace
 from scheduler_svc.worker_link import FencedOut, LinkLost, WorkerClient, WorkerLink
 
@@ -172,6 +172,7 @@ class Engine:
                 if plan is None:
                     break
                 self.trace.sent(plan, time.monotonic())
+                self._tell_admitted(plan)
                 await link.send(to_step(plan))
             if core.num_in_flight:
                 output = await link.receive(self.config.step_timeout_s)
@@ -239,6 +240,12 @@ class Engine:
         outbox = self._outboxes.get(client)
         if outbox is not None:
             outbox.put_tokens(handles, token_ids)
+
+    def _tell_admitted(self, plan: StepPlan) -> None:
+        for new in plan.new_sequences:
+            outbox = self._outboxes.get(new.request.client)
+            if outbox is not None:
+                outbox.put_admission(Admission(new.request.handle, new.num_first_cached_tokens))
 
     def _tell_end(self, finished: Finished) -> None:
         outbox = self._outboxes.get(finished.request.client)

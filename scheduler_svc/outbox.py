@@ -22,12 +22,21 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Admission:
+    """A request left the queue."""
+
+    handle: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Parcel:
     """What came since the last take."""
 
     handles: NDArray[np.uint32]
     token_ids: NDArray[np.int32]
     ended: list[Ended]
+    admitted: list[Admission]
 
 
 _NO_HANDLES: NDArray[np.uint32] = np.empty(0, dtype=np.uint32)
@@ -41,7 +50,12 @@ class Outbox:
         self._handles: list[NDArray[np.uint32]] = []
         self._token_ids: list[NDArray[np.int32]] = []
         self._ended: list[Ended] = []
+        self._admitted: list[Admission] = []
         self._filled = asyncio.Event()
+
+    def put_admission(self, admission: Admission) -> None:
+        """Adds that a request was admitted; goes out with its first token, or before."""
+        self._admitted.append(admission)
 
     def put_tokens(self, handles: NDArray[np.uint32], token_ids: NDArray[np.int32]) -> None:
         """Adds one step's tokens of this client."""
@@ -58,10 +72,14 @@ class Outbox:
         """Everything that waits; waits itself when there is nothing."""
         await self._filled.wait()
         self._filled.clear()
-        handles, token_ids, ended = self._handles, self._token_ids, self._ended
-        self._handles, self._token_ids, self._ended = [], [], []
+        handles, token_ids = self._handles, self._token_ids
+        ended, admitted = self._ended, self._admitted
+        self._handles, self._token_ids, self._ended, self._admitted = [], [], [], []
         if len(handles) == 1:  # one step since the last take: the usual case
-            return Parcel(handles[0], token_ids[0], ended)
+            return Parcel(handles[0], token_ids[0], ended, admitted)
         return Parcel(
-            np.concatenate([_NO_HANDLES, *handles]), np.concatenate([_NO_TOKENS, *token_ids]), ended
+            np.concatenate([_NO_HANDLES, *handles]),
+            np.concatenate([_NO_TOKENS, *token_ids]),
+            ended,
+            admitted,
         )

@@ -80,6 +80,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                     parcel = taking.result()
                     taking = asyncio.create_task(outbox.take())
                     response = to_tokens(parcel.handles, parcel.token_ids)
+                    for admission in parcel.admitted:
+                        response.admitted.add(
+                            handle=admission.handle, cached_tokens=admission.num_cached_tokens
+                        )
                     for ended in parcel.ended:
                         live.pop(ended.finished.request.handle, None)
                         response.finished.append(to_finished(ended.finished, ended.status_code))
@@ -147,14 +151,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             )
         prompt = np.array(request.prompt_token_ids, dtype=np.int32)
         client, outbox = self._engine.open_client()
+        mine: list[str] = []  # empty until accepted: a refused id may be another client's
         try:
             refusal = self._submit(request_id, prompt, request.sampling, client, 0)
             if refusal is not None:
                 await context.abort(refusal.code, refusal.message)
+            mine.append(request_id)
             async for response in _responses(outbox, request_id, context):
                 yield response
         finally:
-            self._engine.close_client(client, [request_id])
+            self._engine.close_client(client, mine)
 
     def _submit(
         self,
@@ -218,6 +224,8 @@ async def _responses(
     while ended is None:
         parcel = await outbox.take()
         ended = parcel.ended[0] if parcel.ended else None
+        if ended is None and not len(parcel.token_ids):
+            continue  # it was admitted, which says nothing here
         response = scheduler_pb2.SchedulerServiceGenerateResponse(
             request_id=request_id, token_ids=parcel.token_ids.tolist()
         )

@@ -34,14 +34,24 @@ class AbortHandle(_message.Message):
     def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("handles", "token_ids", "finished")
+    __slots__ = ("handles", "token_ids", "finished", "admitted")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
     handles: bytes
     token_ids: bytes
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
-    def __init__(self, handles: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ...) -> None: ...
+    admitted: _containers.RepeatedCompositeFieldContainer[Admitted]
+    def __init__(self, handles: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ...) -> None: ...
+
+class Admitted(_message.Message):
+    __slots__ = ("handle", "cached_tokens")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    cached_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("handle", "reason", "stop_token_id", "usage", "status_code", "message")

@@ -1,8 +1,8 @@
 """Chained hashes of full blocks: a block's hash names its tokens and everything before them.
 
-A hash is xxh64 over the parent's hash (8 bytes, little-endian; absent for a first block) followed by
-the block's tokens as little-endian int64. 64 bits can collide, so whoever finds a block by its hash
-also compares its content (`prefix_cache`).
+A hash is xxh64 over the parent's hash (8 bytes, little-endian; absent for a first block) followed
+by the block's tokens as little-endian int64. 64 bits can collide, so whoever finds a block by its
+hash also compares its content (`prefix_cache`).
 """
 
 import numpy as np
@@ -12,7 +12,6 @@ from xxhash import xxh64_intdigest
 from scheduler_svc.core.request import TokenIds
 
 _INT64 = np.dtype("<i8")
-_UINT64 = np.dtype("<u8")
 
 
 def chain(token_ids: TokenIds, block_size: int, parent: int | None = None) -> list[int]:
@@ -30,13 +29,13 @@ def chain(token_ids: TokenIds, block_size: int, parent: int | None = None) -> li
 
 
 def extend(parents: NDArray[np.uint64], token_ids: NDArray[np.integer]) -> list[int]:
-    """Hashes of one block each: row i of `token_ids` [n, block_size] follows the block parents[i]."""
+    """Hashes of one block each: row i of token_ids [n, block_size] follows the block parents[i]."""
     num_rows, block_size = token_ids.shape
     rows = np.empty((num_rows, 1 + block_size), dtype=_INT64)
-    rows[:, 0] = parents.astype(_UINT64).view(_INT64)
+    rows[:, 0] = parents.view(_INT64)
     rows[:, 1:] = token_ids
-    content = memoryview(rows.tobytes())
-    stride = rows.strides[0]
+    content = rows.tobytes()
+    stride = (1 + block_size) * _INT64.itemsize
     return [
         xxh64_intdigest(content[start : start + stride])
         for start in range(0, num_rows * stride, stride)

@@ -8,6 +8,7 @@ content, and can be found and shared again, until it is handed out anew; the blo
 is handed out first.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 from scheduler_svc.core.prefix_cache import PrefixCache
@@ -22,8 +23,8 @@ class OutOfBlocks(Exception):
 class BlockPool:
     """Reference counts and the queue of free blocks; every operation is O(1) per block.
 
-    The free queue is a doubly linked list threaded through two lists, with the null block as both of
-    its ends: next[0] is the head, prev[0] the tail.
+    The free queue is a doubly linked list threaded through two arrays, with the null block as both
+    of its ends: next[0] is the head, prev[0] the tail.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -31,9 +32,10 @@ class BlockPool:
         self.block_size = block_size
         self.num_free = num_blocks - 1
         self.cache = PrefixCache(num_blocks, block_size)
-        self._ref_count = [0] * num_blocks
-        self._next = [*range(1, num_blocks), NULL_BLOCK]
-        self._prev = [num_blocks - 1, *range(num_blocks - 1)]
+        # Arrays, not lists: the garbage collector would walk a million list entries now and then.
+        self._ref_count = array("i", bytes(4 * num_blocks))
+        self._next = array("i", [*range(1, num_blocks), NULL_BLOCK])
+        self._prev = array("i", [num_blocks - 1, *range(num_blocks - 1)])
 
     @property
     def num_usable(self) -> int:

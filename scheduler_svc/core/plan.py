@@ -1,4 +1,4 @@
-"""What passes between the core and a worker: a step's plan out, its result in, tokens to clients."""
+"""What passes through the core: a step's plan out, its result in, tokens and ends to clients."""
 
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ class NewSequence:
     token_ids: TokenIds
     num_computed_tokens: int
     block_ids: list[int]
+    num_first_cached_tokens: int  # of the prompt, when it was first admitted
     stop_ids: tuple[int, ...]  # masked by the worker until min_tokens
 
 
@@ -77,7 +78,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """Tokens of one step as columns, to be sorted by client, and the requests that ended with it."""
+    """Tokens of one step as columns, to be sorted by client, and the requests that it ended."""
 
     clients: NDArray[np.int32]
     handles: NDArray[np.uint32]

@@ -1,8 +1,8 @@
 """The one rule: every sequence's computed tokens chase its known tokens, within a step's budget.
 
-Prefill, a chunk of it, what a prefix hit left over, decode, and the recomputation after a preemption
-or a lost worker are all this rule. In a step decodes come first (one token each; a long prompt never
-holds them up), then prompts already begun, then whoever waits, in order.
+Prefill, a chunk of it, what a prefix hit left over, decode, and the recomputation after a
+preemption or a lost worker are all this rule. In a step decodes come first (one token each; a long
+prompt never holds them up), then prompts already begun, then whoever waits, in order.
 """
 
 from collections.abc import Iterable
@@ -73,7 +73,6 @@ class Planner:
         """The next plan starts a worker that knows nothing."""
         self._reset = True
         self._previous_slots = None
-        self._blocked = None
 
     @property
     def last_step_id(self) -> int:
@@ -105,7 +104,7 @@ class Planner:
         if not is_decode_step:
             self._share_budget(chunks)
         shortage = computed + chunks - table.capacity[index]
-        rows = np.flatnonzero(shortage > 0)
+        rows = (shortage > 0).nonzero()[0]
         if len(rows) and not self._grow(draft, chunks, rows, shortage[rows]):
             is_decode_step = False
         if not is_decode_step:
@@ -175,7 +174,7 @@ class Planner:
         self._residency.renew_roster()
 
     def _make_room(self, row: int, need: int, running: list[Sequence]) -> bool:
-        """Preempts from the end of `running`, the row itself at last, until `need` blocks are free."""
+        """Preempts from the end of `running`, at last the row itself, until `need` are free."""
         residency = self._residency
         while need > residency.pool.num_free:
             if need <= residency.pool.num_free + residency.num_fenced_blocks:
@@ -237,7 +236,7 @@ class Planner:
             table.num_planned[slot] += 1
             draft.admitted_sampled.append(slot)
         if self._config.enable_prefix_caching:
-            # Shared from now on, in this very step too: a worker stores a layer's KV before it reads.
+            # Shared from now on, even within this step: a layer's KV is stored before it is read.
             seal_slot(table, self._residency.pool.cache, slot)
         draft.admitted.append(
             NewSequence(
@@ -246,6 +245,7 @@ class Planner:
                 token_ids=sequence.token_ids,
                 num_computed_tokens=num_cached,
                 block_ids=block_ids,
+                num_first_cached_tokens=sequence.num_cached or 0,
                 stop_ids=sequence.stop_ids,
             )
         )
@@ -267,7 +267,7 @@ class Planner:
         residency, step_id = self._residency, self._next_step_id
         sampled = self._book(draft, step_id)
         slots, chunks, computed = draft.slots, draft.chunks, draft.computed
-        num_decodes = len(slots) if chunks is None else np.count_nonzero(chunks == 1)
+        num_decodes = len(slots) if chunks is None else int((chunks == 1).sum())
         if draft.admitted:
             ones = np.ones(len(slots), dtype=np.int32) if chunks is None else chunks
             slots = _extended(slots, [new.slot for new in draft.admitted])
@@ -314,8 +314,10 @@ class Planner:
         if self._config.enable_prefix_caching:
             # Prompt blocks can be shared from now on: whoever reads them computes no earlier.
             seal(table, self._residency.pool.cache, index)
-        return draft.slots[samples]
+        sampled: Slots = draft.slots[samples]
+        return sampled
 
 
 def _extended(column: NDArray[np.int32], values: list[int]) -> NDArray[np.int32]:
-    return np.concatenate([column, np.array(values, dtype=np.int32)])
+    extended: NDArray[np.int32] = np.concatenate([column, np.array(values, dtype=np.int32)])
+    return extended

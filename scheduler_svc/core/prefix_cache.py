@@ -21,16 +21,16 @@ class PrefixCache:
         self._block_size = block_size
         self._block_of: dict[int, int] = {}
         self._duplicates: dict[int, list[int]] = {}
-        self._hash_of: list[int | None] = [None] * num_blocks
+        self._hash_of: dict[int, int] = {}
         self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._parents = np.zeros(num_blocks, dtype=np.uint64)
 
     def __len__(self) -> int:
-        return len(self._block_of) + sum(map(len, self._duplicates.values()))
+        return len(self._hash_of)
 
     def hash_of(self, block_id: int) -> int | None:
         """The hash under which a block can be found, if it can."""
-        return self._hash_of[block_id]
+        return self._hash_of.get(block_id)
 
     def lookup(self, hashes: Sequence[int], token_ids: TokenIds) -> list[int]:
         """Blocks holding the longest cached prefix of `token_ids`, whose block hashes are given.
@@ -59,26 +59,25 @@ class PrefixCache:
 
     def insert(
         self,
-        block_ids: Sequence[int],
+        block_ids: NDArray[np.int32],
         hashes: Sequence[int],
         parents: NDArray[np.uint64],
         token_ids: NDArray[np.integer],
     ) -> None:
         """Makes full blocks findable: row i of `token_ids` [n, block_size] is in block_ids[i]."""
-        for block_id, block_hash in zip(block_ids, hashes, strict=True):
+        for block_id, block_hash in zip(block_ids.tolist(), hashes, strict=True):
             self._hash_of[block_id] = block_hash
             if self._block_of.setdefault(block_hash, block_id) != block_id:
                 self._duplicates.setdefault(block_hash, []).append(block_id)
-        ids = np.asarray(block_ids)
-        self._tokens[ids] = token_ids
-        self._parents[ids] = parents
+        index = block_ids.astype(np.intp)
+        self._tokens[index] = token_ids
+        self._parents[index] = parents
 
     def evict(self, block_id: int) -> None:
         """Forgets a block's content; another block with the same content takes its place."""
-        block_hash = self._hash_of[block_id]
+        block_hash = self._hash_of.pop(block_id, None)
         if block_hash is None:
             return
-        self._hash_of[block_id] = None
         others = self._duplicates.get(block_hash)
         if self._block_of[block_hash] != block_id:
             assert others is not None  # a hashed block is the entry or among its duplicates

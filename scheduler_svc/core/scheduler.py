@@ -8,8 +8,8 @@
     |  waiting | slots | blocks | fence    |<-- update(StepResult) -> StepOutputs (to clients)
     +--------------------------------------+
 
-The same calls in the same order always give the same plans. `schedule` may be called again before the
-previous result is known; results come in the order of the plans.
+The same calls in the same order always give the same plans. `schedule` may be called again before
+the previous result is known; results come in the order of the plans.
 """
 
 from collections import deque
@@ -164,7 +164,7 @@ class Scheduler:
     def update(self, result: StepResult) -> StepOutputs:
         """Applies the result of the oldest step in flight: appends tokens, ends what has ended.
 
-        Raises OutOfStep, and changes nothing, when the result is not that step's or does not fit it.
+        Raises OutOfStep, with nothing changed, when the result is not that step's or does not fit.
         """
         plan = self._in_flight[0] if self._in_flight else None
         if plan is None or plan.step_id != result.step_id:
@@ -237,8 +237,8 @@ class Scheduler:
     def _set_aside(
         self, slots: Slots, result: StepResult, finished: list[Finished]
     ) -> tuple[NDArray[np.bool_], list[tuple[Sequence, int]]]:
-        """Finds the rows that go the usual way: live and not bad. Of the others it ends the failed,
-        returns the tokens of the preempted, and drops what was sampled for those that have ended."""
+        """Tells which rows go the usual way: live and not bad. Of the others it ends the failed,
+        returns the tokens of the preempted, and drops what was sampled for the ended."""
         residency = self.residency
         is_bad = np.zeros(len(slots), dtype=np.bool_)
         is_bad[list(result.bad_rows)] = True
@@ -291,8 +291,8 @@ class Scheduler:
     def worker_lost(self, num_blocks: int | None = None) -> int:
         """The worker and its KV are gone: everyone who ran waits again, with every token received.
 
-        Results still on their way are void. `num_blocks` is the new worker's, if it differs. Returns
-        how many requests ran.
+        Results still on their way are void. `num_blocks` is the new worker's, if it differs.
+        Returns how many requests ran.
         """
         self._in_flight.clear()
         self._planner.reset()
@@ -300,8 +300,8 @@ class Scheduler:
         return self.residency.evacuate(num_blocks or self.residency.pool.num_blocks)
 
     def misfits(self) -> list[str]:
-        """Live requests that the KV cache cannot hold: there are some only after a worker with fewer
-        blocks took over. They would wait for ever, so the caller should fail them."""
+        """Live requests that the KV cache cannot hold; there are some only after a worker with
+        fewer blocks took over. They would wait for ever, so the caller should fail them."""
         max_len = self.residency.pool.num_usable * self.config.block_size + 1
         return [i for i, sequence in self._live.items() if sequence.max_len > max_len]
 

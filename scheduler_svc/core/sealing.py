@@ -11,8 +11,8 @@ from scheduler_svc.core.slots import Index, SlotTable
 def seal(table: SlotTable, cache: PrefixCache, index: Index) -> None:
     """Makes findable what became full of these slots' blocks.
 
-    The newest token of a sequence has no KV yet, and a token still awaited has no id: a block is full
-    when both the computed and the known tokens reach its end.
+    The newest token of a sequence has no KV yet, and a token still awaited has no id: a block is
+    full when both the computed and the known tokens reach its end.
     """
     covered = np.minimum(table.num_computed[index], table.num_tokens[index])
     sealed = table.num_sealed[index]
@@ -22,10 +22,12 @@ def seal(table: SlotTable, cache: PrefixCache, index: Index) -> None:
     due, sealed = index[is_due], sealed[is_due]
     num_full = covered[is_due] // table.block_size
     is_next = (num_full == sealed + 1) & (sealed > 0)
-    if np.count_nonzero(is_next) == len(due):
+    num_next = np.count_nonzero(is_next)
+    if num_next == len(due):  # a decode step, nearly always
         _seal_next(table, cache, due, sealed)
         return
-    _seal_next(table, cache, due[is_next], sealed[is_next])
+    if num_next:
+        _seal_next(table, cache, due[is_next], sealed[is_next])
     for slot, until in zip(due[~is_next].tolist(), num_full[~is_next].tolist(), strict=True):
         _seal_until(table, cache, slot, until)
 
@@ -41,11 +43,11 @@ def _seal_next(
     table: SlotTable, cache: PrefixCache, index: Index, sealed: NDArray[np.int32]
 ) -> None:
     """Seals one more block of each slot; each has a sealed block already."""
-    positions = sealed[:, None] * table.block_size + np.arange(table.block_size)
-    token_ids = table.token_ids[index[:, None], positions]  # [slots, block_size]
+    place = index, sealed.astype(np.intp)
+    token_ids = table.token_blocks[place]  # [slots, block_size]
     parents = table.last_hash[index]
     hashes = block_hash.extend(parents, token_ids)
-    cache.insert(table.block_table[index, sealed].tolist(), hashes, parents, token_ids)
+    cache.insert(table.block_table[place], hashes, parents, token_ids)
     table.last_hash[index] = hashes
     table.num_sealed[index] = sealed + 1
 
@@ -58,7 +60,7 @@ def _seal_until(table: SlotTable, cache: PrefixCache, slot: int, until: int) -> 
     token_ids = table.token_ids[slot, : until * size]
     hashes = sequence.extend_hashes(token_ids, size)[:until]
     parents = np.array([NO_PARENT, *hashes], dtype=np.uint64)[begin:until]
-    block_ids = table.block_table[slot, begin:until].tolist()
+    block_ids = table.block_table[slot, begin:until]
     cache.insert(block_ids, hashes[begin:], parents, token_ids.reshape(-1, size)[begin:])
     table.last_hash[slot] = hashes[-1]
     table.num_sealed[slot] = until

@@ -1,7 +1,8 @@
 """The running sequences as columns: one row per slot, the same rows the worker holds.
 
 A step touches hundreds of sequences and changes two or three numbers of each; as columns that is a
-handful of vector operations. The table only stores: what the numbers should be is decided elsewhere.
+handful of vector operations. The table only stores: what the numbers should be is decided
+elsewhere.
 """
 
 import numpy as np
@@ -11,18 +12,21 @@ from scheduler_svc.core.prefix_cache import NO_PARENT
 from scheduler_svc.core.request import TokenIds
 from scheduler_svc.core.sequence import Sequence, Status
 
-Slots = NDArray[np.int32]
+Slots = NDArray[np.int32]  # as they travel
+Index = NDArray[np.intp]  # the same numbers, in the type that numpy indexes fastest with
 NO_TOKEN = -1  # filler of the stop table only: never equal to a sampled token
-_STOP_COLUMNS = 4
 
 
 class Roster:
     """The running sequences in order of admission; replaced, never changed."""
 
+    __slots__ = ("index", "sequences", "slots")
+
     def __init__(self, sequences: tuple[Sequence, ...]) -> None:
         self.sequences = sequences
         # Kept apart: a sequence forgets its slot when it leaves, a past plan's roster does not.
-        self.slots: Slots = np.array([s.slot for s in sequences], dtype=np.int32)
+        self.index: Index = np.array([s.slot for s in sequences], dtype=np.intp)
+        self.slots: Slots = self.index.astype(np.int32)
 
 
 class SlotTable:
@@ -31,13 +35,14 @@ class SlotTable:
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
         # Untouched rows of these two cost address space, not memory.
-        self.token_ids = np.empty((max_num_seqs, max_model_len), dtype=np.int32)
         max_blocks = -(-max_model_len // block_size)
         self.block_table = np.empty((max_num_seqs, max_blocks), dtype=np.int32)
+        self.token_blocks = np.empty((max_num_seqs, max_blocks, block_size), dtype=np.int32)
+        self.token_ids = self.token_blocks.reshape(max_num_seqs, -1)  # the same memory
         self.sequence: list[Sequence | None] = [None] * max_num_seqs
 
-        def column(dtype: type[np.generic] = np.int32) -> NDArray[np.int32]:
-            return np.zeros(max_num_seqs, dtype=dtype)  # type: ignore[arg-type]
+        def column() -> NDArray[np.int32]:
+            return np.zeros(max_num_seqs, dtype=np.int32)
 
         self.is_live: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         self.num_tokens = column()  # known: prompt and output received
@@ -85,7 +90,7 @@ class SlotTable:
             column[slot] = stop_ids[position] if position < len(stop_ids) else NO_TOKEN
 
     def leave(self, slot: int, status: Status) -> Sequence:
-        """Takes the sequence out of its slot, with its tokens; the blocks stay listed in the row."""
+        """Takes the sequence out of its slot, with its tokens; the row still lists the blocks."""
         sequence = self.sequence[slot]
         assert sequence is not None
         sequence.token_ids = self.tokens(slot)

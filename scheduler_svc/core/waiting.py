@@ -1,4 +1,4 @@
-"""Who waits, in the order of admission: first come, first served; preempted ones come back first."""
+"""Who waits, in the order of admission: first come, first served; preempted ones go first."""
 
 from collections import deque
 from collections.abc import Iterator

@@ -1,0 +1,289 @@
+"""What every kernel means, in plain PyTorch; also the path that runs on CPU.
+
+The functions named like a kernel take the same arguments as it. Their parts (`rotary_rows`,
+`rotate`, `AttentionPlan`, `attend`) are public, because what depends on the step alone can be made
+once and used in every layer. No argument but the caches is ever modified.
+
+A layer's caches are [num_blocks, block_size, Hkv, D]; token p of a sequence lies in slot
+`block_table[p // block_size] * block_size + p % block_size`. `attend` reads them as one tensor
+[num_slots, 2, Hkv, D], K and V of a token side by side, which halves the gathers.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# A query tile attends only to keys up to its own end: half of a long prompt's work is never done.
+QUERY_TILE = 256
+# A decode row is padded by at most this many keys or to twice its own: up to there, reading padding
+# costs less than another call.
+MAX_FREE_PADDING = 256
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm over the last dimension, in float32; the weight after the cast."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    # eps + norm^2 / size: small operations are what a decode step on CPU is made of.
+    scale = torch.rsub(norm.square_(), eps, alpha=-1 / x.shape[-1]).rsqrt_()
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return torch.mul(x, scale, out=out).mul_(weight)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(norm of x + residual, x + residual); the sum is added in float32 and rounded once."""
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """silu of the first half of the last dimension, times the second half."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def rotary_rows(cos_sin: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The factors `rotate` needs for these positions; the same in every layer.
+
+    cos_sin is [P, D]: a position's D/2 cosines, then its D/2 sines.
+    """
+    cos, sin = cos_sin[positions].to(dtype).unsqueeze(1).chunk(2, dim=-1)  # [T, 1, D/2] each
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the pairs (i, i + D/2) of every head of x [T, H, D] by rows of `rotary_rows`."""
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+def rotary_embedding(
+    q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """q [T, H, D] and k [T, Hkv, D] at their positions [T]."""
+    cos, sin = rotary_rows(cos_sin, positions, q.dtype)
+    return rotate(q, cos, sin), rotate(k, cos, sin)
+
+
+def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Stores k and v [T, Hkv, D] in their slots [T]; a negative slot is padding and is skipped."""
+    kept = slot_mapping >= 0
+    if not bool(kept.all()):
+        k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
+    k_cache.flatten(0, 1).index_copy_(0, slot_mapping, k)
+    v_cache.flatten(0, 1).index_copy_(0, slot_mapping, v)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Sequences of one query each that attend in one call, padded to their longest context."""
+
+    rows: Tensor | None  # [B'] rows of q; None: all rows, in order
+    slots: Tensor  # [B' * length] where each key lies
+    length: int
+    mask: Tensor | None  # [B', 1, 1, length], added to the scores; None: no padding
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTile:
+    """Consecutive queries of one sequence and the keys up to the last of them."""
+
+    start: int  # rows of q
+    end: int
+    num_keys: int
+    mask: Tensor | None  # [queries, num_keys], added to the scores; None: the two triangles agree
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A sequence with several queries."""
+
+    slots: Tensor  # [context] where each key lies
+    tiles: tuple[QueryTile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Which queries attend to which slots: all that attention needs to know of a step."""
+
+    groups: tuple[DecodeGroup, ...]
+    prefills: tuple[Prefill, ...]
+    covers_all: bool  # some rows belong to no sequence with a context, and get zeros, if not
+
+    @classmethod
+    def build(
+        cls,
+        block_tables: Tensor,
+        context_lens: Tensor,
+        cu_seqlens_q: Tensor,
+        block_size: int,
+        dtype: torch.dtype,
+    ) -> "AttentionPlan":
+        """Plans block_tables [B, W], context_lens [B], cu_seqlens_q [B + 1]; masks get dtype."""
+        contexts: list[int] = context_lens.tolist()
+        starts: list[int] = cu_seqlens_q.tolist()
+        lengths = [end - start for start, end in pairwise(starts)]
+        live = [i for i, context in enumerate(contexts) if context > 0]
+        decodes = [i for i in live if lengths[i] == 1]
+        groups = tuple(
+            _decode_group(group, contexts, starts, block_tables, block_size, dtype)
+            for group in _similar_contexts(decodes, contexts)
+        )
+        prefills = tuple(
+            _prefill(starts[i], starts[i + 1], contexts[i], block_tables[i], block_size, dtype)
+            for i in live
+            if lengths[i] > 1
+        )
+        return cls(groups, prefills, sum(lengths[i] for i in live) == starts[-1])
+
+
+def _similar_contexts(sequences: list[int], contexts: list[int]) -> list[list[int]]:
+    """Splits sequences by context, so that little of what a group gathers is padding."""
+    groups = []
+    while sequences:
+        longest = max(contexts[i] for i in sequences)
+        least = min(longest / 2, longest - MAX_FREE_PADDING)
+        groups.append([i for i in sequences if contexts[i] >= least])
+        sequences = [i for i in sequences if contexts[i] < least]
+    return groups
+
+
+def _slots_of(block_tables: Tensor, context_lens: Tensor, length: int, block_size: int) -> Tensor:
+    """Slots [B, length] of the first tokens of each sequence.
+
+    Padding repeats a sequence's own last token: a masked key still spreads NaN, and this way only
+    to the sequence it came from.
+    """
+    positions = torch.arange(length, device=block_tables.device)
+    positions = torch.minimum(positions, context_lens.unsqueeze(1).long() - 1)  # [B, length]
+    blocks = block_tables.gather(1, positions // block_size)
+    return blocks * block_size + positions % block_size
+
+
+def _decode_group(
+    sequences: list[int],
+    contexts: list[int],
+    starts: list[int],
+    block_tables: Tensor,
+    block_size: int,
+    dtype: torch.dtype,
+) -> DecodeGroup:
+    device = block_tables.device
+    length = max(contexts[i] for i in sequences)
+    context_lens = torch.tensor([contexts[i] for i in sequences], device=device)
+    if len(sequences) < len(contexts):
+        block_tables = block_tables[torch.tensor(sequences, device=device)]
+    slots = _slots_of(block_tables, context_lens, length, block_size)
+    rows = [starts[i] for i in sequences]
+    mask = None
+    if min(contexts[i] for i in sequences) < length:
+        padding = torch.arange(length, device=device) >= context_lens.unsqueeze(1)
+        mask = torch.zeros(padding.shape, dtype=dtype, device=device)
+        mask = mask.masked_fill_(padding, float("-inf"))[:, None, None, :]
+    is_everything = rows == list(range(starts[-1]))
+    return DecodeGroup(
+        rows=None if is_everything else torch.tensor(rows, device=device),
+        slots=slots.flatten(),
+        length=length,
+        mask=mask,
+    )
+
+
+def _prefill(
+    start: int, end: int, context: int, block_table: Tensor, block_size: int, dtype: torch.dtype
+) -> Prefill:
+    device = block_table.device
+    slots = _slots_of(
+        block_table.unsqueeze(0), torch.tensor([context], device=device), context, block_size
+    )
+    num_cached = context - (end - start)
+    tiles = []
+    for tile_start in range(start, end, QUERY_TILE):
+        tile_end = min(tile_start + QUERY_TILE, end)
+        num_keys = num_cached + tile_end - start
+        first = num_keys - (tile_end - tile_start)  # position of the tile's first query
+        mask = None
+        if first > 0:
+            mask = torch.full((tile_end - tile_start, num_keys), float("-inf"), device=device)
+            mask = mask.triu_(first + 1).to(dtype)
+        tiles.append(QueryTile(tile_start, tile_end, num_keys, mask))
+    return Prefill(slots.flatten(), tuple(tiles))
+
+
+def attend(q: Tensor, kv_rows: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """Attention of q [T, H, D] as planned -> [T, H, D]; kv_rows is [num_slots, 2, Hkv, D]."""
+    if len(plan.groups) == 1 and plan.groups[0].rows is None:
+        return _attend_decode(q, kv_rows, plan.groups[0], scale)
+    out = torch.empty_like(q) if plan.covers_all else torch.zeros_like(q)
+    for group in plan.groups:
+        rows = slice(None) if group.rows is None else group.rows
+        out[rows] = _attend_decode(q[rows], kv_rows, group, scale)
+    for prefill in plan.prefills:
+        _attend_prefill(q, kv_rows, prefill, scale, out)
+    return out
+
+
+def _attend_decode(q: Tensor, kv_rows: Tensor, group: DecodeGroup, scale: float) -> Tensor:
+    num_seqs, num_heads, head_dim = q.shape
+    num_kv_heads = kv_rows.shape[2]
+    kv = kv_rows.index_select(0, group.slots)
+    kv = kv.view(num_seqs, group.length, 2, num_kv_heads, head_dim)
+    k, v = kv.permute(2, 0, 3, 1, 4).unbind()  # [B, Hkv, L, D] each
+    # The heads that share a kv head stand in as its queries, so that K and V are read once.
+    q = q.reshape(num_seqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scale)
+    return out.reshape(num_seqs, num_heads, head_dim)
+
+
+def _attend_prefill(
+    q: Tensor, kv_rows: Tensor, prefill: Prefill, scale: float, out: Tensor
+) -> None:
+    num_heads, num_kv_heads = q.shape[1], kv_rows.shape[2]
+    share = num_heads // num_kv_heads
+    kv = kv_rows.index_select(0, prefill.slots).permute(1, 2, 0, 3)  # [2, Hkv, L, D]
+    k, v = kv.unsqueeze(2).expand(-1, -1, share, -1, -1)  # [Hkv, share, L, D] without a copy
+    for tile in prefill.tiles:
+        queries = q[tile.start : tile.end].view(-1, num_kv_heads, share, q.shape[2])
+        attended = F.scaled_dot_product_attention(
+            queries.permute(1, 2, 0, 3),
+            k[:, :, : tile.num_keys],
+            v[:, :, : tile.num_keys],
+            attn_mask=tile.mask,
+            is_causal=tile.mask is None,
+            scale=scale,
+        )
+        out[tile.start : tile.end] = attended.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    scale: float,
+) -> Tensor:
+    """Causal attention of each sequence's last queries over its whole cached context.
+
+    Sequence i has queries q[cu_seqlens_q[i] : cu_seqlens_q[i + 1]]; the last of them sits at
+    position context_lens[i] - 1. A sequence without context gets zeros.
+    """
+    plan = AttentionPlan.build(block_tables, context_lens, cu_seqlens_q, k_cache.shape[1], q.dtype)
+    kv_rows = torch.stack((k_cache.flatten(0, 1), v_cache.flatten(0, 1)), dim=1)
+    return attend(q, kv_rows, plan, scale)
+
+
+def paged_decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+) -> Tensor:
+    """`paged_attention` with one query a sequence, q [B, H, D]."""
+    cu_seqlens_q = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
+    return paged_attention(q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, 1, scale)

@@ -1,0 +1,211 @@
+"""A tiny model, a worker that serves it on a free port, and a scheduler in miniature."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pagewire.v1 import worker_pb2
+from rpc.columns import pack, unpack
+from worker_svc.config import WorkerConfig
+from worker_svc.server import WorkerServer
+
+VOCAB_SIZE = 128
+TIMEOUT_S = 30
+WORKER_CONFIG = WorkerConfig(
+    port=0,
+    dtype="float32",
+    device="cpu",
+    num_kv_blocks=64,
+    max_num_seqs=4,
+    max_num_batched_tokens=96,
+    max_model_len=192,
+)
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama whose greedy outputs wander, as a Hugging Face folder."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        eos_token_id=2,
+    )
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+Greedy = Callable[[list[int], int], list[int]]
+
+
+@pytest.fixture(scope="session")
+def greedy(llama_folder: Path) -> Greedy:
+    """What transformers continues a prompt with, token by token."""
+    model = LlamaForCausalLM.from_pretrained(llama_folder, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def run(prompt: list[int], num_tokens: int) -> list[int]:
+        token_ids = list(prompt)
+        for _ in range(num_tokens):
+            logits = model(torch.tensor([token_ids])).logits[0, -1]
+            token_ids.append(int(logits.argmax()))
+        return token_ids[len(prompt) :]
+
+    return run
+
+
+def make_prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB_SIZE, length).tolist()
+
+
+def make_sequence(
+    slot: int, token_ids: list[int], block_ids: list[int], /, **fields: object
+) -> worker_pb2.NewSequence:
+    """A greedy sequence; fields override."""
+    sampling = fields.pop("sampling", worker_pb2.RowSampling(top_p=1))
+    defaults: dict[str, object] = {
+        "slot": slot,
+        "request_id": f"request-{slot}",
+        "token_ids": pack(token_ids),
+        "num_prompt_tokens": len(token_ids),
+        "block_ids": pack(block_ids),
+        "sampling": sampling,
+    }
+    return worker_pb2.NewSequence(**(defaults | fields))
+
+
+class Attachment:
+    """The scheduler's end of a step stream."""
+
+    def __init__(self, channel: grpc.Channel, epoch: int) -> None:
+        self._outbox: SimpleQueue[worker_pb2.AttachRequest | bytes | None] = SimpleQueue()
+        call = channel.stream_stream(
+            "/pagewire.v1.WorkerService/Attach",
+            request_serializer=lambda frame: (
+                frame if isinstance(frame, bytes) else frame.SerializeToString()
+            ),
+            response_deserializer=worker_pb2.AttachResponse.FromString,
+        )
+        self.call = call(iter(self._outbox.get, None), timeout=TIMEOUT_S)
+        self._step_ids = count(1)
+        hello = worker_pb2.Hello(protocol_version=1, epoch=epoch, first_step_id=1)
+        self.send_raw(worker_pb2.AttachRequest(hello=hello))
+        self.last_step_id = 0
+
+    def receive_description(self) -> worker_pb2.WorkerDescription:
+        return next(self.call).description
+
+    def send_raw(self, frame: worker_pb2.AttachRequest | bytes) -> None:
+        self._outbox.put(frame)
+
+    def send(self, **fields: object) -> None:
+        """Sends a step: columns as lists, step ids and the first reset filled in."""
+        step_id = next(self._step_ids)
+        defaults: dict[str, object] = {"step_id": step_id, "reset": step_id == 1}
+        columns = {
+            name: pack(value)
+            for name, value in fields.items()
+            if isinstance(value, list) and name != "new_sequences"
+        }
+        step = worker_pb2.SchedulerOutput(**(defaults | fields | columns))
+        self.send_raw(worker_pb2.AttachRequest(step=step))
+
+    def receive(self) -> worker_pb2.ModelRunnerOutput:
+        return next(self.call).output
+
+    def step(self, **fields: object) -> list[int]:
+        """Sends a step, waits for it, and returns its tokens."""
+        self.send(**fields)
+        output = self.receive()
+        assert output.error == ""
+        assert output.row_status == b""
+        return unpack(output.token_ids).tolist()
+
+    def close(self) -> None:
+        """Half-closes and waits until the worker has ended the stream."""
+        self._outbox.put(None)
+        assert list(self.call) == []
+
+    def cancel(self) -> None:
+        self.call.cancel()
+        self._outbox.put(None)
+
+    def status(self) -> grpc.StatusCode:
+        """How the stream ended, once it has."""
+        with pytest.raises(grpc.RpcError):
+            while True:
+                next(self.call)
+        self._outbox.put(None)
+        return self.call.code()
+
+
+@dataclass
+class Worker:
+    """A worker on a free port with a client's view of it."""
+
+    server: WorkerServer
+    channel: grpc.Channel
+    epochs: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def attach(self) -> Attachment:
+        """A new scheduler, its description received."""
+        attachment = Attachment(self.channel, next(self.epochs))
+        attachment.receive_description()
+        return attachment
+
+    def describe(self) -> worker_pb2.DescribeResponse:
+        return self.unary("Describe", worker_pb2.DescribeRequest(), worker_pb2.DescribeResponse)
+
+    def unary(self, name: str, request: object, response: type) -> object:
+        call = self.channel.unary_unary(
+            f"/pagewire.v1.WorkerService/{name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=response.FromString,
+        )
+        return call(request, timeout=TIMEOUT_S)
+
+
+@pytest.fixture
+def start_worker() -> Iterator[Callable[[WorkerConfig], Worker]]:
+    """Starts workers that no model is loaded into; stops them after the test."""
+    workers: list[Worker] = []
+
+    def start(config: WorkerConfig) -> Worker:
+        server = WorkerServer(config, on_failure=lambda: None)
+        server.start()
+        workers.append(Worker(server, grpc.insecure_channel(f"127.0.0.1:{server.port}")))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.channel.close()
+        assert worker.server.stop(grace_s=5)
+
+
+@pytest.fixture(scope="module")
+def worker(llama_folder: Path) -> Iterator[Worker]:
+    """A READY worker, shared by a module's tests: every attachment resets it."""
+    server = WorkerServer(WORKER_CONFIG, on_failure=lambda: None)
+    server.start()
+    server.lifecycle.load_model(llama_folder, "float32", "")
+    server.lifecycle.initialize_cache(WORKER_CONFIG.num_kv_blocks)
+    server.lifecycle.warm_up()
+    channel = grpc.insecure_channel(f"127.0.0.1:{server.port}")
+    yield Worker(server, channel)
+    channel.close()
+    assert server.stop(grace_s=5)

@@ -1,0 +1,183 @@
+"""The stream's rules without gRPC: what follows a failure, what an ended stream may still do."""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pagewire.v1 import worker_pb2
+from worker_svc.codec import Hello
+from worker_svc.compute_thread import ComputeThread
+from worker_svc.session import Session, StaleEpoch, Stopping, Stream, TakenOver
+from worker_svc.step import Limits, StepInput, StepOutput
+
+LIMITS = Limits(
+    num_blocks=9,
+    block_size=4,
+    max_num_seqs=2,
+    max_num_batched_tokens=8,
+    max_model_len=16,
+    vocab_size=50,
+)
+
+
+class FakeState:
+    def forget_rows(self) -> None:
+        """The fake has no rows."""
+
+
+class FakeRunner:
+    """Answers every step, fails those it is told to, and can be held up."""
+
+    def __init__(self) -> None:
+        self.limits = LIMITS
+        self.state = FakeState()
+        self.failing: set[int] = set()
+        self.executed: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def execute(self, step: StepInput, queue_us: int) -> StepOutput:
+        assert self.gate.wait(10)
+        self.executed.append(step.step_id)
+        error = "broken" if step.step_id in self.failing else ""
+        return StepOutput(step.step_id, np.zeros(0, dtype=np.int32), error=error)
+
+
+class FakeLifecycle:
+    def __init__(self, runner: FakeRunner) -> None:
+        self._runner = runner
+
+    def ready_runner(self) -> FakeRunner:
+        return self._runner
+
+
+@pytest.fixture
+def runner() -> FakeRunner:
+    return FakeRunner()
+
+
+@pytest.fixture
+def session(runner: FakeRunner) -> Iterator[Session]:
+    compute = ComputeThread()
+    yield Session(FakeLifecycle(runner), compute)
+    runner.gate.set()
+    assert compute.stop(5)
+
+
+def attach(session: Session, epoch: int) -> Stream:
+    return session.attach(Hello(protocol_version=1, epoch=epoch, first_step_id=1))
+
+
+def submit(
+    session: Session, stream: Stream, step_id: int, ack: int = 0, reset: bool = False
+) -> None:
+    step = worker_pb2.SchedulerOutput(step_id=step_id, ack_step_id=ack, reset=reset or step_id == 1)
+    stream.wait_for_room()
+    session.submit(stream, worker_pb2.AttachRequest(step=step).SerializeToString())
+
+
+def receive(stream: Stream) -> tuple[int, str]:
+    frame = stream.outbox.get(timeout=10)
+    assert isinstance(frame, bytes)
+    output = worker_pb2.AttachResponse.FromString(frame).output
+    return output.step_id, output.error
+
+
+def test_a_step_planned_before_a_failure_was_known_fails_with_it(
+    session: Session, runner: FakeRunner
+) -> None:
+    runner.failing = {2}
+    stream = attach(session, 1)
+    submit(session, stream, 1)
+    assert receive(stream) == (1, "")
+    submit(session, stream, 2, ack=1)
+    submit(session, stream, 3, ack=1)
+    assert receive(stream) == (2, "broken")
+    assert receive(stream) == (3, "planned before the failure of step 2 was known")
+    # This one knows of step 2 but not that step 3 failed as well.
+    submit(session, stream, 4, ack=2)
+    assert receive(stream) == (4, "planned before the failure of step 3 was known")
+    submit(session, stream, 5, ack=4)
+    assert receive(stream) == (5, "")
+    assert runner.executed == [1, 2, 5]
+
+
+def test_a_reset_needs_no_knowledge_of_failures(session: Session, runner: FakeRunner) -> None:
+    runner.failing = {1}
+    stream = attach(session, 1)
+    submit(session, stream, 1)
+    submit(session, stream, 2, reset=True)
+    assert [receive(stream), receive(stream)] == [(1, "broken"), (2, "")]
+
+
+def test_steps_queued_by_a_replaced_scheduler_never_run(
+    session: Session, runner: FakeRunner
+) -> None:
+    runner.gate.clear()
+    old = attach(session, 1)
+    submit(session, old, 1)
+    submit(session, old, 2)
+    new = attach(session, 2)
+    submit(session, new, 1)
+    runner.gate.set()
+    assert receive(new) == (1, "")
+    # The first may have been running already; the second was not.
+    assert runner.executed in ([1, 1], [1])
+    assert isinstance(old.outbox.get(timeout=10), TakenOver)
+
+
+def test_the_reader_waits_while_two_steps_are_in_flight(
+    session: Session, runner: FakeRunner
+) -> None:
+    runner.gate.clear()
+    stream = attach(session, 1)
+    submit(session, stream, 1)
+    submit(session, stream, 2)
+    third = threading.Thread(target=submit, args=(session, stream, 3))
+    third.start()
+    third.join(0.1)
+    assert third.is_alive()
+    runner.gate.set()
+    third.join(10)
+    assert [receive(stream)[0] for _ in range(3)] == [1, 2, 3]
+
+
+def test_an_end_frees_a_waiting_reader(session: Session, runner: FakeRunner) -> None:
+    runner.gate.clear()
+    stream = attach(session, 1)
+    submit(session, stream, 1)
+    submit(session, stream, 2)
+    reader = threading.Thread(target=stream.wait_for_room)
+    reader.start()
+    session.end(stream, None)
+    reader.join(10)
+    assert not reader.is_alive()
+
+
+def test_epochs_only_rise_even_after_their_stream_has_ended(session: Session) -> None:
+    stream = attach(session, 7)
+    session.end(stream, None)
+    for epoch in (7, 6):
+        with pytest.raises(StaleEpoch, match=f"epoch {epoch} is not higher than 7"):
+            attach(session, epoch)
+    attach(session, 8)
+
+
+def test_a_stopping_worker_ends_its_stream_and_takes_no_other(session: Session) -> None:
+    stream = attach(session, 1)
+    session.stop()
+    assert isinstance(stream.outbox.get(timeout=10), Stopping)
+    with pytest.raises(Stopping):
+        attach(session, 2)
+
+
+def test_an_end_that_comes_second_changes_nothing(session: Session) -> None:
+    old = attach(session, 1)
+    new = attach(session, 2)
+    session.end(old, None)
+    submit(session, new, 1)
+    assert receive(new) == (1, "")
+    assert isinstance(old.outbox.get(timeout=10), TakenOver)
+    assert old.outbox.empty()

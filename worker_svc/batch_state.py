@@ -1,0 +1,292 @@
+"""What the worker remembers between steps: one row per slot, changed by deltas.
+
+Token rows and block tables live on the device; a sampled token is written to its row there, and
+the next step reads its input from the row. Counts and sampling parameters are one host array. A
+step is a transaction: `stage` checks it on a copy and touches nothing, `write` brings the device
+rows up to date, then either `commit` or `rollback`.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker_svc.sampler import SamplingRows
+from worker_svc.step import (
+    BadStep,
+    IntColumn,
+    Limits,
+    NewSequence,
+    RowSampling,
+    StepInput,
+    no_entries,
+)
+
+# One element per slot. num_tokens counts known tokens, sampled ones included; 0 is an empty slot.
+SLOT = np.dtype(
+    [
+        ("num_tokens", "i8"),
+        ("num_prompt", "i8"),
+        ("num_computed", "i8"),
+        ("num_blocks", "i8"),
+        ("min_tokens", "i8"),
+        ("top_k", "i8"),
+        ("seed", "u8"),
+        ("temperature", "f4"),
+        ("top_p", "f4"),
+        ("min_p", "f4"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """What a slot's sequence has besides numbers."""
+
+    request_id: str
+    sampling: RowSampling
+    entered_s: float  # monotonic
+
+
+@dataclass(slots=True)
+class SlotTable:
+    """The host's view of all slots. Once committed it is replaced, never changed."""
+
+    columns: NDArray[np.void]  # [max_num_seqs] of SLOT
+    occupants: list[Occupant | None]
+
+    @classmethod
+    def empty(cls, max_num_seqs: int) -> "SlotTable":
+        return cls(np.zeros(max_num_seqs, dtype=SLOT), [None] * max_num_seqs)
+
+    def copy(self) -> "SlotTable":
+        return SlotTable(self.columns.copy(), self.occupants.copy())
+
+    @property
+    def live_slots(self) -> IntColumn:
+        return np.flatnonzero(self.columns["num_tokens"])
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one step, in batch order."""
+
+    slots: IntColumn  # [B]
+    num_scheduled: IntColumn  # [B]
+    num_computed: IntColumn  # [B], before the step
+    samples: NDArray[np.bool_]  # [B]: reaches its last known token, so it samples the next
+
+    @property
+    def is_decode(self) -> bool:
+        """One token each, all sampling: the steady state."""
+        return bool((self.num_scheduled == 1).all() and self.samples.all())
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A checked step on its own copy of the table; nothing outside it has changed."""
+
+    step: StepInput
+    table: SlotTable
+    appended_at: IntColumn  # position in the block table of each appended block
+    rows: Rows
+
+
+@dataclass(slots=True)
+class _Saved:
+    """A slot's device rows before a new sequence overwrote them."""
+
+    slot: int
+    token_row: Tensor
+    block_table: Tensor
+
+
+@dataclass(slots=True)
+class BatchState:
+    """The slots of one worker. Only the compute thread changes it."""
+
+    limits: Limits
+    device: torch.device
+    table: SlotTable = field(init=False)
+    # [max_num_seqs, max_model_len + 1]: a step planned before a stop was known may still sample
+    # one token past the last position.
+    token_rows: Tensor = field(init=False)
+    block_tables: Tensor = field(init=False)  # [max_num_seqs, max_blocks_per_seq], 0 as filler
+    _last_slots: IntColumn | None = field(init=False, default=None)
+    _saved: list[_Saved] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        self.table = SlotTable.empty(limits.max_num_seqs)
+        shape = (limits.max_num_seqs, limits.max_model_len + 1)
+        self.token_rows = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        shape = (limits.max_num_seqs, limits.max_blocks_per_seq)
+        self.block_tables = torch.zeros(shape, dtype=torch.int32, device=self.device)
+
+    def stage(self, step: StepInput) -> Staged:
+        """Applies the step's deltas to a copy; raises BadStep and leaves no trace if it cannot."""
+        table = SlotTable.empty(self.limits.max_num_seqs) if step.reset else self.table.copy()
+        self._free(table, step.freed_slots)
+        for index, sequence in enumerate(step.new_sequences):
+            self._enter(table, sequence, f"new_sequences[{index}]")
+        appended_at = self._append(table, step.appended_slots)
+        return Staged(step, table, appended_at, self._rows(table, step))
+
+    def write(self, staged: Staged) -> None:
+        """Brings the device rows up to date with a staged step."""
+        for sequence in staged.step.new_sequences:
+            slot, num_tokens = sequence.slot, len(sequence.token_ids)
+            if self.table.columns["num_tokens"][slot]:
+                self._saved.append(
+                    _Saved(slot, self.token_rows[slot].clone(), self.block_tables[slot].clone())
+                )
+            self.token_rows[slot, :num_tokens] = torch.from_numpy(sequence.token_ids)
+            self.block_tables[slot].zero_()
+            num_blocks = len(sequence.block_ids)
+            self.block_tables[slot, :num_blocks] = torch.from_numpy(sequence.block_ids)
+        if len(staged.appended_at):
+            width = self.limits.max_blocks_per_seq
+            index = torch.from_numpy(staged.step.appended_slots * width + staged.appended_at)
+            block_ids = torch.from_numpy(staged.step.appended_block_ids).int()
+            self.block_tables.view(-1)[index.to(self.device)] = block_ids.to(self.device)
+
+    def write_sampled(self, rows: Rows, token_ids: Tensor) -> None:
+        """Writes sampled tokens [R] behind the known ones, where the next step reads them.
+
+        Until the commit they count for nothing.
+        """
+        slots, positions = rows.slots, rows.num_computed + rows.num_scheduled
+        if not rows.samples.all():
+            slots, positions = slots[rows.samples], positions[rows.samples]
+        index = torch.from_numpy(slots * self.token_rows.shape[1] + positions).to(self.device)
+        self.token_rows.view(-1).index_copy_(0, index, token_ids.int())
+
+    def commit(self, staged: Staged) -> None:
+        """The step worked: its rows advance and its table is the state."""
+        rows, columns = staged.rows, staged.table.columns
+        columns["num_computed"][rows.slots] += rows.num_scheduled
+        columns["num_tokens"][rows.slots] += rows.samples
+        self.table = staged.table
+        self._last_slots = rows.slots
+        self._saved.clear()
+
+    def rollback(self) -> None:
+        """The step failed: the state is as before it, and no rows are the previous ones."""
+        for saved in reversed(self._saved):
+            self.token_rows[saved.slot] = saved.token_row
+            self.block_tables[saved.slot] = saved.block_table
+        self._saved.clear()
+        self.forget_rows()
+
+    def forget_rows(self) -> None:
+        """Refuses same_rows until rows are named again: both sides may mean different ones."""
+        self._last_slots = None
+
+    def sampling_rows(self, staged: Staged) -> SamplingRows:
+        """The sampling parameters of the rows that sample."""
+        rows = staged.rows
+        slots = rows.slots[rows.samples]
+        columns = staged.table.columns[slots]
+        output_position = columns["num_tokens"] - columns["num_prompt"]
+        short = np.flatnonzero(output_position < columns["min_tokens"])
+        masks = [_stop_token_ids(staged.table.occupants[slots[row]]) for row in short]
+        return SamplingRows(
+            temperature=columns["temperature"].copy(),
+            top_p=columns["top_p"].copy(),
+            top_k=columns["top_k"].copy(),
+            min_p=columns["min_p"].copy(),
+            seed=columns["seed"].copy().view(np.int64),
+            output_position=output_position,
+            masked_rows=np.repeat(short, [len(mask) for mask in masks]),
+            masked_ids=np.concatenate(masks) if masks else no_entries(),
+        )
+
+    def _free(self, table: SlotTable, slots: IntColumn) -> None:
+        empty = slots[table.columns["num_tokens"][slots] == 0]
+        if len(empty):
+            raise BadStep("freed_slots", f"slot {empty[0]} is empty")
+        table.columns[slots] = np.zeros((), dtype=SLOT)
+        for slot in slots:
+            table.occupants[slot] = None
+
+    def _enter(self, table: SlotTable, sequence: NewSequence, name: str) -> None:
+        occupant = table.occupants[sequence.slot]
+        if occupant is not None:
+            raise BadStep(f"{name}.slot", f"slot {sequence.slot} holds {occupant.request_id!r}")
+        num_needed = -(-sequence.num_computed_tokens // self.limits.block_size)
+        if len(sequence.block_ids) < num_needed:
+            raise BadStep(
+                f"{name}.block_ids",
+                f"{len(sequence.block_ids)} blocks for {sequence.num_computed_tokens} computed "
+                f"tokens of block_size {self.limits.block_size}",
+            )
+        sampling = sequence.sampling
+        table.occupants[sequence.slot] = Occupant(sequence.request_id, sampling, time.monotonic())
+        table.columns[sequence.slot] = (
+            len(sequence.token_ids),
+            sequence.num_prompt_tokens,
+            sequence.num_computed_tokens,
+            len(sequence.block_ids),
+            sampling.min_tokens,
+            sampling.top_k,
+            sampling.seed,
+            sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+        )
+
+    def _append(self, table: SlotTable, slots: IntColumn) -> IntColumn:
+        """Counts appended blocks; returns where in its table each one goes."""
+        if not len(slots):
+            return no_entries()
+        num_blocks = table.columns["num_blocks"]
+        empty = slots[table.columns["num_tokens"][slots] == 0]
+        if len(empty):
+            raise BadStep("appended_slots", f"slot {empty[0]} is empty")
+        # A slot may repeat: its n-th block here goes n places behind its table's end.
+        order = np.argsort(slots, kind="stable")
+        ordered = slots[order]
+        positions = np.empty_like(slots)
+        positions[order] = np.arange(len(slots)) - np.searchsorted(ordered, ordered)
+        positions += num_blocks[slots]
+        if positions.max() >= self.limits.max_blocks_per_seq:
+            slot = slots[positions.argmax()]
+            raise BadStep(
+                "appended_slots",
+                f"slot {slot} would hold {positions.max() + 1} blocks, "
+                f"{self.limits.max_blocks_per_seq} hold max_model_len",
+            )
+        np.add.at(num_blocks, slots, 1)
+        return positions
+
+    def _rows(self, table: SlotTable, step: StepInput) -> Rows:
+        slots, num_scheduled, name = step.slots, step.num_scheduled, "slots"
+        if step.same_rows:
+            if self._last_slots is None:
+                raise BadStep("same_rows", "no previous step worked: name the rows")
+            slots, name = self._last_slots, "same_rows"
+        if len(num_scheduled) != len(slots):
+            num_scheduled = np.ones(len(slots), dtype=np.int64)
+        columns = table.columns[slots]
+        ends = columns["num_computed"] + num_scheduled
+        _refuse(columns["num_tokens"] == 0, name, slots, "is empty")
+        name = "same_rows" if step.same_rows else "num_scheduled"
+        _refuse(ends > columns["num_tokens"], name, slots, "has fewer tokens left to compute")
+        _refuse(ends > self.limits.max_model_len, name, slots, "would pass max_model_len")
+        room = columns["num_blocks"] * self.limits.block_size
+        _refuse(ends > room, name, slots, "has too few blocks for its tokens")
+        return Rows(slots, num_scheduled, columns["num_computed"], ends == columns["num_tokens"])
+
+
+def _refuse(bad: NDArray[np.bool_], name: str, slots: IntColumn, reason: str) -> None:
+    if bad.any():
+        raise BadStep(name, f"slot {slots[bad.argmax()]} {reason}")
+
+
+def _stop_token_ids(occupant: Occupant | None) -> IntColumn:
+    if occupant is None:
+        return no_entries()
+    return np.array(occupant.sampling.stop_token_ids, dtype=np.int64)

@@ -1,0 +1,223 @@
+"""Protobuf to step values and back; the only place that reads frames of the step stream.
+
+Checks everything a frame says by itself against the limits. What depends on the slots' contents
+is checked by the batch state.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from pagewire.v1 import worker_pb2
+from rpc.columns import UINT8, BadColumn, pack, unpack
+from worker_svc.step import (
+    BadStep,
+    IntColumn,
+    Limits,
+    NewSequence,
+    RowSampling,
+    StepInput,
+    StepOutput,
+)
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who attaches: a scheduler's term and the id of its first step."""
+
+    protocol_version: int
+    epoch: int
+    first_step_id: int
+
+
+def decode_hello(frame: bytes) -> Hello:
+    """The first frame of a stream; raises BadStep if it is anything else."""
+    message = _parse(frame)
+    if message.WhichOneof("frame") != "hello":
+        raise BadStep("frame", "the first frame of a stream must be hello")
+    hello = message.hello
+    return Hello(hello.protocol_version, hello.epoch, hello.first_step_id)
+
+
+def decode_step(frame: bytes, limits: Limits) -> StepInput:
+    """Any other frame; raises BadStep naming the field that is out of range."""
+    message = _parse(frame)
+    if message.WhichOneof("frame") != "step":
+        raise BadStep("frame", "every frame after the first must be step")
+    step = message.step
+    appended_slots = _slots(step.appended_slots, "appended_slots", limits)
+    appended_block_ids = _block_ids(step.appended_block_ids, "appended_block_ids", limits)
+    if len(appended_slots) != len(appended_block_ids):
+        raise BadStep(
+            "appended_block_ids",
+            f"{len(appended_block_ids)} blocks for {len(appended_slots)} appended_slots",
+        )
+    slots, num_scheduled = _rows(step, limits)
+    return StepInput(
+        step_id=step.step_id,
+        ack_step_id=step.ack_step_id,
+        reset=step.reset,
+        freed_slots=_distinct(_slots(step.freed_slots, "freed_slots", limits), "freed_slots"),
+        new_sequences=tuple(
+            _new_sequence(sequence, f"new_sequences[{index}]", limits)
+            for index, sequence in enumerate(step.new_sequences)
+        ),
+        appended_slots=appended_slots,
+        appended_block_ids=appended_block_ids.astype(np.int64),
+        same_rows=step.same_rows,
+        slots=slots,
+        num_scheduled=num_scheduled,
+    )
+
+
+def encode_output(output: StepOutput) -> bytes:
+    """The frame that answers a step."""
+    status = b"" if output.row_status is None else pack(output.row_status, UINT8)
+    timings = output.timings
+    message = worker_pb2.ModelRunnerOutput(
+        step_id=output.step_id,
+        token_ids=pack(output.token_ids),
+        row_status=status,
+        error=output.error,
+        timings=worker_pb2.StepTimings(
+            queue_us=timings.queue_us,
+            prepare_us=timings.prepare_us,
+            forward_us=timings.forward_us,
+            sample_us=timings.sample_us,
+            copy_us=timings.copy_us,
+        ),
+    )
+    return worker_pb2.AttachResponse(output=message).SerializeToString()
+
+
+def _parse(frame: bytes) -> worker_pb2.AttachRequest:
+    try:
+        return worker_pb2.AttachRequest.FromString(frame)
+    except DecodeError as error:
+        raise BadStep("frame", f"{len(frame)} bytes that do not parse") from error
+
+
+def _rows(step: worker_pb2.SchedulerOutput, limits: Limits) -> tuple[IntColumn, IntColumn]:
+    if step.same_rows:
+        for name in ("slots", "num_scheduled"):
+            if getattr(step, name):
+                raise BadStep(name, "must be empty with same_rows")
+    slots = _distinct(_slots(step.slots, "slots", limits), "slots")
+    num_scheduled = _column(step.num_scheduled, "num_scheduled").astype(np.int64)
+    if not len(num_scheduled):
+        num_scheduled = np.ones(len(slots), dtype=np.int64)
+    if len(num_scheduled) != len(slots):
+        raise BadStep("num_scheduled", f"{len(num_scheduled)} counts for {len(slots)} slots")
+    if len(slots) and num_scheduled.min() < 1:
+        raise BadStep("num_scheduled", f"{num_scheduled.min()} is not a number of tokens")
+    num_tokens = int(num_scheduled.sum())
+    if num_tokens > limits.max_num_batched_tokens:
+        raise BadStep(
+            "num_scheduled",
+            f"{num_tokens} tokens, max_num_batched_tokens is {limits.max_num_batched_tokens}",
+        )
+    return slots, num_scheduled
+
+
+def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) -> NewSequence:
+    if message.slot >= limits.max_num_seqs:
+        raise BadStep(f"{name}.slot", f"{message.slot}, max_num_seqs is {limits.max_num_seqs}")
+    token_ids = _column(message.token_ids, f"{name}.token_ids")
+    if not 1 <= len(token_ids) <= limits.max_model_len:
+        raise BadStep(
+            f"{name}.token_ids",
+            f"{len(token_ids)} tokens, must be 1 to max_model_len {limits.max_model_len}",
+        )
+    _check_range(token_ids, 0, limits.vocab_size, f"{name}.token_ids", "token")
+    if not 1 <= message.num_prompt_tokens <= len(token_ids):
+        raise BadStep(
+            f"{name}.num_prompt_tokens",
+            f"{message.num_prompt_tokens}, must be 1 to the {len(token_ids)} token_ids",
+        )
+    if message.num_computed_tokens >= len(token_ids):
+        raise BadStep(
+            f"{name}.num_computed_tokens",
+            f"{message.num_computed_tokens} leaves none of {len(token_ids)} tokens to compute",
+        )
+    block_ids = _block_ids(message.block_ids, f"{name}.block_ids", limits)
+    if len(block_ids) > limits.max_blocks_per_seq:
+        raise BadStep(
+            f"{name}.block_ids",
+            f"{len(block_ids)} blocks, {limits.max_blocks_per_seq} hold max_model_len",
+        )
+    return NewSequence(
+        slot=message.slot,
+        request_id=message.request_id,
+        token_ids=token_ids.astype(np.int32),
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_computed_tokens=message.num_computed_tokens,
+        block_ids=block_ids.astype(np.int32),
+        sampling=_sampling(message.sampling, f"{name}.sampling", limits),
+    )
+
+
+def _sampling(message: worker_pb2.RowSampling, name: str, limits: Limits) -> RowSampling:
+    if not (math.isfinite(message.temperature) and message.temperature >= 0):
+        raise BadStep(f"{name}.temperature", f"{message.temperature} is not 0 or more")
+    if not 0 < message.top_p <= 1:
+        raise BadStep(f"{name}.top_p", f"{message.top_p} is not in (0, 1]")
+    if not 0 <= message.min_p <= 1:
+        raise BadStep(f"{name}.min_p", f"{message.min_p} is not in [0, 1]")
+    stop_token_ids = tuple(dict.fromkeys(message.stop_token_ids))
+    if any(token_id >= limits.vocab_size for token_id in stop_token_ids):
+        raise BadStep(
+            f"{name}.stop_token_ids",
+            f"{max(stop_token_ids)} is not below vocab_size {limits.vocab_size}",
+        )
+    if len(stop_token_ids) == limits.vocab_size:
+        raise BadStep(f"{name}.stop_token_ids", "masks every token of the vocabulary")
+    return RowSampling(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        # More than the vocabulary keeps everything, which is what 0 says.
+        top_k=message.top_k if message.top_k < limits.vocab_size else 0,
+        min_p=message.min_p,
+        seed=message.seed,
+        min_tokens=message.min_tokens,
+        stop_token_ids=stop_token_ids,
+    )
+
+
+def _column(column: bytes, name: str) -> NDArray[np.integer[Any]]:
+    try:
+        return unpack(column, name=name)
+    except BadColumn as error:
+        raise BadStep(name, str(error).removeprefix(f"{name}: ")) from error
+
+
+def _slots(column: bytes, name: str, limits: Limits) -> IntColumn:
+    slots = _column(column, name)
+    _check_range(slots, 0, limits.max_num_seqs, name, "slot")
+    return slots.astype(np.int64)
+
+
+def _block_ids(column: bytes, name: str, limits: Limits) -> NDArray[np.integer[Any]]:
+    block_ids = _column(column, name)
+    # Block 0 is the null block: it fills tables and belongs to nobody.
+    _check_range(block_ids, 1, limits.num_blocks, name, "block")
+    return block_ids
+
+
+def _check_range(
+    column: NDArray[np.integer[Any]], low: int, end: int, name: str, what: str
+) -> None:
+    if len(column) and (column.min() < low or column.max() >= end):
+        worst = column[(column < low) | (column >= end)][0]
+        raise BadStep(name, f"{what} {worst} is not in {low}..{end - 1}")
+
+
+def _distinct(slots: IntColumn, name: str) -> IntColumn:
+    if len(np.unique(slots)) != len(slots):
+        raise BadStep(name, "a slot appears twice")
+    return slots

@@ -1,0 +1,94 @@
+"""The worker's options, read once from the command line."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Options of one worker process. 0 or None leaves a value to the device or the model."""
+
+    model: Path | None = None
+    served_model_name: str = ""
+    host: str = "127.0.0.1"
+    port: int = 50053
+    dtype: str = "auto"
+    device: str = "auto"
+    block_size: int = 16
+    num_kv_blocks: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    max_model_len: int = 0
+    kv_cache_gib: float | None = None
+    gpu_memory_utilization: float = 0.9
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_kv_blocks",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_model_len",
+            "threads",
+        ):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        _require(self.dtype in DTYPES, "dtype", self.dtype, "one of " + ", ".join(DTYPES))
+        _require(self.device in DEVICES, "device", self.device, "one of " + ", ".join(DEVICES))
+        _require(self.block_size >= 1, "block_size", self.block_size, "1 or more")
+        _require(0 <= self.port < 65536, "port", self.port, "0 to 65535")
+        share = self.gpu_memory_utilization
+        _require(0 < share <= 1, "gpu_memory_utilization", share, "above 0, at most 1")
+        if self.kv_cache_gib is not None:
+            _require(self.kv_cache_gib > 0, "kv_cache_gib", self.kv_cache_gib, "above 0")
+
+
+def _require(ok: bool, name: str, value: object, wanted: str) -> None:
+    if not ok:
+        raise ValueError(f"{name}: {value} must be {wanted}")
+
+
+def parse(arguments: Sequence[str]) -> WorkerConfig:
+    """The configuration a command line asks for; exits with usage when it is wrong."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return WorkerConfig(**vars(options))
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults = WorkerConfig()
+    parser = argparse.ArgumentParser(
+        prog="python -m worker_svc",
+        description="Holds a model and computes the steps a scheduler sends.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+
+    def add(option: str, kind: type, text: str, choices: Sequence[str] | None = None) -> None:
+        name = option.removeprefix("--").replace("-", "_")
+        parser.add_argument(
+            option, type=kind, default=getattr(defaults, name), choices=choices, help=text
+        )
+
+    add("--model", Path, "Hugging Face folder to load at start; without it, wait for LoadModel")
+    add("--served-model-name", str, "name that requests use; empty: the folder's name")
+    add("--host", str, "address to listen on")
+    add("--port", int, "port to listen on; 0: any free one")
+    add("--dtype", str, "type of weights and activations", DTYPES)
+    add("--device", str, "where to compute", DEVICES)
+    add("--block-size", int, "tokens per KV block")
+    add("--num-kv-blocks", int, "KV blocks, the null block included; 0: as memory allows")
+    add("--max-num-seqs", int, "most sequences at once; 0: 64 on cpu, 256 on cuda")
+    add("--max-num-batched-tokens", int, "most tokens of one step; 0: 512 on cpu, 8192 on cuda")
+    add("--max-model-len", int, "most tokens of prompt plus output; 0: the model's own limit")
+    add("--kv-cache-gib", float, "KV cache on cpu; None: up to 4 GiB or a quarter of free memory")
+    add("--gpu-memory-utilization", float, "share of the device's memory that may be used")
+    add("--threads", int, "torch threads on cpu; 0: one per core")
+    return parser

@@ -1,0 +1,33 @@
+"""What a worker says of itself."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is served."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    config_sha256: str
+    tokenizer_sha256: str  # empty when the folder has no tokenizer.json
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a scheduler must know of this worker."""
+
+    model: ModelFacts
+    incarnation: int
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    device: str
+    kv_dtype: str
+    kv_layout: str
+    attention_backend: str

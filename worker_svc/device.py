@@ -1,0 +1,53 @@
+"""Which device, which floating-point type, how many threads."""
+
+import torch
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def resolve_device(name: str) -> torch.device:
+    """auto, cpu or cuda; auto is cuda where there is one."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device: {name!r} is none of auto, cpu, cuda")
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
+        raise ValueError("device: cuda was asked for and torch finds no CUDA device")
+    return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
+
+
+def resolve_dtype(name: str, device: torch.device, checkpoint_dtype: str) -> torch.dtype:
+    """auto, float32, bfloat16 or float16.
+
+    auto on CPU is bfloat16 where the CPU multiplies it in hardware, else float32; on CUDA it is the
+    checkpoint's type, and bfloat16 for float32 checkpoints.
+    """
+    if name != "auto":
+        return _named_dtype("dtype", name)
+    if device.type == "cpu":
+        return torch.bfloat16 if cpu_multiplies_bfloat16() else torch.float32
+    dtype = _named_dtype("dtype of the checkpoint", checkpoint_dtype)
+    return torch.bfloat16 if dtype == torch.float32 else dtype
+
+
+def _named_dtype(what: str, name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise ValueError(f"{what}: {name!r} is none of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def set_num_threads(count: int) -> int:
+    """Threads of one CPU operation; 0 leaves torch's choice, every core. Returns the number."""
+    if count < 0:
+        raise ValueError(f"threads: {count} is negative")
+    if count > 0:
+        torch.set_num_threads(count)
+    return torch.get_num_threads()

@@ -1,0 +1,97 @@
+"""Host rows to the flat tensors of one forward pass."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker_svc.attention import AttentionBatch
+from worker_svc.batch_state import BatchState, Rows
+from worker_svc.step import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """What the model reads: T tokens of B rows, back to back."""
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    attention: AttentionBatch
+    logit_rows: Tensor | None  # [R] int64: tokens whose logits are wanted; None: all of them
+
+
+def build(state: BatchState, rows: Rows) -> ModelInputs:
+    """Gathers the rows' tokens and cache slots from the state's device rows."""
+    block_size = state.limits.block_size
+    num_scheduled = rows.num_scheduled
+    ends = rows.num_computed + num_scheduled
+    cu_seqlens = np.zeros(len(rows.slots) + 1, dtype=np.int64)
+    np.cumsum(num_scheduled, out=cu_seqlens[1:])
+    if rows.is_decode:
+        slots, positions = rows.slots, rows.num_computed
+    else:
+        slots = np.repeat(rows.slots, num_scheduled)
+        offset = np.repeat(rows.num_computed - cu_seqlens[:-1], num_scheduled)
+        positions = np.arange(cu_seqlens[-1]) + offset
+    max_context_len = int(ends.max())
+    # One transfer for everything the device needs to know.
+    token_index, block_index, positions_, in_block, row_slots = _to_device(
+        state.device,
+        slots * state.token_rows.shape[1] + positions,  # [T]
+        slots * state.block_tables.shape[1] + positions // block_size,  # [T]
+        positions,
+        positions % block_size,  # [T]
+        rows.slots,
+    )
+    blocks = state.block_tables.view(-1).index_select(0, block_index)  # [T]
+    width = -(-max_context_len // block_size)
+    attention = AttentionBatch(
+        slot_mapping=torch.add(in_block, blocks, alpha=block_size),
+        block_tables=state.block_tables[:, :width].index_select(0, row_slots),  # [B, W]
+        context_lens=torch.from_numpy(ends.astype(np.int32)).to(state.device),
+        cu_seqlens_q=torch.from_numpy(cu_seqlens.astype(np.int32)).to(state.device),
+        max_seqlen_q=int(num_scheduled.max()),
+        max_context_len=max_context_len,
+    )
+    return ModelInputs(
+        token_ids=state.token_rows.view(-1).index_select(0, token_index).long(),
+        positions=positions_,
+        attention=attention,
+        logit_rows=_logit_rows(rows, cu_seqlens, state.device),
+    )
+
+
+def build_idle(limits: Limits, lengths: list[int], device: torch.device) -> ModelInputs:
+    """Inputs of a step that serves nobody: token 0 everywhere, no cache slot written."""
+    ends = np.array(lengths, dtype=np.int32)
+    cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(ends, out=cu_seqlens[1:])
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    width = -(-max(lengths) // limits.block_size)
+    attention = AttentionBatch(
+        slot_mapping=torch.full((len(positions),), -1, dtype=torch.int64, device=device),
+        block_tables=torch.zeros((len(lengths), width), dtype=torch.int32, device=device),
+        context_lens=torch.from_numpy(ends).to(device),
+        cu_seqlens_q=torch.from_numpy(cu_seqlens).to(device),
+        max_seqlen_q=max(lengths),
+        max_context_len=max(lengths),
+    )
+    return ModelInputs(
+        token_ids=torch.zeros(len(positions), dtype=torch.int64, device=device),
+        positions=torch.from_numpy(positions).to(device),
+        attention=attention,
+        logit_rows=None,
+    )
+
+
+def _logit_rows(rows: Rows, cu_seqlens: NDArray[np.int64], device: torch.device) -> Tensor | None:
+    if rows.is_decode:
+        return None
+    return torch.from_numpy(cu_seqlens[1:][rows.samples] - 1).to(device)
+
+
+def _to_device(device: torch.device, *columns: NDArray[np.int64]) -> tuple[Tensor, ...]:
+    packed = torch.from_numpy(np.concatenate(columns)).to(device)
+    return torch.split(packed, [len(column) for column in columns])

@@ -1,0 +1,147 @@
+"""From an empty process to a worker that can be attached: load, size the cache, warm up.
+
+Owns the phase and the order of calls; `startup` builds what each phase needs. Knows neither gRPC
+nor the step stream.
+"""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+
+from worker_svc import startup
+from worker_svc.compute_thread import ComputeThread
+from worker_svc.config import WorkerConfig
+from worker_svc.description import Description, ModelFacts
+from worker_svc.model_runner import ModelRunner
+from worker_svc.startup import LoadedModel
+
+log = logging.getLogger(__name__)
+
+
+class Phase(Enum):
+    """How far a worker has come; the names are the contract's."""
+
+    STARTED = "STARTED"
+    LOADING = "LOADING"
+    LOADED = "LOADED"
+    CACHE_READY = "CACHE_READY"
+    READY = "READY"
+    FAILED = "FAILED"
+
+
+class WrongPhase(RuntimeError):
+    """A call that the worker's phase does not allow."""
+
+
+class Lifecycle:
+    """The phases, entered one after the other. A call that fails leaves the phase as it was."""
+
+    def __init__(
+        self, config: WorkerConfig, compute: ComputeThread, on_phase: Callable[[Phase], None]
+    ) -> None:
+        self._config = config
+        self._compute = compute
+        self._on_phase = on_phase
+        self._incarnation = secrets.randbits(63) + 1
+        self._busy = threading.Lock()
+        self._phase = Phase.STARTED
+        self._failure = ""
+        self._model: LoadedModel | None = None
+        self._runner: ModelRunner | None = None
+        self._description: Description | None = None
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def failure(self) -> str:
+        """Why start-up failed; empty if it did not."""
+        return self._failure
+
+    @property
+    def description(self) -> Description | None:
+        """Complete from CACHE_READY on; None before."""
+        return self._description
+
+    @property
+    def runner(self) -> ModelRunner | None:
+        """There from CACHE_READY on."""
+        return self._runner
+
+    def ready_runner(self) -> ModelRunner:
+        """The runner that steps go to; raises WrongPhase unless the worker is READY."""
+        if self._runner is None or self._phase is not Phase.READY:
+            raise WrongPhase(f"steps need phase READY, the worker is {self._phase.value}")
+        return self._runner
+
+    def load_model(self, folder: Path, dtype: str, served_model_name: str) -> ModelFacts:
+        """STARTED to LOADED: reads the weights."""
+        with self._moving("LoadModel", Phase.STARTED, Phase.LOADED, during=Phase.LOADING):
+            self._model = self._compute.call(
+                lambda: startup.load(self._config, folder, dtype, served_model_name)
+            )
+            return self._model.facts
+
+    def initialize_cache(self, num_blocks: int) -> int:
+        """LOADED to CACHE_READY: allocates the cache; 0 blocks: as many as memory allows."""
+        with self._moving("InitializeCache", Phase.LOADED, Phase.CACHE_READY):
+            model = self._model
+            assert model is not None  # LOADED says so
+            runner = self._compute.call(
+                lambda: startup.build_runner(self._config, model, num_blocks)
+            )
+            self._description = startup.describe(model, runner, self._incarnation)
+            self._runner = runner
+            return runner.limits.num_blocks
+
+    def warm_up(self) -> Description:
+        """CACHE_READY to READY: runs the largest step once."""
+        with self._moving("WarmUp", Phase.CACHE_READY, Phase.READY):
+            runner, description = self._runner, self._description
+            assert runner is not None and description is not None  # CACHE_READY says so
+            self._compute.call(runner.warm_up)
+            return description
+
+    def start_up(self, folder: Path) -> None:
+        """All three for a worker started with a model; FAILED, with the reason, if one fails."""
+        try:
+            self.load_model(folder, self._config.dtype, self._config.served_model_name)
+            self.initialize_cache(self._config.num_kv_blocks)
+            self.warm_up()
+        except Exception as error:
+            log.exception("start-up failed")
+            self._failure = f"{type(error).__name__}: {error}"
+            self._enter(Phase.FAILED)
+
+    @contextmanager
+    def _moving(
+        self, call: str, source: Phase, target: Phase, during: Phase | None = None
+    ) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise WrongPhase(f"{call}: another life-cycle call is running")
+        try:
+            if self._phase is not source:
+                raise WrongPhase(
+                    f"{call} needs phase {source.value}, the worker is {self._phase.value}"
+                )
+            if during is not None:
+                self._enter(during)
+            try:
+                yield
+            except BaseException:
+                self._enter(source)
+                raise
+            self._enter(target)
+        finally:
+            self._busy.release()
+
+    def _enter(self, phase: Phase) -> None:
+        if phase is not self._phase:
+            self._phase = phase
+            log.info("worker is %s", phase.value)
+            self._on_phase(phase)

@@ -1,0 +1,162 @@
+"""Runs steps: deltas to state, state to model inputs, logits to tokens.
+
+Decides nothing and knows no protocol. A step either works or leaves no trace.
+"""
+
+import logging
+import time
+from collections import deque
+
+import numpy as np
+import torch
+
+from worker_svc import inputs
+from worker_svc.batch_state import BatchState, Rows, Staged
+from worker_svc.inputs import ModelInputs
+from worker_svc.kv_cache import KVCache
+from worker_svc.models import Decoder
+from worker_svc.sampler import Sampled, SamplingRows, sample
+from worker_svc.step import (
+    ROW_NOT_FINITE,
+    ROW_OK,
+    Limits,
+    StepInput,
+    StepOutput,
+    StepRecord,
+    StepTimings,
+)
+from worker_svc.step_clock import StepClock
+
+MAX_RECORDS = 256
+
+log = logging.getLogger(__name__)
+
+
+class ModelRunner:
+    """A loaded model with its cache and its slots; complete once built."""
+
+    def __init__(
+        self, model: Decoder, kv_cache: KVCache, limits: Limits, device: torch.device
+    ) -> None:
+        self.limits = limits
+        self.state = BatchState(limits, device)
+        self.records: deque[StepRecord] = deque(maxlen=MAX_RECORDS)  # newest last
+        self._model = model
+        self._kv_cache = kv_cache
+        self._device = device
+
+    @torch.inference_mode()
+    def execute(self, step: StepInput, queue_us: int = 0) -> StepOutput:
+        """Computes one step. Raises BadStep, or answers with an error, without a trace of it."""
+        started = time.perf_counter()
+        staged = self.state.stage(step)
+        try:
+            output = self._compute(staged, queue_us, started)
+        except Exception as error:  # whatever the device raises, the process and the state live on
+            log.exception("step %d failed", step.step_id)
+            self.state.rollback()
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                torch.cuda.empty_cache()
+            output = failed(step.step_id, f"{type(error).__name__}: {error}")
+        else:
+            self.state.commit(staged)
+        self._record(staged, output, started)
+        return output
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Runs the largest prefill, the smallest and the largest decode; touches no state."""
+        limits = self.limits
+        most = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
+        full, rest = divmod(most, limits.max_model_len)
+        for lengths in (
+            [limits.max_model_len] * full + [rest] * (rest > 0),
+            [1],
+            [1] * min(limits.max_num_seqs, limits.max_num_batched_tokens),
+        ):
+            model_inputs = inputs.build_idle(limits, lengths, self._device)
+            hidden = self._forward(model_inputs)
+            logits = self._model.logits(hidden[: len(lengths)])
+            for temperature in (0.0, 1.0):
+                sample(logits, SamplingRows.alike(len(lengths), temperature, top_p=0.9))
+
+    def _compute(self, staged: Staged, queue_us: int, started: float) -> StepOutput:
+        self.state.write(staged)
+        rows, step_id = staged.rows, staged.step.step_id
+        if not len(rows.slots):
+            timings = StepTimings(queue_us=queue_us, prepare_us=_us_since(started))
+            return StepOutput(step_id, np.zeros(0, dtype=np.int32), timings=timings)
+        model_inputs = inputs.build(self.state, rows)
+        sampling = self.state.sampling_rows(staged)
+        prepare_us = _us_since(started)
+        clock = StepClock(self._device)
+        clock.mark()
+        hidden = self._forward(model_inputs)  # [T, hidden]
+        clock.mark()
+        if model_inputs.logit_rows is not None:
+            hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
+        token_ids, row_status = self._sample(hidden, sampling, rows, clock)
+        forward_us, sample_us, copy_us = clock.spans_us()
+        timings = StepTimings(queue_us, prepare_us, forward_us, sample_us, copy_us)
+        return StepOutput(step_id, token_ids, row_status, timings=timings)
+
+    def _forward(self, model_inputs: ModelInputs) -> torch.Tensor:
+        return self._model.forward(
+            model_inputs.token_ids,
+            model_inputs.positions,
+            self._kv_cache,
+            model_inputs.attention,
+        )
+
+    def _sample(
+        self, hidden: torch.Tensor, sampling: SamplingRows, rows: Rows, clock: StepClock
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        if not len(sampling):
+            clock.mark()
+            clock.mark()
+            return np.zeros(0, dtype=np.int32), None
+        sampled = sample(self._model.logits(hidden), sampling)
+        self.state.write_sampled(rows, sampled.token_ids)
+        clock.mark()
+        token_ids, row_status = _to_host(sampled)
+        clock.mark()
+        return token_ids, row_status
+
+    def _record(self, staged: Staged, output: StepOutput, started: float) -> None:
+        rows, occupants = staged.rows, staged.table.occupants
+        request_ids = tuple(
+            occupant.request_id
+            for slot in rows.slots.tolist()
+            if (occupant := occupants[slot]) is not None
+        )
+        is_decode_row = rows.samples & (rows.num_scheduled == 1)
+        self.records.append(
+            StepRecord(
+                step_id=staged.step.step_id,
+                request_ids=request_ids,
+                slots=rows.slots,
+                num_computed=rows.num_computed,
+                num_scheduled=rows.num_scheduled,
+                num_decode_rows=int(np.count_nonzero(is_decode_row)),
+                duration_us=_us_since(started),
+                error=output.error,
+            )
+        )
+
+
+def failed(step_id: int, error: str) -> StepOutput:
+    """The answer to a step that left no trace."""
+    return StepOutput(step_id, np.zeros(0, dtype=np.int32), error=error)
+
+
+def _to_host(sampled: Sampled) -> tuple[np.ndarray, np.ndarray | None]:
+    # One transfer: a token of a row that is not finite travels as -1, below every token id.
+    packed = sampled.token_ids.int().masked_fill_(~sampled.finite, -1).cpu().numpy()
+    bad = packed < 0
+    if not bad.any():
+        return packed, None
+    return np.where(bad, 0, packed), np.where(bad, ROW_NOT_FINITE, ROW_OK).astype(np.uint8)
+
+
+def _us_since(started: float) -> int:
+    return int((time.perf_counter() - started) * 1e6)

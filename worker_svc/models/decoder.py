@@ -1,0 +1,120 @@
+"""The decoder of the Llama family: Llama, Mistral, Qwen2 and Qwen3 differ in their config alone.
+
+Runs one step over flat tokens and writes the KV cache as it goes. It knows no requests, no
+sampling, and nothing of earlier steps but the cache.
+"""
+
+import logging
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker_svc import model_config
+from worker_svc.attention import AttentionBatch, AttentionStep, HeadLayout
+from worker_svc.kv_cache import KVCache
+from worker_svc.layers import MLP, Attention, Destinations, RMSNorm
+from worker_svc.linear import Linear
+from worker_svc.model_config import ModelConfig
+from worker_svc.rotary import cos_sin_table
+from worker_svc.weights import load_weights
+
+logger = logging.getLogger(__name__)
+
+
+class DecoderLayer:
+    """Attention and MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.attention = Attention(config, dtype, device)
+        self.post_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.mlp = MLP(config, dtype, device)
+
+    def destinations(self, prefix: str) -> Destinations:
+        yield from self.input_norm.destinations(f"{prefix}.input_layernorm")
+        yield from self.attention.destinations(f"{prefix}.self_attn")
+        yield from self.post_norm.destinations(f"{prefix}.post_attention_layernorm")
+        yield from self.mlp.destinations(f"{prefix}.mlp")
+
+    def pack(self) -> None:
+        self.attention.pack()
+        self.mlp.pack()
+
+
+class Decoder:
+    """A whole model. Fill `destinations`, then call `pack` once."""
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, max_model_len: int
+    ) -> None:
+        config.check_length(max_model_len)
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self._heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
+        self._cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len).to(device)
+        size = (config.vocab_size, config.hidden_size)
+        self._embedding = torch.empty(size, dtype=dtype, device=device)
+        self._layers = [DecoderLayer(config, dtype, device) for _ in range(config.num_layers)]
+        self._final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        if config.tie_word_embeddings:
+            self._head = Linear(self._embedding)
+        else:
+            self._head = Linear.empty(
+                config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device
+            )
+
+    def destinations(self) -> Destinations:
+        yield "model.embed_tokens.weight", self._embedding
+        for index, layer in enumerate(self._layers):
+            yield from layer.destinations(f"model.layers.{index}")
+        yield from self._final_norm.destinations("model.norm")
+        if not self.config.tie_word_embeddings:
+            yield "lm_head.weight", self._head.weight
+
+    def pack(self) -> None:
+        for layer in self._layers:
+            layer.pack()
+        self._head.pack()
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
+    ) -> Tensor:
+        """Token ids and positions [T] of this step -> hidden states [T, hidden], normed."""
+        step = AttentionStep(self._heads, batch, positions, self._cos_sin, kv_cache)
+        residual = F.embedding(token_ids, self._embedding)  # [T, hidden]
+        hidden = self._layers[0].input_norm(residual)
+        next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
+        for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
+            hidden = layer.attention(hidden, step, index)
+            hidden, residual = layer.post_norm.add(hidden, residual)
+            hidden, residual = next_norm.add(layer.mlp(hidden), residual)
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, hidden] -> float32 [R, vocab]."""
+        return self._head(hidden).float()
+
+
+def load_model(
+    folder: Path, dtype: torch.dtype, device: torch.device, max_model_len: int
+) -> Decoder:
+    """The model of a Hugging Face folder, ready to run."""
+    started = time.monotonic()
+    config = model_config.load(folder)
+    model = Decoder(config, dtype, device, max_model_len)
+    tied = frozenset({"lm_head.weight"}) if config.tie_word_embeddings else frozenset[str]()
+    load_weights(folder, dict(model.destinations()), ignored=tied)
+    model.pack()
+    logger.info(
+        "loaded %s with %d layers in %.1f s",
+        config.architecture,
+        config.num_layers,
+        time.monotonic() - started,
+    )
+    return model

@@ -1,0 +1,64 @@
+"""One worker process: logs, signals, and the exit code."""
+
+import importlib.metadata
+import logging
+import os
+import signal
+import threading
+from types import FrameType
+
+from rpc.server import PortInUse
+from worker_svc.config import WorkerConfig
+from worker_svc.device import set_num_threads
+from worker_svc.server import WorkerServer
+
+GRACE_S = 0.4
+
+log = logging.getLogger(__name__)
+
+
+def run(config: WorkerConfig) -> int:
+    """Serves until a signal or a failed start-up; returns the exit code."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if _has_foreign_kernels():
+        log.error(
+            "the package `kernels` of Hugging Face is installed and would shadow ours: "
+            "run `pip uninstall kernels`"
+        )
+        return 1
+    log.info("%d torch threads", set_num_threads(config.threads))
+    wake, failed = threading.Event(), threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        wake.set()
+
+    def on_failure() -> None:
+        failed.set()
+        wake.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    try:
+        server = WorkerServer(config, on_failure)
+    except PortInUse as error:
+        log.error("%s", error)
+        return 1
+    server.start()
+    wake.wait()
+    log.info("stopping")
+    code = int(failed.is_set())
+    if not server.stop(GRACE_S):
+        # A step or a load still runs in a thread that Python would wait for.
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+def _has_foreign_kernels() -> bool:
+    try:
+        importlib.metadata.distribution("kernels")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,223 @@
+"""Logits to tokens for a batch whose rows may each sample differently.
+
+Order: minimum tokens, temperature, min-p, top-k, top-p, draw. Greedy rows take the argmax, rows
+without a filter invert the distribution over the whole vocabulary, filtered rows that over their
+likeliest candidates. A row's token depends on its own logits, parameters, seed and output position
+alone. Knows no slots, no requests and no state.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from worker_svc.random_numbers import uniform
+from worker_svc.step import GREEDY_TEMPERATURE, IntColumn
+
+# Candidates looked at for a filtered row: nearly always enough, and far cheaper than sorting a
+# vocabulary. A row that keeps more goes on to the next width and in the end to a full sort.
+CANDIDATE_WIDTHS = (1024, 8192)
+TILE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Sampling parameters of the rows that sample, as host columns of length R."""
+
+    temperature: NDArray[np.float32]
+    top_p: NDArray[np.float32]
+    top_k: IntColumn
+    min_p: NDArray[np.float32]
+    seed: IntColumn  # the bits of the unsigned seed
+    output_position: IntColumn
+    masked_rows: IntColumn  # with masked_ids: logits that may not be sampled yet
+    masked_ids: IntColumn
+
+    def __len__(self) -> int:
+        return len(self.temperature)
+
+    @classmethod
+    def alike(cls, num_rows: int, temperature: float, top_p: float) -> "SamplingRows":
+        """Rows that all sample the same way, for a step that serves nobody."""
+        zeros = np.zeros(num_rows, dtype=np.int64)
+        return cls(
+            temperature=np.full(num_rows, temperature, dtype=np.float32),
+            top_p=np.full(num_rows, top_p, dtype=np.float32),
+            top_k=zeros,
+            min_p=np.zeros(num_rows, dtype=np.float32),
+            seed=zeros,
+            output_position=zeros,
+            masked_rows=zeros[:0],
+            masked_ids=zeros[:0],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token per row, and whether its logits were finite (if not, the token is 0)."""
+
+    token_ids: Tensor  # [R] int64
+    finite: Tensor  # [R] bool
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
+    """Chooses a token per row of logits [R, V] float32, which it may overwrite."""
+    # A sum is finite only if every term is: one reduction in place of a mask of the whole matrix.
+    finite = logits.sum(-1).isfinite()  # [R]
+    if len(rows.masked_rows):
+        masked = (_to(rows.masked_rows, logits), _to(rows.masked_ids, logits))
+        logits[masked] = float("-inf")
+    greedy = rows.temperature < GREEDY_TEMPERATURE
+    if greedy.all():
+        token_ids = logits.argmax(-1)
+        return Sampled(token_ids.masked_fill_(~finite, 0), finite)
+    filtered = ~greedy & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
+    token_ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
+    for group, draw in (
+        (greedy, _draw_greedy),
+        (~greedy & ~filtered, _draw_unfiltered),
+        (filtered, _draw_filtered),
+    ):
+        chosen = np.flatnonzero(group)
+        if len(chosen):
+            index = _to(chosen, logits)
+            group_logits = logits.index_select(0, index)
+            # A row that is not finite is failed by its status; zeros keep the arithmetic in range.
+            group_logits.masked_fill_(~finite.index_select(0, index)[:, None], 0.0)
+            token_ids[index] = draw(group_logits, rows, chosen)
+    return Sampled(token_ids.masked_fill_(~finite, 0), finite)
+
+
+def _draw_greedy(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
+    return logits.argmax(-1)
+
+
+def _draw_unfiltered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
+    """Inverts the distribution in two levels, tiles and tokens: no scan of the vocabulary."""
+    tiles = _tiles(_scale(logits, rows, chosen).exp_())  # [R, V / TILE, TILE]
+    tile_ends = tiles.sum(-1).double().cumsum(-1)  # [R, V / TILE]
+    draws = _uniform(rows, chosen, logits)
+    tile = _invert(tile_ends, draws)  # [R]
+    end = tile_ends.gather(1, tile[:, None])
+    start = functional.pad(tile_ends, (1, 0)).gather(1, tile[:, None])
+    # What is left of the draw inside its tile; the two sums of a tile may differ in the last bit.
+    left = ((draws[:, None] * tile_ends[:, -1:] - start) / (end - start)).clamp_(0.0, 1 - 2.0**-52)
+    in_tile = tiles[torch.arange(len(chosen), device=tile.device), tile]  # [R, TILE]
+    return tile * TILE + _invert(in_tile.double().cumsum(-1), left.squeeze(1))
+
+
+def _draw_filtered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
+    """Inverts the distribution over the kept candidates, likeliest first."""
+    scaled = _scale(logits, rows, chosen)  # [R, V]
+    # By tiles: a sum over a whole row is cut among threads differently when the row is alone.
+    totals = _tiles(scaled.exp()).sum(-1).double().sum(-1)  # [R]
+    keys = _sort_keys(scaled)
+    draws = _uniform(rows, chosen, logits)
+    token_ids = torch.zeros(len(chosen), dtype=torch.int64, device=logits.device)
+    vocab_size = logits.shape[1]
+    pending = np.arange(len(chosen))
+    for width in (*(width for width in CANDIDATE_WIDTHS if width < vocab_size), vocab_size):
+        index = _to(pending, logits)
+        values, ids = _candidates(keys.index_select(0, index), width)
+        is_whole = width == vocab_size
+        kept = _keep(values, totals.index_select(0, index), is_whole, rows, chosen[pending])
+        ends = kept.ends
+        within = ends.gather(1, kept.count[:, None] - 1)  # [P, 1]
+        # The draw is below the mass of the kept, so the search ends inside them.
+        rank = torch.searchsorted(ends, draws[index][:, None] * within, right=True)
+        picked = ids.gather(1, rank.clamp_(max=width - 1)).squeeze(1)
+        token_ids[index] = torch.where(kept.is_complete, picked, 0)
+        pending = pending[~kept.is_complete.cpu().numpy()]
+        if not len(pending):
+            break
+    return token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What of sorted candidates [P, W] a filter keeps."""
+
+    count: Tensor  # [P], at least 1: the kept are a prefix
+    ends: Tensor  # [P, W] float64: cumulative weights
+    is_complete: Tensor  # [P] bool: no token beyond the candidates belongs to the kept
+
+
+def _keep(
+    values: Tensor, totals: Tensor, is_whole: bool, rows: SamplingRows, chosen: IntColumn
+) -> _Kept:
+    """How many of the candidates, sorted and relative to the likeliest (0), survive."""
+    width = values.shape[1]
+    top_k = _to(rows.top_k[chosen], values)
+    top_p = _to(rows.top_p[chosen], values).double()
+    min_p = _to(rows.min_p[chosen], values)
+    # Both filters are a bar that a value must reach, so tokens that tie at it stay together.
+    kth = values.gather(1, (top_k.clamp(1, width) - 1)[:, None]).squeeze(1)
+    kth = torch.where((top_k > 0) & (top_k <= width), kth, float("-inf"))
+    bar = torch.maximum(min_p.log(), kth)  # [P]
+    num_survivors = (values >= bar[:, None]).sum(-1)
+    ends = values.exp().double().cumsum(-1)  # [P, W]
+    is_bounded = (num_survivors < width) | is_whole
+    mass = torch.where(is_bounded, ends.gather(1, num_survivors[:, None] - 1).squeeze(1), totals)
+    nucleus = (ends < (top_p * mass)[:, None]).sum(-1) + 1
+    count = torch.where(top_p < 1, torch.minimum(nucleus, num_survivors), num_survivors)
+    # Mass is known if the survivors are, or if nothing but top-p filters. A value equal to the
+    # last candidate's may have ties among the tokens not looked at.
+    is_mass_known = is_bounded | ((top_k == 0) & (min_p == 0))
+    last_kept = values.gather(1, count[:, None] - 1).squeeze(1)
+    is_complete = (is_mass_known & (last_kept > values[:, -1])) | is_whole
+    return _Kept(count, ends, is_complete)
+
+
+def _sort_keys(scaled: Tensor) -> Tensor:
+    """int64 keys [R, V] that sort like (value, lower id first): no two of a row are equal.
+
+    So the largest keys are the same whatever algorithm a device or a width picks them with.
+    """
+    bits = scaled.view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats sort backwards as integers
+    rank = torch.arange(scaled.shape[1] - 1, -1, -1, device=scaled.device)
+    return (ordered.long() << 32) | rank
+
+
+def _candidates(keys: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The largest values and their ids, both [P, width], from the keys' largest down."""
+    vocab_size = keys.shape[1]
+    if width < vocab_size:
+        largest = keys.topk(width, dim=-1).values
+    else:
+        largest = keys.sort(dim=-1, descending=True).values
+    ordered = (largest >> 32).int()
+    values = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32)
+    return values, vocab_size - 1 - (largest & 0xFFFFFFFF)
+
+
+def _scale(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
+    """Logits over temperature, relative to the row's largest; overwrites logits."""
+    temperature = _to(rows.temperature[chosen], logits)[:, None]
+    return logits.sub_(logits.amax(-1, keepdim=True)).div_(temperature)
+
+
+def _tiles(weights: Tensor) -> Tensor:
+    """Weights [R, V] as [R, V / TILE, TILE], the last tile filled up with zeros."""
+    weights = functional.pad(weights, (0, -weights.shape[1] % TILE))
+    return weights.view(weights.shape[0], -1, TILE)
+
+
+def _uniform(rows: SamplingRows, chosen: IntColumn, like: Tensor) -> Tensor:
+    return uniform(_to(rows.seed[chosen], like), _to(rows.output_position[chosen], like))
+
+
+def _invert(ends: Tensor, draws: Tensor) -> Tensor:
+    """The first index [R] whose cumulative weight ends [R, N] exceeds the draw's share of it.
+
+    A draw is at most 1 - 2**-52, so its share is strictly below the total: always in range, and
+    never on an entry of no weight.
+    """
+    return torch.searchsorted(ends, draws[:, None] * ends[:, -1:], right=True).squeeze(1)
+
+
+def _to(column: NDArray[np.int64] | NDArray[np.float32], like: Tensor) -> Tensor:
+    return torch.from_numpy(column).to(like.device)

@@ -1,0 +1,72 @@
+"""Puts the worker's services on one gRPC server and keeps its health."""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from pagewire.v1 import debug_pb2_grpc
+from rpc.server import SERVER_OPTIONS, add_reflection, bind
+from worker_svc import debug, service
+from worker_svc.compute_thread import ComputeThread
+from worker_svc.config import WorkerConfig
+from worker_svc.lifecycle import Lifecycle, Phase
+from worker_svc.session import Session
+
+# A stream holds a thread: the step stream, health watches and reflection of people looking in.
+HANDLER_THREADS = 32
+
+log = logging.getLogger(__name__)
+
+
+class WorkerServer:
+    """One worker process but for its signals: compute thread, life cycle, session and server."""
+
+    def __init__(self, config: WorkerConfig, on_failure: Callable[[], None]) -> None:
+        self._config = config
+        self._compute = ComputeThread()
+        self._health = health.HealthServicer()
+        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._on_failure = on_failure
+        self.lifecycle = Lifecycle(config, self._compute, self._on_phase)
+        self._session = Session(self.lifecycle, self._compute)
+        self._server = grpc.server(
+            ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"), options=SERVER_OPTIONS
+        )
+        service.add_to_server(service.WorkerService(self.lifecycle, self._session), self._server)
+        debug_pb2_grpc.add_DebugServiceServicer_to_server(
+            debug.DebugService(self.lifecycle), self._server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (service.SERVICE_NAME, debug.SERVICE_NAME, health.SERVICE_NAME)
+        add_reflection(self._server, names, aio=False)
+        self.port = bind(self._server, f"{config.host}:{config.port}", "the worker")
+
+    def start(self) -> None:
+        """Answers calls; with a model, starts up in the background and is NOT_SERVING meanwhile."""
+        self._server.start()
+        log.info("listening on %s:%d", self._config.host, self.port)
+        if (folder := self._config.model) is not None:
+            threading.Thread(
+                target=self.lifecycle.start_up, args=(folder,), name="start-up", daemon=True
+            ).start()
+
+    def stop(self, grace_s: float) -> bool:
+        """Ends every stream and the compute thread; False if a step or a load still runs."""
+        self._health.enter_graceful_shutdown()
+        self._session.stop()
+        self._server.stop(grace_s).wait()
+        return self._compute.stop(grace_s)
+
+    def _on_phase(self, phase: Phase) -> None:
+        if phase is Phase.READY:
+            self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        elif phase is Phase.FAILED:
+            self._on_failure()
+
+    def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in ("", service.SERVICE_NAME):
+            self._health.set(name, status)

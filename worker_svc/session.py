@@ -1,0 +1,188 @@
+"""The step stream's rules: one scheduler at a time, terms that only rise, ids without gaps.
+
+A stream's reader hands in frames, the compute thread executes them, a stream's writer takes frames
+out. Knows no gRPC: a stream ends with an exception that the service turns into a status.
+"""
+
+import logging
+import threading
+import time
+from functools import partial
+from queue import SimpleQueue
+
+from worker_svc import codec
+from worker_svc.codec import Hello
+from worker_svc.compute_thread import ComputeThread
+from worker_svc.lifecycle import Lifecycle
+from worker_svc.model_runner import ModelRunner, failed
+from worker_svc.step import BadStep, StepInput, StepOutput
+
+MAX_STEPS_IN_FLIGHT = 2
+
+log = logging.getLogger(__name__)
+
+
+class SessionError(Exception):
+    """Why a stream is refused or ends."""
+
+
+class UnknownProtocol(SessionError):
+    """The scheduler speaks another version of the step protocol."""
+
+
+class StaleEpoch(SessionError):
+    """A scheduler whose term is not higher than any seen."""
+
+
+class TakenOver(SessionError):
+    """A scheduler with a higher epoch has attached."""
+
+
+class StepGap(SessionError):
+    """A step id that does not follow."""
+
+
+class Stopping(SessionError):
+    """The worker is shutting down."""
+
+
+class Stream:
+    """One attached scheduler. Its reader and writer are threads of the service."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.epoch = hello.epoch
+        # Frames to send; then an exception that ends the stream, or None if it ends well.
+        self.outbox: SimpleQueue[bytes | Exception | None] = SimpleQueue()
+        self.is_over = False
+        self._next_step_id = hello.first_step_id
+        self._is_first = True
+        self._failed_step_id: int | None = None
+        self._window = threading.Semaphore(MAX_STEPS_IN_FLIGHT)
+
+    def wait_for_room(self) -> None:
+        """Holds the reader back while two steps are in flight; the transport does the rest."""
+        self._window.acquire()
+
+    def check(self, step: StepInput) -> str:
+        """Accepts the next step; returns why it must fail unseen, or an empty string."""
+        if step.step_id != self._next_step_id:
+            raise StepGap(f"step_id {step.step_id} does not follow: expected {self._next_step_id}")
+        if self._is_first and not step.reset:
+            raise BadStep("reset", "must be set on the first step of a stream")
+        self._next_step_id += 1
+        self._is_first = False
+        failed_id = self._failed_step_id
+        if step.reset or failed_id is None or step.ack_step_id >= failed_id:
+            return ""
+        # The scheduler planned this one on top of changes that never happened.
+        return f"planned before the failure of step {failed_id} was known"
+
+    def answer(self, output: StepOutput) -> None:
+        """Sends a step's output and makes room for the next step."""
+        if output.error:
+            self._failed_step_id = output.step_id
+        if not self.is_over:
+            self.outbox.put(codec.encode_output(output))
+        self._window.release()
+
+    def end(self, reason: Exception | None) -> None:
+        """Ends the stream once; later ends and answers change nothing."""
+        if not self.is_over:
+            self.is_over = True
+            self.outbox.put(reason)
+            self._window.release(MAX_STEPS_IN_FLIGHT)
+
+
+class Session:
+    """Who drives the worker now, and how far they have come."""
+
+    def __init__(self, lifecycle: Lifecycle, compute: ComputeThread) -> None:
+        self._lifecycle = lifecycle
+        self._compute = compute
+        self._lock = threading.Lock()
+        self._stream: Stream | None = None
+        self._epoch = 0
+        self._last_step_id = 0
+        self._is_stopping = False
+
+    @property
+    def epoch(self) -> int:
+        """Highest epoch seen."""
+        return self._epoch
+
+    @property
+    def last_step_id(self) -> int:
+        """Last step computed under it."""
+        return self._last_step_id
+
+    def attach(self, hello: Hello) -> Stream:
+        """Makes the caller the one scheduler, or raises a SessionError or WrongPhase."""
+        if hello.protocol_version != codec.PROTOCOL_VERSION:
+            raise UnknownProtocol(
+                f"protocol_version {hello.protocol_version}, this worker speaks "
+                f"{codec.PROTOCOL_VERSION}"
+            )
+        self._lifecycle.ready_runner()
+        with self._lock:
+            if self._is_stopping:
+                raise Stopping("the worker is shutting down")
+            if hello.epoch <= self._epoch:
+                raise StaleEpoch(f"epoch {hello.epoch} is not higher than {self._epoch}")
+            previous, self._stream = self._stream, Stream(hello)
+            self._epoch, self._last_step_id = hello.epoch, 0
+            if previous is not None:
+                previous.end(TakenOver(f"a scheduler attached with epoch {hello.epoch}"))
+            log.info("scheduler attached with epoch %d", hello.epoch)
+            return self._stream
+
+    def submit(self, stream: Stream, frame: bytes) -> None:
+        """Queues a frame of the stream for the compute thread."""
+        self._compute.post(partial(self._execute, stream, frame, time.perf_counter()))
+
+    def finish(self, stream: Stream) -> None:
+        """Ends the stream well, behind the steps already queued."""
+        self._compute.post(partial(self.end, stream, None))
+
+    def end(self, stream: Stream, reason: Exception | None) -> None:
+        """Ends the stream now; the worker can be attached again."""
+        with self._lock:
+            stream.end(reason)
+            if self._stream is stream:
+                self._stream = None
+                log.info("scheduler with epoch %d detached", stream.epoch)
+
+    def stop(self) -> None:
+        """Ends the stream, if there is one, and refuses others."""
+        with self._lock:
+            self._is_stopping = True
+            stream = self._stream
+        if stream is not None:
+            self.end(stream, Stopping("the worker is shutting down"))
+
+    def _execute(self, stream: Stream, frame: bytes, arrived_s: float) -> None:
+        # A stream that is over never computes again, so a replaced scheduler cannot write.
+        if stream.is_over:
+            return
+        queue_us = int((time.perf_counter() - arrived_s) * 1e6)
+        try:
+            output = self._output(stream, self._lifecycle.ready_runner(), frame, queue_us)
+        except (BadStep, StepGap) as error:
+            log.warning("epoch %d ends: %s", stream.epoch, error)
+            self.end(stream, error)
+        except Exception as error:
+            log.exception("epoch %d ends", stream.epoch)
+            self.end(stream, error)
+        else:
+            with self._lock:
+                if self._stream is stream:
+                    self._last_step_id = output.step_id
+            stream.answer(output)
+
+    def _output(
+        self, stream: Stream, runner: ModelRunner, frame: bytes, queue_us: int
+    ) -> StepOutput:
+        step = codec.decode_step(frame, runner.limits)
+        if refusal := stream.check(step):
+            runner.state.forget_rows()
+            return failed(step.step_id, refusal)
+        return runner.execute(step, queue_us)

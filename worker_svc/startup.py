@@ -1,0 +1,153 @@
+"""What each phase of start-up builds: a model with its facts, then a runner whose cache fits."""
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from worker_svc import kv_sizing, model_config
+from worker_svc.config import WorkerConfig
+from worker_svc.description import Description, ModelFacts
+from worker_svc.device import resolve_device, resolve_dtype
+from worker_svc.kv_cache import KVCache, block_bytes
+from worker_svc.model_runner import ModelRunner
+from worker_svc.models import Decoder, load_model
+from worker_svc.step import Limits
+
+log = logging.getLogger(__name__)
+
+# Unless the command line says otherwise. A chunk on a CPU holds up the decoding rows for as long
+# as it takes, so it is kept short there.
+ATTENTION_BACKEND = "torch"
+MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
+MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory and where it lies."""
+
+    decoder: Decoder
+    facts: ModelFacts
+    dtype: torch.dtype
+    device: torch.device
+
+
+def load(
+    config: WorkerConfig, folder: Path, dtype_name: str, served_model_name: str
+) -> LoadedModel:
+    """Reads a model folder's weights."""
+    device = resolve_device(config.device)
+    shape = model_config.load(folder)
+    dtype = resolve_dtype(dtype_name, device, shape.checkpoint_dtype)
+    max_model_len = config.max_model_len or shape.max_model_len
+    shape.check_length(max_model_len)
+    log.info("loading %s as %s on %s", folder, _name(dtype), device)
+    decoder = load_model(folder, dtype, device, max_model_len)
+    facts = ModelFacts(
+        name=served_model_name or folder.resolve().name,
+        architecture=shape.architecture,
+        vocab_size=shape.vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=shape.eos_token_ids,
+        config_sha256=_sha256(folder / "config.json"),
+        tokenizer_sha256=_sha256(folder / "tokenizer.json"),
+        dtype=_name(dtype),
+    )
+    return LoadedModel(decoder, facts, dtype, device)
+
+
+def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelRunner:
+    """Allocates the cache, `num_blocks` blocks or as many as fit, and the slots."""
+    num_blocks = num_blocks or _num_blocks_that_fit(config, model)
+    kv_sizing.require_one_sequence(num_blocks, model.facts.max_model_len, config.block_size)
+    log.info(
+        "KV cache: %d blocks of %d tokens, %.2f GiB",
+        num_blocks,
+        config.block_size,
+        num_blocks * _block_bytes(config, model) / kv_sizing.GIB,
+    )
+    return _runner(config, model, num_blocks)
+
+
+def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Description:
+    """What a scheduler must know of a runner."""
+    limits, shape = runner.limits, model.decoder.config
+    return Description(
+        model=model.facts,
+        incarnation=incarnation,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        device=model.device.type,
+        kv_dtype=_name(model.dtype),
+        kv_layout="[num_blocks, block_size, num_kv_heads, head_dim] = "
+        f"[{limits.num_blocks}, {limits.block_size}, {shape.num_kv_heads}, {shape.head_dim}]",
+        attention_backend=ATTENTION_BACKEND,
+    )
+
+
+def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
+    block_bytes = _block_bytes(config, model)
+    if model.device.type == "cpu":
+        gib = config.kv_cache_gib
+        cache_bytes = None if gib is None else int(gib * kv_sizing.GIB)
+        return kv_sizing.num_blocks_on_cpu(cache_bytes, block_bytes, _limits(config, model, 1))
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(model.device)
+    profiled = _runner(config, model, num_blocks=1)  # nothing but the null block
+    profiled.warm_up()
+    memory = kv_sizing.measure_cuda(model.device)
+    log.info("largest step measured: %s", memory)
+    return kv_sizing.num_blocks_on_cuda(memory, config.gpu_memory_utilization, block_bytes)
+
+
+def _runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelRunner:
+    shape = model.decoder.config
+    kv_cache = KVCache(
+        num_layers=shape.num_layers,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    return ModelRunner(model.decoder, kv_cache, _limits(config, model, num_blocks), model.device)
+
+
+def _limits(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> Limits:
+    kind = model.device.type
+    return Limits(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs or MAX_NUM_SEQS[kind],
+        max_num_batched_tokens=config.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS[kind],
+        max_model_len=model.facts.max_model_len,
+        vocab_size=model.facts.vocab_size,
+    )
+
+
+def _block_bytes(config: WorkerConfig, model: LoadedModel) -> int:
+    shape = model.decoder.config
+    return block_bytes(
+        num_layers=shape.num_layers,
+        block_size=config.block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=model.dtype,
+    )
+
+
+def _sha256(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,128 @@
+"""Values of the step protocol: what one step asks of the worker and what it brought.
+
+Plain data with numpy columns. Knows neither protobuf nor tensors.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntColumn = NDArray[np.int64]
+
+# A row's outcome, as numbered by the contract's RowStatus.
+ROW_OK = 0
+ROW_NOT_FINITE = 1
+
+# Below this a temperature counts as 0: dividing by it would leave nothing but the maximum anyway.
+GREEDY_TEMPERATURE = 1e-5
+
+
+def no_entries() -> IntColumn:
+    """A column of length 0."""
+    return np.zeros(0, dtype=np.int64)
+
+
+class BadStep(ValueError):
+    """A step that cannot be executed; says which field and why."""
+
+    def __init__(self, field_name: str, reason: str) -> None:
+        super().__init__(f"{field_name}: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What every step must stay within."""
+
+    num_blocks: int  # the null block 0 included
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        return -(-self.max_model_len // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How one row's tokens are chosen, with every default filled in."""
+
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float = 1.0  # 1 is off
+    top_k: int = 0  # 0 is off
+    min_p: float = 0.0  # 0 is off
+    seed: int = 0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A sequence in full, as it enters a slot."""
+
+    slot: int
+    request_id: str
+    token_ids: NDArray[np.int32]  # prompt and, when resumed, output so far
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: NDArray[np.int32]
+    sampling: RowSampling = field(default_factory=RowSampling)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One step as a change to what the worker holds; fields apply in the order they have here."""
+
+    step_id: int
+    ack_step_id: int = 0
+    reset: bool = False
+    freed_slots: IntColumn = field(default_factory=no_entries)
+    new_sequences: tuple[NewSequence, ...] = ()
+    appended_slots: IntColumn = field(default_factory=no_entries)
+    appended_block_ids: IntColumn = field(default_factory=no_entries)
+    same_rows: bool = False
+    slots: IntColumn = field(default_factory=no_entries)
+    num_scheduled: IntColumn = field(default_factory=no_entries)  # empty: one token each
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """Where a step's time went, in microseconds."""
+
+    queue_us: int = 0
+    prepare_us: int = 0
+    forward_us: int = 0
+    sample_us: int = 0
+    copy_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step brought: a token and a status per row that sampled, or the error."""
+
+    step_id: int
+    token_ids: NDArray[np.int32]
+    row_status: NDArray[np.uint8] | None = None  # None: every row is ROW_OK
+    error: str = ""
+    timings: StepTimings = field(default_factory=StepTimings)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step as the debug service lists it."""
+
+    step_id: int
+    request_ids: tuple[str, ...]
+    slots: IntColumn
+    num_computed: IntColumn
+    num_scheduled: IntColumn
+    num_decode_rows: int
+    duration_us: int
+    error: str = ""
