@@ -162,8 +162,8 @@ def _summary(core: Scheduler, sequence: Sequence) -> debug_pb2.RequestSummary:
         age_s=age_s,
         summary=(
             f"{sequence.status.value}{where}: {sequence.num_prompt} prompt and "
-            f"{num_tokens - sequence.num_prompt} output tokens, {num_computed} computed or planned, "
-            f"{num_blocks} blocks, {age_s:.1f} s old"
+            f"{num_tokens - sequence.num_prompt} output tokens, {num_computed} computed or "
+            f"planned, {num_blocks} blocks, {age_s:.1f} s old"
         ),
     )
 

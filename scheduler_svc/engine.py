@@ -162,6 +162,9 @@ class Engine:
         if worker.block_size != before.block_size or worker.max_num_seqs < before.max_num_seqs:
             raise WrongWorker("its block_size or max_num_seqs differs from the worker before it")
         self.core.worker_lost(worker.num_blocks)
+        message = f"the new worker's KV cache of {worker.num_blocks} blocks is too small for it"
+        for finished in self.core.fail(self.core.misfits(), message):
+            self._tell_end(finished)
 
     async def _serve(self, link: WorkerLink) -> None:
         core = self.core

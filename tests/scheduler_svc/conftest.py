@@ -14,6 +14,7 @@ from scheduler_svc.config import ServiceConfig
 from scheduler_svc.debug import DebugService
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
+from scheduler_svc.worker_link import FencedOut
 from simulator.fake_worker import FakeModel, FakeWorker, StepTime, start
 
 
@@ -56,7 +57,7 @@ async def cluster(
     model: FakeModel | None = None, step_time: StepTime | None = None, **options: object
 ) -> AsyncIterator[Cluster]:
     """Starts both and waits until the scheduler is ready."""
-    async with AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack, asyncio.timeout(30):
         worker = FakeWorker(model, step_time)
         worker_server, worker_port = await start(worker, "127.0.0.1:0")
         stack.push_async_callback(worker_server.stop, None)
@@ -71,7 +72,9 @@ async def cluster(
 
         async def stop_engine() -> None:
             running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            (outcome,) = await asyncio.gather(running, return_exceptions=True)
+            if not isinstance(outcome, asyncio.CancelledError | FencedOut):
+                raise AssertionError("the engine failed") from outcome
 
         stack.push_async_callback(stop_engine)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))

@@ -1,0 +1,126 @@
+"""A worker without a model that knows the truth about its KV cache.
+
+It keeps, for every block and offset, which tokens the KV there was computed from, and refuses a
+step whose rows would read anything else: wrong prefix reuse and premature block reuse both show up
+at the step that reads the wrong content. What it samples depends on the request and the position.
+"""
+
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler_svc.core import Request, StepPlan, StepResult
+
+Content = int  # hash of a token and everything before it
+
+
+def sampled_token(request_id: str, position: int, vocab_size: int) -> int:
+    """The token that the model puts at a position of a request."""
+    return zlib.crc32(f"{request_id}/{position}".encode()) % vocab_size
+
+
+@dataclass
+class _Slot:
+    request: Request
+    token_ids: list[int]
+    num_computed: int
+    block_ids: list[int]
+    contents: list[Content] = field(default_factory=list)  # of each token
+
+    def content(self, position: int) -> Content:
+        """What the KV of a position must have been computed from."""
+        while len(self.contents) <= position:
+            before = self.contents[-1] if self.contents else 0
+            self.contents.append(hash((before, self.token_ids[len(self.contents)])))
+        return self.contents[position]
+
+
+class FakeWorker:
+    """Executes plans in order; asserts that each is one a real worker could execute."""
+
+    def __init__(self, block_size: int, vocab_size: int) -> None:
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.kv: dict[tuple[int, int], Content] = {}
+        self.slots: dict[int, _Slot] = {}
+        self.last_step_id: int | None = None
+        self._previous_rows: list[int] = []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Runs one step."""
+        if plan.reset:
+            self.slots.clear()
+            self.kv.clear()
+        else:
+            assert plan.step_id == (self.last_step_id or 0) + 1
+        self.last_step_id = plan.step_id
+        self._apply_changes(plan)
+        rows, counts = self._rows(plan)
+        self._write(rows, counts)
+        sampled = []
+        for row, count in zip(rows, counts, strict=True):
+            self._read(row, count)
+            if self._advance(row, count):
+                sampled.append(row)
+        assert plan.sampled_slots.tolist() == sampled
+        token_ids = [self.slots[row].token_ids[-1] for row in sampled]
+        return StepResult(plan.step_id, np.array(token_ids, dtype=np.int32))
+
+    def _apply_changes(self, plan: StepPlan) -> None:
+        for slot in plan.freed_slots:
+            del self.slots[slot]
+        for new in plan.new_sequences:
+            assert new.slot not in self.slots, f"slot {new.slot} given away twice"
+            self.slots[new.slot] = _Slot(
+                new.request, new.token_ids.tolist(), new.num_computed_tokens, list(new.block_ids)
+            )
+        for slot, block_id in zip(plan.appended_slots, plan.appended_block_ids, strict=True):
+            self.slots[slot].block_ids.append(block_id)
+
+    def _rows(self, plan: StepPlan) -> tuple[list[int], list[int]]:
+        rows = plan.slots.tolist()
+        assert len(set(rows)) == len(rows), "a row occurs twice"
+        if plan.same_rows:
+            assert rows == self._previous_rows
+            assert plan.num_scheduled is None
+        self._previous_rows = rows
+        counts = [1] * len(rows) if plan.num_scheduled is None else plan.num_scheduled.tolist()
+        for row, computed in zip(rows, plan.num_computed.tolist(), strict=True):
+            assert self.slots[row].num_computed == computed
+        return rows, counts
+
+    def _write(self, rows: list[int], counts: list[int]) -> None:
+        """Every layer stores the whole step's KV before it attends."""
+        written = set()
+        for row, count in zip(rows, counts, strict=True):
+            slot = self.slots[row]
+            assert count > 0
+            for position in range(slot.num_computed, slot.num_computed + count):
+                cell = self._cell(slot, position)
+                assert cell not in written, f"two rows of a step write to {cell}"
+                written.add(cell)
+                self.kv[cell] = slot.content(position)
+
+    def _read(self, row: int, count: int) -> None:
+        slot = self.slots[row]
+        for position in range(slot.num_computed + count):
+            found = self.kv.get(self._cell(slot, position))
+            name = slot.request.request_id
+            assert found == slot.content(position), f"{name} reads a stranger's KV at {position}"
+
+    def _cell(self, slot: _Slot, position: int) -> tuple[int, int]:
+        block_id = slot.block_ids[position // self.block_size]
+        assert block_id > 0, "the null block is in use"
+        return block_id, position % self.block_size
+
+    def _advance(self, row: int, count: int) -> bool:
+        """Samples if the row has reached its last token."""
+        slot = self.slots[row]
+        slot.num_computed += count
+        assert slot.num_computed <= len(slot.token_ids), "a row computes a token nobody knows"
+        if slot.num_computed < len(slot.token_ids):
+            return False
+        position = len(slot.token_ids)
+        slot.token_ids.append(sampled_token(slot.request.request_id, position, self.vocab_size))
+        return True

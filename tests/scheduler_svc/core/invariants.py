@@ -1,0 +1,122 @@
+"""What must hold of a scheduler between any two calls."""
+
+import itertools
+from collections import Counter
+
+from scheduler_svc.core import Scheduler, Sequence, Status
+from scheduler_svc.core.block_hash import chain
+
+
+def check_invariants(scheduler: Scheduler) -> None:
+    """Raises AssertionError when the scheduler's books do not agree with each other."""
+    _check_sequences(scheduler)
+    _check_slots(scheduler)
+    _check_blocks(scheduler)
+    _check_progress(scheduler)
+    _check_sharing(scheduler)
+    _check_cache(scheduler)
+
+
+def _check_sequences(scheduler: Scheduler) -> None:
+    residency = scheduler.residency
+    waiting, running = list(residency.waiting), list(residency.roster.sequences)
+    live = list(scheduler.live())
+    assert len(waiting) == len(residency.waiting)
+    assert residency.waiting.num_tokens == sum(len(s.token_ids) for s in waiting)
+    assert {id(s) for s in waiting + running} == {id(s) for s in live}
+    assert len(waiting) + len(running) == len(live), "somebody waits and runs, or twice"
+    assert all(s.status in (Status.WAITING, Status.PREEMPTED) and s.slot is None for s in waiting)
+    assert all(s.status is Status.RUNNING for s in running)
+    assert scheduler.num_accepted == scheduler.num_finished + len(live)
+
+
+def _check_slots(scheduler: Scheduler) -> None:
+    residency = scheduler.residency
+    running = [s.slot for s in residency.roster.sequences if s.slot is not None]
+    fenced = [entry.slot for entry in residency._fenced]
+    everyone = sorted([*running, *fenced, *residency.free_slots])
+    assert everyone == list(range(scheduler.config.max_num_seqs)), "a slot is lost or doubled"
+    assert residency.roster.slots.tolist() == running == residency.roster.index.tolist()
+    in_flight = {slot for plan in scheduler._in_flight for slot in plan.slots.tolist()}
+    assert not in_flight & set(residency.free_slots), "a slot was freed under a step in flight"
+    for sequence in residency.roster.sequences:
+        assert sequence.slot is not None
+        assert residency.table.sequence[sequence.slot] is sequence
+    if not scheduler.num_in_flight:
+        assert not fenced and not residency.departed
+
+
+def _check_blocks(scheduler: Scheduler) -> None:
+    residency = scheduler.residency
+    pool, table = residency.pool, residency.table
+    held: Counter[int] = Counter()
+    for sequence in residency.roster.sequences:
+        assert sequence.slot is not None
+        held.update(table.blocks(sequence.slot))
+    fenced = [block_id for entry in residency._fenced for block_id in entry.block_ids]
+    held.update(fenced)
+    assert residency.num_fenced_blocks == len(fenced)
+    for block_id in range(1, pool.num_blocks):
+        assert pool.ref_count(block_id) == held[block_id]
+    assert held[0] == 0, "the null block is in a table"
+    free = list(pool.free_queue())
+    assert len(free) == len(set(free)) == pool.num_free
+    assert set(free) == set(range(1, pool.num_blocks)) - set(held)
+
+
+def _check_progress(scheduler: Scheduler) -> None:
+    residency = scheduler.residency
+    table, block_size = residency.table, scheduler.config.block_size
+    awaited = Counter(slot for plan in scheduler._in_flight for slot in plan.sampled_slots.tolist())
+    for sequence in residency.roster.sequences:
+        slot = sequence.slot
+        known, planned = int(table.num_tokens[slot]), int(table.num_planned[slot])
+        computed, num_blocks = int(table.num_computed[slot]), int(table.num_blocks[slot])
+        assert planned - known == awaited[slot], "planned tokens and steps in flight disagree"
+        assert sequence.num_prompt <= known < sequence.max_len
+        assert planned <= sequence.max_len, "planned beyond the length limit"
+        assert computed < planned or planned == sequence.max_len or computed == planned - 1
+        assert int(table.capacity[slot]) == num_blocks * block_size >= computed
+        assert num_blocks <= -(-(sequence.max_len - 1) // block_size), "more blocks than ever used"
+    for slot, sequence in residency.departed.items():
+        if sequence.status is not Status.FINISHED:
+            assert sequence.num_awaited == awaited[slot]
+
+
+def _check_sharing(scheduler: Scheduler) -> None:
+    """A block in two tables stands at the same place of both, full, with the same tokens before."""
+    residency = scheduler.residency
+    owner: dict[int, tuple[Sequence, list[int]]] = {}
+    for sequence in residency.roster.sequences:
+        assert sequence.slot is not None
+        size = scheduler.config.block_size
+        token_ids = residency.table.tokens(sequence.slot).tolist()
+        for index, block_id in enumerate(residency.table.blocks(sequence.slot)):
+            content = token_ids[: (index + 1) * size]
+            if block_id in owner:
+                other, same = owner[block_id]
+                assert content == same, f"{sequence.request} and {other.request} share {block_id}"
+                assert len(content) == (index + 1) * size
+            owner[block_id] = (sequence, content)
+
+
+def _check_cache(scheduler: Scheduler) -> None:
+    residency = scheduler.residency
+    pool, table, size = residency.pool, residency.table, scheduler.config.block_size
+    hashed = [b for b in range(1, pool.num_blocks) if pool.cache.hash_of(b) is not None]
+    entries = [*pool.cache._block_of.values(), *itertools.chain(*pool.cache._duplicates.values())]
+    assert sorted(entries) == hashed and len(pool.cache) == len(hashed), "a stale or lost entry"
+    assert all(pool.cache._duplicates.values()), "an empty list is kept"
+    for sequence in residency.roster.sequences:
+        slot = sequence.slot
+        assert slot is not None
+        sealed = int(table.num_sealed[slot])
+        if not scheduler.config.enable_prefix_caching:
+            assert not sealed and not hashed
+            continue
+        covered = min(int(table.num_tokens[slot]), int(table.num_computed[slot]))
+        # A block that a decode fills is sealed when that decode's token comes.
+        assert (covered - 1) // size <= sealed <= covered // size, "full is findable"
+        expected = chain(table.tokens(slot)[: sealed * size], size)
+        found = [pool.cache.hash_of(b) for b in table.blocks(slot)[:sealed]]
+        assert all(h in (e, None) for h, e in zip(found, expected, strict=True))

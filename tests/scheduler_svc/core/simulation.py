@@ -1,0 +1,154 @@
+"""A scheduler, a truthful worker and clients that keep count: every call is followed by a check.
+
+What a request must produce is known beforehand, because what the worker samples depends on the
+request and the position alone. So whatever happens in between, and however many steps are in
+flight, each request must deliver exactly that, without a gap or a repeat, and end exactly once.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from scheduler_svc.core import (
+    Finished,
+    FinishReason,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+    Sequence,
+    StepPlan,
+    StepResult,
+)
+from tests.scheduler_svc.core.fake_worker import FakeWorker, sampled_token
+from tests.scheduler_svc.core.invariants import check_invariants
+
+
+class Simulation:
+    """Everything outside of the core, in one thread."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config)
+        self.worker = FakeWorker(config.block_size, config.vocab_size)
+        self.results: deque[StepResult] = deque()
+        self.requests: list[Request] = []  # by handle
+        self.outputs: list[list[int]] = []  # by handle
+        self.ends: dict[int, FinishReason] = {}  # by handle
+        self.num_lost = 0
+
+    @property
+    def live(self) -> list[str]:
+        """Ids of the requests that have not ended."""
+        return [r.request_id for r in self.requests if r.handle not in self.ends]
+
+    def add(self, request: Request) -> Sequence:
+        """Submits a request, whose handle must be the next number."""
+        assert request.handle == len(self.requests)
+        sequence = self.scheduler.add(request)
+        self.requests.append(request)
+        self.outputs.append([])
+        self.check()
+        return sequence
+
+    def schedule(self) -> StepPlan | None:
+        """Plans a step and has the worker run it; its result waits in `results`."""
+        in_flight = list(self.scheduler._in_flight)
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self._check_plan(plan, in_flight)
+            self.results.append(self.worker.execute(plan))
+        self.check()
+        return plan
+
+    def update(self, bad_rows: tuple[int, ...] = ()) -> None:
+        """Delivers the oldest result, with some of its rows marked as failed."""
+        result = self.results.popleft()
+        bad_rows = tuple(row for row in bad_rows if row < len(result.token_ids))
+        outputs = self.scheduler.update(StepResult(result.step_id, result.token_ids, bad_rows))
+        for handle, token_id in zip(outputs.handles, outputs.token_ids, strict=True):
+            assert handle not in self.ends, "a token after the end"
+            self.outputs[handle].append(int(token_id))
+        for finished in outputs.finished:
+            self._end(finished)
+        self.check()
+
+    def abort(self, request_id: str) -> None:
+        """A client gives up."""
+        sequence = self.scheduler.abort(request_id)
+        assert sequence is not None
+        assert (
+            sequence.token_ids[sequence.num_prompt :].tolist()
+            == (self.outputs[sequence.request.handle])
+        )
+        self.ends[sequence.request.handle] = FinishReason.ABORT
+        self.check()
+
+    def fail(self, request_ids: Iterable[str]) -> None:
+        """The shell gives requests up."""
+        for finished in self.scheduler.fail(request_ids, "given up"):
+            self._end(finished)
+        self.check()
+
+    def lose_worker(self, num_blocks: int | None = None) -> None:
+        """The worker dies with every result that was on its way; another takes its place."""
+        self.scheduler.worker_lost(num_blocks)
+        self.worker = FakeWorker(self.config.block_size, self.config.vocab_size)
+        self.results.clear()
+        self.num_lost += 1
+        self.check()
+
+    def drain(self, depth: int, max_steps: int = 5000) -> None:
+        """Steps until everybody has ended and every result is in."""
+        for _ in range(max_steps):
+            while self.scheduler.num_in_flight <= depth and self.schedule() is not None:
+                pass
+            if self.results:
+                self.update()
+            elif not self.live:
+                return
+            else:
+                raise AssertionError(f"stuck with {self.live}")
+        raise AssertionError(f"{self.live} still run after {max_steps} steps")
+
+    def check(self) -> None:
+        """The books agree, and so does what clients have seen."""
+        check_invariants(self.scheduler)
+
+    def _check_plan(self, plan: StepPlan, in_flight: list[StepPlan]) -> None:
+        assert 0 < len(plan.slots) <= self.config.max_num_seqs
+        assert plan.num_tokens <= self.config.max_num_batched_tokens
+        assert plan.num_free_blocks == self.scheduler.residency.pool.num_free
+        threshold = self.config.long_prefill_token_threshold
+        if threshold and plan.num_scheduled is not None:
+            assert plan.num_scheduled.max() <= threshold
+        touched = {slot for older in in_flight for slot in older.slots.tolist()}
+        for new in plan.new_sequences:
+            assert new.slot not in touched, "a slot was handed out under a step in flight"
+
+    def _end(self, finished: Finished) -> None:
+        handle = finished.request.handle
+        assert handle not in self.ends, "ended twice"
+        self.ends[handle] = finished.reason
+        assert finished.num_output_tokens == len(self.outputs[handle])
+        assert finished.num_prompt_tokens == len(finished.request.prompt_token_ids)
+        expected, reason = self.expected(finished.request)
+        got = self.outputs[handle]
+        if finished.reason is FinishReason.ERROR:
+            assert got == expected[: len(got)]
+        else:
+            assert (got, finished.reason) == (expected, reason)
+
+    def expected(self, request: Request) -> tuple[list[int], FinishReason]:
+        """What a request must produce when nobody disturbs it."""
+        config, num_prompt = self.config, len(request.prompt_token_ids)
+        stops = {*request.stop_token_ids, *(() if request.ignore_eos else config.eos_token_ids)}
+        limit = config.max_model_len - num_prompt
+        if request.max_tokens is not None:
+            limit = min(limit, request.max_tokens)
+        output: list[int] = []
+        while True:
+            position = num_prompt + len(output)
+            output.append(sampled_token(request.request_id, position, config.vocab_size))
+            if output[-1] in stops and len(output) >= request.min_tokens:
+                return output, FinishReason.STOP
+            if len(output) == limit:
+                return output, FinishReason.LENGTH

@@ -1,0 +1,216 @@
+"""Random walks through the scheduler; the books are checked after every single step."""
+
+import contextlib
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from scheduler_svc.core import FinishReason, Refused, Request, SchedulerConfig
+from tests.scheduler_svc.core.simulation import Simulation
+
+VOCAB_SIZE = 40
+
+
+def random_config(rng: random.Random) -> SchedulerConfig:
+    """Small numbers, so that every limit is felt all the time."""
+    max_num_seqs = rng.randint(1, 6)
+    return SchedulerConfig(
+        num_blocks=rng.randint(7, 24),
+        block_size=rng.choice([1, 2, 3, 4]),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=rng.randint(max_num_seqs, 24),
+        max_model_len=rng.randint(8, 48),
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=rng.choice([(), (0,), (0, 1)]),
+        long_prefill_token_threshold=rng.choice([0, 0, 1, 5]),
+        enable_prefix_caching=rng.random() < 0.85,
+    )
+
+
+def random_request(rng: random.Random, config: SchedulerConfig, handle: int) -> Request:
+    """Prompts come from three families, so that many share a beginning."""
+    length = rng.randint(1, config.max_model_len - 1)
+    family = rng.randrange(3)
+    prompt = [(position * 7 + family) % VOCAB_SIZE for position in range(length)]
+    if rng.random() < 0.5:
+        prompt[rng.randrange(length) :] = [rng.randrange(VOCAB_SIZE)]
+    max_tokens = rng.randint(1, 16)
+    return Request(
+        request_id=f"r{handle}",
+        prompt_token_ids=np.array(prompt, dtype=np.int32),
+        max_tokens=max_tokens if rng.random() < 0.8 else None,
+        min_tokens=rng.choice([0, 0, 1, max_tokens]),
+        stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 1, 6]))),
+        ignore_eos=rng.random() < 0.2,
+        handle=handle,
+    )
+
+
+def add_random(simulation: Simulation, rng: random.Random) -> None:
+    """Submits a request; a refusal is as good an answer."""
+    try:
+        simulation.add(random_request(rng, simulation.config, len(simulation.requests)))
+    except Refused as refused:
+        assert "KV blocks" in str(refused)
+
+
+def replace_worker(simulation: Simulation, num_blocks: int) -> None:
+    """Another worker takes over; whoever does not fit into its cache is given up."""
+    simulation.lose_worker(num_blocks)
+    simulation.fail(simulation.scheduler.misfits())
+
+
+ACTIONS = {"add": 12, "schedule": 45, "update": 40, "abort": 1.0, "fail": 0.3, "replace": 0.5}
+
+
+def walk(simulation: Simulation, rng: random.Random, num_actions: int, max_depth: int) -> None:
+    """Anything that may happen to a scheduler, in any order."""
+    for action in rng.choices(list(ACTIONS), list(ACTIONS.values()), k=num_actions):
+        if action == "add":
+            add_random(simulation, rng)
+        elif action == "schedule" and simulation.scheduler.num_in_flight <= max_depth:
+            simulation.schedule()
+        elif action == "update" and simulation.results:
+            simulation.update((rng.randrange(6),) if rng.random() < 0.01 else ())
+        elif action == "abort" and simulation.live:
+            simulation.abort(rng.choice(simulation.live))
+        elif action == "fail" and simulation.live:
+            simulation.fail([rng.choice(simulation.live), "nobody"])
+        elif action == "replace":
+            replace_worker(simulation, rng.randint(4, 24))
+
+
+@pytest.mark.parametrize("max_depth", [0, 1, 3])
+@pytest.mark.parametrize("seed", range(40))
+def test_the_books_agree_after_every_action(seed: int, max_depth: int) -> None:
+    rng = random.Random(1000 * max_depth + seed)
+    simulation = Simulation(random_config(rng))
+    walk(simulation, rng, num_actions=250, max_depth=max_depth)
+    simulation.drain(depth=rng.randint(0, max_depth))
+    scheduler = simulation.scheduler
+    assert scheduler.num_finished == len(simulation.requests) == len(simulation.ends)
+    assert scheduler.residency.pool.num_free == scheduler.residency.pool.num_usable
+    assert scheduler.num_output_tokens == sum(map(len, simulation.outputs))
+
+
+def run_to_the_end(seed: int, depth: int) -> tuple[list[list[int]], dict[int, FinishReason]]:
+    """The same requests at the same moments, with so many steps ahead of the results."""
+    rng = random.Random(seed)
+    simulation = Simulation(random_config(rng))
+    for _ in range(6):
+        for _ in range(4):
+            add_random(simulation, rng)
+        for _ in range(8):
+            simulation.schedule()
+            if simulation.scheduler.num_in_flight > depth:
+                simulation.update()
+    simulation.drain(depth)
+    return simulation.outputs, simulation.ends
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_looking_ahead_changes_no_output(seed: int) -> None:
+    calm = run_to_the_end(seed, depth=0)
+    assert run_to_the_end(seed, depth=1) == calm
+    assert run_to_the_end(seed, depth=3) == calm
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_same_events_give_the_same_plans(seed: int) -> None:
+    def plans() -> list[tuple[int, list[int], list[int], list[str]]]:
+        rng = random.Random(seed)
+        simulation = Simulation(random_config(rng))
+        made = []
+        for _ in range(120):
+            walk(simulation, rng, num_actions=1, max_depth=1)
+            plan = simulation.schedule() if simulation.scheduler.num_in_flight < 2 else None
+            if plan is not None:
+                blocks = [block for new in plan.new_sequences for block in new.block_ids]
+                made.append((plan.step_id, plan.slots.tolist(), blocks, plan.preempted))
+        return made
+
+    assert plans() == plans()
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Hypothesis looks for the shortest story in which the books do not agree."""
+
+    @initialize(seed=st.integers(0, 10_000), max_depth=st.sampled_from([0, 1, 2]))
+    def start(self, seed: int, max_depth: int) -> None:
+        self.rng = random.Random(seed)
+        self.max_depth = max_depth
+        self.simulation = Simulation(random_config(self.rng))
+
+    @rule(length=st.integers(1, 47), family=st.integers(0, 1), max_tokens=st.integers(1, 12))
+    def add(self, length: int, family: int, max_tokens: int) -> None:
+        config = self.simulation.config
+        length = min(length, config.max_model_len - 1)
+        prompt = np.arange(family, family + length, dtype=np.int32) % VOCAB_SIZE
+        handle = len(self.simulation.requests)
+        with contextlib.suppress(Refused):
+            self.simulation.add(Request(f"r{handle}", prompt, max_tokens, handle=handle))
+
+    @rule(seed=st.integers(0, 10_000))
+    def add_anything(self, seed: int) -> None:
+        add_random(self.simulation, random.Random(seed))
+
+    @precondition(lambda self: self.simulation.scheduler.num_in_flight <= self.max_depth)
+    @rule()
+    def schedule(self) -> None:
+        self.simulation.schedule()
+
+    @precondition(lambda self: self.simulation.results)
+    @rule()
+    def update(self) -> None:
+        self.simulation.update()
+
+    @precondition(lambda self: self.simulation.results)
+    @rule(row=st.integers(0, 5))
+    def update_with_a_bad_row(self, row: int) -> None:
+        self.simulation.update((row,))
+
+    @rule(num_steps=st.integers(1, 8))
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.simulation.schedule()
+            while self.simulation.scheduler.num_in_flight > self.max_depth:
+                self.simulation.update()
+
+    @precondition(lambda self: self.simulation.live)
+    @rule(index=st.integers(0, 100))
+    def abort(self, index: int) -> None:
+        live = self.simulation.live
+        self.simulation.abort(live[index % len(live)])
+
+    @precondition(lambda self: self.simulation.live)
+    @rule(index=st.integers(0, 100))
+    def fail(self, index: int) -> None:
+        live = self.simulation.live
+        self.simulation.fail([live[index % len(live)]])
+
+    @rule()
+    def lose_the_worker(self) -> None:
+        self.simulation.lose_worker()
+
+    @rule(num_blocks=st.integers(3, 24))
+    def replace_the_worker(self, num_blocks: int) -> None:
+        replace_worker(self.simulation, num_blocks)
+
+    def teardown(self) -> None:
+        self.simulation.drain(self.max_depth)
+        pool = self.simulation.scheduler.residency.pool
+        assert pool.num_free == pool.num_usable
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)

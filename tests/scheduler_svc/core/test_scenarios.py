@@ -1,0 +1,215 @@
+"""Golden transcripts: each file in scenarios/ is a story, with everything the scheduler says.
+
+A story is a list of commands, a line `----`, and the full answer; a blank line ends it. Set
+PAGEWIRE_REWRITE_SCENARIOS=1 to have the answers written anew, and read the difference.
+
+    config key=value ...                 a new scheduler (fields of SchedulerConfig)
+    add ID prompt=1..8,5 key=value ...   a request (fields of Request)
+    schedule                             plans a step
+    result TOKEN ... [bad=ROW]           answers the oldest step in flight
+    abort ID | worker-lost [blocks=N]
+    state                                who runs, who waits, what is free
+    blocks                               who holds which block, and the free queue, next first
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core import Refused, Request, Scheduler, SchedulerConfig, StepPlan, StepResult
+from tests.scheduler_svc.core.invariants import check_invariants
+
+SCENARIOS = sorted(Path(__file__).with_name("scenarios").glob("*.txt"))
+REWRITE = os.environ.get("PAGEWIRE_REWRITE_SCENARIOS") == "1"
+SEPARATOR = "----"
+
+DEFAULTS: dict[str, object] = {
+    "block_size": 4,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 64,
+    "vocab_size": 1000,
+    "eos_token_ids": (0,),
+}
+
+
+def parse_ids(text: str) -> tuple[int, ...]:
+    """`1..4,9` is 1 2 3 4 9."""
+    token_ids: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, dots, last = part.partition("..")
+        token_ids += range(int(first), int(last) + 1) if dots else [int(first)]
+    return tuple(token_ids)
+
+
+def parse_options(words: list[str]) -> dict[str, object]:
+    """key=value words; lists of ids, yes or no, or a number."""
+    options: dict[str, object] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        assert equals, f"{word!r} is not key=value"
+        if key == "prompt" or key.endswith("_ids"):
+            options[key] = parse_ids(text)
+        else:
+            options[key] = text == "yes" if text in ("yes", "no") else int(text)
+    return options
+
+
+def tell_ids(ids: list[int]) -> str:
+    """1 2 3 9 is `1..3 9`."""
+    runs: list[list[int]] = []
+    for number in ids:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
+
+
+class Story:
+    """Runs commands against one scheduler and tells what it did."""
+
+    scheduler: Scheduler
+
+    def __init__(self) -> None:
+        self.names: list[str] = []  # by handle
+
+    def run(self, line: str) -> Iterator[str]:
+        command, *words = line.split()
+        if command == "config":
+            options = DEFAULTS | parse_options(words)
+            options["num_blocks"] = int(str(options.pop("blocks"))) + 1  # the null block
+            self.scheduler = Scheduler(SchedulerConfig(**options))  # type: ignore[arg-type]
+            return
+        action = getattr(self, "on_" + command.replace("-", "_"))
+        yield from action(words)
+        check_invariants(self.scheduler)
+
+    def on_add(self, words: list[str]) -> Iterator[str]:
+        options = parse_options(words[1:])
+        prompt = np.array(options.pop("prompt"), dtype=np.int32)
+        options["handle"] = len(self.names)
+        self.names.append(words[0])
+        try:
+            self.scheduler.add(Request(words[0], prompt, **options))  # type: ignore[arg-type]
+        except Refused as refused:
+            yield f"refused, {refused.kind.value}: {refused}"
+
+    def on_schedule(self, words: list[str]) -> Iterator[str]:
+        assert not words
+        plan = self.scheduler.schedule()
+        if plan is None:
+            yield "nothing to do"
+            return
+        noun = "token" if plan.num_tokens == 1 else "tokens"
+        yield f"step {plan.step_id}{' (reset)' if plan.reset else ''}: {plan.num_tokens} {noun}"
+        if plan.preempted:
+            yield f"  preempted: {' '.join(plan.preempted)}"
+        if plan.freed_slots:
+            yield f"  freed slots: {' '.join(map(str, plan.freed_slots))}"
+        yield from self.tell_rows(plan)
+
+    def tell_rows(self, plan: StepPlan) -> Iterator[str]:
+        """One line a row: what it computes, and what changed for it."""
+        new = {entry.slot: entry for entry in plan.new_sequences}
+        counts = plan.num_scheduled if plan.num_scheduled is not None else [1] * len(plan.slots)
+        for sequence, slot, count, computed in zip(
+            plan.sequences(), plan.slots.tolist(), counts, plan.num_computed.tolist(), strict=True
+        ):
+            what = "samples" if slot in plan.sampled_slots else "no token yet"
+            line = f"  {sequence.request.request_id}: {computed}+{count}, {what}"
+            if slot in new:
+                line += f"; enters slot {slot}, blocks {tell_ids(new[slot].block_ids)}"
+                line += f", {computed} cached" if computed else ""
+            appended = zip(plan.appended_slots, plan.appended_block_ids, strict=True)
+            gained = [block_id for owner, block_id in appended if owner == slot]
+            yield line + (f"; gains {tell_ids(gained)}" if gained else "")
+
+    def on_result(self, words: list[str]) -> Iterator[str]:
+        plan = self.scheduler.oldest_in_flight
+        assert plan is not None, "no step is in flight"
+        bad = [int(word[4:]) for word in words if word.startswith("bad=")]
+        token_ids = [int(word) for word in words if not word.startswith("bad=")]
+        result = StepResult(plan.step_id, np.array(token_ids, dtype=np.int32), tuple(bad))
+        outputs = self.scheduler.update(result)
+        yield f"step {plan.step_id} is done"
+        for handle, token_id in zip(outputs.handles, outputs.token_ids, strict=True):
+            yield f"  {self.names[int(handle)]} -> {token_id}"
+        for finished in outputs.finished:
+            yield (
+                f"  {finished.request.request_id} ends: {finished.reason.value}, "
+                f"{finished.num_output_tokens} out, {finished.num_cached_tokens} cached"
+                + (f", by stop token {finished.stop_token_id}" if finished.stop_token_id else "")
+                + (f", {finished.message}" if finished.message else "")
+            )
+
+    def on_abort(self, words: list[str]) -> Iterator[str]:
+        sequence = self.scheduler.abort(words[0])
+        yield f"{words[0]} is gone" if sequence else f"{words[0]} is unknown"
+
+    def on_worker_lost(self, words: list[str]) -> Iterator[str]:
+        blocks = parse_options(words).get("blocks")
+        num_ran = self.scheduler.worker_lost(None if blocks is None else int(str(blocks)) + 1)
+        yield f"{num_ran} were running"
+        if misfits := self.scheduler.misfits():
+            yield f"too large now: {' '.join(misfits)}"
+
+    def on_state(self, words: list[str]) -> Iterator[str]:
+        assert not words
+        residency = self.scheduler.residency
+        running = [
+            f"{s.request.request_id}({residency.table.num_tokens[s.slot]})"
+            for s in residency.roster.sequences
+        ]
+        waiting = [f"{s.request.request_id}({len(s.token_ids)})" for s in residency.waiting]
+        yield (
+            f"running [{' '.join(running)}] waiting [{' '.join(waiting)}] "
+            f"free {residency.pool.num_free} fenced {residency.num_fenced_blocks} "
+            f"in flight {self.scheduler.num_in_flight}"
+        )
+
+    def on_blocks(self, words: list[str]) -> Iterator[str]:
+        assert not words
+        residency = self.scheduler.residency
+        for sequence in residency.roster.sequences:
+            assert sequence.slot is not None
+            block_ids = residency.table.blocks(sequence.slot)
+            yield f"  {sequence.request.request_id}: {tell_ids(block_ids)}"
+        yield f"  free: {tell_ids(list(residency.pool.free_queue()))}"
+
+
+def retell(text: str) -> str:
+    """The same story with the answers of today's scheduler."""
+    story, told, lines = Story(), [], iter(text.splitlines())
+    answers: list[str] = []
+    for line in lines:
+        if line == SEPARATOR:
+            told += [SEPARATOR, *answers]
+            answers = []
+            for old_answer in lines:  # up to the blank line
+                if not old_answer:
+                    told.append("")
+                    break
+            continue
+        told.append(line)
+        if line and not line.startswith("#"):
+            answers += story.run(line)
+    assert not answers, "the last commands have no ----"
+    return "\n".join(told).rstrip() + "\n"
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_the_story_is_told_as_written(path: Path) -> None:
+    text = path.read_text()
+    told = retell(text)
+    if REWRITE:
+        path.write_text(told)
+    else:
+        assert told == text
+
+
+def test_there_are_stories() -> None:
+    assert len(SCENARIOS) >= 14
