@@ -1,0 +1,231 @@
+"""Time every kernel at the shapes that matter, beside what the chip can do. Needs a CUDA device.
+
+Each number is one launch inside a CUDA graph of many. Weights and KV caches rotate through several
+times the L2 cache, so that nothing is read from it that a real step would have to fetch.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.decode_attention import decode_workspace, paged_decode_attention
+from kernels.linear import linear, pays
+from kernels.prefill_attention import paged_attention
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rope import norm_rope_write_kv
+from kernels.silu_and_mul import silu_and_mul
+
+COLD_BYTES = 300e6  # what a rotation of buffers adds up to at least
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
+EPS = 1e-6
+DECODE = [(1, 1000), (2, 576), (8, 576), (8, 1000), (32, 576), (32, 1000), (64, 576), (128, 576)]
+DECODE += [(256, 576), (256, 800), (256, 2000), (1, 32000)]
+PREFILL = [(8, 4096, 4096), (1, 8192, 8192), (16, 512, 512), (4, 512, 4096)]
+LINEAR = {  # N, K of the weight; gate_up is two halves
+    "0.6B": {
+        "qkv": (4096, 1024),
+        "o": (1024, 2048),
+        "gate_up": (6144, 1024),
+        "down": (1024, 3072),
+        "lm_head": (151936, 1024),
+    },
+    "8B": {
+        "qkv": (6144, 4096),
+        "o": (4096, 4096),
+        "gate_up": (24576, 4096),
+        "down": (4096, 12288),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One line of the report; bytes and flops are the least the shape allows."""
+
+    kernel: str
+    shape: str
+    us: float
+    num_bytes: float = 0.0
+    flops: float = 0.0
+    library_us: float | None = None
+
+    def rate(self) -> str:
+        if self.flops:
+            return f"{self.flops / self.us / 1e6:7.1f} TFLOP/s"
+        return f"{self.num_bytes / self.us / 1e6:7.2f} TB/s   "
+
+
+def time_graph(calls: list[Callable[[], object]], rounds: int = 9) -> float:
+    """Microseconds of one call, from the median replay of a graph of all of them."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        calls[0]()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    times_ms = []
+    for _ in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times_ms.append(start.elapsed_time(end))
+    return float(statistics.median(times_ms)) * 1e3 / len(calls)
+
+
+def rotation(num_bytes: float) -> int:
+    """How many copies of a working set of so many bytes no cache can hold."""
+    return max(2, min(64, int(COLD_BYTES / num_bytes) + 1))
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def ceilings() -> Iterator[Timing]:
+    """What a large copy and a large product through the library reach on this chip."""
+    source = torch.randn(2**29, device="cuda")
+    target = torch.empty_like(source)
+    num_bytes = 2.0 * source.numel() * source.element_size()
+    us = time_graph([partial(torch.add, source, 1.0, out=target)] * 4)
+    yield Timing("copy", "2 GiB", us, num_bytes=num_bytes)
+    a = randn(8192, 8192)
+    yield Timing(
+        "matmul", "8192^3", time_graph([partial(torch.mm, a, a)] * 10), flops=2.0 * 8192**3
+    )
+
+
+def caches(batch: int, context: int, copies: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """So many pairs of K and V caches, and one table of shuffled blocks."""
+    width = -(-context // BLOCK_SIZE)
+    shape = (batch * width + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    tables = torch.randperm(batch * width, device="cuda").view(batch, width).int() + 1
+    return [(randn(*shape), randn(*shape)) for _ in range(copies)], tables
+
+
+def decode_attention() -> Iterator[Timing]:
+    for batch, context in DECODE:
+        num_bytes = 4.0 * batch * context * KV_HEADS * HEAD_DIM
+        pairs, tables = caches(batch, context, rotation(num_bytes))
+        lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+        q = randn(batch, HEADS, HEAD_DIM)
+        out, workspace = torch.empty_like(q), decode_workspace(q, KV_HEADS)
+        rest = (tables, lens, HEAD_DIM**-0.5, out, workspace)
+        us = time_graph([partial(paged_decode_attention, q, k, v, *rest) for k, v in pairs])
+        yield Timing("decode_attention", f"{batch} x {context}", us, num_bytes=num_bytes)
+        del pairs
+
+
+def prefill_attention() -> Iterator[Timing]:
+    for batch, queries, context in PREFILL:
+        [(k, v)], tables = caches(batch, context, 1)
+        lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+        cu = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * queries
+        q = randn(batch * queries, HEADS, HEAD_DIM)
+        out = torch.empty_like(q)
+        args = (q, k, v, tables, lens, cu, queries, HEAD_DIM**-0.5, out)
+        us = time_graph([partial(paged_attention, *args)] * 4)
+        seen = context - (queries - 1) / 2  # keys of the average query
+        flops = 4.0 * batch * queries * seen * HEADS * HEAD_DIM
+        yield Timing("prefill_attention", f"{batch} x {queries} of {context}", us, flops=flops)
+
+
+def small_linear() -> Iterator[Timing]:
+    for model, layers in LINEAR.items():
+        for name, (n, k) in layers.items():
+            num_bytes = 2.0 * n * k
+            weights = [randn(n, k).mul_(k**-0.5) for _ in range(rotation(num_bytes))]
+            for rows in (1, 2, 4, 8, 16, 32):
+                yield one_linear(model, name, rows, weights)
+            del weights
+
+
+def one_linear(model: str, name: str, rows: int, weights: list[Tensor]) -> Timing:
+    """With the neighbours a layer fuses to it; the library's time is the product alone."""
+    n, k = weights[0].shape
+    gated, normed = name == "gate_up", name in ("qkv", "gate_up")
+    x, norm_weight = randn(rows, k), randn(k) if normed else None
+    residual = randn(rows, n) if name in ("o", "down") else None
+    ours = partial(linear, norm_weight=norm_weight, eps=EPS, gated=gated, residual=residual)
+    us = time_graph([partial(ours, x, weight) for weight in weights])
+    library_us = time_graph([partial(F.linear, x, weight) for weight in weights])
+    chosen = "" if pays(rows, n, k) else ", library preferred"
+    return Timing(
+        "linear", f"{model} {name}, {rows} rows{chosen}", us, 2.0 * n * k, library_us=library_us
+    )
+
+
+def pointwise() -> Iterator[Timing]:
+    hidden, ffn = 1024, 3072
+    weight, head_weight = randn(hidden), randn(HEAD_DIM)
+    angles = torch.randn(4096, HEAD_DIM, device="cuda")
+    for tokens in (1, 8, 256, 8192):
+        copies = range(rotation(8.0 * tokens * hidden))
+        xs, wide = [randn(tokens, hidden) for _ in copies], randn(tokens, 2 * ffn)
+        residual = randn(tokens, hidden)
+        width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+        qkv = randn(tokens, width)
+        [(k, v)], _ = caches(1, tokens + BLOCK_SIZE, 1)
+        slots = torch.randperm(tokens, device="cuda") + BLOCK_SIZE
+        positions = torch.randint(0, 4096, (tokens,), device="cuda")
+        rope = (qkv, positions, angles, k, v, slots, head_weight, head_weight, EPS)
+        calls: dict[str, tuple[float, list[Callable[[], object]]]] = {
+            "rms_norm": (
+                4.0 * tokens * hidden,
+                [partial(rms_norm, x, weight, EPS) for x in xs],
+            ),
+            "add_rms_norm": (
+                8.0 * tokens * hidden,
+                [partial(add_rms_norm, x, residual, weight, EPS) for x in xs],
+            ),
+            "silu_and_mul": (6.0 * tokens * ffn, [partial(silu_and_mul, wide)] * 8),
+            "norm_rope_write_kv": (4.0 * tokens * width, [partial(norm_rope_write_kv, *rope)] * 8),
+        }
+        for name, (num_bytes, launches) in calls.items():
+            yield Timing(name, f"{tokens} tokens", time_graph(launches), num_bytes=num_bytes)
+
+
+GROUPS: dict[str, Callable[[], Iterator[Timing]]] = {
+    "decode": decode_attention,
+    "prefill": prefill_attention,
+    "linear": small_linear,
+    "pointwise": pointwise,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
+    parser.add_argument("--only", choices=list(GROUPS), help="time one group of kernels")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("bench.kernels needs a CUDA device")
+    torch.manual_seed(0)
+    copy, matmul = ceilings()
+    best_bytes, best_flops = copy.num_bytes / copy.us, matmul.flops / matmul.us
+    chosen = [GROUPS[options.only]] if options.only else list(GROUPS.values())
+    for timing in (copy, matmul, *(timing for group in chosen for timing in group())):
+        share = timing.flops / timing.us / best_flops or timing.num_bytes / timing.us / best_bytes
+        if options.json:
+            print(json.dumps(asdict(timing) | {"share_of_ceiling": round(share, 4)}), flush=True)
+            continue
+        library = f"  library {timing.library_us:8.2f} us" if timing.library_us else ""
+        line = f"{timing.kernel:20}{timing.shape:36}{timing.us:9.2f} us  {timing.rate()}"
+        print(f"{line} {share:6.1%} of the ceiling{library}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

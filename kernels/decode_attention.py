@@ -1,0 +1,257 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Decode attention: one query token per sequence over its paged KV cache.
+
+    q [B, H, D], k_cache and v_cache [num_blocks, block_size, Hkv, D], block_tables [B, W],
+    context_lens [B]  ->  out [B, H, D]
+
+One program reads one slice ("split") of one KV head of one sequence for all query heads that share
+it, so every cached byte is read once. The last split to finish merges the partial results of its
+sequence, hence one launch and no second kernel. The grid depends on shapes alone, never on
+lengths, so a captured CUDA graph stays valid while contexts grow.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.pdl import has_pdl, launch_options
+
+_LOG2_E = 1.4426950408889634
+# No batch is cut into more slices than this, which bounds the workspace.
+_MAX_SLICES = 8192
+_FEW_PAIRS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWorkspace:
+    """Where splits leave partial results. Calls in stream order may share one; graphs must."""
+
+    partial: torch.Tensor  # [slices, group, D] float32
+    stats: torch.Tensor  # [slices, 2, group] float32: maximum, sum of exponentials
+    arrivals: torch.Tensor  # [slices] int32, zero between calls: whoever merges resets it
+
+
+def decode_workspace(q: torch.Tensor, num_kv_heads: int) -> DecodeWorkspace:
+    """A workspace that suits every batch with the heads, head size and device of `q`."""
+    group, head_dim = q.shape[1] // num_kv_heads, q.shape[2]
+    return DecodeWorkspace(
+        q.new_empty((_MAX_SLICES, group, head_dim), dtype=torch.float32),
+        q.new_empty((_MAX_SLICES, 2, group), dtype=torch.float32),
+        torch.zeros(_MAX_SLICES, dtype=torch.int32, device=q.device),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    num_splits: int
+    min_split: int  # tokens: a shorter context is not cut further
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def _config(pairs: int, head_dim: int, itemsize: int) -> _Config:
+    """Measured on H200 with head size 128; `pairs` are (sequence, KV head) pairs."""
+    if head_dim * itemsize > 256:  # one tile of keys or values is 8 KiB, whatever the type
+        return _Config(
+            _round_down(max(1, min(64, 1024 // pairs))), 32, 16, num_warps=2, num_stages=2
+        )
+    if pairs <= _FEW_PAIRS:
+        return _Config(min(32, _round_down(512 // pairs)), 64, 64, num_warps=2, num_stages=2)
+    if pairs < 512:
+        return _Config(_round_down(1024 // pairs), 32, 32, num_warps=1, num_stages=3)
+    # Enough sequences to fill the chip: only a context far longer than the others is cut.
+    num_splits = min(4, _round_down(max(1, _MAX_SLICES // pairs)))
+    if pairs < 1024:
+        return _Config(num_splits, 1024, 64, num_warps=2, num_stages=3)
+    return _Config(num_splits, 1024, 32, num_warps=2, num_stages=3)
+
+
+def _round_down(n: int) -> int:
+    """The largest power of two that is not above n."""
+    return 1 << (n.bit_length() - 1)
+
+
+def paged_decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    out: torch.Tensor | None = None,
+    workspace: DecodeWorkspace | None = None,
+) -> torch.Tensor:
+    """Attend to the first `context_lens[b]` cached tokens; a row of length 0 gives zeros.
+
+    Without a workspace one is made for the call, which is for tests: a captured graph wants one
+    that outlives it.
+    """
+    batch, num_heads, head_dim = q.shape
+    _, block_size, num_kv_heads, cache_dim = k_cache.shape
+    if cache_dim != head_dim or head_dim & (head_dim - 1):
+        raise ValueError(f"head size {head_dim} against cache {cache_dim}; want equal powers of 2")
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads do not divide among {num_kv_heads} KV heads")
+    if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
+        raise ValueError("k_cache and v_cache differ in shape or strides")
+    if not q.dtype == k_cache.dtype == v_cache.dtype:
+        raise TypeError(f"q is {q.dtype}, the cache {k_cache.dtype} and {v_cache.dtype}")
+    if q.stride()[1:] != (head_dim, 1) or k_cache.stride(3) != 1:
+        raise ValueError("heads of q and vectors of the cache must be contiguous")
+    if block_tables.shape[0] != batch or context_lens.shape != (batch,):
+        raise ValueError(f"batch {batch}: tables {block_tables.shape}, lens {context_lens.shape}")
+    if block_tables.dtype != torch.int32 or context_lens.dtype != torch.int32:
+        raise TypeError("block_tables and context_lens must be int32")
+    if block_tables.stride(1) != 1 or context_lens.stride(0) != 1:
+        raise ValueError("rows of block_tables and context_lens must be contiguous")
+
+    out = q.new_empty(q.shape) if out is None else out
+    if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
+        raise ValueError(f"out must be contiguous {tuple(q.shape)} of {q.dtype}")
+    if batch == 0:
+        return out
+    workspace = decode_workspace(q, num_kv_heads) if workspace is None else workspace
+    group = num_heads // num_kv_heads
+    if workspace.partial.shape[1:] != (group, head_dim):
+        raise ValueError(f"workspace of {tuple(workspace.partial.shape)} is for other heads")
+    config = _config(batch * num_kv_heads, head_dim, q.element_size())
+    # All first splits come first: the idle splits of short contexts would spoil their placement.
+    _decode_kernel[(num_kv_heads, batch, config.num_splits)](
+        q, k_cache, v_cache, block_tables, context_lens, out,
+        workspace.partial, workspace.stats, workspace.arrivals,
+        scale * _LOG2_E,
+        q.stride(0), *k_cache.stride()[:3], block_tables.stride(0),
+        GROUP=group,
+        GROUP_PAD=max(16, triton.next_power_of_2(group)),
+        D=head_dim,
+        BLOCK_SIZE=block_size,
+        BLOCK_N=config.block_n,
+        NUM_SPLITS=config.num_splits,
+        MIN_SPLIT=config.min_split,
+        PDL=has_pdl(q),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **launch_options(q),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _decode_kernel(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    lens_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    stats_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
+    scale_log2: tl.tensor,
+    stride_q: tl.tensor,
+    stride_block: tl.tensor,
+    stride_token: tl.tensor,
+    stride_head: tl.tensor,
+    stride_table: tl.tensor,
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    head = tl.program_id(0)
+    seq = tl.program_id(1)
+    split = tl.program_id(2)
+    num_kv_heads = tl.num_programs(0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+    heads = tl.arange(0, GROUP_PAD)
+    dims = tl.arange(0, D)
+    is_head = heads < GROUP
+    row = seq.to(tl.int64) * num_kv_heads + head  # one (sequence, KV head) pair
+    out_offsets = (row * GROUP + heads)[:, None] * D + dims[None, :]
+    context_len = tl.load(lens_ptr + seq)
+    per_split = tl.maximum(tl.cdiv(context_len, NUM_SPLITS), MIN_SPLIT)
+    per_split = tl.cdiv(per_split, BLOCK_N) * BLOCK_N
+    start = split * per_split
+    end = tl.minimum(start + per_split, context_len)
+    if start >= end:
+        if (context_len == 0) & (split == 0):
+            zeros = tl.zeros([GROUP_PAD, D], out_ptr.dtype.element_ty)
+            tl.store(out_ptr + out_offsets, zeros, mask=is_head[:, None])
+        return
+
+    q_offsets = seq.to(tl.int64) * stride_q + (head * GROUP + heads)[:, None] * D + dims[None, :]
+    q = tl.load(q_ptr + q_offsets, mask=is_head[:, None], other=0.0)  # [GROUP_PAD, D]
+    table = tables_ptr + seq.to(tl.int64) * stride_table
+    peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    acc = tl.zeros([GROUP_PAD, D], tl.float32)
+    for first in range(start, end, BLOCK_N):
+        tokens = first + tl.arange(0, BLOCK_N)
+        valid = tokens < end
+        blocks = tl.load(table + tokens // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
+        offsets = blocks * stride_block + (tokens % BLOCK_SIZE) * stride_token + head * stride_head
+        kv_offsets = offsets[:, None] + dims[None, :]
+        k = tl.load(k_ptr + kv_offsets, mask=valid[:, None], other=0.0)  # [BLOCK_N, D]
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        scores = tl.where(valid[None, :], scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_peak[:, None])
+        shrink = tl.exp2(peak - new_peak)
+        v = tl.load(v_ptr + kv_offsets, mask=valid[:, None], other=0.0)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+        total = total * shrink + tl.sum(weights, 1)
+        peak = new_peak
+
+    num_active = tl.cdiv(context_len, per_split)
+    if num_active == 1:
+        result = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + out_offsets, result, mask=is_head[:, None])
+        return
+
+    slot = row * NUM_SPLITS + split
+    partial_offsets = (slot * GROUP + heads)[:, None] * D + dims[None, :]
+    tl.store(partial_ptr + partial_offsets, acc, mask=is_head[:, None])
+    tl.store(stats_ptr + slot * 2 * GROUP + heads, peak, mask=is_head)
+    tl.store(stats_ptr + (slot * 2 + 1) * GROUP + heads, total, mask=is_head)
+    # All threads must have stored before the one that counts the arrival says so.
+    tl.debug_barrier()
+    arrived = tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel", scope="gpu")
+    if arrived == num_active - 1:
+        tl.store(arrivals_ptr + row, 0)
+        CHUNK: tl.constexpr = min(16, NUM_SPLITS)
+        for g in tl.static_range(GROUP):
+            top = float("-inf")
+            merged_total = 0.0
+            merged = tl.zeros([D], tl.float32)
+            for first in range(0, num_active, CHUNK):
+                splits = first + tl.arange(0, CHUNK)
+                active = splits < num_active
+                slots = row * NUM_SPLITS + splits
+                stats = stats_ptr + slots * 2 * GROUP + g
+                offsets = (slots * GROUP + g)[:, None] * D + dims[None, :]
+                # From L2: this multiprocessor may hold stale lines of the workspace.
+                peaks = tl.load(stats, mask=active, other=float("-inf"), cache_modifier=".cg")
+                totals = tl.load(stats + GROUP, mask=active, other=0.0, cache_modifier=".cg")
+                parts = tl.load(
+                    partial_ptr + offsets, mask=active[:, None], other=0.0, cache_modifier=".cg"
+                )
+                new_top = tl.maximum(top, tl.max(peaks, 0))
+                share = tl.exp2(peaks - new_top)
+                shrink = tl.exp2(top - new_top)
+                merged = merged * shrink + tl.sum(parts * share[:, None], 0)
+                merged_total = merged_total * shrink + tl.sum(totals * share, 0)
+                top = new_top
+            result = (merged / merged_total).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + (row * GROUP + g) * D + dims, result)

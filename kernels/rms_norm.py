@@ -1,0 +1,97 @@
+# mypy: disable-error-code="untyped-decorator"
+"""RMS norm over the last dimension, alone or after adding the residual stream.
+
+    x [T, N], weight [N]  ->  normed [T, N]
+    x [T, N], residual [T, N], weight [N]  ->  normed [T, N], x + residual [T, N]
+
+Statistics and the sum are float32; the norm sees the sum before it is rounded.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.pdl import has_pdl, launch_options
+
+_MAX_WIDTH = 32768
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return `x / rms(x) * weight`; `x` is left as it was."""
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    _launch(x, None, weight, eps, out, None)
+    return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm of `x + residual` and the sum itself; both inputs are left as they were."""
+    if x.shape != residual.shape or x.dtype != residual.dtype or not residual.is_contiguous():
+        raise ValueError(f"residual must be contiguous {tuple(x.shape)} of {x.dtype}")
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    total = torch.empty_like(residual)
+    _launch(x, residual, weight, eps, out, total)
+    return out, total
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    total: torch.Tensor | None,
+) -> None:
+    num_rows, width = x.shape
+    if weight.shape != (width,) or weight.dtype != x.dtype or not weight.is_contiguous():
+        raise ValueError(f"weight must be contiguous [{width}] of {x.dtype}")
+    if x.stride(1) != 1:
+        raise ValueError("rows of x must be contiguous")
+    if width > _MAX_WIDTH:
+        raise ValueError(f"rows of {width} exceed {_MAX_WIDTH}")
+    if num_rows == 0:
+        return
+    block = triton.next_power_of_2(width)
+    _rms_norm_kernel[(num_rows,)](
+        x, residual, weight, out, total,
+        eps,
+        x.stride(0),
+        N=width,
+        BLOCK=block,
+        HAS_RESIDUAL=residual is not None,
+        PDL=has_pdl(x),
+        num_warps=min(16, max(1, block // 512)),
+        **launch_options(x),
+    )  # fmt: skip
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    eps: tl.tensor,
+    stride_x: tl.tensor,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    inside = i < N
+    weight = tl.load(weight_ptr + i, mask=inside, other=0.0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    x = tl.load(x_ptr + row * stride_x + i, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        x += tl.load(residual_ptr + row * N + i, mask=inside, other=0.0).to(tl.float32)
+        tl.store(total_ptr + row * N + i, x.to(total_ptr.dtype.element_ty), mask=inside)
+    normed = x * tl.rsqrt(tl.sum(x * x, 0) / N + eps)
+    normed = normed.to(out_ptr.dtype.element_ty) * weight
+    tl.store(out_ptr + row * N + i, normed, mask=inside)

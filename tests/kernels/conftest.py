@@ -1,0 +1,98 @@
+"""Where the kernels run in these tests, and what they are compared with."""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """The GPU where there is one; else the CPU, with Triton interpreting."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("neither a CUDA device nor TRITON_INTERPRET=1")
+    return torch.device("cpu")
+
+
+@pytest.fixture
+def assert_close() -> Callable[[Tensor, Tensor], None]:
+    """Relative distance of two tensors as wholes, within what the type of the first can hold."""
+    bounds = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+    def check(actual: Tensor, expected: Tensor) -> None:
+        assert actual.shape == expected.shape
+        distance = (actual.double() - expected.double()).norm()
+        assert distance <= bounds[actual.dtype] * expected.double().norm()
+
+    return check
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Sequences whose keys and values lie in shuffled blocks; block 0 and all slack are NaN."""
+
+    k_cache: Tensor  # [num_blocks, block_size, Hkv, D]
+    v_cache: Tensor
+    block_tables: Tensor  # [B, W] int32
+    context_lens: Tensor  # [B] int32
+
+    def attention(self, q: Tensor, cu_seqlens_q: list[int], scale: float) -> Tensor:
+        """Causal attention, one dense float32 softmax per sequence."""
+        out = torch.zeros(q.shape, device=q.device)
+        block_size, num_kv_heads = self.k_cache.shape[1:3]
+        for i, context in enumerate(self.context_lens.tolist()):
+            start, end = cu_seqlens_q[i], cu_seqlens_q[i + 1]
+            if context == 0 or start == end:
+                continue
+            at = torch.arange(context, device=q.device)
+            blocks = self.block_tables[i, at // block_size].long()
+            share = q.shape[1] // num_kv_heads
+            k = self.k_cache[blocks, at % block_size].float().repeat_interleave(share, 1)
+            v = self.v_cache[blocks, at % block_size].float().repeat_interleave(share, 1)
+            scores = torch.einsum("qhd,nhd->hqn", q[start:end].float(), k) * scale
+            last_seen = torch.arange(context - (end - start), context, device=q.device)
+            scores = scores.masked_fill(at > last_seen[:, None], -math.inf)
+            out[start:end] = torch.einsum("hqn,nhd->qhd", scores.softmax(-1), v)
+        return out
+
+
+@pytest.fixture
+def paged(device: torch.device) -> Callable[..., Paged]:
+    """Make a `Paged` of given contexts, (Hkv, D) and block size."""
+
+    def make(
+        contexts: list[int],
+        kv_shape: tuple[int, int],
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+    ) -> Paged:
+        generator = torch.Generator().manual_seed(len(contexts) + block_size)
+        widths = [-(-context // block_size) for context in contexts]
+        ids = (torch.randperm(sum(widths), generator=generator) + 1).int()
+        shape = (sum(widths) + 1, block_size, 2, *kv_shape)
+        # Keys and values interleaved, so that the strides of the caches differ from their shapes.
+        cache = torch.full(shape, math.nan, dtype=dtype, device=device)
+        tables = torch.zeros(len(contexts), max(widths) + 2, dtype=torch.int32)
+        for i, row in enumerate(ids.split(widths)):
+            tables[i, : len(row)] = row
+            for j, block in enumerate(row.tolist()):
+                filled = min(block_size, contexts[i] - j * block_size)
+                values = torch.randn((filled, 2, *kv_shape), generator=generator)
+                cache[block, :filled] = values.to(device, dtype)
+        lens = torch.tensor(contexts, dtype=torch.int32, device=device)
+        return Paged(cache[:, :, 0], cache[:, :, 1], tables.to(device), lens)
+
+    return make
