@@ -36,6 +36,7 @@ class KVCache:
             dtype=dtype,
             device=device,
         ).unbind()
+        self._rows = [layer.flatten(0, 1) for layer in self._layers]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """(k, v) of a layer, each [num_blocks, block_size, Hkv, D]."""
@@ -44,4 +45,4 @@ class KVCache:
 
     def rows(self, index: int) -> Tensor:
         """A layer by slot, [num_blocks * block_size, 2, Hkv, D]."""
-        return self._layers[index].flatten(0, 1)
+        return self._rows[index]

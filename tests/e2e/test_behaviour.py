@@ -91,13 +91,13 @@ def test_a_closed_stream_frees_its_blocks_within_two_steps(product: Product) -> 
         next(call)
         during = product.status()
         call.cancel()
-        eventually(lambda: "numRunning" not in product.status())
-    assert during["numRunning"] == 1
-    assert during["numFreeBlocks"] < before["numFreeBlocks"]
-    eventually(lambda: product.status()["numFreeBlocks"] == before["numFreeBlocks"])
-    steps = int(product.status()["numSteps"])
+        eventually(lambda: "num_running" not in product.status())
+    assert during["num_running"] == 1
+    assert during["num_free_blocks"] < before["num_free_blocks"]
+    eventually(lambda: product.status()["num_free_blocks"] == before["num_free_blocks"])
+    steps = int(product.status()["num_steps"])
     time.sleep(0.3)
-    assert int(product.status()["numSteps"]) == steps  # nothing computes any more
+    assert int(product.status()["num_steps"]) == steps  # nothing computes any more
 
 
 def test_a_stop_string_ends_the_text_before_it(product: Product) -> None:
@@ -111,5 +111,5 @@ def test_a_stop_string_ends_the_text_before_it(product: Product) -> None:
     whole = json.loads(product.grpcurl(product.grpc_port, chat, data=free))["output"]["text"]
     if "three" in whole:
         assert answer["text"] == whole[: whole.index("three")]
-        assert answer["stopString"] == "three"
+        assert answer["stop_string"] == "three"
     assert "three" not in answer["text"]

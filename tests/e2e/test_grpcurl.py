@@ -54,7 +54,7 @@ def test_token_ids_are_generated_at_the_scheduler(product: Product) -> None:
         product.scheduler_port,
         "pagewire.v1.SchedulerService/Generate",
         data={
-            "promptTokenIds": json.loads(tokenized)["tokenIds"],
+            "prompt_token_ids": json.loads(tokenized)["token_ids"],
             "sampling": {"temperature": 0, "max_tokens": 8, "ignore_eos": True},
         },
     )
@@ -62,9 +62,9 @@ def test_token_ids_are_generated_at_the_scheduler(product: Product) -> None:
     decoder, rest = json.JSONDecoder(), stream.strip()
     while rest:
         message, end = decoder.raw_decode(rest)
-        token_ids += message.get("tokenIds", [])
+        token_ids += message.get("token_ids", [])
         rest = rest[end:].lstrip()
-    assert message["finishReason"] == "FINISH_REASON_LENGTH"
+    assert message["finish_reason"] == "FINISH_REASON_LENGTH"
     text = product.grpcurl(
         product.grpc_port, "pagewire.v1.InferenceService/Detokenize", data={"token_ids": token_ids}
     )
@@ -74,7 +74,9 @@ def test_token_ids_are_generated_at_the_scheduler(product: Product) -> None:
 
 def test_bad_input_is_a_status_that_names_the_field(product: Product) -> None:
     refused = product.run_grpcurl(
-        product.scheduler_port, "pagewire.v1.SchedulerService/Generate", data={"promptTokenIds": []}
+        product.scheduler_port,
+        "pagewire.v1.SchedulerService/Generate",
+        data={"prompt_token_ids": []},
     )
     assert refused.returncode == 64 + 3  # INVALID_ARGUMENT
     assert "prompt_token_ids" in refused.stderr

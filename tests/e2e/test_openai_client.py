@@ -57,13 +57,9 @@ def test_a_streamed_chat_equals_the_whole_one_and_ends_with_usage(
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_a_streamed_completion_equals_the_whole_one(
-    client: openai.OpenAI, model_name: str
-) -> None:
+def test_a_streamed_completion_equals_the_whole_one(client: openai.OpenAI, model_name: str) -> None:
     prompt = "Once upon a time, in a village by the sea,"
-    whole = client.completions.create(
-        model=model_name, prompt=prompt, temperature=0, max_tokens=24
-    )
+    whole = client.completions.create(model=model_name, prompt=prompt, temperature=0, max_tokens=24)
     pieces = client.completions.create(
         model=model_name, prompt=prompt, temperature=0, max_tokens=24, stream=True
     )
