@@ -3,6 +3,9 @@
 It owns bytes only; which block belongs to whom is the scheduler's knowledge.
 """
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,12 +33,8 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
-        # Zeros, because what is read past a context is masked, and a mask does not hide NaN.
-        self._layers = torch.zeros(
-            (num_layers, num_blocks, block_size, 2, num_kv_heads, head_dim),
-            dtype=dtype,
-            device=device,
-        ).unbind()
+        shape = (num_layers, num_blocks, block_size, 2, num_kv_heads, head_dim)
+        self._layers = _zeros(shape, dtype, device).unbind()
         self._rows = [layer.flatten(0, 1) for layer in self._layers]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -46,3 +45,13 @@ class KVCache:
     def rows(self, index: int) -> Tensor:
         """A layer by slot, [num_blocks * block_size, 2, Hkv, D]."""
         return self._rows[index]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, because what is read past a context is masked, and a mask does not hide NaN."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy's zeros are the system's untouched pages: blocks never used cost neither memory nor the
+    # seconds that writing gigabytes of zeros takes at start-up.
+    pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(pages).view(dtype).view(shape)
