@@ -1,0 +1,207 @@
+"""The asyncio client: the surface of the blocking one, awaited."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from functools import cached_property, partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+
+import grpc.aio
+
+from pagewire import _batch, _convert
+from pagewire._channel import (
+    DEFAULT_TARGET,
+    DEFAULT_TIMEOUT_S,
+    Connection,
+    ReadyWait,
+    open_aio_channel,
+)
+from pagewire._errors import PagewireError, translated
+from pagewire._stream import AsyncStream
+from pagewire._terminal import Progress
+from pagewire._types import (
+    TLS,
+    CallOptions,
+    Completion,
+    Messages,
+    Model,
+    Prompt,
+    SamplingParams,
+)
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
+
+if TYPE_CHECKING:  # a name of the typing stubs only
+    from pagewire.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+_StreamResponse = TypeVar("_StreamResponse", pb.GenerateStreamResponse, pb.ChatStreamResponse)
+
+
+class AsyncClient:
+    """A connection to a pagewire server, used from one event loop. Methods are those of Client.
+
+    >>> async with pagewire.AsyncClient() as client:  # doctest: +SKIP
+    ...     async for delta in client.stream_chat("Tell me a joke."):
+    ...         print(delta.text, end="", flush=True)
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        api_key: str | None = None,
+        tls: TLS | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        allow_insecure_key: bool = False,
+    ) -> None:
+        self._connection = Connection(target, api_key, tls, timeout_s, allow_insecure_key)
+        self._channel: grpc.aio.Channel | None = None
+
+    @cached_property
+    def _stub(self) -> "InferenceServiceAsyncStub":
+        # An asyncio channel belongs to the loop it is opened in, hence not in __init__.
+        self._channel = open_aio_channel(self._connection)
+        return InferenceServiceStub(self._channel)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Completion:
+        """Completes text or token ids."""
+        request = _convert.to_generate(prompt, params, options)
+        response = await self._call(self._stub.Generate, request, options.get("timeout_s"))
+        return _convert.to_completion(response)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[CallOptions],
+    ) -> AsyncStream:
+        """Completes text or token ids, piece by piece."""
+        request = _convert.to_stream(prompt, params, options)
+        return self._open(self._stub.GenerateStream, request, options.get("timeout_s"))
+
+    async def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Completion:
+        """Answers a conversation: a string, or turns as Message or {"role", "content"}."""
+        request = _convert.to_chat(messages, params, options)
+        response = await self._call(self._stub.Chat, request, options.get("timeout_s"))
+        return _convert.to_completion(response)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        **options: Unpack[CallOptions],
+    ) -> AsyncStream:
+        """Answers a conversation, piece by piece."""
+        request = _convert.to_stream_chat(messages, params, options)
+        return self._open(self._stub.ChatStream, request, options.get("timeout_s"))
+
+    async def batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        max_concurrency: int = _batch.DEFAULT_MAX_CONCURRENCY,
+        progress: bool | None = None,
+        **options: Unpack[CallOptions],
+    ) -> list[Completion]:
+        """Completes many prompts, `max_concurrency` at a time; results in the order of the prompts.
+
+        The first failure cancels the rest and is raised. A terminal sees a progress bar on stderr;
+        `progress` forces it on or off."""
+        requests = _convert.to_batch(prompts, params, options)
+        call = partial(self._stub.Generate, **self._connection.terms(options.get("timeout_s")))
+        bar = Progress(len(requests), "batch", sys.stderr, enabled=progress)
+        with translated(self._connection.target), bar:
+            responses = await _batch.run_aio(call, requests, max_concurrency, bar.advance)
+        return [_convert.to_completion(response) for response in responses]
+
+    async def tokenize(
+        self,
+        text: Messages,
+        *,
+        add_special_tokens: bool | None = None,
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> tuple[int, ...]:
+        """Token ids of a text, or of a conversation as the model's chat template renders it."""
+        request = _convert.to_tokenize(text, model, add_special_tokens)
+        response = await self._call(self._stub.Tokenize, request, timeout_s)
+        return tuple(response.token_ids)
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool | None = None,
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> str:
+        """Text of token ids."""
+        request = _convert.to_detokenize(token_ids, model, skip_special_tokens)
+        response = await self._call(self._stub.Detokenize, request, timeout_s)
+        return response.text
+
+    async def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
+        """The models on offer; none until a worker is ready."""
+        response = await self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
+        return _convert.to_models(response)
+
+    async def wait_until_ready(self, timeout_s: float = 60.0) -> tuple[Model, ...]:
+        """Waits until the server lists a model, and returns what it lists."""
+        wait = ReadyWait(self._connection.target, timeout_s)
+        while True:
+            attempt_s = wait.attempt_s()
+            try:
+                wait.note(await self.models(timeout_s=attempt_s))
+            except PagewireError as error:
+                wait.sit_out(error)
+            if wait.models:
+                return wait.models
+            await asyncio.sleep(wait.POLL_S)
+
+    async def close(self) -> None:
+        """Ends every call and closes the connection."""
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def _call(
+        self,
+        method: "grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]",
+        request: _Request,
+        timeout_s: float | None,
+    ) -> _Response:
+        with translated(self._connection.target):
+            return await method(request, **self._connection.terms(timeout_s))
+
+    def _open(
+        self,
+        method: "grpc.aio.UnaryStreamMultiCallable[_Request, _StreamResponse]",
+        request: _Request,
+        timeout_s: float | None,
+    ) -> AsyncStream:
+        call = method(request, **self._connection.terms(timeout_s))
+        return AsyncStream(call, self._connection.target)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,170 @@
+"""How to reach a server: address, encryption, key, deadline, keepalive, retries. Opens channels."""
+
+import ipaddress
+import json
+import math
+import time
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import TypedDict
+
+import grpc
+import grpc.aio
+
+from pagewire._errors import DeadlineExceeded, PagewireError, Unavailable
+from pagewire._types import TLS, Model
+
+DEFAULT_TARGET = "localhost:50051"
+DEFAULT_TIMEOUT_S = 600.0
+
+_SERVICE = "pagewire.v1.InferenceService"
+
+# Retried are only calls that change nothing. A generation is never sent twice: it may have run.
+_SERVICE_CONFIG = {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "methodConfig": [
+        {
+            "name": [
+                {"service": _SERVICE, "method": method}
+                for method in ("ListModels", "Tokenize", "Detokenize")
+            ],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ],
+}
+
+CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+)
+
+
+class Terms(TypedDict):
+    """What every gRPC call takes beside its request."""
+
+    timeout: float | None
+    metadata: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Everything needed to open a channel and to start a call on it."""
+
+    target: str = DEFAULT_TARGET
+    api_key: str | None = field(default=None, repr=False)
+    tls: TLS | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    allow_insecure_key: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s: {self.timeout_s} is not positive")
+        exposed = self.api_key is not None and self.tls is None and not is_local(self.target)
+        if exposed and not self.allow_insecure_key:
+            raise ValueError(
+                f"api_key: would travel unencrypted to {self.target}; "
+                "use tls, or allow_insecure_key=True on a network you trust"
+            )
+
+    def terms(self, timeout_s: float | None) -> Terms:
+        """Deadline and metadata of one call."""
+        seconds = self.timeout_s if timeout_s is None else timeout_s
+        return Terms(
+            timeout=None if math.isinf(seconds) else seconds,
+            metadata=() if self.api_key is None else (("authorization", f"Bearer {self.api_key}"),),
+        )
+
+
+def is_local(target: str) -> bool:
+    """Whether a gRPC target never leaves this machine."""
+    if target.startswith(("unix:", "unix-abstract:")):
+        return True
+    address = target.rpartition("/")[2]  # dns:///host:port
+    for scheme in ("dns:", "ipv4:", "ipv6:"):
+        address = address.removeprefix(scheme)
+    if address.startswith("["):
+        host = address[1:].partition("]")[0]
+    else:
+        host = address.rpartition(":")[0] if address.count(":") == 1 else address
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def open_channel(connection: Connection) -> grpc.Channel:
+    """A blocking channel; connects on the first call."""
+    if connection.tls is None:
+        return grpc.insecure_channel(connection.target, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(
+        connection.target, _credentials(connection.tls), options=CHANNEL_OPTIONS
+    )
+
+
+def open_aio_channel(connection: Connection) -> grpc.aio.Channel:
+    """An asyncio channel of the running loop; connects on the first call."""
+    if connection.tls is None:
+        return grpc.aio.insecure_channel(connection.target, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(
+        connection.target, _credentials(connection.tls), options=CHANNEL_OPTIONS
+    )
+
+
+def _credentials(tls: TLS) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
+        root_certificates=_read(tls.ca_cert),
+        private_key=_read(tls.client_key),
+        certificate_chain=_read(tls.client_cert),
+    )
+
+
+def _read(path: str | PathLike[str] | None) -> bytes | None:
+    return None if path is None else Path(path).read_bytes()
+
+
+class ReadyWait:
+    """The rule of wait_until_ready: which failures to sit out, and for how long."""
+
+    POLL_S = 0.2
+    ATTEMPT_S = 2.0
+
+    def __init__(self, target: str, timeout_s: float) -> None:
+        self._target = target
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._reason = "it does not answer"
+        self.models: tuple[Model, ...] = ()
+
+    def attempt_s(self) -> float:
+        """Deadline of the next attempt; raises DeadlineExceeded when there is no next one."""
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            raise DeadlineExceeded(
+                f"{self._target} is not ready after {self._timeout_s:g} s: {self._reason}",
+                code="DEADLINE_EXCEEDED",
+            )
+        return min(self.ATTEMPT_S, remaining)
+
+    def sit_out(self, error: PagewireError) -> None:
+        """Notes why it is not ready yet; raises what waiting cannot cure."""
+        if isinstance(error, Unavailable):
+            self._reason = str(error)
+        elif not isinstance(error, DeadlineExceeded):  # which says nothing beyond "no answer"
+            raise error
+
+    def note(self, models: tuple[Model, ...]) -> None:
+        """Notes what the server lists, which may still be nothing."""
+        self.models = models
+        self._reason = "it lists no model yet"

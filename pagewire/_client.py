@@ -1,0 +1,222 @@
+"""The blocking client: opens calls and waits for them. What is sent and read lies elsewhere."""
+
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import grpc
+
+from pagewire import _batch, _convert
+from pagewire._channel import (
+    DEFAULT_TARGET,
+    DEFAULT_TIMEOUT_S,
+    Connection,
+    ReadyWait,
+    open_channel,
+)
+from pagewire._errors import PagewireError, translated
+from pagewire._stream import Stream
+from pagewire._terminal import Progress
+from pagewire._types import (
+    TLS,
+    CallOptions,
+    Completion,
+    Messages,
+    Model,
+    Prompt,
+    SamplingParams,
+)
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+_StreamResponse = TypeVar("_StreamResponse", pb.GenerateStreamResponse, pb.ChatStreamResponse)
+
+
+class Client:
+    """A connection to a pagewire server; may be shared between threads.
+
+    >>> import pagewire
+    >>> client = pagewire.Client()  # doctest: +SKIP
+    >>> print(client.chat("What is the capital of France?").text)  # doctest: +SKIP
+    The capital of France is Paris.
+
+    Sampling is given as keywords, or once as SamplingParams. `timeout_s` bounds each call, unless
+    the call has its own.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        api_key: str | None = None,
+        tls: TLS | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        allow_insecure_key: bool = False,
+    ) -> None:
+        self._connection = Connection(target, api_key, tls, timeout_s, allow_insecure_key)
+        self._channel = open_channel(self._connection)
+        self._stub = InferenceServiceStub(self._channel)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Completion:
+        """Completes text or token ids.
+
+        >>> client.generate("Once upon a time", max_tokens=16, temperature=0)  # doctest: +SKIP
+        """
+        request = _convert.to_generate(prompt, params, options)
+        response = self._call(self._stub.Generate, request, options.get("timeout_s"))
+        return _convert.to_completion(response)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Stream:
+        """Completes text or token ids, piece by piece.
+
+        >>> for delta in client.stream("Once upon a time"):  # doctest: +SKIP
+        ...     print(delta.text, end="", flush=True)
+        """
+        request = _convert.to_stream(prompt, params, options)
+        return self._open(self._stub.GenerateStream, request, options.get("timeout_s"))
+
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Completion:
+        """Answers a conversation: a string, or turns as Message or {"role", "content"}.
+
+        >>> client.chat("What is the capital of France?").text  # doctest: +SKIP
+        'The capital of France is Paris.'
+        """
+        request = _convert.to_chat(messages, params, options)
+        response = self._call(self._stub.Chat, request, options.get("timeout_s"))
+        return _convert.to_completion(response)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Stream:
+        """Answers a conversation, piece by piece.
+
+        >>> for delta in client.stream_chat("Tell me a joke."):  # doctest: +SKIP
+        ...     print(delta.text, end="", flush=True)
+        """
+        request = _convert.to_stream_chat(messages, params, options)
+        return self._open(self._stub.ChatStream, request, options.get("timeout_s"))
+
+    def batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        max_concurrency: int = _batch.DEFAULT_MAX_CONCURRENCY,
+        progress: bool | None = None,
+        **options: Unpack[CallOptions],
+    ) -> list[Completion]:
+        """Completes many prompts, `max_concurrency` at a time; results in the order of the prompts.
+
+        The first failure cancels the rest and is raised. A terminal sees a progress bar on stderr;
+        `progress` forces it on or off.
+
+        >>> client.batch(["2 + 2 =", "3 + 3 ="], max_tokens=4)  # doctest: +SKIP
+        """
+        requests = _convert.to_batch(prompts, params, options)
+        start = partial(
+            self._stub.Generate.future, **self._connection.terms(options.get("timeout_s"))
+        )
+        bar = Progress(len(requests), "batch", sys.stderr, enabled=progress)
+        with translated(self._connection.target), bar:
+            responses = _batch.run(start, requests, max_concurrency, bar.advance)
+        return [_convert.to_completion(response) for response in responses]
+
+    def tokenize(
+        self,
+        text: Messages,
+        *,
+        add_special_tokens: bool | None = None,
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> tuple[int, ...]:
+        """Token ids of a text, or of a conversation as the model's chat template renders it."""
+        request = _convert.to_tokenize(text, model, add_special_tokens)
+        response = self._call(self._stub.Tokenize, request, timeout_s)
+        return tuple(response.token_ids)
+
+    def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool | None = None,
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> str:
+        """Text of token ids."""
+        request = _convert.to_detokenize(token_ids, model, skip_special_tokens)
+        response = self._call(self._stub.Detokenize, request, timeout_s)
+        return response.text
+
+    def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
+        """The models on offer; none until a worker is ready."""
+        response = self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
+        return _convert.to_models(response)
+
+    def wait_until_ready(self, timeout_s: float = 60.0) -> tuple[Model, ...]:
+        """Waits until the server lists a model, and returns what it lists."""
+        wait = ReadyWait(self._connection.target, timeout_s)
+        while True:
+            attempt_s = wait.attempt_s()
+            try:
+                wait.note(self.models(timeout_s=attempt_s))
+            except PagewireError as error:
+                wait.sit_out(error)
+            if wait.models:
+                return wait.models
+            time.sleep(wait.POLL_S)
+
+    def close(self) -> None:
+        """Ends every call and closes the connection."""
+        self._channel.close()
+
+    def _call(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]",
+        request: _Request,
+        timeout_s: float | None,
+    ) -> _Response:
+        with translated(self._connection.target):
+            return method(request, **self._connection.terms(timeout_s))
+
+    def _open(
+        self,
+        method: "grpc.UnaryStreamMultiCallable[_Request, _StreamResponse]",
+        request: _Request,
+        timeout_s: float | None,
+    ) -> Stream:
+        call = method(request, **self._connection.terms(timeout_s))
+        return Stream(call, self._connection.target)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,155 @@
+"""What can go wrong with a call.
+
+    PagewireError
+    |-- InvalidArgument      a field is refused; the message names it
+    |-- NotFound             no such model
+    |-- FailedPrecondition   it can never work like this: a prompt longer than the model allows
+    |-- Overloaded           the queue is full; retry_after_s says when to come back
+    |-- Unavailable          nobody answers, or no worker is ready
+    |-- DeadlineExceeded     timeout_s is over
+    |-- Cancelled            this side cancelled
+    |-- Aborted              the server gave the request up
+    |-- Unauthenticated      no API key, or a wrong one
+    |-- PermissionDenied     the key may not do this
+    |-- Unimplemented        the server does not know the call
+    `-- Internal             the server's fault
+
+One table maps every gRPC status to its class.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2, empty_pb2, message, unknown_fields
+
+
+class PagewireError(Exception):
+    """A call failed. `code` is the name of the gRPC status."""
+
+    def __init__(
+        self, message: str, *, code: str = "UNKNOWN", retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+class InvalidArgument(PagewireError):
+    """A field is refused; the message names it."""
+
+
+class NotFound(PagewireError):
+    """No such model."""
+
+
+class FailedPrecondition(PagewireError):
+    """The request can never work like this, for instance a prompt longer than the model allows."""
+
+
+class Overloaded(PagewireError):
+    """The queue is full. `retry_after_s` is the server's advice, None without one."""
+
+
+class Unavailable(PagewireError):
+    """Nobody answers at the address, or no worker is ready."""
+
+
+class DeadlineExceeded(PagewireError):
+    """The call took longer than timeout_s."""
+
+
+class Cancelled(PagewireError):
+    """The call was cancelled on this side."""
+
+
+class Aborted(PagewireError):
+    """The server gave the request up."""
+
+
+class Unauthenticated(PagewireError):
+    """The API key is missing or wrong."""
+
+
+class PermissionDenied(PagewireError):
+    """The API key may not do this."""
+
+
+class Unimplemented(PagewireError):
+    """The server does not know the call or the feature."""
+
+
+class Internal(PagewireError):
+    """The server failed, or answered with something it should not."""
+
+
+BY_STATUS: dict[grpc.StatusCode, type[PagewireError]] = {
+    grpc.StatusCode.CANCELLED: Cancelled,
+    grpc.StatusCode.UNKNOWN: Internal,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: FailedPrecondition,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
+    grpc.StatusCode.ABORTED: Aborted,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidArgument,
+    grpc.StatusCode.UNIMPLEMENTED: Unimplemented,
+    grpc.StatusCode.INTERNAL: Internal,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DATA_LOSS: Internal,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+}
+
+
+def from_rpc_error(error: grpc.RpcError, target: str) -> PagewireError:
+    """The exception a caller sees for a failed call to `target`, blocking or asyncio."""
+    code = error.code()
+    text = error.details() or code.name
+    if code is grpc.StatusCode.UNAVAILABLE and "Failed to connect" in text:
+        text = f"nothing answers at {target}: is the server running? ({text.split(': ')[-1]})"
+    elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        text = f"no complete answer from {target} in time ({text})"
+    return BY_STATUS[code](text, code=code.name, retry_after_s=_retry_after_s(error))
+
+
+@contextmanager
+def translated(target: str) -> Iterator[None]:
+    """Raises what gRPC raises inside as exceptions of this module."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error, target) from None
+
+
+def _retry_after_s(error: grpc.RpcError) -> float | None:
+    trailers = dict(cast(Iterable[tuple[str, str | bytes]], error.trailing_metadata() or ()))
+    status = trailers.get("grpc-status-details-bin", b"")
+    try:
+        return _retry_info_s(status) if isinstance(status, bytes) else None
+    except message.DecodeError:
+        return None  # somebody else's bytes; the error itself is worth more
+
+
+def _retry_info_s(status: bytes) -> float | None:
+    """The delay of the google.rpc.RetryInfo in a google.rpc.Status.
+
+    Those two messages are not part of the protobuf package, hence by field number.
+    """
+    for detail in _length_delimited(status, 3):
+        entry = any_pb2.Any.FromString(detail)
+        if entry.type_url.endswith("/google.rpc.RetryInfo"):
+            for delay in _length_delimited(entry.value, 1):
+                return duration_pb2.Duration.FromString(delay).ToTimedelta().total_seconds()
+    return None
+
+
+def _length_delimited(encoded: bytes, number: int) -> list[bytes]:
+    fields = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(encoded))
+    return [
+        field.data
+        for field in (fields[index] for index in range(len(fields)))
+        if field.field_number == number and isinstance(field.data, bytes)
+    ]

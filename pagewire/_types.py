@@ -1,0 +1,142 @@
+"""What callers of the SDK pass in and get back: plain frozen values, no protobuf, no gRPC."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from os import PathLike
+from typing import TypedDict
+
+
+class FinishReason(StrEnum):
+    """Why an output ended; equal to its string, so `reason == "stop"` holds."""
+
+    STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens or the model's length limit
+    ABORT = "abort"  # cancelled
+    ERROR = "error"  # failed
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+Prompt = str | Sequence[int]
+Messages = str | Sequence[Message | Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. None leaves the choice to the server.
+
+    >>> SamplingParams(temperature=0, max_tokens=32, stop="\\n").max_tokens
+    32
+    """
+
+    temperature: float | None = None  # 0 to 2; 0 is greedy
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+
+
+class CallOptions(TypedDict, total=False):
+    """Keyword arguments of every generating call: its own three, and the fields of SamplingParams.
+
+    `timeout_s` bounds the call, `math.inf` is no bound; `model` is needed only where several are
+    served; `request_id` is for the server's logs.
+    """
+
+    model: str
+    request_id: str
+    timeout_s: float | None
+
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    max_tokens: int | None
+    min_tokens: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool | None
+    include_stop_str_in_output: bool | None
+    skip_special_tokens: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole output."""
+
+    text: str
+    token_ids: tuple[int, ...]  # the one that ended the output included
+    finish_reason: FinishReason
+    usage: Usage
+    request_id: str
+    model: str
+    stop_reason: str | int | None = None  # stop string or stop token that ended it, if one did
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of output; the last one has a finish_reason and the usage."""
+
+    text: str  # may be empty: some tokens do not complete a character
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model the server offers."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class TLS:
+    """Encryption of the connection, from PEM files.
+
+    Without `ca_cert` the roots that come with gRPC are trusted. `client_cert` and `client_key`
+    together prove who the client is, where the server asks for that.
+    """
+
+    ca_cert: str | PathLike[str] | None = None
+    client_cert: str | PathLike[str] | None = None
+    client_key: str | PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.client_cert is None) != (self.client_key is None):
+            raise ValueError("client_cert and client_key belong together: give both or neither")

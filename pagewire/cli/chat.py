@@ -1,0 +1,154 @@
+"""`pagewire chat`: a conversation in the terminal. Ctrl-C stops an answer, not the conversation."""
+
+import argparse
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, TextIO
+
+from pagewire._client import Client
+from pagewire._errors import PagewireError
+from pagewire._terminal import Style, is_terminal
+from pagewire._types import Message, SamplingParams
+from pagewire.cli.options import (
+    add_command,
+    add_connection,
+    add_sampling,
+    to_client,
+    to_sampling,
+)
+
+with suppress(ImportError):  # not on every platform
+    import readline  # noqa: F401 - gives input() history and editing
+
+if TYPE_CHECKING:
+    from pagewire.cli.options import Subparsers
+
+HELP = """\
+/clear         forget the conversation, keep the system message
+/system TEXT   set the system message and start over; without TEXT, remove it
+/help          this list
+/quit          leave (also Ctrl-D)
+Ctrl-C stops the current answer."""
+
+
+def add_parser(commands: "Subparsers") -> None:
+    """Declares the command."""
+    parser = add_command(commands, "chat", "Chat with the model in the terminal.")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system message to begin with")
+    parser.add_argument("--model", default="", help="which model, where several are served")
+    add_sampling(parser)
+    add_connection(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Reads lines and answers them until the end of input."""
+    with to_client(options) as client:
+        models = client.wait_until_ready(timeout_s=min(10.0, options.timeout_s))
+        name = options.model or models[0].name
+        chat = Chat(client, name, to_sampling(options), sys.stdout)
+        chat.set_system(options.system)
+        if is_terminal(sys.stdin):
+            chat.note(f"{name}. /help lists the commands.")
+        while (line := _read_line(chat)) is not None and chat.take(line):
+            pass
+    return 0
+
+
+def _read_line(chat: "Chat") -> str | None:
+    """The next line; None at the end of input."""
+    while True:
+        try:
+            return input("> " if is_terminal(sys.stdin) else "")
+        except EOFError:
+            chat.note("")
+            return None
+        except KeyboardInterrupt:
+            chat.note("\n/quit or Ctrl-D leaves.")
+
+
+class Chat:
+    """The conversation so far, and what a line does to it."""
+
+    def __init__(self, client: Client, model: str, params: SamplingParams, out: TextIO) -> None:
+        self.history: list[Message] = []
+        self._client = client
+        self._model = model
+        self._params = params
+        self._out = out
+        self._style = Style(out)
+
+    def take(self, line: str) -> bool:
+        """Obeys a command or answers a message; False when it is time to leave."""
+        command, _, argument = line.strip().partition(" ")
+        match command:
+            case "":
+                pass
+            case "/quit" | "/exit":
+                return False
+            case "/help":
+                self.note(HELP)
+            case "/clear":
+                self.history = [turn for turn in self.history if turn.role == "system"]
+                self.note("Cleared.")
+            case "/system":
+                self.set_system(argument.strip())
+                self.note("System message set." if argument.strip() else "System message removed.")
+            case _ if command.startswith("/"):
+                self.note(f"{command}: no such command. /help lists them.")
+            case _:
+                self._answer(line)
+        return True
+
+    def set_system(self, text: str) -> None:
+        """Starts over under this system message, under none if it is empty."""
+        self.history = [Message("system", text)] if text else []
+
+    def note(self, text: str) -> None:
+        """Says something that is not the model's."""
+        self._out.write(self._style.dim(text) + "\n")
+        self._out.flush()
+
+    def _answer(self, line: str) -> None:
+        turns = [*self.history, Message("user", line)]
+        clock = AnswerClock()
+        with self._client.stream_chat(turns, self._params, model=self._model) as stream:
+            try:
+                for delta in stream:
+                    clock.count(len(delta.token_ids))
+                    self._out.write(delta.text)
+                    self._out.flush()
+                outcome = clock.summary()
+            except KeyboardInterrupt:
+                outcome = f"stopped; {clock.summary()}"
+            except PagewireError as error:
+                self._out.write("\n")
+                self.note(f"error: {error}")
+                return  # the question is not part of the conversation; it can be asked again
+        self.history = [*turns, Message("assistant", stream.text)]
+        self._out.write("\n")
+        self.note(outcome)
+
+
+class AnswerClock:
+    """Time to first token and token rate of one answer."""
+
+    def __init__(self) -> None:
+        self._start_s = time.monotonic()
+        self._first_s = self._last_s = self._start_s
+        self._num_first = self._num_tokens = 0
+
+    def count(self, num_tokens: int) -> None:
+        """Tokens that have just come."""
+        self._last_s = time.monotonic()
+        if num_tokens and not self._num_tokens:
+            self._first_s, self._num_first = self._last_s, num_tokens
+        self._num_tokens += num_tokens
+
+    def summary(self) -> str:
+        """The answer in numbers; the rate leaves the first arrival out."""
+        ttft_ms = (self._first_s - self._start_s) * 1000
+        elapsed_s = self._last_s - self._first_s
+        rate = (self._num_tokens - self._num_first) / elapsed_s if elapsed_s > 0 else 0.0
+        return f"{self._num_tokens} tokens, first after {ttft_ms:.0f} ms, {rate:.1f} tokens/s"

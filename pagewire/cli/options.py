@@ -1,0 +1,110 @@
+"""Options that several commands share, and what they turn into."""
+
+import argparse
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pagewire._channel import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Connection
+from pagewire._client import Client
+from pagewire._types import TLS, SamplingParams
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+API_KEY_VARIABLE = "PAGEWIRE_API_KEY"
+
+
+class CommandError(Exception):
+    """A command cannot go on; the message is all the user needs."""
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Lists the defaults that say something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, ""):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def add_command(commands: "Subparsers", name: str, summary: str) -> argparse.ArgumentParser:
+    """A subcommand whose --help lists every default."""
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=summary,
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """Where the gateway is and how to reach it."""
+    group = parser.add_argument_group("connection")
+    add = group.add_argument
+    add("--target", default=DEFAULT_TARGET, metavar="HOST:PORT", help="gRPC port of the gateway")
+    add("--api-key", metavar="KEY", help=f"key of the gateway (default: ${API_KEY_VARIABLE})")
+    add("--allow-insecure-key", action="store_true", help="send the key without TLS")
+    add("--tls", action="store_true", help="encrypt, trusting gRPC's own roots")
+    add("--ca-cert", metavar="PEM", help="encrypt, trusting this certificate authority")
+    add("--client-cert", metavar="PEM", help="certificate to show, with --client-key")
+    add("--client-key", metavar="PEM", help="key of --client-cert")
+    add("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="longest time for one answer")
+
+
+def to_connection(
+    options: argparse.Namespace, environ: Mapping[str, str] = os.environ
+) -> Connection:
+    """The connection that add_connection's options describe."""
+    files = (options.ca_cert, options.client_cert, options.client_key)
+    return Connection(
+        target=options.target,
+        api_key=options.api_key or environ.get(API_KEY_VARIABLE) or None,
+        tls=TLS(*files) if options.tls or any(files) else None,
+        timeout_s=options.timeout_s,
+        allow_insecure_key=options.allow_insecure_key,
+    )
+
+
+def to_client(options: argparse.Namespace) -> Client:
+    """A client for add_connection's options."""
+    connection = to_connection(options)
+    return Client(
+        connection.target,
+        api_key=connection.api_key,
+        tls=connection.tls,
+        timeout_s=connection.timeout_s,
+        allow_insecure_key=connection.allow_insecure_key,
+    )
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """How to choose tokens; whatever is not given is the server's choice."""
+    group = parser.add_argument_group("sampling (default: the server's choice)")
+
+    def add(name: str, kind: type, text: str) -> None:
+        metavar = kind.__name__.upper()
+        # SUPPRESS: an option that is not given is not in the namespace, and has no default to show.
+        group.add_argument(name, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=text)
+
+    add("--max-tokens", int, "most tokens to generate")
+    add("--min-tokens", int, "fewest tokens to generate")
+    add("--temperature", float, "0 is greedy")
+    add("--top-p", float, "keep the likeliest tokens up to this probability")
+    add("--top-k", int, "keep this many tokens")
+    add("--min-p", float, "keep tokens this likely, compared with the likeliest")
+    add("--seed", int, "repeats an answer")
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", default=[], help="end here; may be repeated"
+    )
+    group.add_argument("--ignore-eos", action="store_true", help="go on past the end of sequence")
+
+
+_SAMPLING = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
+
+
+def to_sampling(options: argparse.Namespace) -> SamplingParams:
+    """The parameters that add_sampling's options describe."""
+    given = {name: getattr(options, name) for name in _SAMPLING if name in options}
+    return SamplingParams(**given, stop=options.stop, ignore_eos=options.ignore_eos or None)

@@ -1,0 +1,105 @@
+"""The service processes that `up` owns: started together, watched, taken down together.
+
+Each runs under a guard (guard.py) whose stdin this process holds open. Closing it ends the service;
+so does the death of this process, however it dies.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pagewire.cli import guard
+from pagewire.cli.options import CommandError
+from pagewire.cli.services import ServiceSpec
+
+GRACE_S = 10.0
+TAIL_LINES = 20
+
+
+class Service:
+    """One running service and its log."""
+
+    def __init__(self, spec: ServiceSpec, checkout: Path, log_path: Path) -> None:
+        self.spec = spec
+        self._log_path = log_path
+        command = [sys.executable, "-u", "-m", spec.module, *spec.arguments]
+        with log_path.open("wb") as log:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-S", "-E", guard.__file__, str(GRACE_S), *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=checkout,
+                start_new_session=True,  # Ctrl-C is for this process; it decides what follows
+            )
+
+    @property
+    def exit_status(self) -> int | None:
+        """What it ended with; None while it runs."""
+        return self._guard.poll()
+
+    def log_tail(self) -> str:
+        """The last lines it wrote."""
+        lines = self._log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-TAIL_LINES:])
+
+    def release(self) -> None:
+        """Tells its guard to take it down; does not wait."""
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+
+    def wait(self, deadline: float) -> None:
+        """Waits until it is gone; a guard that does not finish by the deadline is killed."""
+        try:
+            self._guard.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._guard.kill()
+            self._guard.wait()
+
+
+class Services:
+    """All of them; leaving the `with` block takes every one down."""
+
+    def __init__(self, checkout: Path, log_folder: Path) -> None:
+        self._checkout = checkout
+        self._log_folder = log_folder
+        self._running: list[Service] = []
+
+    def start(self, specs: Sequence[ServiceSpec]) -> None:
+        """Starts them side by side: each waits for those below it."""
+        for spec in specs:
+            log_path = self._log_folder / f"{spec.name}.log"
+            self._running.append(Service(spec, self._checkout, log_path))
+
+    def check(self) -> None:
+        """Raises CommandError with the name and the last words of a service that has ended."""
+        for service in self._running:
+            if service.exit_status is not None:
+                raise CommandError(
+                    f"the {service.spec.name} ended with status {service.exit_status}; "
+                    f"its log ({self._log_folder}) ends with\n{service.log_tail()}"
+                )
+
+    def stop(self) -> None:
+        """Takes all down, those at the top first, so that nobody complains of a lost neighbour."""
+        for service in reversed(self._running):
+            service.release()
+        deadline = time.monotonic() + GRACE_S + 5.0
+        for service in reversed(self._running):
+            service.wait(deadline)
+        self._running.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()

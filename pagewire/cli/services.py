@@ -1,0 +1,154 @@
+"""What `pagewire up` starts: three command lines and their addresses, and what is checked before.
+
+Starts nothing itself; the only look at the machine is whether ports and modules are there.
+"""
+
+import errno
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagewire.cli.options import CommandError
+
+LOOPBACK = "127.0.0.1"
+MODULES = ("worker_svc", "scheduler_svc", "gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port that will be listened on, and the option that chooses it."""
+
+    option: str
+    host: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything the user chose. None and 0 leave the choice to the service."""
+
+    host: str
+    http_port: int
+    grpc_port: int
+    scheduler_port: int
+    worker_port: int
+    dtype: str
+    device: str
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_model_len: int | None
+    num_kv_blocks: int | None
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        """Every port, the public ones first."""
+        return (
+            Port("--http-port", self.host, self.http_port),
+            Port("--grpc-port", self.host, self.grpc_port),
+            Port("--scheduler-port", LOOPBACK, self.scheduler_port),
+            Port("--worker-port", LOOPBACK, self.worker_port),
+        )
+
+    @property
+    def reachable_host(self) -> str:
+        """Where this machine finds the gateway."""
+        return LOOPBACK if self.host in ("0.0.0.0", "::", "") else self.host
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """One service to start."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    address: str  # where its gRPC health answers
+
+
+def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
+    """The three services, those at the bottom first."""
+    worker = f"{LOOPBACK}:{settings.worker_port}"
+    scheduler = f"{LOOPBACK}:{settings.scheduler_port}"
+    limits = _given(
+        ("--max-num-seqs", settings.max_num_seqs),
+        ("--max-num-batched-tokens", settings.max_num_batched_tokens),
+    )
+    sizes = _given(
+        ("--max-model-len", settings.max_model_len), ("--num-kv-blocks", settings.num_kv_blocks)
+    )
+    return (
+        ServiceSpec(
+            "worker",
+            "worker_svc",
+            (
+                *("--model", str(model), "--host", LOOPBACK, "--port", str(settings.worker_port)),
+                *("--dtype", settings.dtype, "--device", settings.device),
+                *limits,
+                *sizes,
+            ),
+            worker,
+        ),
+        ServiceSpec(
+            "scheduler",
+            "scheduler_svc",
+            (
+                *("--worker", worker, "--host", LOOPBACK, "--port", str(settings.scheduler_port)),
+                *limits,
+            ),
+            scheduler,
+        ),
+        ServiceSpec(
+            "gateway",
+            "gateway",
+            (
+                *("--model", str(model), "--scheduler", scheduler, "--host", settings.host),
+                *("--http-port", str(settings.http_port), "--grpc-port", str(settings.grpc_port)),
+            ),
+            f"{settings.reachable_host}:{settings.grpc_port}",
+        ),
+    )
+
+
+def _given(*options: tuple[str, int | None]) -> tuple[str, ...]:
+    return tuple(
+        word for name, value in options if value is not None for word in (name, str(value))
+    )
+
+
+def find_checkout(folder: Path) -> Path:
+    """The folder itself, if it holds the services."""
+    missing = [name for name in MODULES if not (folder / name / "__main__.py").is_file()]
+    if missing:
+        raise CommandError(
+            f"{folder} holds no {' and no '.join(missing)}: the services run from a checkout of "
+            "the repository (see --checkout) or from their images; the package alone is the client"
+        )
+    return folder
+
+
+def check_ports(ports: Sequence[Port]) -> None:
+    """Refuses ports that collide or are taken, before anything is started."""
+    seen: dict[int, str] = {}
+    for port in ports:
+        if not 0 < port.number < 65536:
+            raise CommandError(f"{port.option}: {port.number} is not a port (1 to 65535)")
+        if port.number in seen:
+            raise CommandError(f"{seen[port.number]} and {port.option} are both {port.number}")
+        seen[port.number] = port.option
+    for port in ports:
+        _check_free(port)
+
+
+def _check_free(port: Port) -> None:
+    family = socket.AF_INET6 if ":" in port.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As the servers do: a port whose last connections still fade away is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((port.host, port.number))
+        except OSError as error:
+            what = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error})"
+            raise CommandError(
+                f"port {port.number} on {port.host} {what}; choose another with {port.option}"
+            ) from None

@@ -1,0 +1,153 @@
+"""`pagewire status`: what the three services hold right now, once or again and again."""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from google.protobuf import json_format
+
+from pagewire._channel import Connection, open_channel
+from pagewire._errors import PagewireError, translated
+from pagewire._terminal import Style, bar, is_terminal
+from pagewire.cli import health
+from pagewire.cli.health import Health
+from pagewire.cli.options import add_command, add_connection, to_connection
+from pagewire.v1 import scheduler_pb2
+from pagewire.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+if TYPE_CHECKING:
+    from pagewire.cli.options import Subparsers
+
+DEFAULT_SCHEDULER = "localhost:50052"
+ASK_TIMEOUT_S = 2.0
+HOME_AND_CLEAR = "\x1b[H\x1b[2J"
+
+
+def add_parser(commands: "Subparsers") -> None:
+    """Declares the command."""
+    parser = add_command(
+        commands, "status", "Show queue, KV cache and readiness; exits with 1 unless all is ready."
+    )
+    add = parser.add_argument
+    add("--scheduler", default=DEFAULT_SCHEDULER, metavar="HOST:PORT", help="the scheduler")
+    add("--worker", metavar="HOST:PORT", help="the worker (default: the scheduler's)")
+    add("--watch", type=float, nargs="?", const=1.0, metavar="SECONDS", help="repeat until Ctrl-C")
+    add("--json", action="store_true", help="one JSON line instead of a table")
+    add_connection(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints one report, or one each `--watch` seconds."""
+    gateway = to_connection(options)
+    while True:
+        report = ask(gateway, options.scheduler, options.worker)
+        text = json.dumps(report.as_json()) if options.json else report.as_text(Style(sys.stdout))
+        if options.watch is not None and is_terminal(sys.stdout) and not options.json:
+            sys.stdout.write(HOME_AND_CLEAR)
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+        if options.watch is None:
+            return 0 if report.is_ready else 1
+        time.sleep(max(options.watch, 0.1))
+
+
+def ask(gateway: Connection, scheduler: str, worker: str | None) -> "Report":
+    """Asks all three; who does not answer is part of the report."""
+    inside = replace(gateway, target=scheduler, api_key=None)
+    status: scheduler_pb2.GetStatusResponse | None = None
+    try:
+        with open_channel(inside) as channel, translated(scheduler):
+            status = SchedulerServiceStub(channel).GetStatus(
+                scheduler_pb2.GetStatusRequest(), timeout=ASK_TIMEOUT_S
+            )
+    except PagewireError as error:
+        scheduler_health = Health(is_serving=False, reason=str(error))
+    else:
+        scheduler_health = Health(status.ready, status.reason)
+    services = {
+        f"gateway {gateway.target}": health.check(replace(gateway, api_key=None)),
+        f"scheduler {scheduler}": scheduler_health,
+    }
+    if address := worker or (status.worker_address if status else ""):
+        services[f"worker {address}"] = health.check(replace(inside, target=address))
+    return Report(services, status)
+
+
+class Report:
+    """Answers of the services, as a person or a program wants them."""
+
+    def __init__(
+        self, services: dict[str, Health], status: scheduler_pb2.GetStatusResponse | None
+    ) -> None:
+        self._services = services
+        self._status = status
+
+    @property
+    def is_ready(self) -> bool:
+        """All services answered that they serve."""
+        return len(self._services) == 3 and all(h.is_serving for h in self._services.values())
+
+    def as_json(self) -> dict[str, object]:
+        """Field names are those of the proto."""
+        services = {
+            name.split()[0]: {
+                "address": name.split()[1],
+                "ready": answer.is_serving,
+                "reason": answer.reason,
+            }
+            for name, answer in self._services.items()
+        }
+        scheduler = None if self._status is None else _fields(self._status)
+        return {"ready": self.is_ready, "services": services, "scheduler": scheduler}
+
+    def as_text(self, style: Style) -> str:
+        """A table, at most one line each."""
+        lines = []
+        for name, answer in self._services.items():
+            word = style.green("ready") if answer.is_serving else style.red("not ready")
+            service, address = name.split()
+            lines.append(f"{service:<11}{address:<22} {word}  {style.dim(answer.reason)}".rstrip())
+        if self._status is not None:
+            lines += [f"{name:<11}{text}" for name, text in _rows(self._status, style)]
+        return "\n".join(lines)
+
+
+def _fields(status: scheduler_pb2.GetStatusResponse) -> dict[str, object]:
+    # Not MessageToDict for the whole: JSON of protobuf writes 64-bit numbers as strings.
+    model = json_format.MessageToDict(status.model, preserving_proto_field_name=True)
+    names = [field.name for field in status.DESCRIPTOR.fields]
+    return {name: model if name == "model" else getattr(status, name) for name in names}
+
+
+def _rows(status: scheduler_pb2.GetStatusResponse, style: Style) -> list[tuple[str, str]]:
+    model, used = status.model, status.num_blocks - status.num_free_blocks
+    usage = used / status.num_blocks if status.num_blocks else 0.0
+    queried = status.prefix_query_tokens
+    hit_rate = status.prefix_hit_tokens / queried if queried else 0.0
+    return [
+        (
+            "model",
+            f"{model.model} ({model.architecture}, {model.dtype}, {model.max_model_len} tokens)",
+        ),
+        (
+            "requests",
+            f"{status.num_running} of {status.max_num_seqs} running, {status.num_waiting} waiting "
+            f"({status.num_waiting_tokens} tokens), {status.num_finished} finished",
+        ),
+        (
+            "KV cache",
+            f"{style.cyan(bar(usage))} {usage:.1%}, {used} of {status.num_blocks} blocks "
+            f"of {status.block_size} tokens",
+        ),
+        ("prefix", f"{hit_rate:.1%} of {queried} prompt tokens found in the cache"),
+        ("preempted", f"{status.num_preemptions} times"),
+        (
+            "tokens",
+            f"{status.num_output_tokens} delivered, {status.num_prefill_tokens} prefilled",
+        ),
+        ("steps", f"{status.num_steps} in {status.uptime_s:.0f} s, epoch {status.epoch}"),
+    ]

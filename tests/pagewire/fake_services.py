@@ -1,0 +1,87 @@
+"""A checkout of services without a model, for tests of `pagewire up`.
+
+Each fake notes its pid and its arguments in its folder, serves gRPC health, and does what the
+environment variable FAKE says of it: "worker=die" or "gateway=mute", for instance.
+"""
+
+import textwrap
+from pathlib import Path
+
+_SERVICE = """
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2_grpc
+
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import types_pb2
+
+NAME = "{name}"
+WORDS = ["The capital", " of France", " is Paris."]
+arguments = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+mood = dict(pair.split("=") for pair in os.environ.get("FAKE", "").split()).get(NAME, "")
+child = subprocess.Popen(["sleep", "600"])
+note = {{"pids": [os.getpid(), child.pid], "arguments": arguments}}
+Path(NAME + ".new").write_text(json.dumps(note))
+Path(NAME + ".new").rename(NAME + ".json")
+print(f"the {{NAME}} speaks", flush=True)
+if mood == "die":
+    sys.exit("out of memory, for example")
+if mood == "hang":
+    time.sleep(600)
+
+
+def answer(request, context):
+    words = [""] if mood == "mute" else WORDS
+    for word in words:
+        delta = pb.OutputDelta(text=word, token_ids=[1])
+        if word == words[-1]:
+            delta.finish_reason = types_pb2.FINISH_REASON_STOP
+        yield pb.ChatStreamResponse(delta=delta)
+
+
+handlers = {{
+    "ChatStream": grpc.unary_stream_rpc_method_handler(
+        answer, pb.ChatStreamRequest.FromString, pb.ChatStreamResponse.SerializeToString
+    )
+}}
+server = grpc.server(ThreadPoolExecutor(4))
+server.add_generic_rpc_handlers(
+    (grpc.method_handlers_generic_handler("pagewire.v1.InferenceService", handlers),)
+)
+health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+server.add_insecure_port("127.0.0.1:" + arguments.get("--grpc-port", arguments.get("--port", "")))
+server.start()
+server.wait_for_termination()
+"""
+
+_DEFAULT_MODEL = """
+import os, sys
+print("making the model", file=sys.stderr)
+if "default_model=die" in os.environ.get("FAKE", ""):
+    sys.exit("no room on the disk")
+print(os.getcwd() + "/model")
+"""
+
+
+def write_checkout(folder: Path) -> None:
+    """Puts the fakes and a model folder into `folder`."""
+    for module, name in (
+        ("worker_svc", "worker"),
+        ("scheduler_svc", "scheduler"),
+        ("gateway", "gateway"),
+    ):
+        _write(folder / module / "__main__.py", _SERVICE.format(name=name))
+    _write(folder / "default_model" / "__main__.py", _DEFAULT_MODEL)
+    _write(folder / "model" / "config.json", "{}")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(textwrap.dedent(text))

@@ -1,0 +1,263 @@
+"""The commands that talk to a running server, as a user types them."""
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pagewire import cli
+from pagewire._terminal import Progress, Style
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """Makes stdin hold these lines."""
+    return lambda text: monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+def test_complete_streams_to_stdout(gateway, capsys):
+    assert cli.main(["complete", "Q", "--target", gateway.target, "--max-tokens", "3"]) == 0
+    assert capsys.readouterr() == ("The capital is\n", "")
+
+
+def test_complete_passes_every_sampling_option_on(gateway):
+    sampling = "--temperature 0.5 --top-p 0.9 --top-k 5 --min-p 0.1 --seed 7 --min-tokens 1"
+    line = f"complete Q --target {gateway.target} {sampling} --stop X --stop Y --ignore-eos"
+    assert cli.main([*line.split(), "--max-tokens", "4"]) == 0
+    options = gateway.requests[0].options
+    sampling = options.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 5)
+    assert (sampling.min_p, sampling.seed, sampling.min_tokens) == (0.1, 7, 1)
+    assert (sampling.max_tokens, sampling.ignore_eos, list(options.stop)) == (4, True, ["X", "Y"])
+
+
+def test_complete_sends_nothing_that_was_not_given(gateway):
+    cli.main(["complete", "Q", "--target", gateway.target])
+    assert not gateway.requests[0].options.sampling.ListFields()
+
+
+def test_complete_reads_stdin(gateway, typed, capsys):
+    typed("from a pipe")
+    assert cli.main(["complete", "-", "--target", gateway.target]) == 0
+    assert gateway.requests[0].prompt.text == "from a pipe"
+
+
+def test_a_failure_is_one_line_and_status_1(gateway, capsys):
+    assert cli.main(["complete", "fail NOT_FOUND", "--target", gateway.target]) == 1
+    assert capsys.readouterr().err == "pagewire: error: because the test wants it\n"
+    assert cli.main(["complete", "Q", "--target", "127.0.0.1:1"]) == 1
+    assert "nothing answers at 127.0.0.1:1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "fly", "complete", "complete Q --temprature 0", "complete Q --max-tokens many", "bench"],
+)
+def test_wrong_usage_is_status_2(line):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(line.split())
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "complete Q --api-key K --target models.example:1",
+        "complete Q --client-cert c.pem",
+        "complete Q --timeout-s 0",
+        "bench serve --concurrency 0",
+        "up --once --no-sample",
+    ],
+)
+def test_options_that_do_not_fit_together_are_status_2_in_one_line(line, capsys):
+    assert cli.main(line.split()) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_key_comes_from_the_option_or_the_environment(gateway, monkeypatch):
+    monkeypatch.setenv("PAGEWIRE_API_KEY", "of the environment")
+    cli.main(["complete", "Q", "--target", gateway.target])
+    cli.main(["complete", "Q", "--target", gateway.target, "--api-key", "given"])
+    keys = [call["authorization"] for call in gateway.metadata]
+    assert keys == ["Bearer of the environment", "Bearer given"]
+
+
+def test_chat_keeps_the_conversation_and_obeys_commands(gateway, typed, capsys):
+    typed(
+        "first\nsecond\n/system be brief\nthird\n/clear\nfourth\n/nonsense\n/help\n/quit\nfifth\n"
+    )
+    assert cli.main(["chat", "--target", gateway.target]) == 0
+    asked = [
+        [(turn.role, turn.content) for turn in request.messages]
+        for request in gateway.requests
+        if hasattr(request, "messages")
+    ]
+    answer = ("assistant", "The capital is Paris.")
+    assert asked == [
+        [("user", "first")],
+        [("user", "first"), answer, ("user", "second")],
+        [("system", "be brief"), ("user", "third")],
+        [("system", "be brief"), ("user", "fourth")],
+    ]
+    out = capsys.readouterr().out
+    assert "tokens/s" in out
+    assert "first after" in out
+    assert "/nonsense: no such command" in out
+
+
+def test_chat_goes_on_after_a_failure_and_forgets_the_question(gateway, typed, capsys):
+    typed("fail RESOURCE_EXHAUSTED\nhello\n")
+    assert cli.main(["chat", "--target", gateway.target]) == 0
+    assert [turn.content for turn in gateway.requests[-1].messages] == ["hello"]
+    assert "error: because the test wants it" in capsys.readouterr().out
+
+
+def test_ctrl_c_in_chat_stops_the_answer_only_and_cancels_it(gateway):
+    command = [sys.executable, "-m", "pagewire", "chat", "--target", gateway.target]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as chat:
+        assert chat.stdin is not None and chat.stdout is not None
+        chat.stdin.write("endless\n")
+        chat.stdin.flush()
+        assert chat.stdout.read(6) == "on on "
+        chat.send_signal(signal.SIGINT)
+        assert gateway.cancelled.wait(5)
+        rest, _ = chat.communicate("hello\n", timeout=20)
+    assert chat.returncode == 0
+    assert "stopped; " in rest
+    assert "The capital is Paris." in rest
+
+
+def test_status_tells_everything_and_is_0_when_ready(gateway, scheduler, capsys):
+    line = ["status", "--target", gateway.target, "--scheduler", scheduler.target]
+    assert cli.main(line) == 0
+    out = capsys.readouterr().out
+    assert out.count("ready") == 3
+    for text in ("3 of 8 running", "1 waiting (20 tokens)", "25.0%, 50 of 200", "2 times", "tiny"):
+        assert text in out
+    assert "25.0% of 400 prompt tokens" in out
+
+
+def test_status_as_json_is_one_line(gateway, scheduler, capsys):
+    line = ["status", "--json", "--target", gateway.target, "--scheduler", scheduler.target]
+    assert cli.main(line) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    report = json.loads(out)
+    assert report["ready"] is True
+    assert report["services"]["worker"]["ready"] is True
+    assert report["scheduler"]["num_running"] == 3
+    assert report["scheduler"]["num_finished"] == 0
+
+
+def test_status_is_1_and_says_who_is_missing(gateway, scheduler, capsys):
+    scheduler.status.ready = False
+    scheduler.status.reason = "no worker attached"
+    line = ["status", "--target", gateway.target, "--scheduler", scheduler.target]
+    assert cli.main(line) == 1
+    assert "not ready  no worker attached" in capsys.readouterr().out
+    assert cli.main(["status", "--target", gateway.target, "--scheduler", "127.0.0.1:1"]) == 1
+    out = capsys.readouterr().out
+    assert "nothing answers at 127.0.0.1:1" in out
+    assert "gateway" in out
+
+
+def test_status_watches_until_ctrl_c(gateway, scheduler):
+    command = [sys.executable, "-m", "pagewire", "status", "--watch", "0.1", "--json"]
+    command += ["--target", gateway.target, "--scheduler", scheduler.target]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        reports = [json.loads(watching.stdout.readline()) for _ in range(3)]
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(10) == 130
+    assert all(report["ready"] for report in reports)
+
+
+def test_bench_prints_a_table(gateway, capsys):
+    line = f"bench serve --target {gateway.target} --num-requests 6 --concurrency 3"
+    assert cli.main([*line.split(), "--input-len", "4", "--output-len", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "6 requests, 0 failed" in out
+    assert "TTFT" in out and "TPOT" in out and "p99" in out
+    sent = [request for request in gateway.requests if hasattr(request, "prompt")]
+    prompts = {tuple(request.prompt.token_ids.ids) for request in sent}
+    assert len(sent) == len(prompts) == 6 + 2
+    assert all(len(ids) == 4 and max(ids) < 1000 for ids in prompts)
+    sampling = sent[0].options.sampling
+    assert (sampling.temperature, sampling.ignore_eos, sampling.max_tokens) == (0.0, True, 5)
+
+
+def test_bench_as_json_says_where_it_was_measured(gateway, capsys):
+    line = f"bench serve --json --target {gateway.target} --num-requests 2 --prompt Q"
+    assert cli.main([*line.split(), "--output-len", "7"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["result"]["num_finished"] == 2
+    assert record["result"]["output_tokens_per_s"] > 0
+    assert {"cpu", "num_cpus", "versions", "commit", "platform"} <= record["client"].keys()
+    assert record["model"]["name"] == "tiny"
+
+
+def test_bench_fails_when_a_request_fails(gateway, capsys):
+    line = f"bench serve --target {gateway.target} --num-requests 2 --num-warmups 0 --prompt"
+    assert cli.main([*line.split(), "fail INTERNAL"]) == 1
+    assert "2 requests failed; the first: because" in capsys.readouterr().err
+    line = f"bench serve --target {gateway.target} --input-len 500 --output-len 100"
+    assert cli.main(line.split()) == 1
+    assert "600 tokens, tiny takes 512" in capsys.readouterr().err
+
+
+def test_colour_is_for_terminals_without_no_color():
+    assert Style(Terminal(), {}).red("x") == "\x1b[31mx\x1b[0m"
+    assert Style(Terminal(), {"NO_COLOR": "1"}).red("x") == "x"
+    assert Style(Terminal(), {"TERM": "dumb"}).red("x") == "x"
+    assert Style(io.StringIO(), {}).red("x") == "x"
+
+
+def test_a_progress_bar_counts_and_leaves_no_trace(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        with Progress(2, "work", stream) as progress:
+            progress.advance()
+            progress.advance()
+    assert "2/2" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+    assert pipe.getvalue() == ""
+
+
+def test_chat_in_a_real_terminal_prompts_and_leaves_on_ctrl_d(gateway):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "pagewire", "chat", "--target", gateway.target]
+    environ = {**os.environ, "TERM": "xterm", "NO_COLOR": ""}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as chat:
+        os.close(theirs)
+        seen = _read_until(ours, b"> ", b"")
+        os.write(ours, b"hello\n")
+        seen = _read_until(ours, b"tokens/s\x1b[0m\r\n> ", seen)
+        os.write(ours, b"\x04")
+        assert chat.wait(10) == 0
+    os.close(ours)
+    assert b"tiny. /help" in seen
+    assert b"The capital is Paris." in seen
+    assert b"\x1b[2m" in seen
+
+
+def _read_until(descriptor: int, text: bytes, seen: bytes) -> bytes:
+    deadline = time.monotonic() + 15
+    while text not in seen:
+        readable, _, _ = select.select([descriptor], [], [], deadline - time.monotonic())
+        assert readable, seen
+        seen += os.read(descriptor, 1024)
+    return seen

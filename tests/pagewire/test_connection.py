@@ -1,0 +1,106 @@
+"""Keys, encryption and the options of the channel."""
+
+from pathlib import Path
+
+import pytest
+
+import pagewire
+from pagewire import TLS
+from pagewire._channel import Connection, is_local
+
+CERTS = Path(__file__).parent / "certs"
+
+
+def test_the_key_travels_with_every_call(gateway):
+    with pagewire.Client(gateway.target, api_key="secret") as client:
+        client.models()
+        client.stream("Q").completion()
+        client.batch(["Q"])
+    assert [call.get("authorization") for call in gateway.metadata] == ["Bearer secret"] * 3
+
+
+async def test_the_key_travels_with_every_asyncio_call(gateway):
+    async with pagewire.AsyncClient(gateway.target, api_key="secret") as client:
+        await client.models()
+        await client.stream("Q").completion()
+    assert [call.get("authorization") for call in gateway.metadata] == ["Bearer secret"] * 2
+
+
+def test_without_a_key_none_is_sent(gateway):
+    with pagewire.Client(gateway.target) as client:
+        client.models()
+    assert "authorization" not in gateway.metadata[0]
+
+
+@pytest.mark.parametrize("client", [pagewire.Client, pagewire.AsyncClient])
+def test_a_key_is_not_sent_in_clear_to_another_machine(client):
+    with pytest.raises(ValueError, match=r"api_key.*models\.example:50051") as caught:
+        client("models.example:50051", api_key="secret")
+    assert "secret" not in str(caught.value)
+    client("models.example:50051", api_key="secret", tls=TLS())
+    client("models.example:50051", api_key="secret", allow_insecure_key=True)
+
+
+def test_the_key_is_not_in_the_repr():
+    assert "secret" not in repr(Connection(api_key="secret"))
+
+
+@pytest.mark.parametrize(
+    ("target", "local"),
+    [
+        ("localhost:50051", True),
+        ("127.0.0.1:50051", True),
+        ("127.8.9.1", True),
+        ("[::1]:50051", True),
+        ("ipv6:[::1]:50051", True),
+        ("dns:///localhost:50051", True),
+        ("ipv4:127.0.0.1:50051", True),
+        ("unix:/tmp/socket", True),
+        ("localhost.example:50051", False),
+        ("10.0.0.1:50051", False),
+        ("[2001:db8::1]:50051", False),
+        ("dns:///gateway.example:50051", False),
+        ("0.0.0.0:50051", False),
+    ],
+)
+def test_local_targets_are_told_from_others(target, local):
+    assert is_local(target) is local
+
+
+def test_tls_with_a_client_certificate_works(secure_gateway):
+    tls = TLS(CERTS / "ca.pem", CERTS / "client.pem", CERTS / "client.key")
+    with pagewire.Client(secure_gateway.target, tls=tls, timeout_s=10) as client:
+        assert client.generate("Q").text == "Q:The capital is Paris."
+
+
+async def test_tls_works_with_asyncio(secure_gateway):
+    tls = TLS(CERTS / "ca.pem", CERTS / "client.pem", CERTS / "client.key")
+    async with pagewire.AsyncClient(secure_gateway.target, tls=tls, timeout_s=10) as client:
+        assert (await client.generate("Q")).text == "Q:The capital is Paris."
+
+
+@pytest.mark.parametrize("tls", [None, TLS(), TLS(CERTS / "ca.pem")])
+def test_the_wrong_kind_of_connection_is_refused(secure_gateway, tls):
+    with (
+        pagewire.Client(secure_gateway.target, tls=tls, timeout_s=5) as client,
+        pytest.raises(pagewire.Unavailable),
+    ):
+        client.generate("Q")
+
+
+def test_half_a_client_certificate_is_refused():
+    with pytest.raises(ValueError, match="client_cert and client_key"):
+        TLS(client_cert="client.pem")
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan")])
+def test_a_deadline_must_be_positive(timeout_s):
+    with pytest.raises(ValueError, match="timeout_s"):
+        pagewire.Client(timeout_s=timeout_s)
+
+
+def test_an_infinite_deadline_is_none():
+    connection = Connection(timeout_s=3.0)
+    assert connection.terms(None)["timeout"] == 3.0
+    assert connection.terms(1.0)["timeout"] == 1.0
+    assert connection.terms(float("inf"))["timeout"] is None

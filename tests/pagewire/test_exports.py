@@ -1,0 +1,55 @@
+"""What `import pagewire` offers."""
+
+import doctest
+import inspect
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pagewire
+from pagewire import CallOptions, SamplingParams
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_all_names_are_listed_once_and_sorted():
+    public = {
+        name
+        for name, value in vars(pagewire).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert set(pagewire.__all__) == public | {"__version__"}
+    by_kind = sorted(
+        pagewire.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name)
+    )
+    assert pagewire.__all__ == by_kind
+
+
+def test_version_is_the_projects():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert pagewire.__version__ == project["version"]
+
+
+def test_every_sampling_field_is_a_keyword_of_every_call():
+    own = {"model", "request_id", "timeout_s"}
+    assert CallOptions.__annotations__.keys() == {f.name for f in fields(SamplingParams)} | own
+
+
+def test_both_clients_have_the_same_methods_with_the_same_parameters():
+    def surface(client: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(method).parameters)
+            for name, method in inspect.getmembers(client, inspect.isfunction)
+            if not name.startswith("_")
+        }
+
+    assert surface(pagewire.Client) == surface(pagewire.AsyncClient)
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (ROOT / "pagewire" / "py.typed").is_file()
+
+
+def test_the_examples_in_docstrings_hold():
+    example = doctest.DocTestFinder().find(SamplingParams, globs={"SamplingParams": SamplingParams})
+    assert doctest.DocTestRunner().run(example[0]) == (0, 1)

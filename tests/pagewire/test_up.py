@@ -1,0 +1,270 @@
+"""`pagewire up` over services without a model: starting, failing and taking down together."""
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+NAMES = ("worker", "scheduler", "gateway")
+PORT_OPTIONS = ("--http-port", "--grpc-port", "--scheduler-port", "--worker-port")
+
+
+def _load_fakes():
+    path = Path(__file__).parent / "fake_services.py"
+    spec = importlib.util.spec_from_file_location("fake_services", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Up:
+    """One run of `pagewire up` in a checkout of fakes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = _free_ports(len(PORT_OPTIONS))
+        self._runs: list[subprocess.Popen[str]] = []
+        self._limits: list[threading.Timer] = []
+
+    def start(self, *options: str, fake: str = "") -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "pagewire", "up", "--checkout", str(self.folder)]
+        for option, port in zip(PORT_OPTIONS, self.ports, strict=True):
+            command += [option, str(port)]
+        run = subprocess.Popen(
+            [*command, "--log-dir", str(self.folder / "logs"), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "FAKE": fake},
+        )
+        self._runs.append(run)
+        limit = threading.Timer(60, run.kill)  # what waits for its output then sees the end
+        limit.start()
+        self._limits.append(limit)
+        return run
+
+    def finish(self, *options: str, fake: str = "") -> tuple[int, str, str]:
+        run = self.start(*options, fake=fake)
+        out, err = run.communicate(timeout=60)
+        return run.returncode, out, err
+
+    def note(self, name: str) -> dict:
+        return json.loads((self.folder / f"{name}.json").read_text())
+
+    def pids(self) -> list[int]:
+        """Of every service and of what each has started itself."""
+        return [pid for name in NAMES for pid in self.note(name)["pids"]]
+
+    def wait_for(self, run: "subprocess.Popen[str]", text: str) -> str:
+        seen = ""
+        for line in run.stdout:
+            seen += line
+            if text in line:
+                return seen
+        raise AssertionError(f"{text!r} never came, but:\n{seen}\n{run.stderr.read()}")
+
+    def close(self) -> None:
+        for limit in self._limits:
+            limit.cancel()
+        for run in self._runs:
+            run.kill()
+            run.communicate()
+
+
+@pytest.fixture
+def up(tmp_path):
+    _load_fakes().write_checkout(tmp_path)
+    up = Up(tmp_path)
+    yield up
+    up.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [opened.getsockname()[1] for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def assert_gone(pids: list[int], within_s: float = 10.0) -> None:
+    deadline = time.monotonic() + within_s
+    while alive := [pid for pid in pids if _is_alive(pid)]:
+        assert time.monotonic() < deadline, f"still alive: {alive}"
+        time.sleep(0.05)
+
+
+def test_once_starts_everything_prints_the_answer_and_leaves_nothing_behind(up):
+    status, out, err = up.finish("--once", "--dtype", "float32", "--max-num-seqs", "8")
+    assert status == 0, err
+    assert "What is the capital of France?\nThe capital of France is Paris.\n" in out
+    assert "making the model" in err
+    assert_gone(up.pids())
+    http, rpc, scheduler, worker = (str(port) for port in up.ports)
+    model = str(up.folder / "model")
+    assert up.note("worker")["arguments"] == {
+        "--model": model,
+        "--host": "127.0.0.1",
+        "--port": worker,
+        "--dtype": "float32",
+        "--device": "auto",
+        "--max-num-seqs": "8",
+    }
+    assert up.note("scheduler")["arguments"] == {
+        "--worker": f"127.0.0.1:{worker}",
+        "--host": "127.0.0.1",
+        "--port": scheduler,
+        "--max-num-seqs": "8",
+    }
+    assert up.note("gateway")["arguments"] == {
+        "--model": model,
+        "--scheduler": f"127.0.0.1:{scheduler}",
+        "--host": "127.0.0.1",
+        "--http-port": http,
+        "--grpc-port": rpc,
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_everything_with_status_0(up, number):
+    run = up.start("--model", str(up.folder / "model"))
+    out = up.wait_for(run, "Chat")  # the last hint
+    assert "is Paris." in out
+    assert f"http://127.0.0.1:{up.ports[0]}/v1" in out
+    assert all(_is_alive(pid) for pid in up.pids())
+    run.send_signal(number)
+    assert run.wait(20) == 0
+    assert_gone(up.pids(), within_s=0.5)
+
+
+def test_killing_up_itself_takes_the_services_along(up):
+    run = up.start("--no-sample")
+    up.wait_for(run, "Chat")
+    run.kill()
+    assert_gone(up.pids())
+
+
+def test_a_service_that_cannot_start_is_named_with_its_last_words(up):
+    status, _, err = up.finish(fake="worker=die")
+    assert status == 1
+    assert "the worker ended with status 1" in err
+    assert "the worker speaks\nout of memory, for example" in err
+    assert "Traceback" not in err
+    assert_gone(up.pids() if (up.folder / "gateway.json").exists() else up.note("worker")["pids"])
+
+
+def test_a_service_that_dies_later_takes_the_others_down(up):
+    run = up.start("--no-sample")
+    up.wait_for(run, "Chat")
+    os.kill(up.note("scheduler")["pids"][0], signal.SIGKILL)
+    _, err = run.communicate(timeout=20)
+    assert run.returncode == 1
+    assert "the scheduler ended with status 137" in err
+    assert_gone(up.pids())
+
+
+def test_an_empty_answer_is_a_failure(up):
+    status, _, err = up.finish("--once", fake="gateway=mute")
+    assert status == 1
+    assert "empty answer" in err
+    assert_gone(up.pids())
+
+
+@pytest.mark.parametrize("option", PORT_OPTIONS)
+def test_a_port_in_use_is_found_before_anything_starts(up, option):
+    port = up.ports[PORT_OPTIONS.index(option)]
+    with socket.create_server(("127.0.0.1", port)):
+        status, out, err = up.finish("--once")
+    assert status == 1
+    assert f"port {port} on 127.0.0.1 is in use; choose another with {option}" in err
+    assert out == ""
+    assert not list(up.folder.glob("*.json"))
+
+
+def test_the_same_port_twice_is_refused(up):
+    status, _, err = up.finish("--once", "--http-port", "9000", "--grpc-port", "9000")
+    assert status == 1
+    assert "--http-port and --grpc-port are both 9000" in err
+
+
+def test_without_the_services_it_says_where_they_are(up, tmp_path_factory):
+    status, _, err = up.finish("--checkout", str(tmp_path_factory.mktemp("empty")))
+    assert status == 1
+    assert "no worker_svc and no scheduler_svc and no gateway" in err
+    assert "checkout" in err
+
+
+def test_a_missing_model_and_a_failed_default_model_are_said(up):
+    status, _, err = up.finish("--model", str(up.folder / "nowhere"))
+    assert (status, "--model: " in err) == (1, True)
+    status, _, err = up.finish(fake="default_model=die")
+    assert status == 1
+    assert "no room on the disk" in err
+    assert "--model" in err
+
+
+@pytest.mark.parametrize(("options", "expected"), [([], 0), (["--once"], 1)])
+def test_a_signal_while_starting_stops_what_has_started(up, options, expected):
+    run = up.start(*options, fake="worker=hang")
+    up.wait_for(run, "logs")
+    deadline = time.monotonic() + 20
+    while not all((up.folder / f"{name}.json").exists() for name in NAMES):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    run.terminate()
+    assert run.wait(20) == expected
+    assert_gone(up.pids())
+
+
+def test_a_start_that_takes_too_long_is_given_up(up):
+    status, _, err = up.finish("--once", "--startup-timeout-s", "2", fake="worker=hang")
+    assert status == 1
+    assert "the worker is not ready after 2 s" in err
+
+
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import signal, time; "
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('set', flush=True); time.sleep(600)"],
+    stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "terminate"])
+def test_a_guard_kills_what_does_not_listen_and_what_that_has_started(how):
+    guard_path = importlib.util.find_spec("pagewire.cli.guard").origin
+    command = [sys.executable, guard_path, "0.3", sys.executable, "-c", STUBBORN]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as guard:
+        grandchild = int(guard.stdout.readline())
+        assert _is_alive(grandchild)
+        guard.stdin.close() if how == "close" else guard.terminate()
+        assert guard.wait(10) == 128 + signal.SIGKILL
+    assert_gone([grandchild])
+
+
+def test_a_guard_passes_the_status_on():
+    guard_path = importlib.util.find_spec("pagewire.cli.guard").origin
+    command = [sys.executable, guard_path, "5", sys.executable, "-c", "raise SystemExit(7)"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as guard:
+        assert guard.wait(10) == 7
