@@ -244,10 +244,11 @@ def _invitation(settings: Settings, model: str, style: Style) -> str:
 
   pagewire chat{target}
   curl http://{host}:{http}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"messages": {turns}}}'
+    -d '{{"messages": {turns}, "max_tokens": 64}}'
   python -c 'from openai import OpenAI; client = OpenAI(base_url="http://{host}:{http}/v1", \\
     api_key="none"); print(client.chat.completions.create(model="{model}", \\
-    messages={turns}).choices[0].message.content)'
-  grpcurl -plaintext -d '{{"messages": {turns}}}' \\
+    max_tokens=64, messages={turns}).choices[0].message.content)'
+  grpcurl -plaintext \\
+    -d '{{"messages": {turns}, "options": {{"sampling": {{"max_tokens": 64}}}}}}' \\
     {host}:{rpc} pagewire.v1.InferenceService/Chat
 """
