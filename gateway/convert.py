@@ -14,10 +14,13 @@ from gateway.generation import (
     Prompt,
     SamplingParams,
     ServedModel,
+    Standing,
     Usage,
 )
+from gateway.logprobs import RawLogprobs, TokenLogprobs
 from pagewire.v1 import inference_pb2, scheduler_pb2, types_pb2
 from rpc import columns
+from rpc.logprobs import LogprobColumns
 
 REASON_TO_PROTO = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
@@ -35,23 +38,46 @@ _OPTIONAL_SAMPLING = (
     "max_tokens",
     "min_tokens",
     "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
 )
 
 
 def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingParams:
     """For the scheduler; absent fields stay absent."""
     values = {name: getattr(sampling, name) for name in _OPTIONAL_SAMPLING}
-    return types_pb2.SamplingParams(stop_token_ids=sampling.stop_token_ids, **values)
+    return types_pb2.SamplingParams(
+        stop_token_ids=sampling.stop_token_ids,
+        logit_bias=[types_pb2.LogitBias(token_id=i, bias=b) for i, b in sampling.logit_bias],
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words_token_ids=[
+            types_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words_token_ids
+        ],
+        logprobs=sampling.num_top_logprobs,
+        **values,
+    )
 
 
 def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
     """From a gRPC client."""
     values = {name: getattr(message, name) for name in _OPTIONAL_SAMPLING if message.HasField(name)}
-    return SamplingParams(stop_token_ids=tuple(message.stop_token_ids), **values)
+    return SamplingParams(
+        stop_token_ids=tuple(message.stop_token_ids),
+        logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words_token_ids=tuple(tuple(word.token_ids) for word in message.bad_words_token_ids),
+        num_top_logprobs=message.logprobs if message.HasField("logprobs") else None,
+        **values,
+    )
 
 
 def submit_to_proto(
-    handle: int, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams
+    handle: int,
+    request_id: str,
+    prompt_token_ids: list[int],
+    sampling: SamplingParams,
+    standing: Standing,
 ) -> scheduler_pb2.SessionRequest:
     """A new request, for the scheduler."""
     submit = scheduler_pb2.Submit(
@@ -59,6 +85,9 @@ def submit_to_proto(
         request_id=request_id,
         prompt_token_ids=columns.pack(prompt_token_ids),
         sampling=sampling_to_proto(sampling),
+        priority=standing.priority,
+        tenant=standing.tenant,
+        timeout_s=standing.timeout_s,
     )
     return scheduler_pb2.SessionRequest(submit=submit)
 
@@ -72,9 +101,41 @@ def finished_from_proto(message: scheduler_pb2.Finished) -> Finish | RequestErro
     """How the scheduler ended a request."""
     reason = REASON_FROM_PROTO.get(message.reason)
     if reason is None:
-        return from_grpc_code(message.status_code, message.message or "the request failed")
+        retry_after_s = message.retry_after_s if message.HasField("retry_after_s") else None
+        problem = message.message or "the request failed"
+        return from_grpc_code(message.status_code, problem, retry_after_s)
     stop_token_id = message.stop_token_id if message.HasField("stop_token_id") else None
     return Finish(reason, usage_from_proto(message.usage), stop_token_id=stop_token_id)
+
+
+def logprobs_from_proto(message: scheduler_pb2.SessionResponse) -> dict[int, RawLogprobs]:
+    """By position among the message's tokens; raises columns.BadColumn."""
+    if not message.HasField("logprobs"):
+        return {}
+    num_tokens = len(message.token_ids) // columns.INT32.itemsize
+    table = LogprobColumns.unpack(message.logprobs, num_tokens)
+    if table is None:
+        return {}
+    raws = map(
+        RawLogprobs,
+        table.logprobs.tolist(),
+        table.ranks.tolist(),
+        table.top_token_ids.tolist(),
+        table.top_logprobs.tolist(),
+    )
+    return dict(zip(table.rows.tolist(), raws, strict=True))
+
+
+def _logprobs_to_proto(logprobs: Sequence[TokenLogprobs]) -> list[types_pb2.TokenLogprobs]:
+    return [
+        types_pb2.TokenLogprobs(
+            logprob=token.sampled.logprob,
+            rank=token.sampled.rank,
+            top_token_ids=[top.token_id for top in token.top],
+            top_logprobs=[top.logprob for top in token.top],
+        )
+        for token in logprobs
+    ]
 
 
 def usage_from_proto(message: types_pb2.Usage) -> Usage:
@@ -136,7 +197,10 @@ def conversation_from_proto(messages: Sequence[inference_pb2.ChatMessage]) -> Co
 
 
 def request_from_proto(
-    request_id: str, prompt: Prompt, options: inference_pb2.GenerationOptions
+    request_id: str,
+    prompt: Prompt,
+    options: inference_pb2.GenerationOptions,
+    standing: Standing,
 ) -> GenerationRequest:
     """From a gRPC client."""
     skips = options.skip_special_tokens if options.HasField("skip_special_tokens") else True
@@ -147,18 +211,30 @@ def request_from_proto(
         stop=tuple(options.stop),
         include_stop_str_in_output=options.include_stop_str_in_output,
         skip_special_tokens=skips,
+        standing=standing,
         model=options.model or None,
+        bad_words=tuple(options.bad_words),
     )
 
 
-def delta_to_proto(delta: Delta) -> inference_pb2.OutputDelta:
+def num_choices_from_proto(options: inference_pb2.GenerationOptions) -> int | None:
+    """From a gRPC client."""
+    return options.n if options.HasField("n") else None
+
+
+def delta_to_proto(delta: Delta, index: int = 0) -> inference_pb2.OutputDelta:
     """For a gRPC client."""
     finish = delta.finish
+    logprobs = _logprobs_to_proto(delta.logprobs)
     if finish is None:
-        return inference_pb2.OutputDelta(text=delta.text, token_ids=delta.token_ids)
+        return inference_pb2.OutputDelta(
+            text=delta.text, token_ids=delta.token_ids, logprobs=logprobs, index=index
+        )
     return inference_pb2.OutputDelta(
         text=delta.text,
         token_ids=delta.token_ids,
+        logprobs=logprobs,
+        index=index,
         finish_reason=REASON_TO_PROTO[finish.reason],
         stop_string=finish.stop_string,
         stop_token_id=finish.stop_token_id,
@@ -166,12 +242,14 @@ def delta_to_proto(delta: Delta) -> inference_pb2.OutputDelta:
     )
 
 
-def output_to_proto(completion: Completion) -> inference_pb2.Output:
+def output_to_proto(completion: Completion, index: int = 0) -> inference_pb2.Output:
     """For a gRPC client."""
     finish = completion.finish
     return inference_pb2.Output(
         text=completion.text,
         token_ids=completion.token_ids,
+        logprobs=_logprobs_to_proto(completion.logprobs),
+        index=index,
         finish_reason=REASON_TO_PROTO[finish.reason],
         stop_string=finish.stop_string,
         stop_token_id=finish.stop_token_id,

@@ -91,9 +91,14 @@ def _sampling_in_words(progress: Progress) -> str:
         for name in SamplingParams.__dataclass_fields__
         if getattr(sampling, name) not in (None, ())
     }
-    words = [f"{name} {value}" for name, value in given.items()]
+    words = [
+        f"{len(value)} {name}" if isinstance(value, tuple) else f"{name} {value}"
+        for name, value in given.items()
+    ]
     if progress.request.stop:
         words.append(f"{len(progress.request.stop)} stop strings")
+    if progress.request.bad_words:
+        words.append(f"{len(progress.request.bad_words)} bad words")
     return ", ".join(words) or "all defaults"
 
 

@@ -5,6 +5,7 @@ Both forms below cost the same for the last token as for the first. Pure; knows 
 """
 
 import codecs
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Protocol
@@ -12,6 +13,8 @@ from typing import Protocol
 from tokenizers import Tokenizer, pre_tokenizers
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+META_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes a space
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # and a single byte
 # UTF-8 spends at most four bytes on a character, so a fourth token cannot be waiting for a fifth.
 MAX_HELD_TOKENS = 4
 
@@ -57,6 +60,14 @@ class Vocabulary:
     def byte_table(self, *, skip_special_tokens: bool) -> Mapping[int, bytes]:
         """The bytes that every byte-level token stands for; none for ids left out."""
         return self._plain_bytes if skip_special_tokens else self._shown_bytes
+
+    def spell_piece(self, token_id: int) -> bytes:
+        """The bytes of a token that is no string of byte-level characters."""
+        piece: str = self._tokenizer.id_to_token(token_id) or ""
+        single = _BYTE_PIECE.fullmatch(piece)
+        if single is not None:
+            return bytes.fromhex(single[1])
+        return piece.replace(META_SPACE, " ").encode()
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of some ids, specials included."""

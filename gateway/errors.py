@@ -73,17 +73,26 @@ _KIND_OF_CODE: dict[int, ErrorKind] = {
 }
 _KIND_OF_HTTP_STATUS = {wire.http_status: kind for kind, wire in reversed(WIRE.items())}
 
-RETRY_AFTER_S = 1
+RETRY_AFTER_S = 1.0  # when the scheduler did not say
 
 
 class RequestError(Exception):
     """One request is refused or failed; everyone else's go on.
 
-    `field` is the name the caller used for what is at fault, where one field is.
+    `field` is the name the caller used for what is at fault, where one field is; `retry_after_s` is
+    what the scheduler computed, where it did.
     """
 
-    def __init__(self, kind: ErrorKind, message: str, *, field: str | None = None) -> None:
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        field: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message)
+        self._retry_after_s = retry_after_s
         self.kind = kind
         self.message = message
         self.field = field
@@ -94,9 +103,11 @@ class RequestError(Exception):
         return WIRE[self.kind]
 
     @property
-    def retry_after_s(self) -> int | None:
+    def retry_after_s(self) -> float | None:
         """When trying again may help; None when it will not."""
-        return RETRY_AFTER_S if self.kind is ErrorKind.OVERLOADED else None
+        if self.kind is not ErrorKind.OVERLOADED:
+            return None
+        return RETRY_AFTER_S if self._retry_after_s is None else self._retry_after_s
 
 
 def invalid(field: str, problem: str) -> RequestError:
@@ -114,9 +125,10 @@ def unavailable(reason: str) -> RequestError:
     return RequestError(ErrorKind.UNAVAILABLE, reason)
 
 
-def from_grpc_code(code: int, message: str) -> RequestError:
+def from_grpc_code(code: int, message: str, retry_after_s: float | None = None) -> RequestError:
     """The error that a status code of the scheduler stands for; unknown codes are internal."""
-    return RequestError(_KIND_OF_CODE.get(code, ErrorKind.INTERNAL), message)
+    kind = _KIND_OF_CODE.get(code, ErrorKind.INTERNAL)
+    return RequestError(kind, message, retry_after_s=retry_after_s)
 
 
 def from_http_status(status: int, message: str) -> RequestError:

@@ -1,4 +1,4 @@
-"""Several outputs for one HTTP request: run side by side, ended together."""
+"""Several outputs for one call: run side by side, ended together."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence

@@ -5,9 +5,12 @@ from enum import Enum
 
 from gateway import limits
 from gateway.errors import invalid
+from gateway.logprobs import TokenLogprobs
 
 MAX_SEED = 2**64 - 1
 MAX_UINT32 = 2**32 - 1
+MAX_FLOAT = 3.4e38  # of the worker's arithmetic
+MAX_LOGPROBS = 20
 
 
 class FinishReason(Enum):
@@ -31,6 +34,13 @@ class SamplingParams:
     min_tokens: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id and what is added to its logit
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    num_top_logprobs: int | None = None  # None: report no log probabilities
 
     def check(self, vocab_size: int) -> None:
         """Raises RequestError naming the first field that is out of its range."""
@@ -46,6 +56,30 @@ class SamplingParams:
         count = len(self.stop_token_ids)
         limits.check_count("stop_token_ids", count, limits.MAX_STOP_TOKEN_IDS)
         check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        _check_range("presence_penalty", self.presence_penalty, -2, 2)
+        _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_range("repetition_penalty", self.repetition_penalty, 0, MAX_FLOAT, open_below=True)
+        _check_range("logprobs", self.num_top_logprobs, 0, MAX_LOGPROBS)
+        self._check_lists(vocab_size)
+
+    def _check_lists(self, vocab_size: int) -> None:
+        limits.check_count("logit_bias", len(self.logit_bias), limits.MAX_LOGIT_BIASES)
+        biased = tuple(token_id for token_id, _ in self.logit_bias)
+        check_token_ids("logit_bias", biased, vocab_size)
+        if len(set(biased)) < len(biased):
+            raise invalid("logit_bias", "names a token twice")
+        for _, bias in self.logit_bias:
+            _check_range("logit_bias", bias, -100, 100)
+        allowed, bad_words = self.allowed_token_ids, self.bad_words_token_ids
+        limits.check_count("allowed_token_ids", len(allowed), limits.MAX_ALLOWED_TOKEN_IDS)
+        check_token_ids("allowed_token_ids", allowed, vocab_size)
+        name = "bad_words_token_ids"
+        limits.check_count(name, len(bad_words), limits.MAX_BAD_TOKEN_SEQUENCES)
+        for index, word in enumerate(bad_words):
+            limits.check_count(f"{name}[{index}]", len(word), limits.MAX_BAD_WORD_TOKENS)
+            if not word:
+                raise invalid(f"{name}[{index}]", "is empty")
+            check_token_ids(f"{name}[{index}]", word, vocab_size)
 
 
 def _check_range(
@@ -93,6 +127,19 @@ class Conversation:
                 raise invalid(name, "is empty")
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a request stands among others; what it means is the scheduler's policy."""
+
+    priority: int = 0  # smaller is more urgent
+    tenant: str = ""
+    timeout_s: float | None = None  # from the submission on
+
+    def __post_init__(self) -> None:
+        _check_range("priority", self.priority, -(2**31), 2**31 - 1)
+        limits.check_bytes("tenant", self.tenant, limits.MAX_TENANT_BYTES)
+
+
 # Text is tokenized, ids are used as they are, a conversation is rendered with the chat template.
 Prompt = str | tuple[int, ...] | Conversation
 
@@ -108,6 +155,8 @@ class GenerationRequest:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     model: str | None = None
+    bad_words: tuple[str, ...] = ()
+    standing: Standing = Standing()
 
     def __post_init__(self) -> None:
         limits.check_bytes("request_id", self.request_id, limits.MAX_REQUEST_ID_BYTES)
@@ -116,6 +165,11 @@ class GenerationRequest:
             limits.check_bytes(f"stop[{index}]", text, limits.MAX_STOP_STRING_BYTES)
             if not text:
                 raise invalid(f"stop[{index}]", "is empty")
+        limits.check_count("bad_words", len(self.bad_words), limits.MAX_BAD_WORDS)
+        for index, word in enumerate(self.bad_words):
+            limits.check_bytes(f"bad_words[{index}]", word, limits.MAX_BAD_WORD_BYTES)
+            if not word.strip():
+                raise invalid(f"bad_words[{index}]", "is empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +198,7 @@ class Delta:
     text: str
     token_ids: list[int]
     finish: Finish | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +208,7 @@ class Completion:
     text: str
     token_ids: list[int]
     finish: Finish
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
 
 
 @dataclass(frozen=True, slots=True)

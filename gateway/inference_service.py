@@ -5,20 +5,23 @@ pipeline's iterator, which aborts the request.
 """
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from gateway import limits
+from gateway.choices import expand
 from gateway.convert import (
     conversation_from_proto,
     delta_to_proto,
     model_to_proto,
+    num_choices_from_proto,
     output_to_proto,
     prompt_from_proto,
     request_from_proto,
 )
 from gateway.errors import invalid
-from gateway.generation import GenerationRequest, Prompt, check_token_ids
+from gateway.fan_out import complete_all, generate_all
+from gateway.generation import GenerationRequest, Prompt, Standing, check_token_ids
 from gateway.pipeline import Pipeline
 from gateway.readiness import ReadinessWatch
 from gateway.statuses import Context, RefusalsAsStatuses
@@ -38,43 +41,51 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """The whole completion of a prompt."""
         async with RefusalsAsStatuses(context):
-            wanted = self._request(prompt_from_proto(request.prompt), request.options)
+            prompt = prompt_from_proto(request.prompt)
+            wanted = self._request(prompt, request.options, context)
             name = self._pipeline.resolve_model(wanted.model).name
-            output = output_to_proto(await self._pipeline.complete(wanted))
-            return pb.GenerateResponse(request_id=wanted.request_id, model=name, output=output)
+            first, *more = await self._complete(wanted, request.options)
+            return pb.GenerateResponse(
+                request_id=wanted.request_id, model=name, output=first, more_outputs=more
+            )
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         """A completion as it is produced."""
         async with RefusalsAsStatuses(context):
-            wanted = self._request(prompt_from_proto(request.prompt), request.options)
+            prompt = prompt_from_proto(request.prompt)
+            wanted = self._request(prompt, request.options, context)
             name = self._pipeline.resolve_model(wanted.model).name
-            async with aclosing(self._pipeline.generate(wanted)) as deltas:
+            async with aclosing(self._generate(wanted, request.options)) as deltas:
                 async for delta in deltas:
                     yield pb.GenerateStreamResponse(
-                        request_id=wanted.request_id, model=name, delta=delta_to_proto(delta)
+                        request_id=wanted.request_id, model=name, delta=delta
                     )
 
     async def Chat(self, request: pb.ChatRequest, context: Context) -> pb.ChatResponse:
         """The whole answer to a conversation."""
         async with RefusalsAsStatuses(context):
-            wanted = self._request(conversation_from_proto(request.messages), request.options)
+            conversation = conversation_from_proto(request.messages)
+            wanted = self._request(conversation, request.options, context)
             name = self._pipeline.resolve_model(wanted.model).name
-            output = output_to_proto(await self._pipeline.complete(wanted))
-            return pb.ChatResponse(request_id=wanted.request_id, model=name, output=output)
+            first, *more = await self._complete(wanted, request.options)
+            return pb.ChatResponse(
+                request_id=wanted.request_id, model=name, output=first, more_outputs=more
+            )
 
     async def ChatStream(
         self, request: pb.ChatStreamRequest, context: Context
     ) -> AsyncIterator[pb.ChatStreamResponse]:
         """An answer as it is produced."""
         async with RefusalsAsStatuses(context):
-            wanted = self._request(conversation_from_proto(request.messages), request.options)
+            conversation = conversation_from_proto(request.messages)
+            wanted = self._request(conversation, request.options, context)
             name = self._pipeline.resolve_model(wanted.model).name
-            async with aclosing(self._pipeline.generate(wanted)) as deltas:
+            async with aclosing(self._generate(wanted, request.options)) as deltas:
                 async for delta in deltas:
                     yield pb.ChatStreamResponse(
-                        request_id=wanted.request_id, model=name, delta=delta_to_proto(delta)
+                        request_id=wanted.request_id, model=name, delta=delta
                     )
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
@@ -116,6 +127,28 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             model = self._readiness.current.model
             return pb.ListModelsResponse(models=[] if model is None else [model_to_proto(model)])
 
-    def _request(self, prompt: Prompt, options: pb.GenerationOptions) -> GenerationRequest:
+    async def _complete(
+        self, wanted: GenerationRequest, options: pb.GenerationOptions
+    ) -> list[pb.Output]:
+        """All n outputs, whole."""
+        choices = expand(wanted, num_choices_from_proto(options))
+        outputs = await complete_all(self._pipeline, choices)
+        return [output_to_proto(output, index) for index, output in enumerate(outputs)]
+
+    async def _generate(
+        self, wanted: GenerationRequest, options: pb.GenerationOptions
+    ) -> AsyncGenerator[pb.OutputDelta, None]:
+        """Pieces of all n outputs as they come."""
+        choices = expand(wanted, num_choices_from_proto(options))
+        async with aclosing(generate_all(self._pipeline, choices)) as deltas:
+            async for index, delta in deltas:
+                yield delta_to_proto(delta, index)
+
+    def _request(
+        self, prompt: Prompt, options: pb.GenerationOptions, context: Context
+    ) -> GenerationRequest:
         request_id = options.request_id or f"gen-{uuid.uuid4().hex}"
-        return request_from_proto(request_id, prompt, options)
+        metadata = dict(context.invocation_metadata() or ())
+        tenant = options.tenant or str(metadata.get("x-tenant", ""))
+        standing = Standing(options.priority, tenant, context.time_remaining())
+        return request_from_proto(request_id, prompt, options, standing)

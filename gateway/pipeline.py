@@ -7,8 +7,9 @@ early, for whatever reason, aborts the request in the scheduler.
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gateway import limits
 from gateway.errors import ErrorKind, RequestError, invalid
 from gateway.generation import (
     Completion,
@@ -18,13 +19,15 @@ from gateway.generation import (
     FinishReason,
     GenerationRequest,
     Prompt,
+    SamplingParams,
     ServedModel,
     Usage,
     check_token_ids,
 )
+from gateway.logprobs import LogprobReader, TokenLogprobs
 from gateway.output_text import OutputText
 from gateway.readiness import ReadinessWatch
-from gateway.scheduler_link import SchedulerLink
+from gateway.scheduler_link import Arrival, SchedulerLink
 from gateway.stops import StopMatcher
 from gateway.tokenizer import Tokenizer, too_long
 
@@ -82,16 +85,19 @@ class Pipeline:
         model = self.resolve_model(request.model)
         request.sampling.check(model.vocab_size)
         prompt_token_ids = await self.tokenize(request.prompt, model)
-        output = self._output_text(request)
-        live = self._link.submit(request.request_id, prompt_token_ids, request.sampling)
+        sampling = await self._resolve_bad_words(request)
+        output, logprobs = self._output_text(request), self._logprob_reader(request)
+        live = self._link.submit(request.request_id, prompt_token_ids, sampling, request.standing)
         progress = Progress(request, len(prompt_token_ids), self._clock())
         self._live[live.handle] = progress
         finish: Finish | None = None
         try:
             while finish is None:
-                token_ids, end = await live.receive()
+                arrival = await live.receive()
                 progress.num_cached_tokens = live.num_cached_tokens
-                delta = self._delta(output, progress, token_ids, end)
+                delta = self._delta(output, progress, arrival)
+                if logprobs is not None:
+                    delta = _with_logprobs(delta, logprobs, arrival)
                 finish = delta.finish
                 if finish is not None:
                     self._link.close(live)  # after a stop string the scheduler would go on
@@ -100,10 +106,9 @@ class Pipeline:
             del self._live[live.handle]
             self._link.close(live)
 
-    def _delta(
-        self, output: OutputText, progress: Progress, token_ids: list[int], end: Finish | None
-    ) -> Delta:
+    def _delta(self, output: OutputText, progress: Progress, arrival: Arrival) -> Delta:
         """What some tokens, and the scheduler's end if it came with them, mean to the client."""
+        token_ids, end = arrival.token_ids, arrival.end
         if progress.first_token_s is None and token_ids:
             progress.first_token_s = self._clock()
         piece = output.push(token_ids)
@@ -125,16 +130,43 @@ class Pipeline:
         stops = StopMatcher(request.stop, include_in_output=include)
         return OutputText(detokenizer, stops, request.sampling.min_tokens or 0)
 
+    def _logprob_reader(self, request: GenerationRequest) -> LogprobReader | None:
+        num_top = request.sampling.num_top_logprobs
+        if num_top is None:
+            return None
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
+        return LogprobReader(self._tokenizer.spell, detokenizer, num_top)
+
+    async def _resolve_bad_words(self, request: GenerationRequest) -> SamplingParams:
+        """The request's sampling with its bad words as token ids.
+
+        A word is spelled by other tokens after a space than at the start of a text: both are bad.
+        """
+        sampling = request.sampling
+        if not request.bad_words:
+            return sampling
+        sequences = dict.fromkeys(sampling.bad_words_token_ids)
+        for index, word in enumerate(request.bad_words):
+            name = f"bad_words[{index}]"
+            for text in (word.lstrip(), f" {word.lstrip()}"):
+                token_ids = await self._tokenizer.encode(name, text, add_special_tokens=False)
+                limits.check_count(name, len(token_ids), limits.MAX_BAD_WORD_TOKENS)
+                if token_ids:
+                    sequences[tuple(token_ids)] = None
+        return replace(sampling, bad_words_token_ids=tuple(sequences))
+
     async def complete(self, request: GenerationRequest) -> Completion:
         """The whole output at once."""
         texts: list[str] = []
         token_ids: list[int] = []
+        logprobs: list[TokenLogprobs] = []
         async with aclosing(self.generate(request)) as deltas:
             async for delta in deltas:
                 texts.append(delta.text)
                 token_ids += delta.token_ids
+                logprobs += delta.logprobs
                 if delta.finish is not None:
-                    return Completion("".join(texts), token_ids, delta.finish)
+                    return Completion("".join(texts), token_ids, delta.finish, tuple(logprobs))
         raise AssertionError("an output ended without a finish")
 
     async def tokenize(self, prompt: Prompt, model: ServedModel) -> list[int]:
@@ -159,3 +191,9 @@ class Pipeline:
         if len(token_ids) >= model.max_model_len:
             raise too_long(name, f"{len(token_ids)} tokens", model.max_model_len)
         return token_ids
+
+
+def _with_logprobs(delta: Delta, reader: LogprobReader, arrival: Arrival) -> Delta:
+    if len(arrival.logprobs) < len(arrival.token_ids):
+        raise RequestError(ErrorKind.INTERNAL, "the scheduler sent tokens without logprobs")
+    return replace(delta, logprobs=reader.read(delta.token_ids, arrival.logprobs))

@@ -10,12 +10,19 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import grpc
 
-from gateway.convert import abort_to_proto, finished_from_proto, submit_to_proto
+from gateway.convert import (
+    abort_to_proto,
+    finished_from_proto,
+    logprobs_from_proto,
+    submit_to_proto,
+)
 from gateway.errors import RequestError, unavailable
-from gateway.generation import Finish, SamplingParams
+from gateway.generation import Finish, SamplingParams, Standing
+from gateway.logprobs import RawLogprobs
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from rpc import columns
 
@@ -27,6 +34,15 @@ log = logging.getLogger("gateway.scheduler_link")
 Outbox = asyncio.Queue[scheduler_pb2.SessionRequest | None]  # None ends the stream
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """New tokens and, once there are no more to come, how it ended."""
+
+    token_ids: list[int]
+    logprobs: list[RawLogprobs]  # one per token, if asked for
+    end: Finish | None
+
+
 class LiveRequest:
     """A submitted request as its reader sees it: tokens, then an end.
 
@@ -34,17 +50,18 @@ class LiveRequest:
     and holds up nobody. max_tokens bounds them.
     """
 
-    __slots__ = ("_end", "_token_ids", "_waiter", "handle", "num_cached_tokens")
+    __slots__ = ("_end", "_logprobs", "_token_ids", "_waiter", "handle", "num_cached_tokens")
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.num_cached_tokens = 0  # known with the first token
         self._token_ids: list[int] = []
+        self._logprobs: list[RawLogprobs] = []
         self._end: Finish | RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    async def receive(self) -> tuple[list[int], Finish | None]:
-        """New tokens and, once there are no more to come, how it ended.
+    async def receive(self) -> Arrival:
+        """What came since the last call; waits for it.
 
         Raises RequestError when the request was refused or failed; tokens that came before are
         returned first. One reader only.
@@ -53,15 +70,18 @@ class LiveRequest:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         token_ids, self._token_ids = self._token_ids, []
+        logprobs, self._logprobs = self._logprobs, []
         if isinstance(self._end, RequestError):
             if not token_ids:
                 raise self._end
-            return token_ids, None
-        return token_ids, self._end
+            return Arrival(token_ids, logprobs, None)
+        return Arrival(token_ids, logprobs, self._end)
 
-    def add(self, token_id: int) -> None:
+    def add(self, token_id: int, logprobs: RawLogprobs | None) -> None:
         """One more token; wake() tells the reader."""
         self._token_ids.append(token_id)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
 
     def end(self, how: Finish | RequestError) -> None:
         """Nothing more will come; wake() tells the reader."""
@@ -92,14 +112,18 @@ class SchedulerLink:
         return self._outbox is not None
 
     def submit(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        standing: Standing,
     ) -> LiveRequest:
         """Sends a request; its reader must close() it."""
         if self._outbox is None:
             raise unavailable(f"no connection to the scheduler at {self._address}")
         live = LiveRequest(self._free_handle())
         self._live[live.handle] = live
-        message = submit_to_proto(live.handle, request_id, prompt_token_ids, sampling)
+        message = submit_to_proto(live.handle, request_id, prompt_token_ids, sampling, standing)
         self._outbox.put_nowait(message)
         return live
 
@@ -169,11 +193,12 @@ class SchedulerLink:
         token_ids = columns.unpack(response.token_ids, name="token_ids").tolist()
         if len(handles) != len(token_ids):
             raise columns.BadColumn(f"{len(handles)} handles but {len(token_ids)} token_ids")
+        logprobs = logprobs_from_proto(response)
         touched: dict[int, LiveRequest] = {}
-        for handle, token_id in zip(handles, token_ids, strict=True):
+        for position, (handle, token_id) in enumerate(zip(handles, token_ids, strict=True)):
             live = self._live.get(handle)
             if live is not None:  # else: closed here, its last tokens were on their way
-                live.add(token_id)
+                live.add(token_id, logprobs.get(position))
                 touched[handle] = live
         for admitted in response.admitted:
             live = self._live.get(admitted.handle)

@@ -1,6 +1,7 @@
 """Ends gRPC calls with the right status: the gRPC half of the table in errors.py."""
 
 import logging
+import math
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +26,9 @@ def to_status(error: RequestError) -> grpc.Status:
         violation = BadRequest.FieldViolation(field=error.field, description=error.message)
         _attach(status, BadRequest(field_violations=[violation]))
     if error.retry_after_s is not None:
-        _attach(status, RetryInfo(retry_delay=Duration(seconds=error.retry_after_s)))
+        delay = Duration()
+        delay.FromMicroseconds(math.ceil(error.retry_after_s * 1e6))
+        _attach(status, RetryInfo(retry_delay=delay))
     made: grpc.Status = rpc_status.to_status(status)
     return made
 
@@ -49,7 +52,12 @@ class RefusalsAsStatuses:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if isinstance(error, RequestError):
-            await self._context.abort_with_status(to_status(error))
+            status = to_status(error)
+            metadata = tuple(status.trailing_metadata or ())
+            if error.retry_after_s is not None:
+                pushback_ms = math.ceil(error.retry_after_s * 1e3)
+                metadata += (("grpc-retry-pushback-ms", str(pushback_ms)),)
+            await self._context.abort(status.code, error.message, metadata)
         # Cancellation is no Exception and passes; an abort has its status already.
         elif isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
             log.error("a call failed unexpectedly", exc_info=error)

@@ -98,6 +98,12 @@ class Tokenizer:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def spell(self, token_id: int) -> bytes:
+        """What a single id adds to a text; half a character is no UTF-8, an unknown id nothing."""
+        if self._is_byte_level:
+            return self._vocabulary.byte_table(skip_special_tokens=False)[token_id]
+        return self._vocabulary.spell_piece(token_id)
+
     def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
         """A fresh detokenizer for one output."""
         form = ByteLevelDetokenizer if self._is_byte_level else WindowDetokenizer

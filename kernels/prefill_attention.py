@@ -185,7 +185,8 @@ def _attend(
     return acc, total, peak
 
 
-@triton.jit
+# How many sequences share a step changes all the time; it must not compile a kernel anew.
+@triton.jit(do_not_specialize=["batch"])
 def _prefill_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,

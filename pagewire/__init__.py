@@ -35,6 +35,7 @@ from pagewire._types import (
     Model,
     Prompt,
     SamplingParams,
+    TokenLogprobs,
     Usage,
 )
 
@@ -65,6 +66,7 @@ __all__ = [
     "Prompt",
     "SamplingParams",
     "Stream",
+    "TokenLogprobs",
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",

@@ -17,6 +17,7 @@ from pagewire._types import (
     Model,
     Prompt,
     SamplingParams,
+    TokenLogprobs,
     Usage,
 )
 from pagewire.v1 import inference_pb2 as pb
@@ -38,6 +39,10 @@ _TOKEN_FIELDS = (
     "max_tokens",
     "min_tokens",
     "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logprobs",
 )
 _TEXT_FIELDS = ("include_stop_str_in_output", "skip_special_tokens")
 
@@ -95,7 +100,12 @@ def _to_options(params: SamplingParams | None, options: CallOptions) -> pb.Gener
     _set(message, {name: getattr(params, name) for name in _TEXT_FIELDS})
     _set(message.sampling, {name: getattr(params, name) for name in _TOKEN_FIELDS})
     _extend(message, "stop", [params.stop] if isinstance(params.stop, str) else params.stop)
+    _extend(message, "bad_words", params.bad_words)
     _extend(message.sampling, "stop_token_ids", params.stop_token_ids)
+    _extend(message.sampling, "allowed_token_ids", params.allowed_token_ids)
+    for token_id, bias in (params.logit_bias or {}).items():
+        entry = message.sampling.logit_bias.add()
+        _set(entry, {"token_id": token_id, "bias": bias}, name="logit_bias")
     return message
 
 
@@ -126,14 +136,14 @@ def _to_message(index: int, message: Message | Mapping[str, str]) -> pb.ChatMess
     return pb.ChatMessage(role=message["role"], content=message["content"])
 
 
-def _set(target: ProtoMessage, values: Mapping[str, object]) -> None:
-    for name, value in values.items():
+def _set(target: ProtoMessage, values: Mapping[str, object], *, name: str = "") -> None:
+    for field, value in values.items():
         if value is None:
             continue
         try:
-            setattr(target, name, value)
+            setattr(target, field, value)
         except (TypeError, ValueError) as error:
-            raise InvalidArgument(f"{name}: {value!r} does not fit ({error})") from None
+            raise InvalidArgument(f"{name or field}: {value!r} does not fit ({error})") from None
 
 
 def _extend(target: ProtoMessage, field: str, values: Iterable[object], *, name: str = "") -> None:
@@ -175,6 +185,18 @@ def to_completion(response: pb.GenerateResponse | pb.ChatResponse) -> Completion
         request_id=response.request_id,
         model=response.model,
         stop_reason=_stop_reason(output),
+        logprobs=_logprobs(output),
+    )
+
+
+def _logprobs(output: pb.Output | pb.OutputDelta) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(
+            token.logprob,
+            token.rank,
+            tuple(zip(token.top_token_ids, token.top_logprobs, strict=True)),
+        )
+        for token in output.logprobs
     )
 
 
@@ -217,6 +239,7 @@ class Assembly:
         self.model = ""
         self._texts: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._last: Delta | None = None
 
     @property
@@ -235,7 +258,9 @@ class Assembly:
             finish_reason=_finish_reason(output.finish_reason) if finished else None,
             usage=_usage(output.usage) if output.HasField("usage") else None,
             stop_reason=_stop_reason(output),
+            logprobs=_logprobs(output),
         )
+        self._logprobs.extend(delta.logprobs)
         self._texts.append(delta.text)
         self._token_ids.extend(delta.token_ids)
         self._last = delta
@@ -253,4 +278,5 @@ class Assembly:
             request_id=self.request_id,
             model=self.model,
             stop_reason=self._last.stop_reason,
+            logprobs=tuple(self._logprobs),
         )

@@ -62,6 +62,13 @@ class SamplingParams:
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    presence_penalty: float | None = None  # -2 to 2, over the output
+    frequency_penalty: float | None = None  # -2 to 2, over the output
+    repetition_penalty: float | None = None  # above 0, over prompt and output
+    logit_bias: Mapping[int, float] | None = None  # token ids and biases from -100 to 100
+    allowed_token_ids: Sequence[int] = ()  # empty: all
+    bad_words: Sequence[str] = ()
+    logprobs: int | None = None  # likeliest tokens to report per token, 0 to 20; None: nothing
 
 
 class CallOptions(TypedDict, total=False):
@@ -87,6 +94,22 @@ class CallOptions(TypedDict, total=False):
     ignore_eos: bool | None
     include_stop_str_in_output: bool | None
     skip_special_tokens: bool | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Sequence[int]
+    bad_words: Sequence[str]
+    logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was to the model itself, before temperature, penalties and filters."""
+
+    logprob: float
+    rank: int  # 1 is the likeliest
+    top: tuple[tuple[int, float], ...] = ()  # likeliest token ids and their log probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +123,7 @@ class Completion:
     request_id: str
     model: str
     stop_reason: str | int | None = None  # stop string or stop token that ended it, if one did
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +135,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,19 @@
 """Options of the scheduler process, read once from the command line."""
 
 import argparse
+import math
 from dataclasses import dataclass
+
+from scheduler_svc.core import Policy
+
+_NOT_NEGATIVE = (
+    "queue_window",
+    "max_overtakes",
+    "max_waiting_requests",
+    "max_waiting_tokens",
+    "max_waiting_requests_per_tenant",
+    "max_waiting_tokens_per_tenant",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +29,15 @@ class ServiceConfig:
     enable_prefix_caching: bool
     lookahead: int  # steps planned before the result of the one running is known
     step_timeout_s: float  # a step that takes longer means a hung worker
+    policy: Policy = Policy.FCFS
+    priority_ageing_s: float = 60.0
+    tenant_weights: tuple[tuple[str, float], ...] = ()
+    queue_window: int = 4
+    max_overtakes: int = 16
+    max_waiting_requests: int = 0
+    max_waiting_tokens: int = 0
+    max_waiting_requests_per_tenant: int = 0
+    max_waiting_tokens_per_tenant: int = 0
 
     def __post_init__(self) -> None:
         if self.lookahead not in (0, 1):
@@ -28,6 +49,11 @@ class ServiceConfig:
             )
         if self.step_timeout_s <= 0:
             raise ValueError(f"step_timeout_s is {self.step_timeout_s}, must be positive")
+        for name in _NOT_NEGATIVE:
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, must not be negative")
+        if not 0 < self.priority_ageing_s < math.inf:
+            raise ValueError(f"priority_ageing_s is {self.priority_ageing_s}, must be positive")
 
 
 def parse(arguments: list[str] | None = None) -> ServiceConfig:
@@ -69,7 +95,69 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
         default=60.0,
         help="seconds after which a step counts as hung and the worker as lost",
     )
+    _add_policy_options(parser)
+    _add_admission_options(parser)
+    options = vars(parser.parse_args(arguments))
+    options["tenant_weights"] = tuple(options["tenant_weights"])
     try:
-        return ServiceConfig(**vars(parser.parse_args(arguments)))
+        return ServiceConfig(**options)
     except ValueError as error:
         parser.error(str(error))
+
+
+def _add_policy_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy",
+        type=Policy,
+        default=Policy.FCFS.value,
+        metavar="{fcfs,priority,fair}",
+        help="whose turn it is: the first to come, the most urgent, the tenant served least",
+    )
+    parser.add_argument(
+        "--priority-ageing-s",
+        type=float,
+        default=60.0,
+        help="seconds of waiting that count as much as one priority level",
+    )
+    parser.add_argument(
+        "--tenant-weight",
+        dest="tenant_weights",
+        type=_tenant_weight,
+        action="append",
+        default=[],
+        metavar="NAME=WEIGHT",
+        help="a tenant's part of the fair share, 1 unless given; may be repeated",
+    )
+    parser.add_argument(
+        "--queue-window",
+        type=int,
+        default=4,
+        help="how many behind a waiting request without room for it are tried",
+    )
+    parser.add_argument(
+        "--max-overtakes",
+        type=int,
+        default=16,
+        help="how often a waiting request may be passed that way",
+    )
+
+
+def _add_admission_options(parser: argparse.ArgumentParser) -> None:
+    for what in ("requests", "tokens"):
+        for suffix, whose in (("", "in all"), ("-per-tenant", "of one tenant")):
+            parser.add_argument(
+                f"--max-waiting-{what}{suffix}",
+                type=int,
+                default=0,
+                help=f"most {what} that wait, {whose}; beyond, new ones are refused; 0 is no limit",
+            )
+
+
+def _tenant_weight(text: str) -> tuple[str, float]:
+    name, equals, weight = text.rpartition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=WEIGHT")
+    value = float(weight)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"the weight of {name!r} is {value}, must be positive")
+    return name, value

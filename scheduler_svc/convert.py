@@ -1,9 +1,13 @@
 """Between the core's plain data and the wire's messages; both ways, and nothing else."""
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, types_pb2, worker_pb2
-from rpc.columns import UINT8, UINT32, pack, unpack
+from rpc.columns import INT32, UINT8, UINT32, pack, unpack
+from rpc.logprobs import LogprobColumns
 from scheduler_svc.core import Finished, FinishReason, NewSequence, Request, StepPlan, StepResult
 from scheduler_svc.sampling import Sampling, resolve
 
@@ -12,31 +16,43 @@ FINISH_REASONS = {
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORT: types_pb2.FINISH_REASON_ABORT,
     FinishReason.ERROR: types_pb2.FINISH_REASON_ERROR,
+    FinishReason.EXPIRED: types_pb2.FINISH_REASON_ERROR,
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A new request as it came, over a session or a call of its own."""
+
+    request_id: str
+    prompt_token_ids: NDArray[np.int32]
+    sampling: types_pb2.SamplingParams
+    client: int
+    handle: int
+    tenant: str
+    priority: int
+    timeout_s: float | None  # from its arrival on
+
+
 def to_request(
-    request_id: str,
-    prompt_token_ids: np.ndarray[tuple[int], np.dtype[np.int32]],
-    params: types_pb2.SamplingParams,
-    *,
-    client: int,
-    handle: int,
-    drawn_seed: int,
-    arrival_s: float,
+    submission: Submission, *, drawn_seed: int, vocab_size: int, arrival_s: float
 ) -> Request:
     """A request for the core. Raises BadSampling naming a parameter out of range."""
+    params, timeout_s = submission.sampling, submission.timeout_s
     return Request(
-        request_id=request_id,
-        prompt_token_ids=prompt_token_ids,
+        request_id=submission.request_id,
+        prompt_token_ids=submission.prompt_token_ids,
         max_tokens=params.max_tokens if params.HasField("max_tokens") else None,
         min_tokens=params.min_tokens,
         stop_token_ids=tuple(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
-        sampling=resolve(params, drawn_seed),
-        client=client,
-        handle=handle,
+        sampling=resolve(params, drawn_seed, vocab_size),
+        client=submission.client,
+        handle=submission.handle,
         arrival_s=arrival_s,
+        deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+        priority=submission.priority,
+        tenant=submission.tenant,
     )
 
 
@@ -80,8 +96,27 @@ def _to_new_sequence(new: NewSequence) -> worker_pb2.NewSequence:
             seed=sampling.seed,
             min_tokens=new.request.min_tokens,
             stop_token_ids=new.stop_ids if new.request.min_tokens else (),
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logit_bias=[
+                types_pb2.LogitBias(token_id=token_id, bias=bias)
+                for token_id, bias in sampling.logit_bias
+            ],
+            allowed_token_ids=sampling.allowed_token_ids,
+            bad_words_token_ids=[
+                types_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words_token_ids
+            ],
+            logprobs=sampling.num_top_logprobs,
         ),
     )
+
+
+def to_logprobs(output: worker_pb2.ModelRunnerOutput) -> LogprobColumns | None:
+    """What a worker's answer says beside the tokens; rows count them as `to_result` does."""
+    if not output.HasField("logprobs"):
+        return None
+    return LogprobColumns.unpack(output.logprobs, len(output.token_ids) // INT32.itemsize)
 
 
 def to_result(output: worker_pb2.ModelRunnerOutput) -> StepResult:
@@ -118,9 +153,24 @@ def to_finished(finished: Finished, status_code: int) -> scheduler_pb2.Finished:
 def to_tokens(
     handles: np.ndarray[tuple[int], np.dtype[np.uint32]],
     token_ids: np.ndarray[tuple[int], np.dtype[np.int32]],
+    logprobs: LogprobColumns | None,
 ) -> scheduler_pb2.SessionResponse:
     """Tokens of one client as columns."""
     return scheduler_pb2.SessionResponse(
         handles=handles.astype(UINT32, copy=False).tobytes(),
         token_ids=token_ids.astype("<i4", copy=False).tobytes(),
+        logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
     )
+
+
+def to_token_logprobs(logprobs: LogprobColumns, num_top: int) -> list[types_pb2.TokenLogprobs]:
+    """One message per row, with the likeliest tokens that its request asked for."""
+    return [
+        types_pb2.TokenLogprobs(
+            logprob=logprobs.logprobs[row],
+            rank=logprobs.ranks[row],
+            top_token_ids=logprobs.top_token_ids[row, :num_top],
+            top_logprobs=logprobs.top_logprobs[row, :num_top],
+        )
+        for row in range(len(logprobs))
+    ]

@@ -8,9 +8,10 @@ from typing import Any
 import grpc
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc
-from scheduler_svc.core import Scheduler, Sequence, Status
+from scheduler_svc.core import Scheduler, Sequence
 from scheduler_svc.engine import Engine
 from scheduler_svc.sampling import Sampling
+from scheduler_svc.story import describe, time_spent
 from scheduler_svc.trace import StepRecord
 
 DEFAULT_REQUESTS = 100
@@ -32,9 +33,10 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
         """Live requests, oldest first."""
         core = self._engine.core
         live = list(core.live()) if core else []
-        shown = live[: request.limit or DEFAULT_REQUESTS]
+        shown, now_s = live[: request.limit or DEFAULT_REQUESTS], time.monotonic()
         return debug_pb2.ListRequestsResponse(
-            requests=[_summary(core, sequence) for sequence in shown if core], total=len(live)
+            requests=[_summary(core, sequence, now_s) for sequence in shown if core],
+            total=len(live),
         )
 
     async def DescribeRequest(
@@ -48,47 +50,15 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
                 grpc.StatusCode.NOT_FOUND, f"request_id {request.request_id!r} is not live"
             )
             raise AssertionError("abort raises")
-        table = core.residency.table
+        table, now_s = core.residency.table, time.monotonic()
+        not_ready = "" if self._engine.is_ready else self._engine.reason
         return debug_pb2.DescribeRequestResponse(
-            request=_summary(core, sequence),
+            request=_summary(core, sequence, now_s),
             block_ids=table.blocks(sequence.slot) if sequence.slot is not None else (),
             sampling=_sampling(sequence),
-            story=self._story(sequence),
+            story=describe(core, sequence, self._engine.trace, not_ready, now_s),
+            time_spent=time_spent(sequence, now_s),
         )
-
-    def _story(self, sequence: Sequence) -> list[str]:
-        """What the kept steps know of a request, oldest first."""
-        request_id = sequence.request.request_id
-        story = []
-        for record in reversed(list(self._engine.trace.newest_first())):
-            plan = record.plan
-            if request_id in plan.preempted:
-                story.append(f"step {plan.step_id}: preempted to make room")
-            for new in plan.new_sequences:
-                if new.request.request_id == request_id:
-                    story.append(
-                        f"step {plan.step_id}: entered slot {new.slot} with "
-                        f"{len(new.token_ids)} tokens, {new.num_computed_tokens} of them cached"
-                    )
-        if sequence.status is not Status.RUNNING:
-            story.append(f"now {sequence.status.value}: {self._waits_for(sequence)}")
-        return story
-
-    def _waits_for(self, sequence: Sequence) -> str:
-        core = self._engine.core
-        assert core is not None
-        if not self._engine.is_ready:
-            return f"no worker is ready ({self._engine.reason})"
-        ahead = 0
-        for other in core.residency.waiting:
-            if other is sequence:
-                break
-            ahead += 1
-        if ahead:
-            return f"{ahead} requests are ahead of it"
-        if not core.residency.free_slots:
-            return f"all {core.config.max_num_seqs} slots (max_num_seqs) are taken"
-        return f"first in line; {core.residency.pool.num_free} blocks are free"
 
     async def DumpBlockPool(
         self, request: debug_pb2.DumpBlockPoolRequest, context: Context
@@ -143,12 +113,12 @@ def _holders(core: Scheduler) -> dict[int, list[str]]:
     return holders
 
 
-def _summary(core: Scheduler, sequence: Sequence) -> debug_pb2.RequestSummary:
+def _summary(core: Scheduler, sequence: Sequence, now_s: float) -> debug_pb2.RequestSummary:
     table, slot = core.residency.table, sequence.slot
     num_tokens = len(sequence.token_ids) if slot is None else int(table.num_tokens[slot])
     num_computed = 0 if slot is None else int(table.num_computed[slot])
     num_blocks = 0 if slot is None else int(table.num_blocks[slot])
-    age_s = time.monotonic() - sequence.request.arrival_s
+    age_s = sequence.timeline.age_s(now_s)
     where = "" if slot is None else f" in slot {slot}"
     return debug_pb2.RequestSummary(
         request_id=sequence.request.request_id,
@@ -179,9 +149,29 @@ def _sampling(sequence: Sequence) -> str:
         )
     stops = ", ".join(map(str, sorted(sequence.stop_ids))) or "none"
     return (
-        f"{method}; ends at {sequence.max_len} tokens or at one of the tokens {stops}"
+        f"{method}{_rules(sampling)}; "
+        f"ends at {sequence.max_len} tokens or at one of the tokens {stops}"
         f"{f', not before {request.min_tokens} output tokens' if request.min_tokens else ''}"
     )
+
+
+def _rules(sampling: Sampling) -> str:
+    """What else was asked for, with a comma in front; token ids are only counted."""
+    penalties = (
+        ("presence_penalty", sampling.presence_penalty, 0),
+        ("frequency_penalty", sampling.frequency_penalty, 0),
+        ("repetition_penalty", sampling.repetition_penalty, 1),
+    )
+    lists = (
+        ("biased tokens", sampling.logit_bias),
+        ("allowed tokens", sampling.allowed_token_ids),
+        ("bad words", sampling.bad_words_token_ids),
+    )
+    words = [f"{name} {value:g}" for name, value, off in penalties if value != off]
+    words += [f"{len(entries)} {name}" for name, entries in lists if entries]
+    if sampling.num_top_logprobs is not None:
+        words.append(f"logprobs {sampling.num_top_logprobs}")
+    return "".join(f", {word}" for word in words)
 
 
 def _step(record: StepRecord) -> debug_pb2.StepSummary:

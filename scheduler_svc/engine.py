@@ -12,11 +12,15 @@ from collections.abc import Iterable
 import numpy as np
 
 from pagewire.v1 import types_pb2, worker_pb2
+from rpc.columns import BadColumn
+from rpc.logprobs import LogprobColumns
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.convert import to_result, to_step
+from scheduler_svc.convert import to_logprobs, to_result, to_step
 from scheduler_svc.core import (
     Finished,
     FinishReason,
+    RefusalKind,
+    Refused,
     Request,
     Scheduler,
     SchedulerConfig,
@@ -24,6 +28,7 @@ from scheduler_svc.core import (
     StepPlan,
 )
 from scheduler_svc.outbox import Admission, Ended, Outbox
+from scheduler_svc.pace import Pace
 from scheduler_svc.trace import Trace
 from scheduler_svc.worker_link import FencedOut, LinkLost, WorkerClient, WorkerLink
 
@@ -31,11 +36,20 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.3
 _MAX_STRIKES = 3  # workers lost at the same step before its requests are given up
-_INTERNAL = 13  # gRPC status code
+_DEADLINE_CHECK_S = 0.02  # between looks at the deadlines while no step does it
+_STATUS_CODES = {FinishReason.ERROR: 13, FinishReason.EXPIRED: 4}  # gRPC's
 
 
 class NotReady(Exception):
     """No worker has attached yet, so nothing is known about what could be served."""
+
+
+class Overloaded(Exception):
+    """Too much waits already; there will be room later."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(f"{message}; try again in {retry_after_s:.2f} s")
+        self.retry_after_s = retry_after_s
 
 
 class WrongWorker(Exception):
@@ -53,6 +67,7 @@ class Engine:
         self.is_ready = False
         self.reason = "no worker has attached yet"
         self.trace = Trace()
+        self.pace = Pace()
         self.num_recoveries = 0
         self._worker = WorkerClient(config.worker)
         self._outboxes: dict[int, Outbox] = {}
@@ -84,11 +99,27 @@ class Engine:
         self._work.set()
 
     def submit(self, request: Request) -> None:
-        """Queues a request. Raises core.Refused, or NotReady before the first worker attached."""
+        """Queues a request.
+
+        Raises core.Refused, Overloaded, or NotReady before the first worker attached.
+        """
         if self.core is None:
             raise NotReady(self.reason)
-        self.core.add(request)
+        try:
+            self.core.add(request)
+        except Refused as refused:
+            if refused.kind is not RefusalKind.OVERLOADED:
+                raise
+            retry_after_s = self.pace.retry_after_s(self.core, request, request.arrival_s)
+            raise Overloaded(str(refused), retry_after_s) from refused
         self._work.set()
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this. Raises NotReady before the first worker attached."""
+        if self.core is None:
+            raise NotReady(self.reason)
+        return self.core.config.vocab_size
 
     def abort(self, request_id: str) -> bool:
         """Ends a live request without telling its client; False when there is none."""
@@ -113,6 +144,7 @@ class Engine:
 
     async def run(self) -> None:
         """Attaches, serves, recovers; until cancelled or FencedOut."""
+        expiring = asyncio.create_task(self._expire_while_away())
         try:
             while True:
                 try:
@@ -128,6 +160,8 @@ class Engine:
                 finally:
                     await link.close()
         finally:
+            expiring.cancel()
+            await asyncio.gather(expiring, return_exceptions=True)
             self._set_ready(False, "the scheduler is stopping")
             await self._worker.close()
 
@@ -165,11 +199,13 @@ class Engine:
         message = f"the new worker's KV cache of {worker.num_blocks} blocks is too small for it"
         for finished in self.core.fail(self.core.misfits(), message):
             self._tell_end(finished)
+        self.core.worker_back()
 
     async def _serve(self, link: WorkerLink) -> None:
         core = self.core
         assert core is not None
         while True:
+            self._expire(core)
             while core.num_in_flight <= self.config.lookahead:
                 plan = core.schedule()
                 if plan is None:
@@ -186,9 +222,27 @@ class Engine:
     def _apply(self, core: Scheduler, output: worker_pb2.ModelRunnerOutput) -> None:
         if output.error:
             raise LinkLost(f"step {output.step_id} failed: {output.error}")
-        self._deliver(core.update(to_result(output)))
-        self.trace.done(output.step_id, time.monotonic())
+        self._expire(core)
+        try:
+            result, logprobs = to_result(output), to_logprobs(output)
+        except BadColumn as error:
+            raise LinkLost(f"step {output.step_id}: {error}") from error
+        self._deliver(core.update(result), logprobs)
+        record, now_s = self.trace.done(output.step_id, time.monotonic()), core.now_s
+        self.pace.stepped(record.plan, record.sent_s, now_s)
         self._strikes = 0
+
+    def _expire(self, core: Scheduler) -> None:
+        """Tells the core the time, and the clients whose deadline has come."""
+        for finished in core.expire(time.monotonic()):
+            self._tell_end(finished)
+
+    async def _expire_while_away(self) -> None:
+        """Deadlines hold while no step is planned, too: during a long one, or without a worker."""
+        while True:
+            await asyncio.sleep(_DEADLINE_CHECK_S)
+            if self.core is not None and self.core.next_deadline_s is not None:
+                self._expire(self.core)
 
     async def _idle(self, link: WorkerLink) -> None:
         """Waits for work; notices meanwhile that the worker is gone."""
@@ -212,6 +266,7 @@ class Engine:
         self._set_ready(False, why)
         self.num_recoveries += 1
         self._strikes += 1
+        core.now_s = time.monotonic()
         core.worker_lost()
         if oldest is not None and self._strikes >= _MAX_STRIKES:
             self._strikes = 0
@@ -221,16 +276,19 @@ class Engine:
 
     # --- what clients hear -----------------------------------------------------------------------
 
-    def _deliver(self, outputs: StepOutputs) -> None:
-        clients = outputs.clients
+    def _deliver(self, outputs: StepOutputs, logprobs: LogprobColumns | None) -> None:
+        clients, handles, token_ids = outputs.clients, outputs.handles, outputs.token_ids
+        if logprobs is not None and outputs.sampled_rows is not None:
+            logprobs = logprobs.select(outputs.sampled_rows)
         if len(clients):
             first = int(clients[0])
             if (clients == first).all():  # one gateway: the usual case
-                self._tell_tokens(first, outputs.handles, outputs.token_ids)
+                self._tell_tokens(first, handles, token_ids, logprobs)
             else:
                 for client in np.unique(clients).tolist():
-                    rows = clients == client
-                    self._tell_tokens(client, outputs.handles[rows], outputs.token_ids[rows])
+                    rows = np.flatnonzero(clients == client)
+                    own = None if logprobs is None else logprobs.select(rows)
+                    self._tell_tokens(client, handles[rows], token_ids[rows], own)
         for finished in outputs.finished:
             self._tell_end(finished)
 
@@ -239,10 +297,11 @@ class Engine:
         client: int,
         handles: np.ndarray[tuple[int], np.dtype[np.uint32]],
         token_ids: np.ndarray[tuple[int], np.dtype[np.int32]],
+        logprobs: LogprobColumns | None,
     ) -> None:
         outbox = self._outboxes.get(client)
         if outbox is not None:
-            outbox.put_tokens(handles, token_ids)
+            outbox.put_tokens(handles, token_ids, logprobs)
 
     def _tell_admitted(self, plan: StepPlan) -> None:
         for new in plan.new_sequences:
@@ -253,8 +312,7 @@ class Engine:
     def _tell_end(self, finished: Finished) -> None:
         outbox = self._outboxes.get(finished.request.client)
         if outbox is not None:
-            failed = finished.reason is FinishReason.ERROR
-            outbox.put_end(Ended(finished, _INTERNAL if failed else 0))
+            outbox.put_end(Ended(finished, _STATUS_CODES.get(finished.reason, 0)))
 
     def _set_ready(self, is_ready: bool, reason: str) -> None:
         if reason and reason != self.reason:
@@ -277,4 +335,13 @@ def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> 
         eos_token_ids=tuple(worker.model.eos_token_ids),
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_prefix_caching=config.enable_prefix_caching,
+        policy=config.policy,
+        priority_ageing_s=config.priority_ageing_s,
+        tenant_weights=config.tenant_weights,
+        queue_window=config.queue_window,
+        max_overtakes=config.max_overtakes,
+        max_waiting_requests=config.max_waiting_requests,
+        max_waiting_tokens=config.max_waiting_tokens,
+        max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant,
+        max_waiting_tokens_per_tenant=config.max_waiting_tokens_per_tenant,
     )

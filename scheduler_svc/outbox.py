@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rpc.logprobs import LogprobColumns, join
 from scheduler_svc.core import Finished
 
 
@@ -37,6 +38,7 @@ class Parcel:
     token_ids: NDArray[np.int32]
     ended: list[Ended]
     admitted: list[Admission]
+    logprobs: LogprobColumns | None  # rows count token_ids
 
 
 _NO_HANDLES: NDArray[np.uint32] = np.empty(0, dtype=np.uint32)
@@ -49,6 +51,7 @@ class Outbox:
     def __init__(self) -> None:
         self._handles: list[NDArray[np.uint32]] = []
         self._token_ids: list[NDArray[np.int32]] = []
+        self._logprobs: list[LogprobColumns | None] = []
         self._ended: list[Ended] = []
         self._admitted: list[Admission] = []
         self._filled = asyncio.Event()
@@ -57,10 +60,16 @@ class Outbox:
         """Adds that a request was admitted; goes out with its first token, or before."""
         self._admitted.append(admission)
 
-    def put_tokens(self, handles: NDArray[np.uint32], token_ids: NDArray[np.int32]) -> None:
-        """Adds one step's tokens of this client."""
+    def put_tokens(
+        self,
+        handles: NDArray[np.uint32],
+        token_ids: NDArray[np.int32],
+        logprobs: LogprobColumns | None = None,
+    ) -> None:
+        """Adds one step's tokens of this client, with what some of them asked for beside."""
         self._handles.append(handles)
         self._token_ids.append(token_ids)
+        self._logprobs.append(logprobs)
         self._filled.set()
 
     def put_end(self, ended: Ended) -> None:
@@ -73,13 +82,15 @@ class Outbox:
         await self._filled.wait()
         self._filled.clear()
         handles, token_ids = self._handles, self._token_ids
-        ended, admitted = self._ended, self._admitted
-        self._handles, self._token_ids, self._ended, self._admitted = [], [], [], []
+        ended, admitted, logprobs = self._ended, self._admitted, self._logprobs
+        self._handles, self._token_ids, self._logprobs = [], [], []
+        self._ended, self._admitted = [], []
         if len(handles) == 1:  # one step since the last take: the usual case
-            return Parcel(handles[0], token_ids[0], ended, admitted)
+            return Parcel(handles[0], token_ids[0], ended, admitted, logprobs[0])
         return Parcel(
             np.concatenate([_NO_HANDLES, *handles]),
             np.concatenate([_NO_TOKENS, *token_ids]),
             ended,
             admitted,
+            join(zip(map(len, handles), logprobs, strict=True)),
         )

@@ -1,11 +1,23 @@
-"""Sampling parameters as callers send them: checked, and every default filled in."""
+"""Sampling parameters as callers send them: checked, and every default filled in.
+
+Everything that the worker is told about a request's sampling is checked here and nowhere else in
+this service; what decides when a request ends is the core's.
+"""
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pagewire.v1.types_pb2 import SamplingParams
 
 MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIASES = 1024
+MAX_ALLOWED_TOKEN_IDS = 16384
+MAX_BAD_WORDS = 512
+MAX_BAD_WORD_TOKENS = 256
+MAX_LOGPROBS = 20
+# The worker computes in float32: what lies outside would become 0 or infinite there.
+SMALLEST, LARGEST = 1.2e-38, 3.4e38
 
 
 class BadSampling(ValueError):
@@ -21,29 +33,89 @@ class Sampling:
     top_k: int  # 0 is off
     min_p: float  # 0 is off
     seed: int
+    presence_penalty: float = 0.0  # 0 is off
+    frequency_penalty: float = 0.0  # 0 is off
+    repetition_penalty: float = 1.0  # 1 is off
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    num_top_logprobs: int | None = None  # None: report none
 
 
-def resolve(params: SamplingParams, drawn_seed: int) -> Sampling:
+def resolve(params: SamplingParams, drawn_seed: int, vocab_size: int) -> Sampling:
     """Checks ranges and fills in defaults; `drawn_seed` is used when the caller gave none."""
+    _check_ranges(params)
+    _check_lists(params, vocab_size)
     temperature = params.temperature if params.HasField("temperature") else 1.0
+    is_greedy = math.isclose(temperature, 0.0, abs_tol=1e-5)
     top_p = params.top_p if params.HasField("top_p") else 1.0
-    top_k = max(params.top_k, 0)
-    problems = {
-        f"temperature is {temperature}, must be from 0 to 2": not 0 <= temperature <= 2,
-        f"top_p is {top_p}, must be above 0 and at most 1": not 0 < top_p <= 1,
-        f"top_k is {params.top_k}, must be -1, 0 (both off) or more": params.top_k < -1,
-        f"min_p is {params.min_p}, must be from 0 to 1": not 0 <= params.min_p <= 1,
-        "max_tokens is 0, must be at least 1": params.HasField("max_tokens")
-        and params.max_tokens == 0,
-        f"stop_token_ids has {len(params.stop_token_ids)} ids, at most {MAX_STOP_TOKEN_IDS}": len(
-            params.stop_token_ids
-        )
-        > MAX_STOP_TOKEN_IDS,
+    repetition = params.repetition_penalty if params.HasField("repetition_penalty") else 1.0
+    return Sampling(
+        temperature=0.0 if is_greedy else temperature,
+        top_p=1.0 if is_greedy else top_p,
+        top_k=0 if is_greedy else max(params.top_k, 0),
+        min_p=0.0 if is_greedy else params.min_p,
+        seed=params.seed if params.HasField("seed") else drawn_seed,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=repetition,
+        logit_bias=tuple((entry.token_id, entry.bias) for entry in params.logit_bias),
+        allowed_token_ids=tuple(dict.fromkeys(params.allowed_token_ids)),
+        bad_words_token_ids=tuple(tuple(word.token_ids) for word in params.bad_words_token_ids),
+        num_top_logprobs=params.logprobs if params.HasField("logprobs") else None,
+    )
+
+
+def _check_ranges(params: SamplingParams) -> None:
+    """Single numbers; NaN is in no range."""
+    ranges: dict[str, tuple[str, Callable[[float], bool]]] = {
+        "temperature": ("from 0 to 2", lambda x: 0 <= x <= 2),
+        "top_p": ("above 0 and at most 1", lambda x: SMALLEST <= x <= 1),
+        "top_k": ("-1, 0 (both off) or more", lambda x: x >= -1),
+        "min_p": ("from 0 to 1", lambda x: 0 <= x <= 1),
+        "max_tokens": ("at least 1", lambda x: x >= 1),
+        "presence_penalty": ("from -2 to 2", lambda x: -2 <= x <= 2),
+        "frequency_penalty": ("from -2 to 2", lambda x: -2 <= x <= 2),
+        "repetition_penalty": ("above 0 and finite", lambda x: SMALLEST <= x <= LARGEST),
+        "logprobs": (f"at most {MAX_LOGPROBS}", lambda x: x <= MAX_LOGPROBS),
     }
-    for problem, holds in problems.items():
-        if holds:
-            raise BadSampling(problem)
-    seed = params.seed if params.HasField("seed") else drawn_seed
-    if math.isclose(temperature, 0.0, abs_tol=1e-5):
-        return Sampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=seed)
-    return Sampling(temperature, top_p, top_k, params.min_p, seed)
+    for name, (words, holds) in ranges.items():
+        value = getattr(params, name)
+        if params.HasField(name) and not holds(value):
+            raise BadSampling(f"{name} is {value}, must be {words}")
+
+
+def _check_lists(params: SamplingParams, vocab_size: int) -> None:
+    _check_count("stop_token_ids", len(params.stop_token_ids), MAX_STOP_TOKEN_IDS)
+    _check_count("logit_bias", len(params.logit_bias), MAX_LOGIT_BIASES)
+    _check_count("allowed_token_ids", len(params.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS)
+    _check_count("bad_words_token_ids", len(params.bad_words_token_ids), MAX_BAD_WORDS)
+    biased = [entry.token_id for entry in params.logit_bias]
+    if len(set(biased)) < len(biased):
+        raise BadSampling("logit_bias names a token twice")
+    for entry in params.logit_bias:
+        if not -100 <= entry.bias <= 100:
+            raise BadSampling(f"logit_bias has {entry.bias}, must be from -100 to 100")
+    for word in params.bad_words_token_ids:
+        if not 1 <= len(word.token_ids) <= MAX_BAD_WORD_TOKENS:
+            raise BadSampling(
+                f"bad_words_token_ids has a sequence of {len(word.token_ids)} tokens, must be "
+                f"from 1 to {MAX_BAD_WORD_TOKENS}"
+            )
+        _check_vocabulary("bad_words_token_ids", word.token_ids, vocab_size)
+    _check_vocabulary("logit_bias", biased, vocab_size)
+    _check_vocabulary("allowed_token_ids", params.allowed_token_ids, vocab_size)
+    banned = {w.token_ids[0] for w in params.bad_words_token_ids if len(w.token_ids) == 1}
+    if params.allowed_token_ids and banned.issuperset(params.allowed_token_ids):
+        raise BadSampling("allowed_token_ids has only tokens that bad words forbid")
+
+
+def _check_count(name: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise BadSampling(f"{name} has {count} entries, at most {limit}")
+
+
+def _check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    largest = max(token_ids, default=0)
+    if largest >= vocab_size:
+        raise BadSampling(f"{name} has id {largest}, outside 0..{vocab_size - 1}")

@@ -16,18 +16,28 @@ from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc.columns import BadColumn, unpack
-from scheduler_svc.convert import FINISH_REASONS, to_finished, to_request, to_tokens, to_usage
+from scheduler_svc.convert import (
+    FINISH_REASONS,
+    Submission,
+    to_finished,
+    to_request,
+    to_token_logprobs,
+    to_tokens,
+    to_usage,
+)
 from scheduler_svc.core import RefusalKind, Refused
-from scheduler_svc.engine import Engine, NotReady
+from scheduler_svc.engine import Engine, NotReady, Overloaded
 from scheduler_svc.outbox import Ended, Outbox
 from scheduler_svc.sampling import BadSampling
 from scheduler_svc.status import status_of
+from scheduler_svc.statuses import overloaded_metadata
 
 MAX_REQUEST_ID_BYTES = 256
 _REFUSALS = {
     RefusalKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     RefusalKind.DUPLICATE: grpc.StatusCode.ALREADY_EXISTS,
     RefusalKind.NEVER_FITS: grpc.StatusCode.FAILED_PRECONDITION,
+    RefusalKind.EXPIRED: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -46,6 +56,7 @@ class _Refusal:
 
     code: grpc.StatusCode
     message: str
+    retry_after_s: float | None = None
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -79,7 +90,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 if taking in done:
                     parcel = taking.result()
                     taking = asyncio.create_task(outbox.take())
-                    response = to_tokens(parcel.handles, parcel.token_ids)
+                    response = to_tokens(parcel.handles, parcel.token_ids, parcel.logprobs)
                     for admission in parcel.admitted:
                         response.admitted.add(
                             handle=admission.handle, cached_tokens=admission.num_cached_tokens
@@ -117,6 +128,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 reason=types_pb2.FINISH_REASON_ERROR,
                 status_code=refusal.code.value[0],
                 message=refusal.message,
+                retry_after_s=refusal.retry_after_s,
             )
             refuse(scheduler_pb2.SessionResponse(finished=[finished]))
 
@@ -131,11 +143,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         except BadColumn as error:
             return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return self._submit(
-            submit.request_id,
-            prompt.astype(np.int32, copy=False),
-            submit.sampling,
-            client,
-            submit.handle,
+            Submission(
+                submit.request_id,
+                prompt.astype(np.int32, copy=False),
+                submit.sampling,
+                client,
+                submit.handle,
+                submit.tenant,
+                submit.priority,
+                submit.timeout_s if submit.HasField("timeout_s") else None,
+            )
         )
 
     # --- one call per request --------------------------------------------------------------------
@@ -153,42 +170,45 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         client, outbox = self._engine.open_client()
         mine: list[str] = []  # empty until accepted: a refused id may be another client's
         try:
-            refusal = self._submit(request_id, prompt, request.sampling, client, 0)
+            submission = Submission(
+                request_id,
+                prompt,
+                request.sampling,
+                client,
+                0,
+                request.tenant,
+                request.priority,
+                context.time_remaining(),
+            )
+            refusal = self._submit(submission)
             if refusal is not None:
-                await context.abort(refusal.code, refusal.message)
+                await _refuse(context, refusal)
             mine.append(request_id)
-            async for response in _responses(outbox, request_id, context):
+            async for response in _responses(outbox, request_id, request.sampling, context):
                 yield response
         finally:
             self._engine.close_client(client, mine)
 
-    def _submit(
-        self,
-        request_id: str,
-        prompt: SubmitTokens,
-        sampling: types_pb2.SamplingParams,
-        client: int,
-        handle: int,
-    ) -> _Refusal | None:
+    def _submit(self, submission: Submission) -> _Refusal | None:
         """Hands a request to the engine; says why when it is not accepted."""
         invalid = grpc.StatusCode.INVALID_ARGUMENT
-        if not 0 < len(request_id.encode()) <= MAX_REQUEST_ID_BYTES:
+        if not 0 < len(submission.request_id.encode()) <= MAX_REQUEST_ID_BYTES:
             return _Refusal(invalid, f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes")
         drawn_seed = int.from_bytes(os.urandom(8), "little")
         try:
             self._engine.submit(
                 to_request(
-                    request_id,
-                    prompt,
-                    sampling,
-                    client=client,
-                    handle=handle,
+                    submission,
                     drawn_seed=drawn_seed,
+                    vocab_size=self._engine.vocab_size,
                     arrival_s=time.monotonic(),
                 )
             )
         except BadSampling as error:
             return _Refusal(invalid, str(error))
+        except Overloaded as error:
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            return _Refusal(code, str(error), error.retry_after_s)
         except Refused as error:
             return _Refusal(_REFUSALS[error.kind], str(error))
         except NotReady as error:
@@ -217,8 +237,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         return status_of(self._engine)
 
 
+async def _refuse(context: GenerateContext, refusal: _Refusal) -> None:
+    if refusal.retry_after_s is None:
+        await context.abort(refusal.code, refusal.message)
+    metadata = overloaded_metadata(refusal.message, refusal.retry_after_s or 0.0)
+    await context.abort(refusal.code, refusal.message, metadata)
+
+
 async def _responses(
-    outbox: Outbox, request_id: str, context: GenerateContext
+    outbox: Outbox, request_id: str, sampling: types_pb2.SamplingParams, context: GenerateContext
 ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
     ended: Ended | None = None
     while ended is None:
@@ -229,6 +256,8 @@ async def _responses(
         response = scheduler_pb2.SchedulerServiceGenerateResponse(
             request_id=request_id, token_ids=parcel.token_ids.tolist()
         )
+        if parcel.logprobs is not None:
+            response.logprobs.extend(to_token_logprobs(parcel.logprobs, sampling.logprobs))
         if ended is not None:
             if ended.status_code:
                 await context.abort(_CODES[ended.status_code], ended.finished.message)

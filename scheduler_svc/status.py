@@ -1,5 +1,7 @@
 """The scheduler in numbers."""
 
+import time
+
 from pagewire.v1 import scheduler_pb2
 from scheduler_svc.engine import Engine
 
@@ -34,4 +36,10 @@ def status_of(engine: Engine) -> scheduler_pb2.GetStatusResponse:
     status.num_prefill_tokens = counters.num_prefill_tokens
     status.max_num_seqs = core.config.max_num_seqs
     status.max_num_batched_tokens = core.config.max_num_batched_tokens
+    status.num_overloaded = core.intake.num_refused
+    status.num_expired = core.num_expired
+    status.policy = core.config.policy.value
+    backlog_s = engine.pace.backlog_s(core, time.monotonic())
+    if backlog_s is not None:
+        status.seconds_of_backlog = backlog_s
     return status

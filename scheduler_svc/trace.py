@@ -28,12 +28,13 @@ class Trace:
         """Notes a step that goes out."""
         self._records.append(StepRecord(plan, now_s))
 
-    def done(self, step_id: int, now_s: float) -> None:
-        """Notes that a step's output was applied."""
+    def done(self, step_id: int, now_s: float) -> StepRecord:
+        """Notes that a step's output was applied; the step is one of the last sent."""
         for record in reversed(self._records):
             if record.plan.step_id == step_id:
                 record.duration_s = now_s - record.sent_s
-                return
+                return record
+        raise KeyError(f"step {step_id} was never sent")
 
     def newest_first(self) -> Iterator[StepRecord]:
         """The records kept."""

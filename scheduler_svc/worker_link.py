@@ -62,7 +62,9 @@ class WorkerLink:
         """The next output."""
         reading = self.reading()
         try:
-            response = await asyncio.wait_for(asyncio.shield(reading), timeout_s)
+            # Not wait_for: it forgets that it was cancelled when the answer comes at that moment.
+            async with asyncio.timeout(timeout_s):
+                response = await asyncio.shield(reading)
         except TimeoutError as error:
             raise LinkLost(f"no answer to a step within {timeout_s:g} s") from error
         except grpc.aio.AioRpcError as error:

@@ -136,12 +136,18 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             self.fail_steps -= 1
             return worker_pb2.ModelRunnerOutput(step_id=step.step_id, error="planned failure")
         try:
-            token_ids, num_tokens = self._slots.apply(step)
+            outcome = self._slots.apply(step)
         except (BadStep, BadColumn, IndexError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from error
+        num_tokens = outcome.num_computed_tokens
         await self._compute(self.step_time.of(num_tokens, self._slots.context_tokens))
-        return worker_pb2.ModelRunnerOutput(step_id=step.step_id, token_ids=pack(token_ids))
+        output = worker_pb2.ModelRunnerOutput(
+            step_id=step.step_id, token_ids=pack(outcome.token_ids)
+        )
+        if outcome.logprobs is not None:
+            output.logprobs.CopyFrom(types_pb2.LogprobColumns(**outcome.logprobs.pack()))
+        return output
 
     async def _compute(self, duration_s: float) -> None:
         """Holds the device: a step begins when the one before has ended, however late it came."""

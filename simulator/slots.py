@@ -1,13 +1,17 @@
 """What a worker keeps of each slot, without tensors: enough to answer steps and catch bad ones."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.v1.worker_pb2 import NewSequence, SchedulerOutput
 from rpc.columns import unpack
+from rpc.logprobs import LogprobColumns
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
+NO_LOGPROBS = -1
 
 
 class BadStep(ValueError):
@@ -23,6 +27,20 @@ def token_at(
     return (mixed % np.uint64(vocab_size)).astype(np.int32)
 
 
+def logprob_of(token_ids: NDArray[np.integer]) -> tuple[NDArray[np.float32], NDArray[np.integer]]:
+    """The log probability and the rank of a token: fixed functions of its id."""
+    return -(token_ids % 1000 / np.float32(64)).astype(np.float32), token_ids % 50 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step brought."""
+
+    token_ids: NDArray[np.int32]
+    num_computed_tokens: int
+    logprobs: LogprobColumns | None
+
+
 class FakeSlots:
     """Columns by slot; every delta is checked as strictly as a real worker would."""
 
@@ -34,6 +52,7 @@ class FakeSlots:
         self._num_computed = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
+        self._num_top = np.full(max_num_seqs, NO_LOGPROBS)
         self._rows: NDArray[np.integer] = np.empty(0, dtype=np.int32)
 
     @property
@@ -46,11 +65,8 @@ class FakeSlots:
         """Tokens with KV of the rows of the last step."""
         return int(self._num_computed[self._rows].sum())
 
-    def apply(self, step: SchedulerOutput) -> tuple[NDArray[np.int32], int]:
-        """Applies a step; returns the sampled tokens and how many tokens were computed.
-
-        Raises BadStep naming the field.
-        """
+    def apply(self, step: SchedulerOutput) -> Outcome:
+        """Applies a step and samples; raises BadStep naming the field."""
         if step.reset:
             self._live[:] = False
         self._live[unpack(step.freed_slots, name="freed_slots")] = False
@@ -70,8 +86,10 @@ class FakeSlots:
         self._num_computed[new.slot] = new.num_computed_tokens
         self._num_blocks[new.slot] = len(new.block_ids) // 4
         self._seed[new.slot] = new.sampling.seed
+        asks = new.sampling.HasField("logprobs")
+        self._num_top[new.slot] = new.sampling.logprobs if asks else NO_LOGPROBS
 
-    def _compute(self, chunks: NDArray[np.integer]) -> tuple[NDArray[np.int32], int]:
+    def _compute(self, chunks: NDArray[np.integer]) -> Outcome:
         rows = self._rows
         if not self._live[rows].all():
             raise BadStep("slots: a row's slot is empty")
@@ -85,4 +103,16 @@ class FakeSlots:
         positions = self._num_tokens[sampled]
         self._num_tokens[sampled] += 1
         num_computed = int(chunks.sum()) if len(chunks) else len(rows)
-        return token_at(self._seed[sampled], positions, self._vocab_size), num_computed
+        token_ids = token_at(self._seed[sampled], positions, self._vocab_size)
+        return Outcome(token_ids, num_computed, self._logprobs(sampled, token_ids))
+
+    def _logprobs(
+        self, slots: NDArray[np.integer], token_ids: NDArray[np.int32]
+    ) -> LogprobColumns | None:
+        num_top = self._num_top[slots]
+        rows = np.flatnonzero(num_top != NO_LOGPROBS)
+        if not len(rows):
+            return None
+        logprobs, ranks = logprob_of(token_ids[rows])
+        top_ids = (token_ids[rows, None] + np.arange(num_top[rows].max())) % self._vocab_size
+        return LogprobColumns(rows, logprobs, ranks, top_ids, logprob_of(top_ids)[0])

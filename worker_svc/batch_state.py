@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker_svc.adjustments import Adjustments
+from worker_svc.rules import RuledRows, Rules, collect
 from worker_svc.sampler import SamplingRows
 from worker_svc.step import (
     BadStep,
@@ -24,6 +26,7 @@ from worker_svc.step import (
     StepInput,
     no_entries,
 )
+from worker_svc.transfer import upload
 
 # One element per slot. num_tokens counts known tokens, sampled ones included; 0 is an empty slot.
 SLOT = np.dtype(
@@ -38,6 +41,9 @@ SLOT = np.dtype(
         ("temperature", "f4"),
         ("top_p", "f4"),
         ("min_p", "f4"),
+        ("has_rules", "?"),
+        ("has_logprobs", "?"),
+        ("num_top", "i8"),
     ]
 )
 
@@ -49,6 +55,7 @@ class Occupant:
     request_id: str
     sampling: RowSampling
     entered_s: float  # monotonic
+    rules: Rules
 
 
 @dataclass(slots=True)
@@ -137,21 +144,22 @@ class BatchState:
 
     def write(self, staged: Staged) -> None:
         """Brings the device rows up to date with a staged step."""
-        for sequence in staged.step.new_sequences:
-            slot, num_tokens = sequence.slot, len(sequence.token_ids)
+        step, new = staged.step, staged.step.new_sequences
+        for slot in (sequence.slot for sequence in new):
             if self.table.columns["num_tokens"][slot]:
                 self._saved.append(
                     _Saved(slot, self.token_rows[slot].clone(), self.block_tables[slot].clone())
                 )
-            self.token_rows[slot, :num_tokens] = torch.from_numpy(sequence.token_ids)
-            self.block_tables[slot].zero_()
-            num_blocks = len(sequence.block_ids)
-            self.block_tables[slot, :num_blocks] = torch.from_numpy(sequence.block_ids)
+        if new:
+            for slot in (sequence.slot for sequence in new):
+                self.block_tables[slot].zero_()
+            firsts = [sequence.slot * self.token_rows.shape[1] for sequence in new]
+            self._scatter(self.token_rows, firsts, [sequence.token_ids for sequence in new])
+            firsts = [sequence.slot * self.block_tables.shape[1] for sequence in new]
+            self._scatter(self.block_tables, firsts, [sequence.block_ids for sequence in new])
         if len(staged.appended_at):
-            width = self.limits.max_blocks_per_seq
-            index = torch.from_numpy(staged.step.appended_slots * width + staged.appended_at)
-            block_ids = torch.from_numpy(staged.step.appended_block_ids).int()
-            self.block_tables.view(-1)[index.to(self.device)] = block_ids.to(self.device)
+            index = step.appended_slots * self.block_tables.shape[1] + staged.appended_at
+            self._put(self.block_tables, index, step.appended_block_ids)
 
     def write_sampled(self, rows: Rows, token_ids: Tensor) -> None:
         """Writes sampled tokens [R] behind the known ones, where the next step reads them.
@@ -161,7 +169,7 @@ class BatchState:
         slots, positions = rows.slots, rows.num_computed + rows.num_scheduled
         if not rows.samples.all():
             slots, positions = slots[rows.samples], positions[rows.samples]
-        index = torch.from_numpy(slots * self.token_rows.shape[1] + positions).to(self.device)
+        (index,) = upload(self.device, slots * self.token_rows.shape[1] + positions)
         self.token_rows.view(-1).index_copy_(0, index, token_ids.int())
 
     def commit(self, staged: Staged) -> None:
@@ -191,8 +199,8 @@ class BatchState:
         slots = rows.slots[rows.samples]
         columns = staged.table.columns[slots]
         output_position = columns["num_tokens"] - columns["num_prompt"]
-        short = np.flatnonzero(output_position < columns["min_tokens"])
-        masks = [_stop_token_ids(staged.table.occupants[slots[row]]) for row in short]
+        is_short = output_position < columns["min_tokens"]
+        logprob_rows = np.flatnonzero(columns["has_logprobs"])
         return SamplingRows(
             temperature=columns["temperature"].copy(),
             top_p=columns["top_p"].copy(),
@@ -200,9 +208,38 @@ class BatchState:
             min_p=columns["min_p"].copy(),
             seed=columns["seed"].copy().view(np.int64),
             output_position=output_position,
-            masked_rows=np.repeat(short, [len(mask) for mask in masks]),
-            masked_ids=np.concatenate(masks) if masks else no_entries(),
+            adjustments=self._adjustments(staged.table, slots, is_short),
+            logprob_rows=logprob_rows,
+            num_top=int(columns["num_top"].max(initial=0)),
         )
+
+    def _adjustments(
+        self, table: SlotTable, slots: IntColumn, is_short: NDArray[np.bool_]
+    ) -> Adjustments:
+        """Of the rows that ask for any; for all others there is nothing to do."""
+        rows = np.flatnonzero(table.columns["has_rules"][slots] | is_short)
+        if not len(rows):
+            return Adjustments()
+        slots = slots[rows]
+        occupants = [table.occupants[slot] for slot in slots]
+        ruled = RuledRows(
+            rows=rows,
+            rules=[occupant.rules for occupant in occupants if occupant is not None],
+            is_short=is_short[rows],
+            slots=slots,
+            num_prompt=table.columns["num_prompt"][slots],
+            num_tokens=table.columns["num_tokens"][slots],
+        )
+        return collect(ruled, self.token_rows)
+
+    def _scatter(self, rows: Tensor, firsts: list[int], values: list[NDArray[np.int32]]) -> None:
+        """Writes each of the values to where it starts in the flattened rows."""
+        index = [first + np.arange(len(part)) for first, part in zip(firsts, values, strict=True)]
+        self._put(rows, np.concatenate(index), np.concatenate(values))
+
+    def _put(self, rows: Tensor, index: IntColumn, values: NDArray[np.integer]) -> None:
+        where, what = upload(self.device, index, values)
+        rows.view(-1).index_copy_(0, where, what.int())
 
     def _free(self, table: SlotTable, slots: IntColumn) -> None:
         empty = slots[table.columns["num_tokens"][slots] == 0]
@@ -224,7 +261,9 @@ class BatchState:
                 f"tokens of block_size {self.limits.block_size}",
             )
         sampling = sequence.sampling
-        table.occupants[sequence.slot] = Occupant(sequence.request_id, sampling, time.monotonic())
+        table.occupants[sequence.slot] = Occupant(
+            sequence.request_id, sampling, time.monotonic(), Rules.of(sampling)
+        )
         table.columns[sequence.slot] = (
             len(sequence.token_ids),
             sequence.num_prompt_tokens,
@@ -236,6 +275,9 @@ class BatchState:
             sampling.temperature,
             sampling.top_p,
             sampling.min_p,
+            sampling.has_rules,
+            sampling.num_top_logprobs is not None,
+            sampling.num_top_logprobs or 0,
         )
 
     def _append(self, table: SlotTable, slots: IntColumn) -> IntColumn:
@@ -284,9 +326,3 @@ class BatchState:
 def _refuse(bad: NDArray[np.bool_], name: str, slots: IntColumn, reason: str) -> None:
     if bad.any():
         raise BadStep(name, f"slot {slots[bad.argmax()]} {reason}")
-
-
-def _stop_token_ids(occupant: Occupant | None) -> IntColumn:
-    if occupant is None:
-        return no_entries()
-    return np.array(occupant.sampling.stop_token_ids, dtype=np.int64)

@@ -5,14 +5,16 @@ is checked by the batch state.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from pagewire.v1 import worker_pb2
+from pagewire.v1 import types_pb2, worker_pb2
 from rpc.columns import UINT8, BadColumn, pack, unpack
 from worker_svc.step import (
     BadStep,
@@ -80,6 +82,7 @@ def encode_output(output: StepOutput) -> bytes:
     """The frame that answers a step."""
     status = b"" if output.row_status is None else pack(output.row_status, UINT8)
     timings = output.timings
+    logprobs = output.logprobs
     message = worker_pb2.ModelRunnerOutput(
         step_id=output.step_id,
         token_ids=pack(output.token_ids),
@@ -92,6 +95,7 @@ def encode_output(output: StepOutput) -> bytes:
             sample_us=timings.sample_us,
             copy_us=timings.copy_us,
         ),
+        logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
     )
     return worker_pb2.AttachResponse(output=message).SerializeToString()
 
@@ -170,11 +174,7 @@ def _sampling(message: worker_pb2.RowSampling, name: str, limits: Limits) -> Row
     if not 0 <= message.min_p <= 1:
         raise BadStep(f"{name}.min_p", f"{message.min_p} is not in [0, 1]")
     stop_token_ids = tuple(dict.fromkeys(message.stop_token_ids))
-    if any(token_id >= limits.vocab_size for token_id in stop_token_ids):
-        raise BadStep(
-            f"{name}.stop_token_ids",
-            f"{max(stop_token_ids)} is not below vocab_size {limits.vocab_size}",
-        )
+    _check_vocabulary(stop_token_ids, f"{name}.stop_token_ids", limits)
     if len(stop_token_ids) == limits.vocab_size:
         raise BadStep(f"{name}.stop_token_ids", "masks every token of the vocabulary")
     return RowSampling(
@@ -186,7 +186,48 @@ def _sampling(message: worker_pb2.RowSampling, name: str, limits: Limits) -> Row
         seed=message.seed,
         min_tokens=message.min_tokens,
         stop_token_ids=stop_token_ids,
+        **_rules(message, name, limits),
     )
+
+
+def _rules(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[str, Any]:
+    """The fields of RowSampling that change logits or report them."""
+    repetition = message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
+    if not (math.isfinite(repetition) and repetition > 0):
+        raise BadStep(f"{name}.repetition_penalty", f"{repetition} is not above 0")
+    for penalty in ("presence_penalty", "frequency_penalty"):
+        if not math.isfinite(value := getattr(message, penalty)):
+            raise BadStep(f"{name}.{penalty}", f"{value} is not finite")
+    bias = {entry.token_id: entry.bias for entry in message.logit_bias}
+    if len(bias) < len(message.logit_bias):
+        raise BadStep(f"{name}.logit_bias", "names a token twice")
+    if not all(map(math.isfinite, bias.values())):
+        raise BadStep(f"{name}.logit_bias", "has a bias that is not finite")
+    allowed = tuple(dict.fromkeys(message.allowed_token_ids))
+    bad_words = tuple(tuple(word.token_ids) for word in message.bad_words_token_ids)
+    if not all(bad_words):
+        raise BadStep(f"{name}.bad_words_token_ids", "has an empty sequence")
+    _check_vocabulary(bias, f"{name}.logit_bias", limits)
+    _check_vocabulary(allowed, f"{name}.allowed_token_ids", limits)
+    _check_vocabulary(chain(*bad_words), f"{name}.bad_words_token_ids", limits)
+    return {
+        "presence_penalty": message.presence_penalty,
+        "frequency_penalty": message.frequency_penalty,
+        "repetition_penalty": repetition,
+        "logit_bias": tuple(bias.items()),
+        "allowed_token_ids": allowed,
+        "bad_words_token_ids": bad_words,
+        # More than the vocabulary has, there are none to report.
+        "num_top_logprobs": min(message.logprobs, limits.vocab_size)
+        if message.HasField("logprobs")
+        else None,
+    }
+
+
+def _check_vocabulary(token_ids: Iterable[int], name: str, limits: Limits) -> None:
+    largest = max(token_ids, default=0)
+    if largest >= limits.vocab_size:
+        raise BadStep(name, f"{largest} is not below vocab_size {limits.vocab_size}")
 
 
 def _column(column: bytes, name: str) -> NDArray[np.integer[Any]]:

@@ -1,4 +1,4 @@
-"""The one thread that touches the device: work goes in through a queue, in order."""
+"""A thread that works off a queue, in order; the one named compute alone launches on the device."""
 
 import logging
 import threading
@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 class ComputeThread:
     """Runs what is posted, one thing at a time; sleeps when there is nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "compute") -> None:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # A daemon: a step that is still running cannot hold up the end of the process.
-        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def post(self, work: Callable[[], None]) -> None:

@@ -123,6 +123,20 @@ def _sampling(sampling: RowSampling) -> str:
         words += [f"{name} {value:g}" for name, value, off in filters if value != off]
     if sampling.min_tokens:
         words.append(f"min_tokens {sampling.min_tokens}")
+    penalties = (
+        ("presence_penalty", sampling.presence_penalty, 0),
+        ("frequency_penalty", sampling.frequency_penalty, 0),
+        ("repetition_penalty", sampling.repetition_penalty, 1),
+    )
+    words += [f"{name} {value:g}" for name, value, off in penalties if value != off]
+    lists = (
+        ("biased tokens", sampling.logit_bias),
+        ("allowed tokens", sampling.allowed_token_ids),
+        ("bad words", sampling.bad_words_token_ids),
+    )
+    words += [f"{len(entries)} {name}" for name, entries in lists if entries]
+    if sampling.num_top_logprobs is not None:
+        words.append(f"logprobs {sampling.num_top_logprobs}")
     if sampling.stop_token_ids:
         words.append("stop tokens " + ", ".join(map(str, sampling.stop_token_ids)))
     return "; ".join(words)

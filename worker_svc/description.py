@@ -31,3 +31,4 @@ class Description:
     kv_dtype: str
     kv_layout: str
     attention_backend: str
+    graph_batch_sizes: tuple[int, ...]  # none on CPU

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from worker_svc.attention import AttentionBatch
 from worker_svc.batch_state import BatchState, Rows
 from worker_svc.step import Limits
+from worker_svc.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +37,27 @@ def build(state: BatchState, rows: Rows) -> ModelInputs:
         positions = np.arange(cu_seqlens[-1]) + offset
     max_context_len = int(ends.max())
     # One transfer for everything the device needs to know.
-    token_index, block_index, positions_, in_block, row_slots = _to_device(
+    token_index, block_index, positions_, in_block, row_slots, ends_, cu_seqlens_, last = upload(
         state.device,
         slots * state.token_rows.shape[1] + positions,  # [T]
         slots * state.block_tables.shape[1] + positions // block_size,  # [T]
         positions,
         positions % block_size,  # [T]
         rows.slots,
+        ends,
+        cu_seqlens,
+        cu_seqlens[1:][rows.samples] - 1,
     )
     blocks = state.block_tables.view(-1).index_select(0, block_index)  # [T]
     width = -(-max_context_len // block_size)
+    if state.device.type == "cuda":
+        # Triton compiles for the row's stride: one for all steps.
+        width = state.limits.max_blocks_per_seq
     attention = AttentionBatch(
         slot_mapping=torch.add(in_block, blocks, alpha=block_size),
         block_tables=state.block_tables[:, :width].index_select(0, row_slots),  # [B, W]
-        context_lens=torch.from_numpy(ends.astype(np.int32)).to(state.device),
-        cu_seqlens_q=torch.from_numpy(cu_seqlens.astype(np.int32)).to(state.device),
+        context_lens=ends_.int(),
+        cu_seqlens_q=cu_seqlens_.int(),
         max_seqlen_q=int(num_scheduled.max()),
         max_context_len=max_context_len,
     )
@@ -59,7 +65,7 @@ def build(state: BatchState, rows: Rows) -> ModelInputs:
         token_ids=state.token_rows.view(-1).index_select(0, token_index).long(),
         positions=positions_,
         attention=attention,
-        logit_rows=_logit_rows(rows, cu_seqlens, state.device),
+        logit_rows=None if rows.is_decode else last,
     )
 
 
@@ -69,7 +75,7 @@ def build_idle(limits: Limits, lengths: list[int], device: torch.device) -> Mode
     cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(ends, out=cu_seqlens[1:])
     positions = np.concatenate([np.arange(length) for length in lengths])
-    width = -(-max(lengths) // limits.block_size)
+    width = limits.max_blocks_per_seq
     attention = AttentionBatch(
         slot_mapping=torch.full((len(positions),), -1, dtype=torch.int64, device=device),
         block_tables=torch.zeros((len(lengths), width), dtype=torch.int32, device=device),
@@ -84,14 +90,3 @@ def build_idle(limits: Limits, lengths: list[int], device: torch.device) -> Mode
         attention=attention,
         logit_rows=None,
     )
-
-
-def _logit_rows(rows: Rows, cu_seqlens: NDArray[np.int64], device: torch.device) -> Tensor | None:
-    if rows.is_decode:
-        return None
-    return torch.from_numpy(cu_seqlens[1:][rows.samples] - 1).to(device)
-
-
-def _to_device(device: torch.device, *columns: NDArray[np.int64]) -> tuple[Tensor, ...]:
-    packed = torch.from_numpy(np.concatenate(columns)).to(device)
-    return torch.split(packed, [len(column) for column in columns])

@@ -70,6 +70,16 @@ class Attention:
             yield f"{prefix}.q_norm.weight", self._norms[0][0]
             yield f"{prefix}.k_norm.weight", self._norms[1][0]
 
+    @property
+    def products(self) -> tuple[Linear, Linear]:
+        """(q, k and v as one; output)."""
+        return self._qkv, self._o
+
+    @property
+    def qk_norms(self) -> tuple[Tensor, Tensor] | None:
+        """The q and the k norm, [D] each, for models that have them."""
+        return None if self._norms is None else (self._norms[0][0], self._norms[1][0])
+
     def pack(self) -> None:
         self._qkv.pack()
         self._o.pack()
@@ -96,6 +106,11 @@ class MLP:
     def destinations(self, prefix: str) -> Destinations:
         yield from _parts(prefix, self._sizes, self._gate_up)
         yield from _whole(f"{prefix}.down_proj", self._down)
+
+    @property
+    def products(self) -> tuple[Linear, Linear]:
+        """(gate and up as one, down)."""
+        return self._gate_up, self._down
 
     def pack(self) -> None:
         self._gate_up.pack()

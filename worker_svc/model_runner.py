@@ -6,10 +6,13 @@ Decides nothing and knows no protocol. A step either works or leaves no trace.
 import logging
 import time
 from collections import deque
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from rpc.logprobs import LogprobColumns
 from worker_svc import inputs
 from worker_svc.batch_state import BatchState, Rows, Staged
 from worker_svc.inputs import ModelInputs
@@ -32,8 +35,20 @@ MAX_RECORDS = 256
 log = logging.getLogger(__name__)
 
 
+class Pending(Protocol):
+    """A step that has been started."""
+
+    def result(self) -> StepOutput:
+        """Waits for it, in any thread."""
+
+    def record(self, output: StepOutput) -> None:
+        """Notes it for the debug service; to be called once, behind the answer."""
+
+
 class ModelRunner:
     """A loaded model with its cache and its slots; complete once built."""
+
+    is_asynchronous = False
 
     def __init__(
         self, model: Decoder, kv_cache: KVCache, limits: Limits, device: torch.device
@@ -44,6 +59,11 @@ class ModelRunner:
         self._model = model
         self._kv_cache = kv_cache
         self._device = device
+
+    @property
+    def graph_batch_sizes(self) -> tuple[int, ...]:
+        """Batch sizes with a captured graph."""
+        return ()
 
     @torch.inference_mode()
     def execute(self, step: StepInput, queue_us: int = 0) -> StepOutput:
@@ -60,8 +80,12 @@ class ModelRunner:
             output = failed(step.step_id, f"{type(error).__name__}: {error}")
         else:
             self.state.commit(staged)
-        self._record(staged, output, started)
+        self.record(staged, output, started)
         return output
+
+    def launch(self, step: StepInput, queue_us: int = 0) -> "StepOutput | Pending":
+        """Starts one step; here it is finished when this returns."""
+        return self.execute(step, queue_us)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -80,25 +104,29 @@ class ModelRunner:
             for temperature in (0.0, 1.0):
                 sample(logits, SamplingRows.alike(len(lengths), temperature, top_p=0.9))
 
+    def profile(self) -> None:
+        """Takes the memory that serving takes, so that it can be measured."""
+        self.warm_up()
+
     def _compute(self, staged: Staged, queue_us: int, started: float) -> StepOutput:
         self.state.write(staged)
         rows, step_id = staged.rows, staged.step.step_id
         if not len(rows.slots):
-            timings = StepTimings(queue_us=queue_us, prepare_us=_us_since(started))
+            timings = StepTimings(queue_us=queue_us, prepare_us=us_since(started))
             return StepOutput(step_id, np.zeros(0, dtype=np.int32), timings=timings)
         model_inputs = inputs.build(self.state, rows)
         sampling = self.state.sampling_rows(staged)
-        prepare_us = _us_since(started)
+        prepare_us = us_since(started)
         clock = StepClock(self._device)
         clock.mark()
         hidden = self._forward(model_inputs)  # [T, hidden]
         clock.mark()
         if model_inputs.logit_rows is not None:
             hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
-        token_ids, row_status = self._sample(hidden, sampling, rows, clock)
+        tokens, logprobs = self._sample(hidden, sampling, rows, clock)
         forward_us, sample_us, copy_us = clock.spans_us()
         timings = StepTimings(queue_us, prepare_us, forward_us, sample_us, copy_us)
-        return StepOutput(step_id, token_ids, row_status, timings=timings)
+        return to_output(step_id, tokens, timings, logprobs)
 
     def _forward(self, model_inputs: ModelInputs) -> torch.Tensor:
         return self._model.forward(
@@ -110,7 +138,7 @@ class ModelRunner:
 
     def _sample(
         self, hidden: torch.Tensor, sampling: SamplingRows, rows: Rows, clock: StepClock
-    ) -> tuple[np.ndarray, np.ndarray | None]:
+    ) -> tuple[NDArray[np.int32], LogprobColumns | None]:
         if not len(sampling):
             clock.mark()
             clock.mark()
@@ -118,11 +146,13 @@ class ModelRunner:
         sampled = sample(self._model.logits(hidden), sampling)
         self.state.write_sampled(rows, sampled.token_ids)
         clock.mark()
-        token_ids, row_status = _to_host(sampled)
+        tokens = _to_host(sampled)
+        logprobs = None if sampled.logprobs is None else sampled.logprobs.to_host()
         clock.mark()
-        return token_ids, row_status
+        return tokens, logprobs
 
-    def _record(self, staged: Staged, output: StepOutput, started: float) -> None:
+    def record(self, staged: Staged, output: StepOutput, started: float) -> None:
+        """Notes a finished step for the debug service."""
         rows, occupants = staged.rows, staged.table.occupants
         request_ids = tuple(
             occupant.request_id
@@ -138,7 +168,7 @@ class ModelRunner:
                 num_computed=rows.num_computed,
                 num_scheduled=rows.num_scheduled,
                 num_decode_rows=int(np.count_nonzero(is_decode_row)),
-                duration_us=_us_since(started),
+                duration_us=us_since(started),
                 error=output.error,
             )
         )
@@ -149,14 +179,29 @@ def failed(step_id: int, error: str) -> StepOutput:
     return StepOutput(step_id, np.zeros(0, dtype=np.int32), error=error)
 
 
-def _to_host(sampled: Sampled) -> tuple[np.ndarray, np.ndarray | None]:
-    # One transfer: a token of a row that is not finite travels as -1, below every token id.
-    packed = sampled.token_ids.int().masked_fill_(~sampled.finite, -1).cpu().numpy()
-    bad = packed < 0
+def to_output(
+    step_id: int,
+    tokens: NDArray[np.int32],
+    timings: StepTimings,
+    logprobs: LogprobColumns | None = None,
+) -> StepOutput:
+    """The answer to a step; a token of -1 says that its row was not finite."""
+    bad = tokens < 0
     if not bad.any():
-        return packed, None
-    return np.where(bad, 0, packed), np.where(bad, ROW_NOT_FINITE, ROW_OK).astype(np.uint8)
+        return StepOutput(step_id, tokens, timings=timings, logprobs=logprobs)
+    status = np.where(bad, ROW_NOT_FINITE, ROW_OK).astype(np.uint8)
+    token_ids = np.where(bad, 0, tokens)
+    return StepOutput(step_id, token_ids, status, timings=timings, logprobs=logprobs)
 
 
-def _us_since(started: float) -> int:
+def _to_host(sampled: Sampled) -> NDArray[np.int32]:
+    """One transfer: a token of a row that is not finite travels as -1, below every token id."""
+    packed: NDArray[np.int32] = (
+        sampled.token_ids.int().masked_fill_(~sampled.finite, -1).cpu().numpy()
+    )
+    return packed
+
+
+def us_since(started: float) -> int:
+    """Microseconds since a reading of the performance counter."""
     return int((time.perf_counter() - started) * 1e6)

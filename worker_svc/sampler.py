@@ -1,12 +1,13 @@
 """Logits to tokens for a batch whose rows may each sample differently.
 
-Order: minimum tokens, temperature, min-p, top-k, top-p, draw. Greedy rows take the argmax, rows
+Order: log probabilities for whoever wants them, adjustments, temperature, min-p, top-k, top-p,
+draw. Greedy rows take the argmax, rows
 without a filter invert the distribution over the whole vocabulary, filtered rows that over their
 likeliest candidates. A row's token depends on its own logits, parameters, seed and output position
 alone. Knows no slots, no requests and no state.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,8 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from worker_svc import logprobs
+from worker_svc.adjustments import Adjustments, adjust
+from worker_svc.logprobs import Logprobs
 from worker_svc.random_numbers import uniform
-from worker_svc.step import GREEDY_TEMPERATURE, IntColumn
+from worker_svc.step import GREEDY_TEMPERATURE, IntColumn, no_entries
 
 # Candidates looked at for a filtered row: nearly always enough, and far cheaper than sorting a
 # vocabulary. A row that keeps more goes on to the next width and in the end to a full sort.
@@ -33,8 +37,9 @@ class SamplingRows:
     min_p: NDArray[np.float32]
     seed: IntColumn  # the bits of the unsigned seed
     output_position: IntColumn
-    masked_rows: IntColumn  # with masked_ids: logits that may not be sampled yet
-    masked_ids: IntColumn
+    adjustments: Adjustments = field(default_factory=Adjustments)
+    logprob_rows: IntColumn = field(default_factory=no_entries)  # that want log probabilities
+    num_top: int = 0  # likeliest tokens of each of these
 
     def __len__(self) -> int:
         return len(self.temperature)
@@ -50,8 +55,6 @@ class SamplingRows:
             min_p=np.zeros(num_rows, dtype=np.float32),
             seed=zeros,
             output_position=zeros,
-            masked_rows=zeros[:0],
-            masked_ids=zeros[:0],
         )
 
 
@@ -61,19 +64,29 @@ class Sampled:
 
     token_ids: Tensor  # [R] int64
     finite: Tensor  # [R] bool
+    logprobs: Logprobs | None = None  # of the rows that want them
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     """Chooses a token per row of logits [R, V] float32, which it may overwrite."""
     # A sum is finite only if every term is: one reduction in place of a mask of the whole matrix.
     finite = logits.sum(-1).isfinite()  # [R]
-    if len(rows.masked_rows):
-        masked = (_to(rows.masked_rows, logits), _to(rows.masked_ids, logits))
-        logits[masked] = float("-inf")
+    wanted = rows.logprob_rows
+    raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
+    if rows.adjustments:
+        adjust(logits, rows.adjustments)
+        finite &= logits.amax(-1).isfinite()  # something is left to choose
+    token_ids = _choose(logits, rows, finite).masked_fill_(~finite, 0)
+    if raw is None:
+        return Sampled(token_ids, finite)
+    return Sampled(token_ids, finite, logprobs.look_up(raw, wanted, token_ids, rows.num_top))
+
+
+def _choose(logits: Tensor, rows: SamplingRows, finite: Tensor) -> Tensor:
+    """Tokens [R]; of rows that are not finite, any."""
     greedy = rows.temperature < GREEDY_TEMPERATURE
     if greedy.all():
-        token_ids = logits.argmax(-1)
-        return Sampled(token_ids.masked_fill_(~finite, 0), finite)
+        return logits.argmax(-1)
     filtered = ~greedy & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
     token_ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
     for group, draw in (
@@ -88,7 +101,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
             # A row that is not finite is failed by its status; zeros keep the arithmetic in range.
             group_logits.masked_fill_(~finite.index_select(0, index)[:, None], 0.0)
             token_ids[index] = draw(group_logits, rows, chosen)
-    return Sampled(token_ids.masked_fill_(~finite, 0), finite)
+    return token_ids
 
 
 def _draw_greedy(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:

@@ -28,11 +28,12 @@ class WorkerServer:
     def __init__(self, config: WorkerConfig, on_failure: Callable[[], None]) -> None:
         self._config = config
         self._compute = ComputeThread()
+        self._answers = ComputeThread("answers")
         self._health = health.HealthServicer()
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._on_failure = on_failure
         self.lifecycle = Lifecycle(config, self._compute, self._on_phase)
-        self._session = Session(self.lifecycle, self._compute)
+        self._session = Session(self.lifecycle, self._compute, self._answers)
         self._server = grpc.server(
             ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"), options=SERVER_OPTIONS
         )
@@ -55,11 +56,11 @@ class WorkerServer:
             ).start()
 
     def stop(self, grace_s: float) -> bool:
-        """Ends every stream and the compute thread; False if a step or a load still runs."""
+        """Ends every stream and both threads; False if a step or a load still runs."""
         self._health.enter_graceful_shutdown()
         self._session.stop()
         self._server.stop(grace_s).wait()
-        return self._compute.stop(grace_s)
+        return self._compute.stop(grace_s) and self._answers.stop(grace_s)
 
     def _on_phase(self, phase: Phase) -> None:
         if phase is Phase.READY:

@@ -200,6 +200,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         kv_dtype=description.kv_dtype,
         kv_layout=description.kv_layout,
         attention_backend=description.attention_backend,
+        graph_batch_sizes=description.graph_batch_sizes,
     )
 
 

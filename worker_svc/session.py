@@ -1,7 +1,9 @@
 """The step stream's rules: one scheduler at a time, terms that only rise, ids without gaps.
 
 A stream's reader hands in frames, the compute thread executes them, a stream's writer takes frames
-out. Knows no gRPC: a stream ends with an exception that the service turns into a status.
+out. On a device that computes by itself the compute thread only launches, and a second thread waits
+for the results, so that the next step is launched before this one is done. Knows no gRPC: a stream
+ends with an exception that the service turns into a status.
 """
 
 import logging
@@ -14,7 +16,7 @@ from worker_svc import codec
 from worker_svc.codec import Hello
 from worker_svc.compute_thread import ComputeThread
 from worker_svc.lifecycle import Lifecycle
-from worker_svc.model_runner import ModelRunner, failed
+from worker_svc.model_runner import ModelRunner, Pending, failed
 from worker_svc.step import BadStep, StepInput, StepOutput
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -77,10 +79,14 @@ class Stream:
         # The scheduler planned this one on top of changes that never happened.
         return f"planned before the failure of step {failed_id} was known"
 
-    def answer(self, output: StepOutput) -> None:
-        """Sends a step's output and makes room for the next step."""
+    def note_failure(self, output: StepOutput) -> None:
+        """Fails what was planned on top of this step, if it failed."""
         if output.error:
             self._failed_step_id = output.step_id
+
+    def answer(self, output: StepOutput) -> None:
+        """Sends a step's output and makes room for the next step."""
+        self.note_failure(output)
         if not self.is_over:
             self.outbox.put(codec.encode_output(output))
         self._window.release()
@@ -96,9 +102,12 @@ class Stream:
 class Session:
     """Who drives the worker now, and how far they have come."""
 
-    def __init__(self, lifecycle: Lifecycle, compute: ComputeThread) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, compute: ComputeThread, answers: ComputeThread
+    ) -> None:
         self._lifecycle = lifecycle
         self._compute = compute
+        self._answers = answers
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._epoch = 0
@@ -141,7 +150,9 @@ class Session:
 
     def finish(self, stream: Stream) -> None:
         """Ends the stream well, behind the steps already queued."""
-        self._compute.post(partial(self.end, stream, None))
+        # Behind the steps launched, then behind their answers.
+        end = partial(self.end, stream, None)
+        self._compute.post(partial(self._answers.post, end))
 
     def end(self, stream: Stream, reason: Exception | None) -> None:
         """Ends the stream now; the worker can be attached again."""
@@ -165,7 +176,8 @@ class Session:
             return
         queue_us = int((time.perf_counter() - arrived_s) * 1e6)
         try:
-            output = self._output(stream, self._lifecycle.ready_runner(), frame, queue_us)
+            runner = self._lifecycle.ready_runner()
+            launched = self._launch(stream, runner, frame, queue_us)
         except (BadStep, StepGap) as error:
             log.warning("epoch %d ends: %s", stream.epoch, error)
             self.end(stream, error)
@@ -173,16 +185,29 @@ class Session:
             log.exception("epoch %d ends", stream.epoch)
             self.end(stream, error)
         else:
-            with self._lock:
-                if self._stream is stream:
-                    self._last_step_id = output.step_id
-            stream.answer(output)
+            answer = partial(self._answer, stream, launched)
+            if runner.is_asynchronous:
+                self._answers.post(answer)
+            else:
+                answer()
 
-    def _output(
+    def _launch(
         self, stream: Stream, runner: ModelRunner, frame: bytes, queue_us: int
-    ) -> StepOutput:
+    ) -> StepOutput | Pending:
         step = codec.decode_step(frame, runner.limits)
         if refusal := stream.check(step):
             runner.state.forget_rows()
             return failed(step.step_id, refusal)
-        return runner.execute(step, queue_us)
+        launched = runner.launch(step, queue_us)
+        if isinstance(launched, StepOutput):
+            stream.note_failure(launched)  # at once: the next step may be checked before the answer
+        return launched
+
+    def _answer(self, stream: Stream, launched: StepOutput | Pending) -> None:
+        output = launched if isinstance(launched, StepOutput) else launched.result()
+        with self._lock:
+            if self._stream is stream:
+                self._last_step_id = output.step_id
+        stream.answer(output)
+        if not isinstance(launched, StepOutput):
+            launched.record(output)

@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 # Unless the command line says otherwise. A chunk on a CPU holds up the decoding rows for as long
 # as it takes, so it is kept short there.
-ATTENTION_BACKEND = "torch"
 MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
 MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
@@ -86,7 +85,8 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         kv_dtype=_name(model.dtype),
         kv_layout="[num_blocks, block_size, num_kv_heads, head_dim] = "
         f"[{limits.num_blocks}, {limits.block_size}, {shape.num_kv_heads}, {shape.head_dim}]",
-        attention_backend=ATTENTION_BACKEND,
+        attention_backend=model.decoder.attention_backend,
+        graph_batch_sizes=runner.graph_batch_sizes,
     )
 
 
@@ -99,7 +99,8 @@ def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(model.device)
     profiled = _runner(config, model, num_blocks=1)  # nothing but the null block
-    profiled.warm_up()
+    profiled.profile()
+    torch.cuda.empty_cache()
     memory = kv_sizing.measure_cuda(model.device)
     log.info("largest step measured: %s", memory)
     return kv_sizing.num_blocks_on_cuda(memory, config.gpu_memory_utilization, block_bytes)
@@ -116,7 +117,12 @@ def _runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelR
         dtype=model.dtype,
         device=model.device,
     )
-    return ModelRunner(model.decoder, kv_cache, _limits(config, model, num_blocks), model.device)
+    limits = _limits(config, model, num_blocks)
+    if model.decoder.fused is None:
+        return ModelRunner(model.decoder, kv_cache, limits, model.device)
+    from worker_svc.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton is only where CUDA is
+
+    return CudaRunner(model.decoder, kv_cache, limits, model.device)
 
 
 def _limits(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> Limits:

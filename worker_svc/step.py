@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from rpc.logprobs import LogprobColumns
+
 IntColumn = NDArray[np.int64]
 
 # A row's outcome, as numbered by the contract's RowStatus.
@@ -57,6 +59,24 @@ class RowSampling:
     seed: int = 0
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    presence_penalty: float = 0.0  # 0 is off
+    frequency_penalty: float = 0.0  # 0 is off
+    repetition_penalty: float = 1.0  # 1 is off
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id and what is added to its logit
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    num_top_logprobs: int | None = None  # None: report no log probabilities
+
+    @property
+    def has_penalties(self) -> bool:
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return penalties != (0, 0, 1)
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether its logits are changed, other than by min_tokens."""
+        lists = self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids
+        return bool(lists) or self.has_penalties
 
     @property
     def is_greedy(self) -> bool:
@@ -112,6 +132,7 @@ class StepOutput:
     row_status: NDArray[np.uint8] | None = None  # None: every row is ROW_OK
     error: str = ""
     timings: StepTimings = field(default_factory=StepTimings)
+    logprobs: LogprobColumns | None = None  # of the rows that asked for them
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The HTTP routes and the one shape of every failure. Wiring only."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,7 +127,8 @@ def _add_token_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) ->
 def _refusal(error: RequestError) -> JSONResponse:
     headers = {}
     if error.retry_after_s is not None:
-        headers["retry-after"] = str(error.retry_after_s)
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+        headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1e3))
     return JSONResponse(error_body(error), error.wire.http_status, headers=headers)
 
 

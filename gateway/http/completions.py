@@ -5,12 +5,14 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from gateway.choices import total_usage
 from gateway.errors import ErrorKind, RequestError
 from gateway.fan_out import complete_all, generate_all
 from gateway.generation import GenerationRequest
@@ -22,6 +24,7 @@ from gateway.http.events import (
     usage_body,
     whole_choice,
 )
+from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.schema import ChatCompletionBody, CompletionBody
 from gateway.pipeline import Pipeline
 
@@ -32,9 +35,10 @@ async def answer(
     form: Form, body: ChatCompletionBody | CompletionBody, request: Request, pipeline: Pipeline
 ) -> Response:
     """Runs one HTTP request to its end, or to the end of its client's patience."""
-    answer_id = f"{form.id_prefix}-{uuid.uuid4().hex}"
-    has_usage = body.wants_usage
-    wanted = body.to_requests(answer_id)
+    answer_id = request.headers.get(REQUEST_ID) or f"{form.id_prefix}-{uuid.uuid4().hex}"
+    has_usage, num_choices = body.wants_usage, body.n or 1
+    standing = standing_of(body, request.headers)
+    wanted = [replace(one, standing=standing) for one in body.to_requests(answer_id)]
     head: dict[str, Any] = {
         "id": answer_id,
         "object": form.chunk_object if body.stream else form.whole_object,
@@ -42,16 +46,14 @@ async def answer(
         "model": pipeline.resolve_model(body.model).name,
     }
     if body.stream:
-        events = _events(pipeline, wanted, ChunkWriter(form, head, has_usage=has_usage))
+        writer = ChunkWriter(form, head, num_choices=num_choices, has_usage=has_usage)
+        events = _events(pipeline, wanted, writer)
         # The first event decides the status: what is refused before it is no 200.
         first = await _unless_disconnected(request, _first(events))
         return EventStream(first, events)
     outputs = await _unless_disconnected(request, complete_all(pipeline, wanted))
-    choices = [
-        whole_choice(form, index, output.text, output.finish)
-        for index, output in enumerate(outputs)
-    ]
-    usage = usage_body([output.finish.usage for output in outputs])
+    choices = [whole_choice(form, index, output) for index, output in enumerate(outputs)]
+    usage = usage_body(total_usage([output.finish.usage for output in outputs], num_choices))
     return JSONResponse({**head, "choices": choices, "usage": usage})
 
 

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.choices import total_usage
 from gateway.errors import RequestError
-from gateway.generation import Delta, Finish, FinishReason, Usage
+from gateway.generation import Completion, Delta, Finish, FinishReason, Usage
+from gateway.http.logprobs import chat_logprobs, completion_logprobs
 
 DONE = b"data: [DONE]\n\n"
 
@@ -54,16 +56,22 @@ def error_body(error: RequestError) -> dict[str, Any]:
     return {"error": inner}
 
 
-def usage_body(usages: list[Usage]) -> dict[str, Any]:
-    """Token counts of a request, summed over its outputs."""
-    num_prompt = sum(usage.num_prompt_tokens for usage in usages)
-    num_completion = sum(usage.num_completion_tokens for usage in usages)
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """Token counts of a request."""
     return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_completion,
-        "total_tokens": num_prompt + num_completion,
-        "prompt_tokens_details": {"cached_tokens": sum(u.num_cached_tokens for u in usages)},
+        "prompt_tokens": usage.num_prompt_tokens,
+        "completion_tokens": usage.num_completion_tokens,
+        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
     }
+
+
+def logprobs_body(form: Form, output: Delta | Completion) -> dict[str, Any] | None:
+    """What is known of an output's tokens; None when nobody asked."""
+    if not output.logprobs:
+        return None
+    write = chat_logprobs if form.is_chat else completion_logprobs
+    return write(output.logprobs)
 
 
 def finish_fields(finish: Finish) -> dict[str, Any]:
@@ -76,11 +84,14 @@ def finish_fields(finish: Finish) -> dict[str, Any]:
 class ChunkWriter:
     """The chunks of one streamed answer."""
 
-    def __init__(self, form: Form, answer: Mapping[str, Any], *, has_usage: bool) -> None:
+    def __init__(
+        self, form: Form, answer: Mapping[str, Any], *, num_choices: int, has_usage: bool
+    ) -> None:
         self._form = form
         self._answer = dict(answer)
+        self._num_choices = num_choices
         self._has_usage = has_usage
-        self._usages: list[Usage] = []
+        self._usages: dict[int, Usage] = {}  # by choice
         head = f"data: {encode_json(self._answer)[:-1]}"
         opening = '"delta":{"content":' if form.is_chat else '"text":'
         self._before_index = f'{head},"choices":[{{"index":'
@@ -93,23 +104,27 @@ class ChunkWriter:
         """The chunk that begins a choice; empty where the form has none."""
         if not self._form.is_chat:
             return b""
-        return self._choice(index, {"delta": {"role": "assistant", "content": ""}}, {})
+        return self._choice(index, {"delta": {"role": "assistant", "content": ""}})
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         """A delta; empty when there is nothing to show."""
         data = b""
-        if delta.text:
+        if delta.logprobs:
+            shown = {"content": delta.text} if self._form.is_chat else {"text": delta.text}
+            content = {"delta": shown} if self._form.is_chat else shown
+            data = self._choice(index, {**content, "logprobs": logprobs_body(self._form, delta)})
+        elif delta.text:
             text = encode_json(delta.text)
             around = self._before_index, index, self._before_text, text, self._after_text
             data = "{}{}{}{}{}".format(*around).encode()
         if delta.finish is None:
             return data
-        self._usages.append(delta.finish.usage)
+        self._usages[index] = delta.finish.usage
         nothing: dict[str, Any] = {"delta": {}} if self._form.is_chat else {"text": ""}
-        return data + self._choice(index, nothing, finish_fields(delta.finish))
+        return data + self._choice(index, {**nothing, **finish_fields(delta.finish)})
 
-    def _choice(self, index: int, content: Mapping[str, Any], end: Mapping[str, Any]) -> bytes:
-        choice = {"index": index, **content, "logprobs": None, "finish_reason": None, **end}
+    def _choice(self, index: int, fields: Mapping[str, Any]) -> bytes:
+        choice = {"index": index, "logprobs": None, "finish_reason": None, **fields}
         usage = {"usage": None} if self._has_usage else {}
         return event({**self._answer, "choices": [choice], **usage})
 
@@ -117,12 +132,15 @@ class ChunkWriter:
         """What follows the last choice's end."""
         if not self._has_usage:
             return DONE
-        return event({**self._answer, "choices": [], "usage": usage_body(self._usages)}) + DONE
+        in_order = [usage for _, usage in sorted(self._usages.items())]
+        usage = usage_body(total_usage(in_order, self._num_choices))
+        return event({**self._answer, "choices": [], "usage": usage}) + DONE
 
 
-def whole_choice(form: Form, index: int, text: str, finish: Finish) -> dict[str, Any]:
+def whole_choice(form: Form, index: int, output: Completion) -> dict[str, Any]:
     """A choice of an answer that is not streamed."""
-    content: dict[str, Any] = {"text": text}
+    content: dict[str, Any] = {"text": output.text}
     if form.is_chat:
-        content = {"message": {"role": "assistant", "content": text, "refusal": None}}
-    return {"index": index, **content, "logprobs": None, **finish_fields(finish)}
+        content = {"message": {"role": "assistant", "content": output.text, "refusal": None}}
+    logprobs = logprobs_body(form, output)
+    return {"index": index, **content, "logprobs": logprobs, **finish_fields(output.finish)}

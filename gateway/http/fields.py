@@ -12,26 +12,16 @@ from gateway.errors import unsupported
 
 # Bookkeeping of the caller; accepted with any value and not looked at.
 HARMLESS = frozenset(
-    {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    {"metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )
 
 # Field -> values that change nothing. Null is accepted everywhere.
 _BOTH: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "prompt_logprobs": (),
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
     "structured_outputs": (),
-    "priority": (0,),
 }
 
 CHAT: dict[str, tuple[Any, ...]] = _BOTH | {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none",),
     "parallel_tool_calls": (True, False),  # without tools there is nothing to call
@@ -56,7 +46,6 @@ CHAT: dict[str, tuple[Any, ...]] = _BOTH | {
 COMPLETION: dict[str, tuple[Any, ...]] = _BOTH | {
     "best_of": (1,),
     "echo": (False,),
-    "logprobs": (),  # 0 asks for the sampled token's own
     "suffix": ("",),
     "response_format": ({"type": "text"},),
 }

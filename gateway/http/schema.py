@@ -1,5 +1,6 @@
 """Request bodies of the HTTP API and their way into the gateway's nouns."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -7,8 +8,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, mod
 from pydantic import WithJsonSchema as JsonSchema
 
 from gateway import limits
+from gateway.choices import expand
 from gateway.errors import invalid, unsupported
 from gateway.generation import (
+    MAX_LOGPROBS,
     Conversation,
     GenerationRequest,
     Message,
@@ -42,6 +45,26 @@ def _as_list(value: Any) -> Any:
 StopStrings = Annotated[list[str], BeforeValidator(_as_list)]
 
 
+def _parse_biases(value: Any) -> tuple[tuple[int, float], ...]:
+    """An object of token ids, which JSON spells as strings, and biases."""
+    if not isinstance(value, dict):
+        raise invalid("logit_bias", "must be an object of token ids and biases")
+    limits.check_count("logit_bias", len(value), limits.MAX_LOGIT_BIASES)
+    for token_id, bias in value.items():
+        if not _TOKEN_ID.fullmatch(token_id):
+            raise invalid("logit_bias", "has a key that is no token id")
+        if type(bias) not in (int, float):
+            raise invalid("logit_bias", f"has a bias for {token_id} that is no number")
+    return tuple((int(token_id), bias) for token_id, bias in value.items())
+
+
+_TOKEN_ID = re.compile("[0-9]{1,10}")
+_BIASES_SCHEMA = {"type": "object", "additionalProperties": {"type": "number"}}
+Biases = Annotated[
+    tuple[tuple[int, float], ...], PlainValidator(_parse_biases), JsonSchema(_BIASES_SCHEMA)
+]
+
+
 class StreamOptions(BaseModel):
     """What a stream carries beside text."""
 
@@ -67,6 +90,15 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Biases | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    n: int | None = None
+    priority: int | None = None
+    user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -79,10 +111,14 @@ class GenerationBody(Body):
             raise invalid("stream_options", "is only allowed with stream: true")
         return bool(self.stream_options.include_usage)
 
-    def to_request(
-        self, request_id: str, prompt: Prompt, max_tokens: int | None
-    ) -> GenerationRequest:
-        """One output of this body."""
+    def to_choices(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        max_tokens: int | None,
+        num_top_logprobs: int | None,
+    ) -> list[GenerationRequest]:
+        """The n outputs of this body for one prompt."""
         sampling = SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -93,8 +129,14 @@ class GenerationBody(Body):
             min_tokens=self.min_tokens,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias or (),
+            allowed_token_ids=tuple(self.allowed_token_ids or ()),
+            num_top_logprobs=num_top_logprobs,
         )
-        return GenerationRequest(
+        request = GenerationRequest(
             request_id=request_id,
             prompt=prompt,
             sampling=sampling,
@@ -102,7 +144,9 @@ class GenerationBody(Body):
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
             model=self.model,
+            bad_words=tuple(self.bad_words or ()),
         )
+        return expand(request, self.n)
 
 
 class TextPart(BaseModel):
@@ -165,16 +209,28 @@ class ChatCompletionBody(GenerationBody):
 
     messages: Messages
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """top_logprobs, if logprobs says that they are wanted at all."""
+        num_top = self.top_logprobs or 0
+        if not 0 <= num_top <= MAX_LOGPROBS:
+            raise invalid("top_logprobs", f"{num_top} is outside [0, {MAX_LOGPROBS}]")
+        if num_top and not self.logprobs:
+            raise invalid("top_logprobs", "is only allowed with logprobs: true")
+        return num_top if self.logprobs else None
 
     def to_requests(self, request_id: str) -> list[GenerationRequest]:
-        """The one output wanted."""
+        """The outputs wanted."""
         limit, old_limit = self.max_completion_tokens, self.max_tokens
         if limit is not None and old_limit is not None and limit != old_limit:
             problem = f"{limit} contradicts max_tokens {old_limit}; send one of them"
             raise invalid("max_completion_tokens", problem)
         conversation = Conversation(tuple(message.to_message() for message in self.messages))
         max_tokens = old_limit if limit is None else limit
-        return [self.to_request(request_id, conversation, max_tokens)]
+        return self.to_choices(request_id, conversation, max_tokens, self.num_top_logprobs)
 
 
 def _parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
@@ -218,15 +274,17 @@ class CompletionBody(GenerationBody):
     neutral: ClassVar[Neutral] = fields.COMPLETION
 
     prompt: Prompts
+    logprobs: int | None = None  # 0 asks for the sampled token's own alone
 
     def to_requests(self, request_id: str) -> list[GenerationRequest]:
-        """One output per prompt."""
+        """n outputs per prompt, prompt by prompt."""
         limit = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         if len(self.prompt) == 1:
-            return [self.to_request(request_id, self.prompt[0], limit)]
+            return self.to_choices(request_id, self.prompt[0], limit, self.logprobs)
         return [
-            self.to_request(f"{request_id}-{index}", prompt, limit)
+            choice
             for index, prompt in enumerate(self.prompt)
+            for choice in self.to_choices(f"{request_id}-{index}", prompt, limit, self.logprobs)
         ]
 
 

@@ -51,16 +51,32 @@ class DescribeRequestRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class DescribeRequestResponse(_message.Message):
-    __slots__ = ("request", "block_ids", "sampling", "story")
+    __slots__ = ("request", "block_ids", "sampling", "story", "time_spent")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STORY_FIELD_NUMBER: _ClassVar[int]
+    TIME_SPENT_FIELD_NUMBER: _ClassVar[int]
     request: RequestSummary
     block_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: str
     story: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request: _Optional[_Union[RequestSummary, _Mapping]] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[str] = ..., story: _Optional[_Iterable[str]] = ...) -> None: ...
+    time_spent: TimeSpent
+    def __init__(self, request: _Optional[_Union[RequestSummary, _Mapping]] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[str] = ..., story: _Optional[_Iterable[str]] = ..., time_spent: _Optional[_Union[TimeSpent, _Mapping]] = ...) -> None: ...
+
+class TimeSpent(_message.Message):
+    __slots__ = ("queue_s", "prefill_s", "decode_s", "preempted_s", "worker_away_s")
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_S_FIELD_NUMBER: _ClassVar[int]
+    WORKER_AWAY_S_FIELD_NUMBER: _ClassVar[int]
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    preempted_s: float
+    worker_away_s: float
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., preempted_s: _Optional[float] = ..., worker_away_s: _Optional[float] = ...) -> None: ...
 
 class DumpBlockPoolRequest(_message.Message):
     __slots__ = ("limit",)

@@ -94,7 +94,8 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """Completes a prompt, text by text as it is produced; the last message has a finish_reason.
+        """Completes a prompt, text by text as it is produced; the last message of each
+        output has a finish_reason.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -214,7 +214,9 @@ class InferenceServiceStub(typing.Generic[_InferenceServiceGenerateType, _Infere
     """Completes a prompt and returns the whole text."""
 
     GenerateStream: _InferenceServiceGenerateStreamType
-    """Completes a prompt, text by text as it is produced; the last message has a finish_reason."""
+    """Completes a prompt, text by text as it is produced; the last message of each
+    output has a finish_reason.
+    """
 
     Chat: _InferenceServiceChatType
     """Answers a conversation, rendered with the model's own chat template."""
@@ -285,7 +287,9 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: pagewire.v1.inference_pb2.GenerateStreamRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[pagewire.v1.inference_pb2.GenerateStreamResponse], collections.abc.AsyncIterator[pagewire.v1.inference_pb2.GenerateStreamResponse]]:
-        """Completes a prompt, text by text as it is produced; the last message has a finish_reason."""
+        """Completes a prompt, text by text as it is produced; the last message of each
+        output has a finish_reason.
+        """
 
     @abc.abstractmethod
     def Chat(

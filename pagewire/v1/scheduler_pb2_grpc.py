@@ -71,7 +71,8 @@ class SchedulerServiceServicer(object):
 
     def Generate(self, request, context):
         """Runs one request. Errors are gRPC statuses, as in Session's Finished. Cancelling the call aborts
-        the request.
+        the request; its deadline ends it wherever it is. RESOURCE_EXHAUSTED carries google.rpc.RetryInfo
+        and the trailer grpc-retry-pushback-ms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

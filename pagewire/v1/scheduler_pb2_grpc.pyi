@@ -141,7 +141,8 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSessionType, _Schedul
 
     Generate: _SchedulerServiceGenerateType
     """Runs one request. Errors are gRPC statuses, as in Session's Finished. Cancelling the call aborts
-    the request.
+    the request; its deadline ends it wherever it is. RESOURCE_EXHAUSTED carries google.rpc.RetryInfo
+    and the trailer grpc-retry-pushback-ms.
     """
 
     Abort: _SchedulerServiceAbortType
@@ -189,7 +190,8 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[pagewire.v1.scheduler_pb2.SchedulerServiceGenerateResponse], collections.abc.AsyncIterator[pagewire.v1.scheduler_pb2.SchedulerServiceGenerateResponse]]:
         """Runs one request. Errors are gRPC statuses, as in Session's Finished. Cancelling the call aborts
-        the request.
+        the request; its deadline ends it wherever it is. RESOURCE_EXHAUSTED carries google.rpc.RetryInfo
+        and the trailer grpc-retry-pushback-ms.
         """
 
     @abc.abstractmethod

@@ -5,17 +5,30 @@ could read a clock, open a socket or draw a random number. Start reading at `sch
 then `planner`, `residency`, `slots`, `block_pool`, `prefix_cache`.
 """
 
-from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.plan import Finished, NewSequence, StepOutputs, StepPlan, StepResult
+from scheduler_svc.core.config import Policy, SchedulerConfig
+from scheduler_svc.core.plan import (
+    Cause,
+    Finished,
+    Held,
+    NewSequence,
+    StepOutputs,
+    StepPlan,
+    StepResult,
+)
 from scheduler_svc.core.request import FinishReason, RefusalKind, Refused, Request
 from scheduler_svc.core.scheduler import OutOfStep, Scheduler
 from scheduler_svc.core.sequence import Sequence, Status
+from scheduler_svc.core.timeline import Phase, Timeline
 
 __all__ = [
+    "Cause",
     "FinishReason",
     "Finished",
+    "Held",
     "NewSequence",
     "OutOfStep",
+    "Phase",
+    "Policy",
     "RefusalKind",
     "Refused",
     "Request",
@@ -26,4 +39,5 @@ __all__ = [
     "StepOutputs",
     "StepPlan",
     "StepResult",
+    "Timeline",
 ]

@@ -1,6 +1,27 @@
 """The limits that a scheduler core is built with; checked once."""
 
+import math
 from dataclasses import dataclass
+from enum import Enum
+
+
+class Policy(Enum):
+    """In which order the waiting get their turn."""
+
+    FCFS = "fcfs"  # first come, first served
+    PRIORITY = "priority"  # the smallest priority number first
+    FAIR = "fair"  # the tenant served least first
+
+
+_NOT_NEGATIVE = (
+    "long_prefill_token_threshold",
+    "queue_window",
+    "max_overtakes",
+    "max_waiting_requests",
+    "max_waiting_tokens",
+    "max_waiting_requests_per_tenant",
+    "max_waiting_tokens_per_tenant",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +42,16 @@ class SchedulerConfig:
         0  # most prompt tokens of one sequence in a step; 0: no limit
     )
     enable_prefix_caching: bool = True
+    policy: Policy = Policy.FCFS
+    priority_ageing_s: float = 60.0  # a wait that counts as much as one priority level
+    tenant_weights: tuple[tuple[str, float], ...] = ()  # of the fair share; others have 1
+    queue_window: int = 4  # how many behind a waiting request without room for it are tried
+    max_overtakes: int = 16  # how often one may be passed that way
+    # What may wait before more is refused; 0: no limit.
+    max_waiting_requests: int = 0
+    max_waiting_tokens: int = 0
+    max_waiting_requests_per_tenant: int = 0
+    max_waiting_tokens_per_tenant: int = 0
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "vocab_size"):
@@ -37,8 +68,14 @@ class SchedulerConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
                 f"({self.max_num_seqs}): a full decode batch would not fit in one step"
             )
-        if self.long_prefill_token_threshold < 0:
-            raise ValueError("long_prefill_token_threshold must not be negative")
+        for name in _NOT_NEGATIVE:
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
+        if not 0 < self.priority_ageing_s < math.inf:
+            raise ValueError(f"priority_ageing_s is {self.priority_ageing_s}, must be positive")
+        for tenant, weight in self.tenant_weights:
+            if not 0 < weight < math.inf:
+                raise ValueError(f"the weight of tenant {tenant!r} is {weight}, must be positive")
 
     @property
     def num_usable_blocks(self) -> int:

@@ -1,13 +1,15 @@
 """What passes through the core: a step's plan out, its result in, tokens and ends to clients."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.slots import Roster, Slots
+from scheduler_svc.core.slots import Index, Roster, Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,25 @@ class NewSequence:
     block_ids: list[int]
     num_first_cached_tokens: int  # of the prompt, when it was first admitted
     stop_ids: tuple[int, ...]  # masked by the worker until min_tokens
+
+
+class Cause(Enum):
+    """Why nobody more was admitted in a step."""
+
+    SLOTS = "slots"
+    BUDGET = "budget"
+    BLOCKS = "blocks"
+    TOKEN = "token"  # the first in line awaits one that is on its way
+    PREEMPTION = "preemption"  # somebody was just sent back, and must not be overtaken
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Why the queue did not move on, and who in particular did not fit."""
+
+    cause: Cause
+    first: str = ""  # the request at the head, where it is the reason
+    blocks_short: Mapping[str, int] = field(default_factory=dict)  # by request
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +63,7 @@ class StepPlan:
     roster: Roster  # whoever runs, in order: for the debug view
     preempted: list[str] = field(default_factory=list)
     num_free_blocks: int = 0
+    held: Held | None = None  # None: nobody waits
 
     @property
     def num_tokens(self) -> int:
@@ -84,3 +106,5 @@ class StepOutputs:
     handles: NDArray[np.uint32]
     token_ids: TokenIds
     finished: list[Finished]
+    # The row of the step's result that each token comes from; None: all of them, in their order.
+    sampled_rows: Index | None = None

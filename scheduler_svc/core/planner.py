@@ -6,54 +6,20 @@ prompt never holds them up), then prompts already begun, then whoever waits, in 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.plan import NewSequence, StepPlan
+from scheduler_svc.core.draft import Counters, Draft
+from scheduler_svc.core.plan import Cause, Held, StepPlan
 from scheduler_svc.core.residency import Residency
-from scheduler_svc.core.sealing import seal, seal_slot
+from scheduler_svc.core.sealing import seal
 from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.slots import Index, Roster, Slots
+from scheduler_svc.core.slots import Slots
 
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since start, for status and metrics."""
-
-    num_steps: int = 0
-    num_prefill_tokens: int = 0
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan in the making: what the running compute, then who enters."""
-
-    slots: Slots  # rows that compute
-    index: Index  # the same
-    computed: NDArray[np.int32]
-    planned: NDArray[np.int32]
-    chunks: NDArray[np.int32] | None = None  # tokens each row computes; None: one each
-    budget: int = 0
-    appended_slots: list[int] = field(default_factory=list)
-    appended_block_ids: list[int] = field(default_factory=list)
-    admitted: list[NewSequence] = field(default_factory=list)
-    admitted_chunks: list[int] = field(default_factory=list)
-    admitted_sampled: list[int] = field(default_factory=list)  # slots
-
-    def keep(self, chunks: NDArray[np.int32]) -> None:
-        """Keeps the rows that compute something."""
-        computes = chunks > 0
-        self.slots, self.index, self.chunks = (
-            self.slots[computes],
-            self.index[computes],
-            chunks[computes],
-        )
-        self.computed, self.planned = self.computed[computes], self.planned[computes]
+_HELD_BY_PREEMPTION = Held(Cause.PREEMPTION)
 
 
 class Planner:
@@ -65,14 +31,14 @@ class Planner:
         self._next_step_id = 1
         self._previous_slots: Slots | None = None
         self._reset = True
-        self._blocked: Sequence | None = None
-        self._blocked_at = 0
         self.counters = Counters()
+        self._admission = Admission(config, residency, self.counters)
 
     def reset(self) -> None:
         """The next plan starts a worker that knows nothing."""
         self._reset = True
         self._previous_slots = None
+        self._admission.reset()
 
     @property
     def last_step_id(self) -> int:
@@ -81,21 +47,24 @@ class Planner:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute now."""
+        self._admission.make_way()
         num_preemptions = self._residency.num_preemptions
         draft = self._draft_running()
         if self._residency.num_preemptions == num_preemptions:
-            self._draft_waiting(draft)  # whoever was just sent back must not be overtaken
+            self._admission.draft_waiting(draft)
+        else:
+            draft.held = _HELD_BY_PREEMPTION  # whoever was just sent back must not be overtaken
         if not len(draft.slots) and not draft.admitted:
             return None
         return self._commit(draft)
 
     # --- the running -----------------------------------------------------------------------------
 
-    def _draft_running(self) -> _Draft:
+    def _draft_running(self) -> Draft:
         table, roster = self._residency.table, self._residency.roster
         index = roster.index
         computed, planned = table.num_computed[index], table.num_planned[index]
-        draft = _Draft(roster.slots, index, computed, planned)
+        draft = Draft(self._next_step_id, roster.slots, index, computed, planned)
         chunks = planned - computed
         is_last = planned >= table.max_len[index]  # its last token is on its way
         if np.count_nonzero(is_last):
@@ -126,7 +95,7 @@ class Planner:
 
     def _grow(
         self,
-        draft: _Draft,
+        draft: Draft,
         chunks: NDArray[np.int32],
         rows: NDArray[np.intp],
         shortage: NDArray[np.int32],
@@ -149,16 +118,16 @@ class Planner:
         draft.appended_block_ids += block_ids
         return True
 
-    def _append(self, draft: _Draft, slot: int, num_blocks: int) -> None:
+    def _append(self, draft: Draft, slot: int, num_blocks: int) -> None:
         block_ids = self._residency.pool.take(num_blocks)
         self._residency.table.append_blocks(slot, block_ids)
         draft.appended_slots += [slot] * num_blocks
         draft.appended_block_ids += block_ids
 
     def _grow_under_pressure(
-        self, draft: _Draft, chunks: NDArray[np.int32], needs: Iterable[tuple[int, int]]
+        self, draft: Draft, chunks: NDArray[np.int32], needs: Iterable[tuple[int, int]]
     ) -> None:
-        """Row by row in order of admission; the newest running sequence makes room.
+        """Row by row in order of seniority; the last running sequence makes room.
 
         Rows only ever lose to earlier ones, so a victim has no blocks from this draft yet.
         """
@@ -184,87 +153,11 @@ class Planner:
                 return False
         return True
 
-    # --- the waiting -----------------------------------------------------------------------------
-
-    def _draft_waiting(self, draft: _Draft) -> None:
-        residency = self._residency
-        entered: list[Sequence] = []
-        while draft.budget > 0 and residency.free_slots:
-            sequence = residency.waiting.peek()
-            if sequence is None or sequence.num_awaited or not self._admit(draft, sequence):
-                break
-            entered.append(sequence)
-        if entered:
-            residency.roster = Roster((*residency.roster.sequences, *entered))
-
-    def _admit(self, draft: _Draft, sequence: Sequence) -> bool:
-        """Moves the head of the queue into a slot, if there are blocks for its first chunk."""
-        config, residency = self._config, self._residency
-        num_free = residency.pool.num_free
-        if sequence is self._blocked and num_free <= self._blocked_at:
-            return False  # looking its prompt up again would cost more the longer it is
-        num_tokens = len(sequence.token_ids)
-        shared = self._cached_blocks(sequence)
-        num_cached = len(shared) * config.block_size
-        chunk = min(num_tokens - num_cached, draft.budget)
-        if config.long_prefill_token_threshold:
-            chunk = min(chunk, config.long_prefill_token_threshold)
-        num_new = -(-(num_cached + chunk) // config.block_size) - len(shared)
-        # Shared blocks that nobody holds leave the free queue, too.
-        if num_new + residency.pool.num_free_among(shared) > num_free:
-            self._blocked, self._blocked_at = sequence, num_free
-            return False
-        self._blocked = None
-        residency.waiting.pop()
-        block_ids = residency.enter(sequence, shared, num_new)
-        if sequence.num_cached is None:
-            sequence.num_cached = num_cached
-            self.counters.prefix_query_tokens += num_tokens
-            self.counters.prefix_hit_tokens += num_cached
-        self._draft_entry(draft, sequence, num_cached, chunk, block_ids)
-        return True
-
-    def _draft_entry(
-        self, draft: _Draft, sequence: Sequence, num_cached: int, chunk: int, block_ids: list[int]
-    ) -> None:
-        """Books the first chunk of a sequence that has just got its slot."""
-        table, slot = self._residency.table, sequence.slot
-        assert slot is not None
-        table.num_computed[slot] = num_cached + chunk
-        table.last_step[slot] = self._next_step_id
-        if num_cached + chunk == len(sequence.token_ids):
-            table.num_planned[slot] += 1
-            draft.admitted_sampled.append(slot)
-        if self._config.enable_prefix_caching:
-            # Shared from now on, even within this step: a layer's KV is stored before it is read.
-            seal_slot(table, self._residency.pool.cache, slot)
-        draft.admitted.append(
-            NewSequence(
-                slot=slot,
-                request=sequence.request,
-                token_ids=sequence.token_ids,
-                num_computed_tokens=num_cached,
-                block_ids=block_ids,
-                num_first_cached_tokens=sequence.num_cached or 0,
-                stop_ids=sequence.stop_ids,
-            )
-        )
-        draft.admitted_chunks.append(chunk)
-        draft.budget -= chunk
-
-    def _cached_blocks(self, sequence: Sequence) -> list[int]:
-        """Blocks of the longest cached prefix that leaves at least one token to compute."""
-        if not self._config.enable_prefix_caching:
-            return []
-        usable = (len(sequence.token_ids) - 1) // self._config.block_size
-        hashes = sequence.block_hashes(self._config.block_size)[:usable]
-        return self._residency.pool.cache.lookup(hashes, sequence.token_ids)
-
     # --- the plan --------------------------------------------------------------------------------
 
-    def _commit(self, draft: _Draft) -> StepPlan:
+    def _commit(self, draft: Draft) -> StepPlan:
         """Books the running rows as computed and turns the draft into a plan."""
-        residency, step_id = self._residency, self._next_step_id
+        residency, step_id = self._residency, draft.step_id
         sampled = self._book(draft, step_id)
         slots, chunks, computed = draft.slots, draft.chunks, draft.computed
         num_decodes = len(slots) if chunks is None else int((chunks == 1).sum())
@@ -290,6 +183,7 @@ class Planner:
             roster=residency.roster,
             preempted=residency.preempted,
             num_free_blocks=residency.pool.num_free,
+            held=draft.held,
         )
         residency.freed_slots, residency.preempted = [], []
         self._next_step_id = step_id + 1
@@ -299,7 +193,7 @@ class Planner:
             self.counters.num_prefill_tokens += int(chunks.sum()) - num_decodes
         return plan
 
-    def _book(self, draft: _Draft, step_id: int) -> Slots:
+    def _book(self, draft: Draft, step_id: int) -> Slots:
         """Counts the running rows' chunks as computed; returns the slots that sample."""
         table, index, chunks = self._residency.table, draft.index, draft.chunks
         table.last_step[index] = step_id

@@ -19,6 +19,7 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    EXPIRED = "expired"
 
 
 class RefusalKind(Enum):
@@ -27,6 +28,8 @@ class RefusalKind(Enum):
     INVALID = "invalid"  # the request itself
     DUPLICATE = "duplicate"  # its id: another live request has it
     NEVER_FITS = "never fits"  # the deployment: the KV cache is too small for it
+    OVERLOADED = "overloaded"  # the moment: too much waits already
+    EXPIRED = "expired"  # its deadline, which has passed
 
 
 class Refused(Exception):
@@ -42,7 +45,8 @@ class Request:
     """One prompt and how far to continue it.
 
     `sampling` is opaque here: it travels to the worker with the sequence. `client` and `handle` are
-    opaque too: they come back with every token, so that the shell knows whom to send it to.
+    opaque too: they come back with every token, so that the shell knows whom to send it to. Times
+    are seconds of the one clock that the shell reads.
     """
 
     request_id: str
@@ -55,3 +59,6 @@ class Request:
     client: int = 0
     handle: int = 0
     arrival_s: float = 0.0
+    deadline_s: float | None = None  # when it ends, done or not
+    priority: int = 0  # smaller is more urgent
+    tenant: str = ""  # who shares with whom

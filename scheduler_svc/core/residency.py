@@ -9,8 +9,11 @@ from dataclasses import dataclass
 
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.fair_share import FairShare
+from scheduler_svc.core.order import make_order
 from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.slots import Roster, SlotTable
+from scheduler_svc.core.timeline import Phase
 from scheduler_svc.core.waiting import WaitingQueue
 
 
@@ -28,9 +31,11 @@ class Residency:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.waiting = WaitingQueue()
+        self.share = FairShare(config.tenant_weights)
+        self.waiting = WaitingQueue(make_order(config, self.share))
         self.table = SlotTable(config.max_num_seqs, config.max_model_len, config.block_size)
         self.num_preemptions = 0
+        self.now_s = 0.0  # as far as the shell has told
         self.acked_step = 0
         self.clear(config.num_blocks)
 
@@ -45,6 +50,16 @@ class Residency:
         self.departed: dict[int, Sequence] = {}  # fenced slot: who still awaits a token from it
         self._fenced: list[_Fenced] = []
 
+    @property
+    def num_coming_blocks(self) -> int:
+        """Blocks that are free, or will be once the steps in flight are done."""
+        return self.pool.num_free + self.num_fenced_blocks
+
+    @property
+    def num_coming_slots(self) -> int:
+        """The same of slots."""
+        return len(self.free_slots) + len(self._fenced)
+
     def enter(self, sequence: Sequence, shared: list[int], num_new_blocks: int) -> list[int]:
         """Gives a waiting sequence a slot, the cached blocks found for it and new ones behind them.
 
@@ -54,6 +69,7 @@ class Residency:
         block_ids = shared + self.pool.take(num_new_blocks)
         num_cached = len(shared) * self.config.block_size
         self.table.enter(sequence, self.free_slots.pop(), block_ids, num_cached)
+        sequence.timeline.enter(Phase.PREFILL, self.now_s)
         return block_ids
 
     def leave(self, sequence: Sequence, status: Status) -> None:
@@ -81,12 +97,18 @@ class Residency:
             self.pool.cache.evict(block_id)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Sends a running sequence back to the front of the queue; its tokens are kept."""
+        """Sends a running sequence back to the queue; its tokens are kept."""
         self.leave(sequence, Status.PREEMPTED)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self.preempted.append(sequence.request.request_id)
-        self.waiting.prepend(sequence)
+        sequence.timeline.enter(Phase.PREEMPTED, self.now_s)
+        self.waiting.put_back(sequence)
+
+    def join_roster(self, entered: list[Sequence]) -> None:
+        """Adds whoever has got a slot."""
+        running = (*self.roster.sequences, *entered)
+        self.roster = Roster(self.waiting.order.by_seniority(running))
 
     def renew_roster(self) -> None:
         """Drops whoever left from the roster."""
@@ -119,7 +141,7 @@ class Residency:
         for sequence in reversed(survivors):
             assert sequence.slot is not None
             self.table.leave(sequence.slot, Status.PREEMPTED)
-            self.waiting.prepend(sequence)
+            self.waiting.put_back(sequence)
         self.clear(num_blocks)
         return len(survivors)
 

@@ -1,8 +1,8 @@
 """The scheduler: events in, plans and tokens out. No IO, no clock, no randomness, one thread.
 
-    add(request)   abort(id)   worker_lost()
-         |             |            |
-         v             v            v
+    add(request)  abort(id)  expire(now)  worker_lost()
+         |            |           |            |
+         v            v           v            v
     +--------------------------------------+
     |  Scheduler                           |--> schedule() -> StepPlan   (to the worker)
     |  waiting | slots | blocks | fence    |<-- update(StepResult) -> StepOutputs (to clients)
@@ -12,20 +12,24 @@ The same calls in the same order always give the same plans. `schedule` may be c
 the previous result is known; results come in the order of the plans.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.config import Policy, SchedulerConfig
+from scheduler_svc.core.deadlines import Deadlines
+from scheduler_svc.core.intake import Intake
+from scheduler_svc.core.output_lengths import OutputLengths
 from scheduler_svc.core.plan import Finished, StepOutputs, StepPlan, StepResult
 from scheduler_svc.core.planner import Planner
-from scheduler_svc.core.request import FinishReason, RefusalKind, Refused, Request, TokenIds
+from scheduler_svc.core.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.sealing import seal
 from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.slots import Index, Slots
+from scheduler_svc.core.timeline import Phase
 
 
 class OutOfStep(Exception):
@@ -42,9 +46,47 @@ class Scheduler:
         self.counters = self._planner.counters
         self._in_flight: deque[StepPlan] = deque()
         self._live: dict[str, Sequence] = {}
+        self.intake = Intake(config, self.residency.waiting)
+        self.output_lengths = OutputLengths()
+        self._deadlines = Deadlines()
+        self._is_worker_away = False
         self.num_accepted = 0
         self.num_finished = 0
+        self.num_expired = 0
         self.num_output_tokens = 0
+
+    # --- time ------------------------------------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        """The latest moment that somebody told; what happens now is booked under it."""
+        return self.residency.now_s
+
+    @now_s.setter
+    def now_s(self, now_s: float) -> None:
+        self.residency.now_s = max(self.residency.now_s, now_s)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When somebody has to be ended at the latest."""
+        return self._deadlines.next_s
+
+    def expire(self, now_s: float) -> list[Finished]:
+        """Tells the time; ends whoever's deadline has come, with where the time went."""
+        self.now_s = now_s
+        finished = []
+        for sequence in self._deadlines.take_due(now_s):
+            request, timeline = sequence.request, sequence.timeline
+            assert request.deadline_s is not None
+            message = (
+                f"the deadline of {request.deadline_s - request.arrival_s:.3f} s passed after "
+                f"{timeline.tell(self.now_s)}"
+            )
+            finished.append(self._finish(sequence, FinishReason.EXPIRED, message))
+        if finished:
+            self.num_expired += len(finished)
+            self.residency.renew_roster()
+        return finished
 
     # --- what there is ---------------------------------------------------------------------------
 
@@ -84,53 +126,19 @@ class Scheduler:
     # --- requests --------------------------------------------------------------------------------
 
     def add(self, request: Request) -> Sequence:
-        """Queues a request. Raises Refused, naming the field, when it can never be served."""
-        self._check(request)
-        config = self.config
-        max_len = config.max_model_len
-        if request.max_tokens is not None:
-            max_len = min(max_len, len(request.prompt_token_ids) + request.max_tokens)
-        # The last token is never computed, so it needs no room.
-        num_blocks = -(-(max_len - 1) // config.block_size)
-        if num_blocks > self.residency.pool.num_usable:
-            raise Refused(
-                RefusalKind.NEVER_FITS,
-                f"prompt_token_ids and max_tokens need up to {num_blocks} KV blocks of "
-                f"{config.block_size} tokens, the worker has {self.residency.pool.num_usable}",
-            )
-        eos = () if request.ignore_eos else config.eos_token_ids
-        sequence = Sequence(request, max_len, tuple({*eos, *request.stop_token_ids}))
+        """Queues a request. Raises Refused, naming the field, when it cannot be let in."""
+        self.now_s = request.arrival_s
+        max_len = self.intake.check(request, self._live, self.residency.pool.num_usable)
+        eos = () if request.ignore_eos else self.config.eos_token_ids
+        stop_ids = tuple({*eos, *request.stop_token_ids})
+        sequence = Sequence(request, max_len, stop_ids, self.num_accepted)
+        if self._is_worker_away:
+            sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
         self._live[request.request_id] = sequence
         self.residency.waiting.append(sequence)
+        self._deadlines.add(sequence)
         self.num_accepted += 1
         return sequence
-
-    def _check(self, request: Request) -> None:
-        prompt, config = request.prompt_token_ids, self.config
-        problem = ""
-        if not len(prompt):
-            problem = "prompt_token_ids is empty"
-        elif len(prompt) >= config.max_model_len:
-            problem = (
-                f"prompt_token_ids has {len(prompt)} tokens; with max_model_len "
-                f"{config.max_model_len} at most {config.max_model_len - 1} leave room for output"
-            )
-        elif prompt.min() < 0 or prompt.max() >= config.vocab_size:
-            problem = f"prompt_token_ids has an id outside 0..{config.vocab_size - 1}"
-        elif request.max_tokens is not None and request.max_tokens < 1:
-            problem = f"max_tokens is {request.max_tokens}, must be at least 1"
-        elif request.min_tokens < 0:
-            problem = f"min_tokens is {request.min_tokens}, must not be negative"
-        elif request.max_tokens is not None and request.min_tokens > request.max_tokens:
-            problem = f"min_tokens ({request.min_tokens}) exceeds max_tokens ({request.max_tokens})"
-        elif any(not 0 <= token < config.vocab_size for token in request.stop_token_ids):
-            problem = f"stop_token_ids has an id outside 0..{config.vocab_size - 1}"
-        if problem:
-            raise Refused(RefusalKind.INVALID, problem)
-        if request.request_id in self._live:
-            raise Refused(
-                RefusalKind.DUPLICATE, f"request_id {request.request_id!r} is live already"
-            )
 
     def abort(self, request_id: str) -> Sequence | None:
         """Ends a request in whatever state; None when no live request has this id."""
@@ -179,19 +187,33 @@ class Scheduler:
         ):
             raise OutOfStep(f"step {plan.step_id}: bad_rows {result.bad_rows} has no such row")
         self._in_flight.popleft()
+        if plan.num_scheduled is not None:
+            self._begin_decoding(plan.sampled_slots)
         outputs = self._apply(plan.sampled_slots, result)
         self.residency.acknowledge(plan.step_id)
         self.num_output_tokens += len(outputs.token_ids)
         return outputs
+
+    def _begin_decoding(self, slots: Slots) -> None:
+        """Books the end of the prefill of whoever gets the first token since it got its slot."""
+        table = self.residency.table
+        for slot in slots[table.is_prefilling[slots]].tolist():
+            table.is_prefilling[slot] = False
+            sequence = table.sequence[slot]
+            if sequence is not None:
+                sequence.timeline.enter(Phase.DECODE, self.now_s)
 
     def _apply(self, slots: Slots, result: StepResult) -> StepOutputs:
         table, token_ids = self.residency.table, result.token_ids
         index = slots.astype(np.intp)
         finished: list[Finished] = []
         late: list[tuple[Sequence, int]] = []
+        sampled_rows: Index | None = None
         if result.bad_rows or np.count_nonzero(table.is_live[index]) < len(index):
             is_good, late = self._set_aside(slots, result, finished)
             index, token_ids = index[is_good], token_ids[is_good]
+            sampled_rows = np.append(np.flatnonzero(is_good), [row for _, row in late])
+            sampled_rows = sampled_rows.astype(np.intp)
 
         position = table.num_tokens[index]
         length = position + 1
@@ -199,17 +221,26 @@ class Scheduler:
         table.num_tokens[index] = length
         if self.config.enable_prefix_caching:
             seal(table, self.residency.pool.cache, index)
+        if self.config.policy is Policy.FAIR:
+            self._charge(index)
         clients, handles = table.client[index], table.handle[index]
         finished += self._finish_ended(index, token_ids, length)
         if late:
-            finished += self._apply_late(late)
+            late_ids = result.token_ids[[row for _, row in late]]
+            finished += self._apply_late(late, late_ids)
             requests = [sequence.request for sequence, _ in late]
             clients = np.append(clients, [r.client for r in requests]).astype(np.int32)
             handles = np.append(handles, [r.handle for r in requests]).astype(np.uint32)
-            token_ids = np.append(token_ids, [t for _, t in late]).astype(np.int32)
+            token_ids = np.append(token_ids, late_ids)
         if finished:
             self.residency.renew_roster()
-        return StepOutputs(clients, handles, token_ids, finished)
+        return StepOutputs(clients, handles, token_ids, finished, sampled_rows)
+
+    def _charge(self, index: Index) -> None:
+        sequences = [self.residency.table.sequence[slot] for slot in index.tolist()]
+        tenants = Counter(s.request.tenant for s in sequences if s is not None)
+        for tenant, num_tokens in tenants.items():
+            self.residency.share.charge_output(tenant, num_tokens)
 
     def _finish_ended(
         self, index: Index, token_ids: TokenIds, length: NDArray[np.int32]
@@ -238,7 +269,7 @@ class Scheduler:
         self, slots: Slots, result: StepResult, finished: list[Finished]
     ) -> tuple[NDArray[np.bool_], list[tuple[Sequence, int]]]:
         """Tells which rows go the usual way: live and not bad. Of the others it ends the failed,
-        returns the tokens of the preempted, and drops what was sampled for the ended."""
+        returns the preempted and their rows, and drops what was sampled for the ended."""
         residency = self.residency
         is_bad = np.zeros(len(slots), dtype=np.bool_)
         is_bad[list(result.bad_rows)] = True
@@ -254,13 +285,13 @@ class Scheduler:
                 message = "the model's logits were not finite"
                 finished.append(self._finish(sequence, FinishReason.ERROR, message))
             else:
-                late.append((sequence, int(result.token_ids[row])))
+                late.append((sequence, row))
         return is_good, late
 
-    def _apply_late(self, late: list[tuple[Sequence, int]]) -> list[Finished]:
+    def _apply_late(self, late: list[tuple[Sequence, int]], token_ids: TokenIds) -> list[Finished]:
         """Appends tokens to sequences that were preempted while the token was on its way."""
         finished = []
-        for sequence, token_id in late:
+        for (sequence, _), token_id in zip(late, token_ids.tolist(), strict=True):
             self.residency.waiting.append_token(sequence, token_id)
             sequence.num_awaited -= 1
             length = len(sequence.token_ids)
@@ -272,6 +303,8 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "") -> Finished:
         self._end(sequence)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.output_lengths.observe(sequence, sequence.num_output)
         last = int(sequence.token_ids[-1])
         names_token = reason is FinishReason.STOP and (
             last not in self.config.eos_token_ids or sequence.request.ignore_eos
@@ -297,7 +330,17 @@ class Scheduler:
         self._in_flight.clear()
         self._planner.reset()
         self.residency.acked_step = self._planner.last_step_id
+        self._is_worker_away = True
+        for sequence in self._live.values():
+            sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
         return self.residency.evacuate(num_blocks or self.residency.pool.num_blocks)
+
+    def worker_back(self) -> None:
+        """There is a worker again. Only the books of time need to know."""
+        self._is_worker_away = False
+        for sequence in self._live.values():
+            has_run = sequence.num_cached is not None
+            sequence.timeline.enter(Phase.PREEMPTED if has_run else Phase.QUEUE, self.now_s)
 
     def misfits(self) -> list[str]:
         """Live requests that the KV cache cannot hold; there are some only after a worker with

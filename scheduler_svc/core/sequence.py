@@ -6,6 +6,7 @@ import numpy as np
 
 from scheduler_svc.core.block_hash import chain
 from scheduler_svc.core.request import Request, TokenIds
+from scheduler_svc.core.timeline import Timeline
 
 
 class Status(Enum):
@@ -29,17 +30,23 @@ class Sequence:
         "min_len",
         "num_awaited",
         "num_cached",
+        "num_overtaken",
         "num_preemptions",
         "num_prompt",
+        "number",
         "request",
         "slot",
         "status",
         "stop_ids",
+        "timeline",
         "token_ids",
     )
 
-    def __init__(self, request: Request, max_len: int, stop_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, request: Request, max_len: int, stop_ids: tuple[int, ...], number: int = 0
+    ) -> None:
         self.request = request
+        self.number = number  # in order of arrival
         self.status = Status.WAITING
         self.token_ids: TokenIds = request.prompt_token_ids
         self.num_prompt = len(request.prompt_token_ids)
@@ -49,6 +56,8 @@ class Sequence:
         self.slot: int | None = None
         self.num_cached: int | None = None  # prompt tokens found cached when first admitted
         self.num_preemptions = 0
+        self.num_overtaken = 0  # times that a later one was admitted while this one did not fit
+        self.timeline = Timeline(request.arrival_s)
         self.num_awaited = 0  # sampled tokens still on their way to a preempted sequence
         self._hashes: list[int] = []
 

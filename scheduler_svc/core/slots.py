@@ -45,6 +45,8 @@ class SlotTable:
             return np.zeros(max_num_seqs, dtype=np.int32)
 
         self.is_live: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+        # Entered, and not a token sampled since.
+        self.is_prefilling: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
         self.num_tokens = column()  # known: prompt and output received
         self.num_planned = column()  # known, and awaited from steps in flight
         self.num_computed = column()  # whose KV is computed, or will be by steps in flight
@@ -79,7 +81,7 @@ class SlotTable:
         self.handle[slot] = sequence.request.handle
         self._enter_stops(slot, sequence.stop_ids)
         self.sequence[slot] = sequence
-        self.is_live[slot] = True
+        self.is_live[slot] = self.is_prefilling[slot] = True
         sequence.slot = slot
         sequence.status = Status.RUNNING
 

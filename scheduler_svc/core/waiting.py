@@ -1,50 +1,70 @@
-"""Who waits, in the order of admission: first come, first served; preempted ones go first."""
+"""Who waits, and how much: the books around whatever order the policy prescribes."""
 
-from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from scheduler_svc.core.order import Order
 from scheduler_svc.core.sequence import Sequence, Status
+
+
+@dataclass(slots=True)
+class Load:
+    """Sequences that wait, and their prompt and output tokens."""
+
+    num_sequences: int = 0
+    num_tokens: int = 0
+
+    def add(self, num_sequences: int, num_tokens: int) -> None:
+        """Counts some more; negative numbers count them out."""
+        self.num_sequences += num_sequences
+        self.num_tokens += num_tokens
 
 
 class WaitingQueue:
     """Sequences without a slot. An aborted one is skipped when its turn comes, so abort is O(1)."""
 
-    def __init__(self) -> None:
-        self._queue: deque[Sequence] = deque()
-        self._num_tokens = 0
-        self._length = 0
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self._total = Load()
+        self._by_tenant: dict[str, Load] = {}
 
     def __len__(self) -> int:
-        return self._length
+        return self._total.num_sequences
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (sequence for sequence in self._queue if sequence.status is not Status.FINISHED)
+        return iter(self.order)
 
     @property
     def num_tokens(self) -> int:
         """Prompt and output tokens of everyone who waits."""
-        return self._num_tokens
+        return self._total.num_tokens
+
+    def load_of(self, tenant: str) -> Load:
+        """What waits of one tenant."""
+        return self._by_tenant.get(tenant) or Load()
 
     def append(self, sequence: Sequence) -> None:
-        """A new sequence, to the end."""
-        self._queue.append(sequence)
+        """A new sequence."""
+        self.order.append(sequence)
         self._count(sequence, 1)
 
-    def prepend(self, sequence: Sequence) -> None:
-        """A preempted sequence, to the front."""
-        self._queue.appendleft(sequence)
+    def put_back(self, sequence: Sequence) -> None:
+        """A sequence that has had its turn: it did not fit or was preempted."""
+        self.order.put_back(sequence)
         self._count(sequence, 1)
+
+    def take(self) -> Sequence | None:
+        """Takes out whoever is next."""
+        sequence = self.order.take()
+        if sequence is not None:
+            self._count(sequence, -1)
+        return sequence
 
     def peek(self) -> Sequence | None:
         """Whose turn it is."""
-        while self._queue and self._queue[0].status is Status.FINISHED:
-            self._queue.popleft()
-        return self._queue[0] if self._queue else None
-
-    def pop(self) -> Sequence:
-        """Takes out the one that peek returned."""
-        sequence = self._queue.popleft()
-        self._count(sequence, -1)
+        sequence = self.order.take()
+        if sequence is not None:
+            self.order.put_back(sequence)
         return sequence
 
     def discard(self, sequence: Sequence) -> None:
@@ -55,8 +75,14 @@ class WaitingQueue:
     def append_token(self, sequence: Sequence, token_id: int) -> None:
         """Adds a token that arrived after a waiting sequence had lost its slot."""
         sequence.append(token_id)
-        self._num_tokens += 1
+        self._total.num_tokens += 1
+        self._by_tenant[sequence.request.tenant].num_tokens += 1
 
     def _count(self, sequence: Sequence, sign: int) -> None:
-        self._length += sign
-        self._num_tokens += sign * len(sequence.token_ids)
+        num_tokens = sign * len(sequence.token_ids)
+        self._total.add(sign, num_tokens)
+        tenant = sequence.request.tenant
+        load = self._by_tenant.setdefault(tenant, Load())
+        load.add(sign, num_tokens)
+        if not load.num_sequences:
+            del self._by_tenant[tenant]

@@ -63,8 +63,8 @@ async def test_models_are_listed(client: openai.AsyncOpenAI) -> None:
 async def test_errors_have_the_clients_own_types(client: openai.AsyncOpenAI) -> None:
     create = client.chat.completions.create
     with pytest.raises(openai.BadRequestError) as refusal:
-        await create(model="tiny", messages=MESSAGES, n=2)
-    assert (refusal.value.param, refusal.value.code) == ("n", "unsupported_parameter")
+        await create(model="tiny", messages=MESSAGES, service_tier="flex")
+    assert (refusal.value.param, refusal.value.code) == ("service_tier", "unsupported_parameter")
     with pytest.raises(openai.NotFoundError):
         await create(model="other", messages=MESSAGES)
     with pytest.raises(openai.AuthenticationError):

@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 from gateway.errors import ErrorKind, RequestError
-from gateway.generation import SamplingParams
-from gateway.scheduler_link import LiveRequest, SchedulerLink
+from gateway.generation import SamplingParams, Standing
+from gateway.scheduler_link import Arrival, LiveRequest, SchedulerLink
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from rpc import columns
@@ -87,13 +87,13 @@ async def test_tokens_of_several_steps_are_read_at_once_and_an_error_comes_after
     live = LiveRequest(1)
     reading = asyncio.create_task(live.receive())
     await asyncio.sleep(0)
-    live.add(5)
-    live.add(6)
+    live.add(5, None)
+    live.add(6, None)
     live.wake()
-    live.add(7)
+    live.add(7, None)
     live.end(RequestError(ErrorKind.INTERNAL, "broken"))
     live.wake()
-    assert await reading == ([5, 6, 7], None)
+    assert await reading == Arrival([5, 6, 7], [], None)
     with pytest.raises(RequestError, match="broken"):
         await live.receive()
 
@@ -102,7 +102,7 @@ async def test_without_a_stream_a_submit_is_refused_at_once() -> None:
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
         link = SchedulerLink(channel, "127.0.0.1:1")
         with pytest.raises(RequestError, match=r"127\.0\.0\.1:1") as refusal:
-            link.submit("a", [1], SamplingParams())
+            link.submit("a", [1], SamplingParams(), Standing())
         assert refusal.value.kind is ErrorKind.UNAVAILABLE
 
 

@@ -7,8 +7,9 @@ import time
 import pytest
 
 import pagewire
-from pagewire import FinishReason, Message, SamplingParams, Usage
+from pagewire import FinishReason, Message, SamplingParams, TokenLogprobs, Usage, _convert
 from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import types_pb2
 
 
 @pytest.fixture
@@ -71,6 +72,34 @@ def test_keywords_win_over_params_and_both_reach_the_server(client, gateway):
     assert not options.skip_special_tokens
 
 
+def test_rules_reach_the_server(client, gateway):
+    params = SamplingParams(logit_bias={7: -2.5}, allowed_token_ids=[7, 8], bad_words=["a b"])
+    client.generate("Q", params, presence_penalty=0.5, repetition_penalty=1.5, logprobs=0)
+    options = gateway.requests[0].options
+    sampling = options.sampling
+    assert [(entry.token_id, entry.bias) for entry in sampling.logit_bias] == [(7, -2.5)]
+    assert list(sampling.allowed_token_ids) == [7, 8]
+    assert list(options.bad_words) == ["a b"]
+    assert (sampling.presence_penalty, sampling.repetition_penalty) == (0.5, 1.5)
+    assert sampling.HasField("logprobs") and not sampling.HasField("frequency_penalty")
+
+
+def test_logprobs_come_with_their_tokens():
+    token = types_pb2.TokenLogprobs(
+        logprob=-0.5, rank=2, top_token_ids=[9, 4], top_logprobs=[-0.25, -0.5]
+    )
+    expected = TokenLogprobs(-0.5, 2, ((9, -0.25), (4, -0.5)))
+    delta = pb.OutputDelta(
+        token_ids=[4], logprobs=[token], finish_reason=types_pb2.FINISH_REASON_STOP
+    )
+    assembly = _convert.Assembly()
+    read = assembly.read(pb.GenerateStreamResponse(delta=delta))
+    assert read.logprobs == assembly.completion().logprobs == (expected,)
+    output = pb.Output(token_ids=[4], logprobs=[token], finish_reason=types_pb2.FINISH_REASON_STOP)
+    whole = _convert.to_completion(pb.GenerateResponse(output=output))
+    assert whole.logprobs == (expected,)
+
+
 def test_zero_is_sent_and_differs_from_absence(client, gateway):
     client.generate("Q", temperature=0, top_k=0, seed=0, min_tokens=0)
     sampling = gateway.requests[0].options.sampling
@@ -80,13 +109,20 @@ def test_zero_is_sent_and_differs_from_absence(client, gateway):
 
 @pytest.mark.parametrize("method", ["generate", "stream", "chat", "stream_chat"])
 def test_an_unknown_keyword_is_a_type_error_that_names_it(client, method):
-    with pytest.raises(TypeError, match="presence_penalty"):
-        getattr(client, method)("Q", presence_penalty=1.0)
+    with pytest.raises(TypeError, match="best_of"):
+        getattr(client, method)("Q", best_of=2)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max_tokens", -1), ("seed", -1), ("temperature", "hot"), ("stop", [1]), ("model", 7)],
+    [
+        ("max_tokens", -1),
+        ("seed", -1),
+        ("logit_bias", {-1: 1.0}),
+        ("temperature", "hot"),
+        ("stop", [1]),
+        ("model", 7),
+    ],
 )
 def test_a_value_that_does_not_fit_is_refused_by_name(client, gateway, name, value):
     with pytest.raises(pagewire.InvalidArgument, match=f"^{name}: "):

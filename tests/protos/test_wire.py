@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 from google.protobuf.message import Message
@@ -18,6 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from pagewire.v1 import debug_pb2, inference_pb2, scheduler_pb2, types_pb2, worker_pb2
 from rpc.columns import UINT8, UINT32, pack
+from rpc.logprobs import LogprobColumns
 
 FOLDER = Path(__file__).parent
 MODULES = (types_pb2, inference_pb2, scheduler_pb2, worker_pb2, debug_pb2)
@@ -114,6 +116,19 @@ MESSAGES: dict[str, Message] = {
                 summary="step 300",
             )
         ]
+    ),
+    "one step's log probabilities": scheduler_pb2.SessionResponse(
+        handles=pack([7, 9], UINT32),
+        token_ids=pack([504, 2]),
+        logprobs=types_pb2.LogprobColumns(
+            **LogprobColumns(
+                rows=np.array([1]),
+                logprobs=np.array([-0.5], dtype=np.float32),
+                ranks=np.array([1]),
+                top_token_ids=np.array([[2, 504]]),
+                top_logprobs=np.array([[-0.5, -1.25]], dtype=np.float32),
+            ).pack()
+        ),
     ),
 }
 

@@ -113,7 +113,8 @@ def test_sampling_rows_carry_position_seed_and_masks(state: BatchState) -> None:
     assert rows.output_position.tolist() == [4, 2]
     assert rows.seed.tolist() == [-1, -1]
     assert rows.temperature.tolist() == [0.5, 0.5]
-    assert list(zip(rows.masked_rows, rows.masked_ids, strict=True)) == [(1, 7), (1, 9)]
+    masked = rows.adjustments.masked
+    assert list(zip(masked.rows, masked.ids, strict=True)) == [(1, 7), (1, 9)]
 
 
 def test_staging_alone_changes_nothing(state: BatchState) -> None:

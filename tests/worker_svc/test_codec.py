@@ -1,11 +1,13 @@
 """Frames to steps and outputs to frames: everything arrives, and no bytes can do harm."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.v1 import worker_pb2
+from pagewire.v1 import types_pb2, worker_pb2
 from rpc.columns import UINT8, pack, unpack
 from worker_svc.codec import decode_hello, decode_step, encode_output
 from worker_svc.step import BadStep, Limits, RowSampling, StepOutput, StepTimings
@@ -34,6 +36,13 @@ def test_every_field_of_a_step_arrives() -> None:
         seed=(1 << 64) - 1,
         min_tokens=3,
         stop_token_ids=[9, 2, 9],
+        presence_penalty=0.5,
+        frequency_penalty=-0.25,
+        repetition_penalty=1.5,
+        logit_bias=[types_pb2.LogitBias(token_id=8, bias=-2.5)],
+        allowed_token_ids=[4, 3, 4],
+        bad_words_token_ids=[types_pb2.TokenSequence(token_ids=[5, 6])],
+        logprobs=0,
     )
     sequence = worker_pb2.NewSequence(
         slot=5,
@@ -70,7 +79,10 @@ def test_every_field_of_a_step_arrives() -> None:
         1,
     )
     assert (new.token_ids.tolist(), new.block_ids.tolist()) == ([7, 8, 999], [49, 1])
-    assert new.sampling == RowSampling(0.5, 0.75, 40, 0.125, (1 << 64) - 1, 3, (9, 2))
+    assert new.sampling == RowSampling(
+        *(0.5, 0.75, 40, 0.125, (1 << 64) - 1, 3, (9, 2)),
+        *(0.5, -0.25, 1.5, ((8, -2.5),), (4, 3), ((5, 6),), 0),
+    )
 
 
 def test_no_counts_mean_one_token_each() -> None:
@@ -115,6 +127,30 @@ def test_hello_must_come_first_and_only_first() -> None:
         decode_step(bytes_, LIMITS)
     with pytest.raises(BadStep, match="frame"):
         decode_hello(frame())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", math.inf),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", -1.0),
+        ("logit_bias", [types_pb2.LogitBias(token_id=1000)]),
+        ("logit_bias", [types_pb2.LogitBias(token_id=1, bias=math.nan)]),
+        ("logit_bias", [types_pb2.LogitBias(token_id=1)] * 2),
+        ("allowed_token_ids", [1000]),
+        ("bad_words_token_ids", [types_pb2.TokenSequence()]),
+        ("bad_words_token_ids", [types_pb2.TokenSequence(token_ids=[1, 1000])]),
+    ],
+)
+def test_a_rule_out_of_range_is_named(field: str, value: object) -> None:
+    sampling = worker_pb2.RowSampling(top_p=1, **{field: value})
+    sequence = worker_pb2.NewSequence(
+        token_ids=pack([1]), num_prompt_tokens=1, block_ids=pack([1]), sampling=sampling
+    )
+    with pytest.raises(BadStep, match=rf"new_sequences\[0\].sampling.{field}: "):
+        decode_step(frame(new_sequences=[sequence]), LIMITS)
 
 
 @settings(max_examples=300, deadline=None)

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from worker_svc import sampler
+from worker_svc.adjustments import Adjustments, Entries
 from worker_svc.random_numbers import uniform
 from worker_svc.sampler import SamplingRows, sample
 
@@ -24,7 +25,8 @@ def rows_of(*rows: dict[str, float], masked: list[tuple[int, int]] | None = None
         for name in ("top_k", "seed", "output_position")
     }
     pairs = np.array(masked or [], dtype=np.int64).reshape(-1, 2)
-    return SamplingRows(**floats, **ints, masked_rows=pairs[:, 0], masked_ids=pairs[:, 1])
+    adjustments = Adjustments(masked=Entries(pairs[:, 0], pairs[:, 1]))
+    return SamplingRows(**floats, **ints, adjustments=adjustments)
 
 
 def reference_distribution(

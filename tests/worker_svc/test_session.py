@@ -37,8 +37,9 @@ class FakeRunner:
         self.executed: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
+        self.is_asynchronous = False
 
-    def execute(self, step: StepInput, queue_us: int) -> StepOutput:
+    def launch(self, step: StepInput, queue_us: int) -> StepOutput:
         assert self.gate.wait(10)
         self.executed.append(step.step_id)
         error = "broken" if step.step_id in self.failing else ""
@@ -60,10 +61,11 @@ def runner() -> FakeRunner:
 
 @pytest.fixture
 def session(runner: FakeRunner) -> Iterator[Session]:
-    compute = ComputeThread()
-    yield Session(FakeLifecycle(runner), compute)
+    compute, answers = ComputeThread(), ComputeThread("answers")
+    yield Session(FakeLifecycle(runner), compute, answers)
     runner.gate.set()
     assert compute.stop(5)
+    assert answers.stop(5)
 
 
 def attach(session: Session, epoch: int) -> Stream:
@@ -181,3 +183,83 @@ def test_an_end_that_comes_second_changes_nothing(session: Session) -> None:
     assert receive(new) == (1, "")
     assert isinstance(old.outbox.get(timeout=10), TakenOver)
     assert old.outbox.empty()
+
+
+class Flight:
+    """A step under way that ends when its runner's gate opens."""
+
+    def __init__(self, runner: "SlowRunner", output: StepOutput) -> None:
+        self._runner = runner
+        self._output = output
+
+    def result(self) -> StepOutput:
+        assert self._runner.gate.wait(10)
+        return self._output
+
+    def record(self, output: StepOutput) -> None:
+        self._runner.recorded.append(output.step_id)
+
+
+class SlowRunner(FakeRunner):
+    """Launches at once, and a launch that fails is known at once; results take their time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asynchronous = True
+        self.launched = threading.Semaphore(0)
+        self.recorded: list[int] = []
+
+    def launch(self, step: StepInput, queue_us: int) -> StepOutput | Flight:
+        self.executed.append(step.step_id)
+        self.launched.release()
+        error = "broken" if step.step_id in self.failing else ""
+        output = StepOutput(step.step_id, np.zeros(0, dtype=np.int32), error=error)
+        return output if error else Flight(self, output)
+
+
+@pytest.fixture
+def slow_runner(runner: FakeRunner) -> SlowRunner:
+    return SlowRunner()
+
+
+@pytest.fixture
+def slow_session(slow_runner: SlowRunner) -> Iterator[Session]:
+    compute, answers = ComputeThread(), ComputeThread("answers")
+    yield Session(FakeLifecycle(slow_runner), compute, answers)
+    slow_runner.gate.set()
+    assert compute.stop(5)
+    assert answers.stop(5)
+
+
+def test_a_step_is_launched_before_the_one_ahead_of_it_is_done(
+    slow_session: Session, slow_runner: SlowRunner
+) -> None:
+    slow_runner.gate.clear()
+    stream = attach(slow_session, 1)
+    submit(slow_session, stream, 1)
+    submit(slow_session, stream, 2)
+    for _ in range(2):
+        assert slow_runner.launched.acquire(timeout=10)
+    assert stream.outbox.empty()
+    slow_runner.gate.set()
+    assert [receive(stream), receive(stream)] == [(1, ""), (2, "")]
+    slow_session.finish(stream)
+    assert stream.outbox.get(timeout=10) is None
+    assert slow_runner.recorded == [1, 2]
+
+
+def test_a_launch_that_fails_is_answered_in_its_turn_and_takes_its_successor_along(
+    slow_session: Session, slow_runner: SlowRunner
+) -> None:
+    slow_runner.failing = {2}
+    slow_runner.gate.clear()
+    stream = attach(slow_session, 1)
+    submit(slow_session, stream, 1)
+    submit(slow_session, stream, 2)
+    for _ in range(2):
+        assert slow_runner.launched.acquire(timeout=10)
+    slow_runner.gate.set()
+    assert [receive(stream), receive(stream)] == [(1, ""), (2, "broken")]
+    submit(slow_session, stream, 3, ack=1)
+    assert receive(stream) == (3, "planned before the failure of step 2 was known")
+    assert slow_runner.executed == [1, 2]

@@ -7,19 +7,27 @@ sampling, and nothing of earlier steps but the cache.
 import logging
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.cpu import library
+from kernels.cpu.library import Library
 from worker_svc import model_config
 from worker_svc.attention import AttentionBatch, AttentionStep, HeadLayout
 from worker_svc.kv_cache import KVCache
 from worker_svc.layers import MLP, Attention, Destinations, RMSNorm
 from worker_svc.linear import Linear
 from worker_svc.model_config import ModelConfig
+from worker_svc.models import compiled
+from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.rotary import cos_sin_table
 from worker_svc.weights import load_weights
+
+if TYPE_CHECKING:
+    from worker_svc.models.fused import FusedDecoder
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +74,10 @@ class Decoder:
             self._head = Linear.empty(
                 config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device
             )
+        # `pack` decides how the layers run: on CUDA by Triton kernels, on CPU by compiled ones, and
+        # without either by their references.
+        self.fused: FusedDecoder | None = None
+        self._compiled: CompiledDecoder | None = None
 
     def destinations(self) -> Destinations:
         yield "model.embed_tokens.weight", self._embedding
@@ -76,17 +88,35 @@ class Decoder:
             yield "lm_head.weight", self._head.weight
 
     def pack(self) -> None:
+        if self.device.type == "cpu" and compiled.supports(self.config):
+            cpu_library = library.load(self.dtype)
+            if cpu_library is not None:
+                self._compiled = self._compile(cpu_library)
+                return
         for layer in self._layers:
             layer.pack()
         self._head.pack()
+        if self.device.type == "cuda" and _fuses(self.config.head_dim):
+            self.fused = self._fuse()
+
+    @property
+    def attention_backend(self) -> str:
+        """What attends."""
+        if self._compiled is not None:
+            return "c"
+        return "torch" if self.fused is None else "triton"
 
     @torch.inference_mode()
     def forward(
         self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
     ) -> Tensor:
         """Token ids and positions [T] of this step -> hidden states [T, hidden], normed."""
-        step = AttentionStep(self._heads, batch, positions, self._cos_sin, kv_cache)
         residual = F.embedding(token_ids, self._embedding)  # [T, hidden]
+        if self.fused is not None:
+            return self.fused.forward(residual, positions, kv_cache, batch)
+        if self._compiled is not None:
+            return self._compiled.forward(residual, positions, kv_cache, batch)
+        step = AttentionStep(self._heads, batch, positions, self._cos_sin, kv_cache)
         hidden = self._layers[0].input_norm(residual)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
@@ -98,7 +128,56 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [R, hidden] -> float32 [R, vocab]."""
+        if self.fused is not None:
+            return self.fused.logits(hidden).float()
+        if self._compiled is not None:
+            return self._compiled.logits(hidden)
         return self._head(hidden).float()
+
+    def _compile(self, cpu_library: Library) -> CompiledDecoder:
+        layers = []
+        while self._layers:  # one by one: a layer's plain weights go when they are packed
+            layer = self._layers.pop(0)
+            layers.append(
+                CompiledLayer.of(
+                    cpu_library,
+                    self._heads,
+                    layer.input_norm,
+                    layer.attention,
+                    layer.post_norm,
+                    layer.mlp,
+                )
+            )
+        return CompiledDecoder(
+            cpu_library,
+            layers,
+            self._final_norm.weight,
+            self._head,
+            self.config.rms_norm_eps,
+            self._heads,
+            self._cos_sin,
+        )
+
+    def _fuse(self) -> "FusedDecoder":
+        from worker_svc.models import fused  # noqa: PLC0415 - Triton is only where CUDA is
+
+        layers = [
+            fused.FusedLayer.of(layer.input_norm, layer.attention, layer.post_norm, layer.mlp)
+            for layer in self._layers
+        ]
+        return fused.FusedDecoder(
+            layers,
+            self._final_norm.weight,
+            self._head.weight,
+            self.config.rms_norm_eps,
+            self._heads,
+            self._cos_sin,
+        )
+
+
+def _fuses(head_dim: int) -> bool:
+    """Whether the Triton kernels have tiles for heads of this size."""
+    return head_dim >= 16 and head_dim & (head_dim - 1) == 0
 
 
 def load_model(

@@ -23,6 +23,19 @@ def _check_sequences(scheduler: Scheduler) -> None:
     live = list(scheduler.live())
     assert len(waiting) == len(residency.waiting)
     assert residency.waiting.num_tokens == sum(len(s.token_ids) for s in waiting)
+    for tenant in {s.request.tenant for s in live}:
+        own = [s for s in waiting if s.request.tenant == tenant]
+        load = residency.waiting.load_of(tenant)
+        assert (load.num_sequences, load.num_tokens) == (
+            len(own),
+            sum(len(s.token_ids) for s in own),
+        )
+    order = residency.waiting.order
+    assert tuple(running) == order.by_seniority(running), "the last would not give way first"
+    for sequence in live:
+        spent_s = sequence.timeline.spent_s(scheduler.now_s)
+        assert abs(sum(spent_s.values()) - sequence.timeline.age_s(scheduler.now_s)) < 1e-9
+        assert min(spent_s.values()) >= 0
     assert {id(s) for s in waiting + running} == {id(s) for s in live}
     assert len(waiting) + len(running) == len(live), "somebody waits and runs, or twice"
     assert all(s.status in (Status.WAITING, Status.PREEMPTED) and s.slot is None for s in waiting)

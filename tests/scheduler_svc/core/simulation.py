@@ -88,9 +88,16 @@ class Simulation:
             self._end(finished)
         self.check()
 
+    def expire(self, now_s: float) -> None:
+        """Time passes."""
+        for finished in self.scheduler.expire(now_s):
+            self._end(finished)
+        self.check()
+
     def lose_worker(self, num_blocks: int | None = None) -> None:
         """The worker dies with every result that was on its way; another takes its place."""
         self.scheduler.worker_lost(num_blocks)
+        self.scheduler.worker_back()
         self.worker = FakeWorker(self.config.block_size, self.config.vocab_size)
         self.results.clear()
         self.num_lost += 1
@@ -132,7 +139,7 @@ class Simulation:
         assert finished.num_prompt_tokens == len(finished.request.prompt_token_ids)
         expected, reason = self.expected(finished.request)
         got = self.outputs[handle]
-        if finished.reason is FinishReason.ERROR:
+        if finished.reason in (FinishReason.ERROR, FinishReason.EXPIRED):
             assert got == expected[: len(got)]
         else:
             assert (got, finished.reason) == (expected, reason)

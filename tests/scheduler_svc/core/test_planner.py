@@ -136,7 +136,7 @@ def test_cached_blocks_that_nobody_holds_count_as_needed() -> None:
 
 
 def test_the_queue_waits_for_its_head() -> None:
-    scheduler = make_scheduler(blocks=4)
+    scheduler = make_scheduler(blocks=4, queue_window=0)
     scheduler.add(make_request("a", 8, max_tokens=4))
     step(scheduler)
     scheduler.add(make_request("big", range(100, 112), max_tokens=4))

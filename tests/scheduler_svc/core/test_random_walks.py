@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from scheduler_svc.core import FinishReason, Refused, Request, SchedulerConfig
+from scheduler_svc.core import FinishReason, Policy, RefusalKind, Refused, Request, SchedulerConfig
 from tests.scheduler_svc.core.simulation import Simulation
 
 VOCAB_SIZE = 40
@@ -28,6 +29,13 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         eos_token_ids=rng.choice([(), (0,), (0, 1)]),
         long_prefill_token_threshold=rng.choice([0, 0, 1, 5]),
         enable_prefix_caching=rng.random() < 0.85,
+        policy=rng.choice(list(Policy)),
+        priority_ageing_s=rng.choice([0.5, 4.0]),
+        tenant_weights=(("a", 2.0),),
+        queue_window=rng.choice([0, 1, 4]),
+        max_overtakes=rng.choice([0, 1, 3]),
+        max_waiting_requests=rng.choice([0, 0, 3]),
+        max_waiting_tokens_per_tenant=rng.choice([0, 0, 40]),
     )
 
 
@@ -47,6 +55,10 @@ def random_request(rng: random.Random, config: SchedulerConfig, handle: int) -> 
         stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 1, 6]))),
         ignore_eos=rng.random() < 0.2,
         handle=handle,
+        arrival_s=float(handle),
+        deadline_s=handle + rng.uniform(1, 30) if rng.random() < 0.2 else None,
+        priority=rng.randint(-2, 2),
+        tenant=rng.choice("abc"),
     )
 
 
@@ -55,7 +67,7 @@ def add_random(simulation: Simulation, rng: random.Random) -> None:
     try:
         simulation.add(random_request(rng, simulation.config, len(simulation.requests)))
     except Refused as refused:
-        assert "KV blocks" in str(refused)
+        assert refused.kind in (RefusalKind.NEVER_FITS, RefusalKind.OVERLOADED)
 
 
 def replace_worker(simulation: Simulation, num_blocks: int) -> None:
@@ -64,7 +76,15 @@ def replace_worker(simulation: Simulation, num_blocks: int) -> None:
     simulation.fail(simulation.scheduler.misfits())
 
 
-ACTIONS = {"add": 12, "schedule": 45, "update": 40, "abort": 1.0, "fail": 0.3, "replace": 0.5}
+ACTIONS = {
+    "add": 12,
+    "schedule": 45,
+    "update": 40,
+    "abort": 1.0,
+    "expire": 2,
+    "fail": 0.3,
+    "replace": 0.5,
+}
 
 
 def walk(simulation: Simulation, rng: random.Random, num_actions: int, max_depth: int) -> None:
@@ -80,6 +100,8 @@ def walk(simulation: Simulation, rng: random.Random, num_actions: int, max_depth
             simulation.abort(rng.choice(simulation.live))
         elif action == "fail" and simulation.live:
             simulation.fail([rng.choice(simulation.live), "nobody"])
+        elif action == "expire":
+            simulation.expire(simulation.scheduler.now_s + rng.random())
         elif action == "replace":
             replace_worker(simulation, rng.randint(4, 24))
 
@@ -100,7 +122,9 @@ def test_the_books_agree_after_every_action(seed: int, max_depth: int) -> None:
 def run_to_the_end(seed: int, depth: int) -> tuple[list[list[int]], dict[int, FinishReason]]:
     """The same requests at the same moments, with so many steps ahead of the results."""
     rng = random.Random(seed)
-    simulation = Simulation(random_config(rng))
+    # How much waits depends on the moment, and so does who is refused for it.
+    config = replace(random_config(rng), max_waiting_requests=0, max_waiting_tokens_per_tenant=0)
+    simulation = Simulation(config)
     for _ in range(6):
         for _ in range(4):
             add_random(simulation, rng)

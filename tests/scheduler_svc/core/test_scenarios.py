@@ -7,19 +7,28 @@ PAGEWIRE_REWRITE_SCENARIOS=1 to have the answers written anew, and read the diff
     add ID prompt=1..8,5 key=value ...   a request (fields of Request)
     schedule                             plans a step
     result TOKEN ... [bad=ROW]           answers the oldest step in flight
-    abort ID | worker-lost [blocks=N]
+    abort ID | worker-lost [blocks=N] | worker-back
+    expire SECONDS                       the time is now that
     state                                who runs, who waits, what is free
     blocks                               who holds which block, and the free queue, next first
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from scheduler_svc.core import Refused, Request, Scheduler, SchedulerConfig, StepPlan, StepResult
+from scheduler_svc.core import (
+    Policy,
+    Refused,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+    StepPlan,
+    StepResult,
+)
 from tests.scheduler_svc.core.invariants import check_invariants
 
 SCENARIOS = sorted(Path(__file__).with_name("scenarios").glob("*.txt"))
@@ -54,8 +63,19 @@ def parse_options(words: list[str]) -> dict[str, object]:
         if key == "prompt" or key.endswith("_ids"):
             options[key] = parse_ids(text)
         else:
-            options[key] = text == "yes" if text in ("yes", "no") else int(text)
+            options[key] = parse_value(key, text)
     return options
+
+
+def parse_value(key: str, text: str) -> object:
+    """Yes or no, a policy or a tenant by name, seconds, or a number."""
+    if key == "policy":
+        return Policy(text)
+    if key == "tenant":
+        return text
+    if text in ("yes", "no"):
+        return text == "yes"
+    return float(text) if key.endswith("_s") else int(text)
 
 
 def tell_ids(ids: list[int]) -> str:
@@ -67,6 +87,11 @@ def tell_ids(ids: list[int]) -> str:
         else:
             runs.append([number])
     return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
+
+
+def tell_short(blocks_short: Mapping[str, int]) -> str:
+    """How many blocks each is short of."""
+    return "".join(f", {name} short by {number}" for name, number in blocks_short.items())
 
 
 class Story:
@@ -81,7 +106,7 @@ class Story:
         command, *words = line.split()
         if command == "config":
             options = DEFAULTS | parse_options(words)
-            options["num_blocks"] = int(str(options.pop("blocks"))) + 1  # the null block
+            options["num_blocks"] = int(str(options.pop("blocks", 16))) + 1  # the null block
             self.scheduler = Scheduler(SchedulerConfig(**options))  # type: ignore[arg-type]
             return
         action = getattr(self, "on_" + command.replace("-", "_"))
@@ -108,6 +133,8 @@ class Story:
         yield f"step {plan.step_id}{' (reset)' if plan.reset else ''}: {plan.num_tokens} {noun}"
         if plan.preempted:
             yield f"  preempted: {' '.join(plan.preempted)}"
+        if plan.held is not None:
+            yield f"  the queue stops: {plan.held.cause.value}{tell_short(plan.held.blocks_short)}"
         if plan.freed_slots:
             yield f"  freed slots: {' '.join(map(str, plan.freed_slots))}"
         yield from self.tell_rows(plan)
@@ -149,6 +176,15 @@ class Story:
     def on_abort(self, words: list[str]) -> Iterator[str]:
         sequence = self.scheduler.abort(words[0])
         yield f"{words[0]} is gone" if sequence else f"{words[0]} is unknown"
+
+    def on_expire(self, words: list[str]) -> Iterator[str]:
+        for finished in self.scheduler.expire(float(words[0])):
+            yield f"{finished.request.request_id} ends: {finished.reason.value}, {finished.message}"
+
+    def on_worker_back(self, words: list[str]) -> Iterator[str]:
+        assert not words
+        self.scheduler.worker_back()
+        yield "there is a worker"
 
     def on_worker_lost(self, words: list[str]) -> Iterator[str]:
         blocks = parse_options(words).get("blocks")
@@ -212,4 +248,4 @@ def test_the_story_is_told_as_written(path: Path) -> None:
 
 
 def test_there_are_stories() -> None:
-    assert len(SCENARIOS) >= 14
+    assert len(SCENARIOS) >= 26

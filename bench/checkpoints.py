@@ -1,0 +1,114 @@
+"""Random checkpoints of real shapes for benchmarks: speed does not depend on what a model knows."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bench.product import commit
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Qwen3 of some size."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    is_tied: bool
+
+
+SHAPES = {
+    "qwen3-0.6b": Shape(1024, 3072, 28, 16, 8, 128, 151_936, is_tied=True),
+    "qwen3-8b": Shape(4096, 12_288, 36, 32, 8, 128, 151_936, is_tied=False),
+    "tiny": Shape(64, 128, 2, 4, 2, 16, 16_384, is_tied=True),
+}
+
+
+def write(folder: Path, name: str) -> Path:
+    """Makes the model folder of a shape, one file a layer, in bfloat16."""
+    shape = SHAPES[name]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(0)
+    (folder / "config.json").write_text(json.dumps(_config(shape), indent=1))
+    weight_map: dict[str, str] = {}
+    for index, part in enumerate(_parts(shape)):
+        file = f"part-{index}.safetensors"
+        save_file(
+            {key: _random(size, device, generator) for key, size in part.items()}, folder / file
+        )
+        weight_map |= dict.fromkeys(part, file)
+    index_json = json.dumps({"weight_map": weight_map})
+    (folder / "model.safetensors.index.json").write_text(index_json)
+    return folder
+
+
+def tree() -> str:
+    """The commit measured, or unknown where there is no repository."""
+    try:
+        return commit()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def _random(size: tuple[int, ...], device: str, generator: torch.Generator) -> Tensor:
+    if len(size) == 1:
+        return torch.ones(size, dtype=torch.bfloat16)
+    weight = torch.randn(size, device=device, generator=generator) * 0.02
+    return weight.to(torch.bfloat16).cpu()
+
+
+def _config(shape: Shape) -> dict[str, object]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "tie_word_embeddings": shape.is_tied,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "max_position_embeddings": 40_960,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": shape.vocab_size - 1,
+    }
+
+
+def _parts(shape: Shape) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Names and sizes of the tensors of each file."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    q_size, kv_size = (n * shape.head_dim for n in (shape.num_heads, shape.num_kv_heads))
+    ends = {
+        "model.embed_tokens.weight": (shape.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    yield ends if shape.is_tied else ends | {"lm_head.weight": (shape.vocab_size, hidden)}
+    for layer in range(shape.num_layers):
+        sizes: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (hidden,),
+            "self_attn.q_proj": (q_size, hidden),
+            "self_attn.k_proj": (kv_size, hidden),
+            "self_attn.v_proj": (kv_size, hidden),
+            "self_attn.o_proj": (hidden, q_size),
+            "self_attn.q_norm": (shape.head_dim,),
+            "self_attn.k_norm": (shape.head_dim,),
+            "post_attention_layernorm": (hidden,),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        yield {f"model.layers.{layer}.{name}.weight": size for name, size in sizes.items()}

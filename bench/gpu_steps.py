@@ -1,0 +1,178 @@
+"""Decode steps of the model runner on a GPU: time by batch, and what of it the device was idle.
+
+    python -m bench.gpu_steps --shape qwen3-0.6b --json steps.json
+
+Random weights of a real shape, every sequence at about the same context, two steps in flight, no
+wire. `step` is wall time; `device` is from the start to the end of the step's graph, by CUDA
+events; what is between them is the bubble from one replay to the next.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench import checkpoints
+from worker_svc import startup
+from worker_svc.config import WorkerConfig
+from worker_svc.model_runner import ModelRunner
+from worker_svc.step import NewSequence, RowSampling, StepInput, StepOutput
+
+WARM_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is measured."""
+
+    shape: str
+    batches: tuple[int, ...]
+    context: int
+    steps: int
+    temperature: float
+    top_p: float
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Means over the measured steps of one batch size."""
+
+    batch: int
+    step_us: float
+    device_us: float
+    host_us: float  # the compute thread's share: from a launch's begin to its end
+    tokens_per_s: float
+
+    @property
+    def bubble_us(self) -> float:
+        return self.step_us - self.device_us
+
+
+def measure(runner: ModelRunner, options: Options, batch: int) -> Result:
+    """Times decode steps centred at the context."""
+    num_steps = WARM_STEPS + options.steps
+    first = max(1, options.context - num_steps // 2)
+    needed = -(-(first + num_steps + 1) // runner.limits.block_size)
+    sampling = RowSampling(temperature=options.temperature, top_p=options.top_p)
+    new = tuple(
+        NewSequence(
+            slot=slot,
+            request_id=str(slot),
+            token_ids=np.full(first, 1 + slot, dtype=np.int32),
+            num_prompt_tokens=first,
+            num_computed_tokens=first - 1,
+            block_ids=np.arange(needed, dtype=np.int32) + 1 + slot * needed,
+            sampling=sampling,
+        )
+        for slot in range(batch)
+    )
+    entering = StepInput(
+        step_id=1,
+        reset=True,
+        new_sequences=new,
+        slots=np.arange(batch),
+        num_scheduled=np.ones(batch, dtype=np.int64),
+    )
+    pending = deque([runner.launch(entering)])
+    device_us, host_s = [], 0.0
+    for index in range(num_steps):
+        if index == WARM_STEPS:
+            while pending:
+                _finish(pending)
+            started, host_s = time.perf_counter(), 0.0
+            device_us.clear()
+        before = time.perf_counter()
+        pending.append(runner.launch(StepInput(step_id=2 + index, same_rows=True)))
+        host_s += time.perf_counter() - before
+        if len(pending) > 1:
+            device_us.append(_finish(pending))
+    while pending:
+        device_us.append(_finish(pending))
+    step_s = (time.perf_counter() - started) / options.steps
+    return Result(
+        batch, step_s * 1e6, float(np.mean(device_us)), host_s / options.steps * 1e6, batch / step_s
+    )
+
+
+def _finish(pending: deque) -> int:  # type: ignore[type-arg]
+    launched = pending.popleft()
+    output = launched if isinstance(launched, StepOutput) else launched.result()
+    if output.error:
+        raise RuntimeError(output.error)
+    return output.timings.forward_us + output.timings.sample_us
+
+
+def run(options: Options) -> list[Result]:
+    """Loads the model and measures every batch."""
+    largest = max(options.batches)
+    length = options.context + WARM_STEPS + options.steps + 32
+    config = WorkerConfig(
+        device=options.device,
+        max_num_seqs=largest,
+        max_model_len=length,
+        num_kv_blocks=2 + largest * -(-length // 16),
+    )
+    with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as folder:
+        model = startup.load(config, checkpoints.write(Path(folder), options.shape), "auto", "")
+    runner = startup.build_runner(config, model, config.num_kv_blocks)
+    started = time.perf_counter()
+    runner.warm_up()
+    print(f"warm after {time.perf_counter() - started:.1f} s", file=sys.stderr)
+    return [measure(runner, options, batch) for batch in options.batches]
+
+
+def report(options: Options, results: Sequence[Result]) -> dict[str, object]:
+    """Everything a reader needs to believe the numbers or repeat them."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+    return {
+        "options": asdict(options),
+        "device": name,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": checkpoints.tree(),
+        "results": [asdict(result) | {"bubble_us": result.bubble_us} for result in results],
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu_steps", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--shape", choices=checkpoints.SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])
+    parser.add_argument("--context", type=int, default=576)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--json", type=Path, help="write results and environment here")
+    values = vars(parser.parse_args(arguments))
+    path = values.pop("json")
+    options = Options(**values | {"batches": tuple(values["batches"])})
+    results = run(options)
+    print(
+        f"{'batch':>6} {'step us':>9} {'device us':>10} {'bubble us':>10} {'host us':>8} tokens/s"
+    )
+    for result in results:
+        print(
+            f"{result.batch:6} {result.step_us:9.0f} {result.device_us:10.0f} "
+            f"{result.bubble_us:10.0f} {result.host_us:8.0f} {result.tokens_per_s:8.0f}"
+        )
+    if path is not None:
+        path.write_text(json.dumps(report(options, results), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

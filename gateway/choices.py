@@ -1,0 +1,54 @@
+"""Several outputs for one prompt: requests that differ in nothing but their id and their seed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+from gateway.errors import invalid
+from gateway.generation import GenerationRequest, Usage
+
+MAX_CHOICES = 16
+GREEDY_TEMPERATURE = 1e-5
+
+
+def expand(request: GenerationRequest, num_choices: int | None) -> list[GenerationRequest]:
+    """The requests behind `n`, in the order of their choices. Raises RequestError naming n."""
+    if num_choices is None or num_choices == 1:
+        return [request]
+    if not 1 < num_choices <= MAX_CHOICES:
+        raise invalid("n", f"{num_choices} is outside [1, {MAX_CHOICES}]")
+    temperature = request.sampling.temperature
+    if temperature is not None and temperature < GREEDY_TEMPERATURE:
+        problem = f"{num_choices} outputs would be the same at temperature 0; n must be 1"
+        raise invalid("n", problem)
+    return [_choice(request, index) for index in range(num_choices)]
+
+
+def _choice(request: GenerationRequest, index: int) -> GenerationRequest:
+    sampling = request.sampling
+    if sampling.seed is not None:
+        sampling = replace(sampling, seed=choice_seed(sampling.seed, index))
+    return replace(request, request_id=f"{request.request_id}-{index}", sampling=sampling)
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of one choice: the request's own for the first, unrelated ones for the others.
+
+    Hashed, so that the second choice of seed 1 is not the first choice of seed 2. Without a seed
+    the scheduler draws one for each.
+    """
+    if index == 0:
+        return seed
+    # A seed out of range is refused by its own check, so its bits do not matter here.
+    bits = (seed % (1 << 64)).to_bytes(8, "little") + index.to_bytes(2, "little")
+    return int.from_bytes(blake2b(bits, digest_size=8).digest(), "little")
+
+
+def total_usage(usages: Sequence[Usage], num_choices: int) -> Usage:
+    """The counts of all outputs, prompt by prompt and choice by choice; a prompt counts once."""
+    firsts = usages[::num_choices]
+    return Usage(
+        num_prompt_tokens=sum(usage.num_prompt_tokens for usage in firsts),
+        num_completion_tokens=sum(usage.num_completion_tokens for usage in usages),
+        num_cached_tokens=sum(usage.num_cached_tokens for usage in firsts),
+    )

@@ -1,0 +1,37 @@
+"""What a request says about itself beside its body: who asks, and until when."""
+
+import math
+from collections.abc import Mapping
+
+from gateway.errors import RequestError, invalid
+from gateway.generation import Standing
+from gateway.http.schema import GenerationBody
+
+REQUEST_ID = "x-request-id"  # a retry under the same id finds the place that was kept for it
+TENANT = "x-tenant"
+TIMEOUT_S = "x-timeout-s"
+
+
+def standing_of(body: GenerationBody, headers: Mapping[str, str]) -> Standing:
+    """How a request stands among others; the tenant is the header's, else the body's `user`."""
+    is_named = TENANT in headers
+    tenant = headers[TENANT] if is_named else body.user or ""
+    try:
+        return Standing(body.priority or 0, tenant, _timeout_s(headers.get(TIMEOUT_S)))
+    except RequestError as error:
+        if error.field != "tenant":
+            raise
+        name = TENANT if is_named else "user"
+        raise invalid(name, error.message.removeprefix("tenant: ")) from error
+
+
+def _timeout_s(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 < timeout_s < math.inf:
+        raise invalid(TIMEOUT_S, "must be a positive number of seconds")
+    return timeout_s

@@ -1,0 +1,51 @@
+"""Log probabilities in OpenAI's two forms: lists of objects for chats, columns for completions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.logprobs import Candidate, TokenLogprobs
+
+# JSON has no infinity; a token this unlikely is never seen.
+LEAST_LOGPROB = -9999.0
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """An object per token, each with its likeliest alternatives."""
+    content = [
+        {**_chat_token(token.sampled), "top_logprobs": [_chat_token(top) for top in token.top]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """Columns; the sampled token is always among its alternatives."""
+    return {
+        "tokens": [_text(token.sampled) for token in tokens],
+        "token_logprobs": [_logprob(token.sampled) for token in tokens],
+        "top_logprobs": [
+            {_text(candidate): _logprob(candidate) for candidate in (token.sampled, *token.top)}
+            for token in tokens
+        ],
+        "text_offset": [token.text_offset for token in tokens],
+    }
+
+
+def _chat_token(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "token": _text(candidate),
+        "logprob": _logprob(candidate),
+        "bytes": list(candidate.spelling),
+    }
+
+
+def _text(candidate: Candidate) -> str:
+    """The token's text or, where it is no whole characters, its bytes as OpenAI writes them."""
+    try:
+        return candidate.spelling.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in candidate.spelling)
+
+
+def _logprob(candidate: Candidate) -> float:
+    return max(candidate.logprob, LEAST_LOGPROB)

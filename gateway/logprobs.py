@@ -1,0 +1,65 @@
+"""How likely the tokens of an output were, and the words they stand for."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.detokenizer import Detokenizer
+
+Spell = Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class RawLogprobs:
+    """One token's numbers, as the scheduler sends them."""
+
+    logprob: float
+    rank: int  # 1 is the likeliest
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that was, or could have been, chosen."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    spelling: bytes  # what it adds to the text; may be half a character
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token of the output with its likeliest alternatives."""
+
+    sampled: Candidate
+    top: tuple[Candidate, ...]  # likeliest first; the sampled one may be among them
+    text_offset: int  # characters of the output before it
+
+
+class LogprobReader:
+    """Reads the numbers of one output, token by token."""
+
+    def __init__(self, spell: Spell, detokenizer: Detokenizer, num_top: int) -> None:
+        self._spell = spell
+        self._detokenizer = detokenizer
+        self._num_top = num_top
+        self._num_characters = 0
+
+    def read(
+        self, token_ids: Sequence[int], raw: Sequence[RawLogprobs]
+    ) -> tuple[TokenLogprobs, ...]:
+        """New tokens of the output; what raw holds beyond them was cut off by a stop string."""
+        return tuple(map(self._read, token_ids, raw))
+
+    def _read(self, token_id: int, raw: RawLogprobs) -> TokenLogprobs:
+        offset = self._num_characters
+        self._num_characters += len(self._detokenizer.push((token_id,)))
+        pairs = zip(raw.top_token_ids, raw.top_logprobs, strict=True)
+        top = tuple(
+            Candidate(top_id, logprob, index + 1, self._spell(top_id))
+            for index, (top_id, logprob) in enumerate(pairs)
+            if index < self._num_top
+        )
+        sampled = Candidate(token_id, raw.logprob, raw.rank, self._spell(token_id))
+        return TokenLogprobs(sampled, top, offset)

@@ -1,0 +1,129 @@
+"""C source to a shared library: compiled once per machine, kept in a cache folder.
+
+Several processes may build the same library at once: each compiles in a folder of its own and
+renames the result into place. Knows compilers and files, not what the source means.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+COMPILE_TIMEOUT_S = 60.0
+FLAGS = (
+    "-std=gnu11", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC",
+    "-fno-math-errno", "-fno-trapping-math",
+)  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+
+class BuildFailed(RuntimeError):
+    """There is no library, and this is why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """What turns source into a library, and where libraries are kept."""
+
+    compiler: str
+    openmp: Path  # the runtime to link with: the one that the process has loaded
+    cache: Path
+
+    @classmethod
+    def find(cls, environment: Mapping[str, str]) -> "Toolchain":
+        """$CC or cc, and the OpenMP runtime of this process. Raises BuildFailed."""
+        name = environment.get("CC") or "cc"
+        compiler = shutil.which(name, path=environment.get("PATH"))
+        if compiler is None:
+            raise BuildFailed(f"there is no C compiler `{name}`")
+        return cls(compiler, _loaded_openmp(), cache_folder(environment))
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Libraries live beside everything else that is made once and kept."""
+    if root := environment.get("PAGEWIRE_CACHE"):
+        return Path(root) / "kernels"
+    home = environment.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "pagewire" / "kernels"
+
+
+def library(source: Path, defines: Sequence[str], toolchain: Toolchain) -> Path:
+    """The compiled source, from the cache or compiled now. Raises BuildFailed."""
+    key = _key(source, defines, toolchain)
+    path = toolchain.cache / f"{source.stem}-{key}.so"
+    if not path.exists():
+        began_s = time.monotonic()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as folder:
+                _compile(source, defines, toolchain, Path(folder)).rename(path)
+        except OSError as error:
+            raise BuildFailed(f"{path.parent}: {error}") from error
+        log.info("compiled %s in %.1f s: %s", source.name, time.monotonic() - began_s, path)
+    return path
+
+
+def _compile(source: Path, defines: Sequence[str], toolchain: Toolchain, folder: Path) -> Path:
+    compiled, linked = folder / "object.o", folder / "library.so"
+    cc = toolchain.compiler
+    # Two commands, because -fopenmp makes the second bring an OpenMP runtime of its own. Two of
+    # them in one process would have twice the threads, each waiting for the cores of the other.
+    _run(cc, *FLAGS, *defines, "-c", str(source), "-o", str(compiled))
+    _run(
+        cc, "-shared", "-Wl,-z,defs", str(compiled), str(toolchain.openmp), "-lm", "-o", str(linked)
+    )
+    return linked
+
+
+def _key(source: Path, defines: Sequence[str], toolchain: Toolchain) -> str:
+    """Everything that the bytes of the library depend on; -march=native makes the CPU one of it."""
+    facts = [
+        *(path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))),
+        *FLAGS,
+        *defines,
+        str(toolchain.openmp),
+        _run(toolchain.compiler, "--version"),
+        _cpu(),
+    ]
+    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
+
+
+def _cpu() -> str:
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return platform.processor()
+    lines = path.read_text().splitlines()
+    return "\n".join(
+        next((line for line in lines if line.startswith(field)), "")
+        for field in ("model name", "flags", "Features")
+    )
+
+
+def _loaded_openmp() -> Path:
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    for line in lines:
+        name = line.split(maxsplit=5)[-1]
+        if os.path.basename(name).startswith("libgomp"):
+            return Path(name)
+    raise BuildFailed("torch has loaded no GNU OpenMP runtime to link with")
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildFailed(f"{command[0]}: {error}") from error
+    if done.returncode:
+        raise BuildFailed(f"{command[0]} failed: {done.stderr.strip()[:500]}")
+    return done.stdout

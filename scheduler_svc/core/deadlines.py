@@ -1,0 +1,33 @@
+"""Which request's time is up; each call costs nothing while nobody's is."""
+
+import heapq
+from collections.abc import Iterator
+
+from scheduler_svc.core.sequence import Sequence, Status
+
+
+class Deadlines:
+    """Sequences by deadline. Those that have finished meanwhile are skipped."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Sequence]] = []
+
+    @property
+    def next_s(self) -> float | None:
+        """The earliest deadline of a live sequence."""
+        while self._heap and self._heap[0][2].status is Status.FINISHED:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def add(self, sequence: Sequence) -> None:
+        """Watches a sequence, if its request has a deadline."""
+        deadline_s = sequence.request.deadline_s
+        if deadline_s is not None:
+            heapq.heappush(self._heap, (deadline_s, sequence.number, sequence))
+
+    def take_due(self, now_s: float) -> Iterator[Sequence]:
+        """Takes out the live sequences whose deadline has come."""
+        while self._heap and self._heap[0][0] <= now_s:
+            sequence = heapq.heappop(self._heap)[2]
+            if sequence.status is not Status.FINISHED:
+                yield sequence

@@ -1,0 +1,48 @@
+"""A plan in the making: what the running compute, then who enters."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.plan import Held, NewSequence
+from scheduler_svc.core.slots import Index, Slots
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since start, for status and metrics."""
+
+    num_steps: int = 0
+    num_prefill_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Draft:
+    """Filled by the planner with those who run, then by admission with those who enter."""
+
+    step_id: int
+    slots: Slots  # rows that compute
+    index: Index  # the same
+    computed: NDArray[np.int32]
+    planned: NDArray[np.int32]
+    chunks: NDArray[np.int32] | None = None  # tokens each row computes; None: one each
+    budget: int = 0
+    appended_slots: list[int] = field(default_factory=list)
+    appended_block_ids: list[int] = field(default_factory=list)
+    admitted: list[NewSequence] = field(default_factory=list)
+    admitted_chunks: list[int] = field(default_factory=list)
+    admitted_sampled: list[int] = field(default_factory=list)  # slots
+    held: Held | None = None  # why the queue did not move on; None: nobody waits
+
+    def keep(self, chunks: NDArray[np.int32]) -> None:
+        """Keeps the rows that compute something."""
+        computes = chunks > 0
+        self.slots, self.index, self.chunks = (
+            self.slots[computes],
+            self.index[computes],
+            chunks[computes],
+        )
+        self.computed, self.planned = self.computed[computes], self.planned[computes]

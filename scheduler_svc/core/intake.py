@@ -1,0 +1,141 @@
+"""The door: which requests are let in to wait, and what is said to those that are not."""
+
+from collections.abc import Container
+
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.promises import Promises
+from scheduler_svc.core.request import RefusalKind, Refused, Request
+from scheduler_svc.core.waiting import Load, WaitingQueue
+
+MAX_TENANT_BYTES = 64
+
+
+class Intake:
+    """Checks requests against the model's limits and against what waits already."""
+
+    def __init__(self, config: SchedulerConfig, waiting: WaitingQueue) -> None:
+        self._config = config
+        self._waiting = waiting
+        self.promises = Promises()
+        self.num_refused = 0  # for overload
+
+    def check(self, request: Request, live: Container[str], num_usable_blocks: int) -> int:
+        """The length at which the request ends at the latest. Raises Refused, naming the field."""
+        problem = self._problem(request)
+        if problem is not None:
+            raise Refused(RefusalKind.INVALID, problem)
+        if request.request_id in live:
+            raise Refused(
+                RefusalKind.DUPLICATE, f"request_id {request.request_id!r} is live already"
+            )
+        max_len = self._config.max_model_len
+        if request.max_tokens is not None:
+            max_len = min(max_len, len(request.prompt_token_ids) + request.max_tokens)
+        # The last token is never computed, so it needs no room.
+        num_blocks = -(-(max_len - 1) // self._config.block_size)
+        if num_blocks > num_usable_blocks:
+            raise Refused(
+                RefusalKind.NEVER_FITS,
+                f"prompt_token_ids and max_tokens need up to {num_blocks} KV blocks of "
+                f"{self._config.block_size} tokens, the worker has {num_usable_blocks}",
+            )
+        if request.deadline_s is not None and request.deadline_s <= request.arrival_s:
+            raise Refused(RefusalKind.EXPIRED, "the deadline had passed when the request arrived")
+        self._check_load(request)
+        return max_len
+
+    def _problem(self, request: Request) -> str | None:
+        prompt, config = request.prompt_token_ids, self._config
+        if not len(prompt):
+            return "prompt_token_ids is empty"
+        if len(prompt) >= config.max_model_len:
+            return (
+                f"prompt_token_ids has {len(prompt)} tokens; with max_model_len "
+                f"{config.max_model_len} at most {config.max_model_len - 1} leave room for output"
+            )
+        if prompt.min() < 0 or prompt.max() >= config.vocab_size:
+            return f"prompt_token_ids has an id outside 0..{config.vocab_size - 1}"
+        if request.max_tokens is not None and request.max_tokens < 1:
+            return f"max_tokens is {request.max_tokens}, must be at least 1"
+        if request.min_tokens < 0:
+            return f"min_tokens is {request.min_tokens}, must not be negative"
+        if request.max_tokens is not None and request.min_tokens > request.max_tokens:
+            return f"min_tokens ({request.min_tokens}) exceeds max_tokens ({request.max_tokens})"
+        if any(not 0 <= token < config.vocab_size for token in request.stop_token_ids):
+            return f"stop_token_ids has an id outside 0..{config.vocab_size - 1}"
+        if len(request.tenant.encode()) > MAX_TENANT_BYTES:
+            return f"tenant is longer than {MAX_TENANT_BYTES} bytes"
+        return None
+
+    def _check_load(self, request: Request) -> None:
+        """Refuses what would make the queue too long. An empty queue takes anything."""
+        config, waiting, tenant = self._config, self._waiting, request.tenant
+        total = Load(len(waiting), waiting.num_tokens)
+        own = waiting.load_of(tenant)
+        self.promises.advance(request.arrival_s)
+        is_promised = self.promises.is_due(request.request_id)
+        promised = Load() if is_promised else self.promises.due
+        own_promised = Load() if is_promised else self.promises.due_of(tenant)
+        num_tokens = len(request.prompt_token_ids)
+        problem = _excess(
+            "",
+            total,
+            promised,
+            num_tokens,
+            config.max_waiting_requests,
+            config.max_waiting_tokens,
+        ) or _excess(
+            f" of tenant {tenant!r}",
+            own,
+            own_promised,
+            num_tokens,
+            config.max_waiting_requests_per_tenant,
+            config.max_waiting_tokens_per_tenant,
+        )
+        if problem:
+            self.num_refused += 1
+            raise Refused(RefusalKind.OVERLOADED, problem)
+        if is_promised:
+            self.promises.keep(request.request_id)
+
+    def num_ahead(self, request: Request) -> int:
+        """How many admissions it takes until there is room for a refused request."""
+        config, waiting = self._config, self._waiting
+        total, own = Load(len(waiting), waiting.num_tokens), waiting.load_of(request.tenant)
+        num_tokens = len(request.prompt_token_ids)
+        ahead = 1
+        for load, max_requests, max_tokens in (
+            (total, config.max_waiting_requests, config.max_waiting_tokens),
+            (own, config.max_waiting_requests_per_tenant, config.max_waiting_tokens_per_tenant),
+        ):
+            share = len(waiting) / max(load.num_sequences, 1)  # others are admitted in between
+            if max_requests:
+                ahead = max(ahead, round(share * (load.num_sequences + 1 - max_requests)))
+            if max_tokens and load.num_tokens:
+                excess = (load.num_tokens + num_tokens - max_tokens) / load.num_tokens
+                ahead = max(ahead, round(share * load.num_sequences * excess))
+        return ahead + len(self.promises)
+
+
+def _excess(
+    whose: str, load: Load, promised: Load, num_tokens: int, max_requests: int, max_tokens: int
+) -> str | None:
+    """Why a queue is too long for one request more.
+
+    Places that were promised are kept free, but never more than half of all: a promise that nobody
+    comes back for shall not leave the worker idle.
+    """
+    if not load.num_sequences:
+        return None
+    num_kept = min(promised.num_sequences, max_requests // 2)
+    if max_requests and load.num_sequences + num_kept >= max_requests:
+        kept = f" and {num_kept} places are promised" if num_kept else ""
+        return f"{load.num_sequences} requests{whose} wait{kept}, at most {max_requests} may"
+    num_kept = min(promised.num_tokens, max_tokens // 2)
+    if max_tokens and load.num_tokens + num_kept + num_tokens > max_tokens:
+        kept = f" and places for {num_kept} are promised" if num_kept else ""
+        return (
+            f"{load.num_tokens} tokens{whose} wait{kept}: with {num_tokens} more they would exceed "
+            f"the {max_tokens} that may"
+        )
+    return None

@@ -1,0 +1,173 @@
+"""Whose turn it is: interchangeable orders of the waiting sequences.
+
+An order holds sequences and knows nothing of slots, blocks or limits. What is taken out of it has
+had its turn, and comes back through `put_back`: because it did not fit, was preempted, or lost its
+worker. No order reads a clock: ageing is made of arrival times, fairness of tokens.
+"""
+
+import heapq
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from scheduler_svc.core.config import Policy, SchedulerConfig
+from scheduler_svc.core.fair_share import FairShare
+from scheduler_svc.core.sequence import Sequence, Status
+
+
+class Order(ABC):
+    """Decides whose turn it is. Sequences that have finished meanwhile are skipped."""
+
+    @abstractmethod
+    def append(self, sequence: Sequence) -> None:
+        """A new sequence."""
+
+    @abstractmethod
+    def put_back(self, sequence: Sequence) -> None:
+        """One that has had its turn already; of several the last in the order comes first."""
+
+    @abstractmethod
+    def take(self) -> Sequence | None:
+        """Takes out whoever is next."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Sequence]:
+        """Everyone, in the order in which they would be taken if nothing else happened."""
+
+    def is_more_urgent(self, sequence: Sequence, running: Sequence) -> bool:
+        """Whether a running sequence should make room for this waiting one."""
+        return False
+
+    def by_seniority(self, running: Iterable[Sequence]) -> tuple[Sequence, ...]:
+        """The running, given in order of admission; when blocks run out the last give way."""
+        return tuple(running)
+
+
+class FirstCome(Order):
+    """In order of arrival; whoever comes back goes first."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Sequence] = deque()
+
+    def append(self, sequence: Sequence) -> None:
+        self._queue.append(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        self._queue.appendleft(sequence)
+
+    def take(self) -> Sequence | None:
+        while self._queue:
+            sequence = self._queue.popleft()
+            if sequence.status is not Status.FINISHED:
+                return sequence
+        return None
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (s for s in self._queue if s.status is not Status.FINISHED)
+
+
+class ByPriority(Order):
+    """The smallest priority number first, ties by arrival.
+
+    Waiting makes urgent: `ageing_s` seconds count as much as one priority level. All age alike, so
+    the order of two sequences never changes, and a sequence of priority p is passed only by those
+    that arrive within p * ageing_s seconds (of priority 0; others likewise). That bounds its wait.
+    """
+
+    def __init__(self, ageing_s: float) -> None:
+        self._ageing_s = ageing_s
+        self._heap: list[tuple[float, int, Sequence]] = []
+
+    def rank(self, sequence: Sequence) -> tuple[float, int]:
+        """Smaller is more urgent; no two sequences have the same."""
+        request = sequence.request
+        return request.arrival_s + request.priority * self._ageing_s, sequence.number
+
+    def append(self, sequence: Sequence) -> None:
+        heapq.heappush(self._heap, (*self.rank(sequence), sequence))
+
+    def put_back(self, sequence: Sequence) -> None:
+        self.append(sequence)
+
+    def take(self) -> Sequence | None:
+        while self._heap:
+            sequence = heapq.heappop(self._heap)[2]
+            if sequence.status is not Status.FINISHED:
+                return sequence
+        return None
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (entry[2] for entry in sorted(self._heap) if entry[2].status is not Status.FINISHED)
+
+    def is_more_urgent(self, sequence: Sequence, running: Sequence) -> bool:
+        # Both: a running sequence that has waited long keeps its place against newer ones.
+        return sequence.request.priority < running.request.priority and (
+            self.rank(sequence) < self.rank(running)
+        )
+
+    def by_seniority(self, running: Iterable[Sequence]) -> tuple[Sequence, ...]:
+        return tuple(sorted(running, key=self.rank))
+
+
+class ByShare(Order):
+    """The tenant served least goes first, and of each tenant the first to come."""
+
+    def __init__(self, share: FairShare) -> None:
+        self._share = share
+        self._queues: dict[str, deque[Sequence]] = {}
+        # Counters only grow, so an entry may tell too little, never too much; take() mends it.
+        self._heap: list[tuple[float, str]] = []
+
+    def append(self, sequence: Sequence) -> None:
+        tenant = sequence.request.tenant
+        if tenant not in self._queues:
+            self._share.enter(tenant, self._least())
+        self._queue_of(tenant).append(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        self._queue_of(sequence.request.tenant).appendleft(sequence)
+
+    def _queue_of(self, tenant: str) -> deque[Sequence]:
+        queue = self._queues.get(tenant)
+        if queue is None:
+            queue = self._queues[tenant] = deque()
+            heapq.heappush(self._heap, (self._share.counter(tenant), tenant))
+        return queue
+
+    def take(self) -> Sequence | None:
+        while self._least() is not None:
+            tenant = self._heap[0][1]
+            queue = self._queues[tenant]
+            sequence = queue.popleft() if queue else None
+            if not queue:
+                del self._queues[tenant]
+                heapq.heappop(self._heap)
+                self._share.leave(tenant)
+            if sequence is not None and sequence.status is not Status.FINISHED:
+                return sequence
+        return None
+
+    def _least(self) -> float | None:
+        """The smallest counter of those who wait, whose tenant is then on top of the heap."""
+        while self._heap:
+            counter, tenant = self._heap[0]
+            current = self._share.counter(tenant)
+            if current == counter:
+                return counter
+            heapq.heapreplace(self._heap, (current, tenant))
+        return None
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for tenant in sorted(self._queues, key=lambda name: (self._share.counter(name), name)):
+            yield from (s for s in self._queues[tenant] if s.status is not Status.FINISHED)
+
+
+def make_order(config: SchedulerConfig, share: FairShare) -> Order:
+    """The order that the configuration names."""
+    match config.policy:
+        case Policy.FCFS:
+            return FirstCome()
+        case Policy.PRIORITY:
+            return ByPriority(config.priority_ageing_s)
+        case Policy.FAIR:
+            return ByShare(share)

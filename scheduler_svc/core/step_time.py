@@ -1,0 +1,66 @@
+"""How long a step takes: measured, as a base, a time per computed token and per token of context.
+
+Fed by whoever sees the clock. Least squares over the last steps, older ones fading.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+_FADE = 0.99  # what an observation counts after one more
+_MIN_OBSERVATIONS = 3
+_RIDGE = 1e-9  # of each diagonal: steps that are all alike do not tell the parts apart
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds; none is negative."""
+
+    base_s: float
+    per_token_s: float
+    per_context_token_s: float
+
+    def of(self, num_tokens: float, num_context_tokens: float) -> float:
+        """The time of one step."""
+        return (
+            self.base_s
+            + self.per_token_s * num_tokens
+            + self.per_context_token_s * num_context_tokens
+        )
+
+
+class StepTimeFit:
+    """Normal equations of the fit, updated in constant time."""
+
+    def __init__(self) -> None:
+        self.num_observations = 0
+        self._moments = np.zeros((3, 3))
+        self._targets = np.zeros(3)
+
+    def observe(self, num_tokens: int, num_context_tokens: int, duration_s: float) -> None:
+        """One step that was measured."""
+        features = np.array((1.0, num_tokens, num_context_tokens))
+        self._moments *= _FADE
+        self._moments += features[:, None] * features
+        self._targets *= _FADE
+        self._targets += features * duration_s
+        self.num_observations += 1
+
+    def solve(self) -> StepTime | None:
+        """The model that fits best; None while too little was seen."""
+        if self.num_observations < _MIN_OBSERVATIONS:
+            return None
+        parts = [0, 1, 2]
+        while True:
+            # The features differ by orders of magnitude: scaled, a tiny ridge suits all of them.
+            scale = np.sqrt(self._moments.diagonal()[parts]) + 1e-30
+            moments = self._moments[np.ix_(parts, parts)] / np.outer(scale, scale)
+            moments += _RIDGE * np.eye(len(parts))
+            values = np.linalg.solve(moments, self._targets[parts] / scale) / scale
+            if (values >= 0).all():
+                break
+            # A negative part is noise: without it, the others explain what it did.
+            parts.pop(int((values * scale).argmin()))
+        found = np.zeros(3)
+        found[parts] = values
+        return StepTime(*found.tolist())

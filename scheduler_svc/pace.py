@@ -1,0 +1,56 @@
+"""How fast the worker is, and what that means for those who wait.
+
+Measures steps for the core's forecast and keeps the last forecast for a moment: under overload it
+is asked for at every refusal.
+"""
+
+from scheduler_svc.core import Request, Scheduler, StepPlan
+from scheduler_svc.core.forecast import Forecast, forecast
+from scheduler_svc.core.step_time import StepTimeFit
+
+_FRESH_S = 0.05  # a forecast is used for so long
+_UNKNOWN_S = 1.0  # to come again after, before any step was measured
+_MIN_RETRY_S = 0.05
+_MAX_RETRY_S = 600.0
+_MARGIN = 1.05  # coming a little late costs less than being refused again
+
+
+class Pace:
+    """Step times in, seconds of waiting out."""
+
+    def __init__(self) -> None:
+        self._fit = StepTimeFit()
+        self._last_done_s = 0.0
+        self._forecast: tuple[float, Forecast] | None = None
+
+    def stepped(self, plan: StepPlan, sent_s: float, now_s: float) -> None:
+        """A step is done. It began when it was sent, or when the one before it was done."""
+        duration_s = now_s - max(sent_s, self._last_done_s)
+        self._last_done_s = now_s
+        if not plan.reset:  # the first step on a worker warms it up
+            self._fit.observe(plan.num_tokens, int(plan.num_computed.sum()), duration_s)
+
+    def backlog_s(self, core: Scheduler, now_s: float) -> float | None:
+        """Seconds until everyone who is live has ended; None before any step was measured."""
+        foreseen = self._foresee(core, now_s)
+        return None if foreseen is None else foreseen.drained_s
+
+    def retry_after_s(self, core: Scheduler, request: Request, now_s: float) -> float:
+        """When a refused request may come again; a place is kept for it then."""
+        foreseen = self._foresee(core, now_s)
+        delay_s = _UNKNOWN_S
+        if foreseen is not None:
+            admitted_s = foreseen.nth_admission_s(core.intake.num_ahead(request))
+            delay_s = min(max(_MARGIN * admitted_s, _MIN_RETRY_S), _MAX_RETRY_S)
+        core.intake.promises.make(request, now_s + delay_s)
+        return delay_s
+
+    def _foresee(self, core: Scheduler, now_s: float) -> Forecast | None:
+        if self._forecast is not None and now_s - self._forecast[0] < _FRESH_S:
+            return self._forecast[1]
+        step_time = self._fit.solve()
+        if step_time is None:
+            return None
+        found = forecast(core, step_time)
+        self._forecast = now_s, found
+        return found

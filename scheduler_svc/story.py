@@ -1,0 +1,113 @@
+"""What happened to a request so far, and why it waited: told from the steps that are kept."""
+
+from collections.abc import Iterator
+
+from pagewire.v1 import debug_pb2
+from scheduler_svc.core import Cause, Held, Phase, Scheduler, Sequence, Status, StepPlan
+from scheduler_svc.trace import Trace
+
+_WAITS = {
+    Cause.BUDGET: "the step's token budget (max_num_batched_tokens) was used up",
+    Cause.TOKEN: "the first in line awaited a token that was on its way",
+    Cause.PREEMPTION: "a running request was sent back, and must not be overtaken",
+}
+
+
+def time_spent(sequence: Sequence, now_s: float) -> debug_pb2.TimeSpent:
+    """Seconds by phase; they add up to the request's age."""
+    spent_s = sequence.timeline.spent_s(now_s)
+    return debug_pb2.TimeSpent(
+        queue_s=spent_s[Phase.QUEUE],
+        prefill_s=spent_s[Phase.PREFILL],
+        decode_s=spent_s[Phase.DECODE],
+        preempted_s=spent_s[Phase.PREEMPTED],
+        worker_away_s=spent_s[Phase.WORKER_AWAY],
+    )
+
+
+def tell(core: Scheduler, sequence: Sequence, trace: Trace, now_s: float) -> list[str]:
+    """The story, oldest line first; steps that tell the same are one line."""
+    lines: list[str] = []
+    first_step, last_step, before = 0, 0, ""
+    for step_id, line in _step_by_step(core, sequence, trace):
+        if line != before and before:
+            lines.append(_spanned(first_step, last_step, before))
+        if line != before:
+            first_step, before = step_id, line
+        last_step = step_id
+    if before:
+        lines.append(_spanned(first_step, last_step, before))
+    age_s = sequence.timeline.age_s(now_s)
+    lines.append(f"{age_s:.3f} s old: {sequence.timeline.tell(now_s)}")
+    return lines
+
+
+def _spanned(first_step: int, last_step: int, line: str) -> str:
+    steps = f"step {first_step}" if first_step == last_step else f"steps {first_step}-{last_step}"
+    return f"{steps}: {line}"
+
+
+def _step_by_step(core: Scheduler, sequence: Sequence, trace: Trace) -> Iterator[tuple[int, str]]:
+    request, waits = sequence.request, True
+    for record in reversed(list(trace.newest_first())):
+        plan = record.plan
+        if record.sent_s < request.arrival_s:
+            continue
+        if request.request_id in plan.preempted:
+            waits = True
+            yield plan.step_id, "preempted to make room"
+        entry = next((n for n in plan.new_sequences if n.request is request), None)
+        if entry is not None:
+            waits = False
+            yield (
+                plan.step_id,
+                f"entered slot {entry.slot} with {len(entry.token_ids)} tokens, "
+                f"{entry.num_computed_tokens} of them cached",
+            )
+        elif waits and plan.held is not None and not _runs(plan, sequence):
+            yield plan.step_id, f"waited: {_why(core, plan.held, request.request_id)}"
+
+
+def _runs(plan: StepPlan, sequence: Sequence) -> bool:
+    return sequence in plan.roster.sequences
+
+
+def _why(core: Scheduler, held: Held, request_id: str) -> str:
+    if held.cause is Cause.SLOTS:
+        return f"all {core.config.max_num_seqs} slots (max_num_seqs) were taken"
+    if held.cause is not Cause.BLOCKS:
+        return _WAITS[held.cause]
+    if request_id in held.blocks_short:
+        return f"{_count(held.blocks_short[request_id], 'block')} short"
+    short = held.blocks_short.get(held.first, 0)
+    return f"behind {held.first!r}, which was {_count(short, 'block')} short"
+
+
+def waits_for(core: Scheduler, sequence: Sequence, not_ready: str) -> str:
+    """What has to happen before a waiting request runs; `not_ready` says why no worker serves."""
+    if not_ready:
+        return f"no worker is ready ({not_ready})"
+    num_ahead = 0
+    for other in core.residency.waiting:
+        if other is sequence:
+            break
+        num_ahead += 1
+    if num_ahead:
+        return f"behind {_count(num_ahead, 'request')}"
+    if not core.residency.free_slots:
+        return f"first in line; all {core.config.max_num_seqs} slots (max_num_seqs) are taken"
+    return f"first in line; {_count(core.residency.pool.num_free, 'block')} free"
+
+
+def describe(
+    core: Scheduler, sequence: Sequence, trace: Trace, not_ready: str, now_s: float
+) -> list[str]:
+    """The whole story, up to what the request waits for now."""
+    lines = tell(core, sequence, trace, now_s)
+    if sequence.status is not Status.RUNNING:
+        lines.append(f"now {sequence.status.value}: {waits_for(core, sequence, not_ready)}")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,120 @@
+"""docs/api.md, sent to a running gateway line by line."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+
+from gateway.http import fields
+from gateway.http.schema import ChatCompletionBody, CompletionBody
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+ROUTES_OF = {"Both routes": (CHAT, COMPLETION), CHAT: (CHAT,), COMPLETION: (COMPLETION,)}
+BASE: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "Hello"}]},
+    COMPLETION: {"prompt": "Hello"},
+}
+# A field that means something only beside another one.
+COMPANIONS = {"top_logprobs": {"logprobs": True}, "stream_options": {"stream": True}}
+LINE = re.compile(
+    r"\| `(?P<field>\w+)` \| (?P<status>\w+) \| `(?P<example>.+?)` \| (?P<note>.*) ?\|"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What the document says about one field of one route."""
+
+    route: str
+    field: str
+    status: str
+    example: Any
+    note: str
+
+
+def read_table() -> Iterator[Line]:
+    routes: tuple[str, ...] = ()
+    path = Path(__file__).parents[2] / "docs" / "api.md"
+    for text in path.read_text().splitlines():
+        if text.startswith("## "):
+            routes = ROUTES_OF[text.removeprefix("## ").strip("`")]
+        elif text.startswith("| `"):
+            line = LINE.fullmatch(text)
+            assert line is not None, text
+            example = json.loads(line["example"])
+            for route in routes:
+                yield Line(route, line["field"], line["status"], example, line["note"].strip())
+
+
+LINES = list(read_table())
+
+
+@pytest.fixture(autouse=True)
+def scheduler(running: Any) -> Iterator[None]:
+    """Whoever asks for logprobs gets none from the fake scheduler, so it does not see the wish."""
+    plain = type(running.scheduler)._answer
+
+    def answer(submit: Any, outbox: Any) -> None:
+        if submit.sampling.HasField("logprobs"):
+            running.scheduler.output = []
+        plain(running.scheduler, submit, outbox)
+
+    running.scheduler._answer = answer
+    yield
+    del running.scheduler._answer
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line.route}-{line.field}")
+async def test_the_gateway_does_what_the_table_says(line: Line, running: Any) -> None:
+    base = BASE[line.route] | COMPANIONS.get(line.field, {})
+    response = await running.http.post(line.route, json=base | {line.field: line.example})
+    if line.status == "refused":
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == (line.field, "unsupported_parameter")
+        return
+    assert response.status_code == 200, response.text
+    if line.status == "ignored":
+        await running.http.post(line.route, json=base)
+        with_it, without = running.scheduler.submits
+        assert with_it.sampling == without.sampling
+        assert with_it.prompt_token_ids == without.prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "neutral", "theirs"),
+    [
+        (CHAT, ChatCompletionBody, fields.CHAT, chat_create_params.CompletionCreateParamsBase),
+        (
+            COMPLETION,
+            CompletionBody,
+            fields.COMPLETION,
+            completion_create_params.CompletionCreateParamsBase,
+        ),
+    ],
+)
+async def test_the_table_has_every_field_of_the_gateway_and_of_openai(
+    route: str, body: Any, neutral: dict[str, Any], theirs: Any
+) -> None:
+    mine = [line for line in LINES if line.route == route]
+    by_status: dict[str, set[str]] = {}
+    for line in mine:
+        by_status.setdefault(line.status, set()).add(line.field)
+    assert len({line.field for line in mine}) == len(mine)
+    assert set(by_status) <= {"supported", "different", "ignored", "refused"}
+    assert by_status["supported"] | by_status["different"] == set(body.model_fields)
+    assert by_status["ignored"] == fields.HARMLESS
+    assert by_status["refused"] >= set(neutral)
+    assert set(theirs.__annotations__) <= {line.field for line in mine}
+
+
+async def test_what_is_different_says_how() -> None:
+    assert all(line.note for line in LINES if line.status in ("different", "ignored"))

@@ -1,0 +1,300 @@
+"""Choices, log probabilities and rules through a real gateway: HTTP and gRPC."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, types_pb2
+from rpc import columns
+from rpc.logprobs import LogprobColumns
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
+PROMPT = {"prompt": "Hello"}
+
+
+def logprob_of(token_id: int) -> float:
+    return -token_id / 1024
+
+
+@pytest.fixture
+def scheduler(running: Any) -> Any:
+    """The module's scheduler; it answers with logprobs of which the top ones are the next ids."""
+    plain = type(running.scheduler)._answer
+
+    def answer(submit: Any, outbox: Any) -> None:
+        if not submit.sampling.HasField("logprobs"):
+            plain(running.scheduler, submit, outbox)
+            return
+        ids = np.array(running.scheduler.output, dtype=np.int32)
+        # More than this request asked for: another one of the step did.
+        top = ids[:, None] + np.arange(submit.sampling.logprobs + 2)
+        numbers = LogprobColumns(np.arange(len(ids)), ids / -1024, ids + 1, top, top / -1024)
+        handles = columns.pack([submit.handle] * len(ids), columns.UINT32)
+        message = types_pb2.LogprobColumns(**numbers.pack())
+        outbox.put_nowait(
+            scheduler_pb2.SessionResponse(
+                handles=handles, token_ids=columns.pack(ids), logprobs=message
+            )
+        )
+        running.scheduler._finish(submit, outbox)
+
+    running.scheduler._answer = answer
+    yield running.scheduler
+    del running.scheduler._answer
+
+
+async def post(running: Any, route: str, body: dict[str, Any]) -> dict[str, Any]:
+    response = await running.http.post(route, json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def stream(running: Any, route: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    body = body | {"stream": True, "stream_options": {"include_usage": True}}
+    response = await running.http.post(route, json=body)
+    assert response.status_code == 200, response.text
+    lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+async def test_a_chat_lists_every_token_with_its_bytes(
+    running: Any, scheduler: Any, tokenizer: Any, encode: Any
+) -> None:
+    scheduler.output = encode("héllo 😀!")
+    body = CHAT | {"logprobs": True, "top_logprobs": 2}
+    answer = await post(running, "/v1/chat/completions", body)
+    choice = answer["choices"][0]
+    content = choice["logprobs"]["content"]
+    assert choice["logprobs"]["refusal"] is None
+    assert len(content) == len(scheduler.output)
+    spelled = b"".join(bytes(token["bytes"]) for token in content)
+    assert spelled.decode() == choice["message"]["content"] == "héllo 😀!"
+    for token, token_id in zip(content, scheduler.output, strict=True):
+        assert token["logprob"] == pytest.approx(logprob_of(token_id))
+        assert [bytes(top["bytes"]) for top in token["top_logprobs"]] == [
+            tokenizer.spell(token_id),
+            tokenizer.spell(token_id + 1),
+        ]
+    # Half a character is spelled in bytes, everything else as it reads.
+    assert any(token["token"].startswith("bytes:\\x") for token in content)
+    assert content[0]["token"] == bytes(content[0]["bytes"]).decode()
+
+
+async def test_a_streamed_chat_has_the_same_tokens(running: Any, scheduler: Any) -> None:
+    body = CHAT | {"logprobs": True}
+    whole = await post(running, "/v1/chat/completions", body)
+    chunks = await stream(running, "/v1/chat/completions", body)
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    tokens = [t for c in choices if c["logprobs"] for t in c["logprobs"]["content"]]
+    assert tokens == whole["choices"][0]["logprobs"]["content"]
+    assert all(token["top_logprobs"] == [] for token in tokens)
+    text = "".join(choice["delta"].get("content", "") for choice in choices)
+    assert text == whole["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("count", [0, 3])
+async def test_a_completion_has_columns_whose_offsets_point_into_its_text(
+    count: int, running: Any, scheduler: Any, encode: Any
+) -> None:
+    scheduler.output = encode("naïve 日本 café")
+    answer = await post(running, "/v1/completions", PROMPT | {"logprobs": count})
+    choice = answer["choices"][0]
+    table = choice["logprobs"]
+    assert len({len(column) for column in table.values()}) == 1
+    assert table["token_logprobs"] == pytest.approx([logprob_of(i) for i in scheduler.output])
+    for token, offset in zip(table["tokens"], table["text_offset"], strict=True):
+        if not token.startswith("bytes:"):
+            assert choice["text"][offset:].startswith(token)
+    assert table["text_offset"] == sorted(table["text_offset"])
+    for token, tops in zip(table["tokens"], table["top_logprobs"], strict=True):
+        assert token in tops
+        assert len(tops) <= max(count, 1)
+
+
+async def test_a_stop_string_cuts_logprobs_with_the_tokens(
+    running: Any, scheduler: Any, encode: Any
+) -> None:
+    scheduler.output = encode("The capital of France is Paris. And more.")
+    body = PROMPT | {"logprobs": 0, "stop": "Paris"}
+    choice = (await post(running, "/v1/completions", body))["choices"][0]
+    assert choice["text"] == "The capital of France is "
+    assert 0 < len(choice["logprobs"]["tokens"]) < len(scheduler.output)
+    assert "".join(choice["logprobs"]["tokens"]).endswith("Paris")
+
+
+async def test_grpc_outputs_have_one_entry_per_token(running: Any, scheduler: Any) -> None:
+    stub = inference_pb2_grpc.InferenceServiceStub(running.channel)
+    options = pb.GenerationOptions(sampling=types_pb2.SamplingParams(logprobs=1))
+    prompt = pb.Prompt(text="Hello")
+    whole = await stub.Generate(pb.GenerateRequest(prompt=prompt, options=options))
+    pieces = stub.GenerateStream(pb.GenerateStreamRequest(prompt=prompt, options=options))
+    streamed = [token async for message in pieces for token in message.delta.logprobs]
+    assert list(whole.output.logprobs) == streamed
+    for token, token_id in zip(streamed, scheduler.output, strict=True):
+        assert token.logprob == pytest.approx(logprob_of(token_id))
+        assert (token.rank, list(token.top_token_ids)) == (token_id + 1, [token_id])
+
+
+async def test_a_scheduler_that_sends_no_logprobs_is_an_error_and_not_a_lie(running: Any) -> None:
+    response = await running.http.post("/v1/completions", json=PROMPT | {"logprobs": 1})
+    assert response.status_code == 500
+    assert "logprobs" in response.json()["error"]["message"]
+
+
+async def test_n_gives_indexed_choices_and_counts_the_prompt_once(running: Any) -> None:
+    body = {"prompt": ["Hello", "world"], "n": 3, "seed": 8}
+    answer = await post(running, "/v1/completions", body)
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    submits = running.scheduler.submits
+    by_prompt: dict[bytes, list[int]] = {}
+    for submit in submits:
+        by_prompt.setdefault(submit.prompt_token_ids, []).append(submit.sampling.seed)
+    assert len(by_prompt) == 2
+    assert all(len(set(seeds)) == 3 and 8 in seeds for seeds in by_prompt.values())
+    num_output = len(running.scheduler.output)
+    num_prompt = sum(len(ids) // 4 for ids in by_prompt)
+    assert answer["usage"]["prompt_tokens"] == num_prompt
+    assert answer["usage"]["completion_tokens"] == 6 * num_output
+    chunks = await stream(running, "/v1/completions", body)
+    assert chunks[-1]["usage"] == answer["usage"]
+    texts = ["" for _ in range(6)]
+    for chunk in chunks[:-1]:
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == [choice["text"] for choice in answer["choices"]]
+
+
+@pytest.mark.parametrize("name", ["Generate", "Chat"])
+async def test_n_in_grpc_gives_indexed_outputs(name: str, running: Any) -> None:
+    stub = inference_pb2_grpc.InferenceServiceStub(running.channel)
+    options = pb.GenerationOptions(n=3, request_id="mine")
+    if name == "Generate":
+        request: Any = {"prompt": pb.Prompt(text="Hello"), "options": options}
+    else:
+        turn = pb.ChatMessage(role="user", content="Hello")
+        request = {"messages": [turn], "options": options}
+    whole = await getattr(stub, name)(getattr(pb, f"{name}Request")(**request))
+    outputs = [whole.output, *whole.more_outputs]
+    assert [output.index for output in outputs] == [0, 1, 2]
+    assert {output.text for output in outputs} == {"Hello world"}
+    assert whole.request_id == "mine"
+    texts, ends = ["", "", ""], [0, 0, 0]
+    call = getattr(stub, f"{name}Stream")(getattr(pb, f"{name}StreamRequest")(**request))
+    async for message in call:
+        texts[message.delta.index] += message.delta.text
+        ends[message.delta.index] += message.delta.HasField("usage")
+    assert texts == ["Hello world"] * 3 and ends == [1, 1, 1]
+
+
+async def test_rules_reach_the_scheduler_as_they_are(running: Any, encode: Any) -> None:
+    body = CHAT | {
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.5,
+        "logit_bias": {"5": -100, "7": 2.5},
+        "allowed_token_ids": [5, 6],
+        "bad_words": ["world", " Paris"],
+    }
+    await post(running, "/v1/chat/completions", body)
+    sampling = running.scheduler.submits[0].sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1)
+    assert sampling.repetition_penalty == 1.5
+    assert {entry.token_id: entry.bias for entry in sampling.logit_bias} == {5: -100, 7: 2.5}
+    assert list(sampling.allowed_token_ids) == [5, 6]
+    words = [list(word.token_ids) for word in sampling.bad_words_token_ids]
+    assert words == [encode(text) for text in ("world", " world", "Paris", " Paris")]
+    await post(running, "/v1/completions", PROMPT)
+    plain = running.scheduler.submits[1].sampling
+    assert [field.name for field, _ in plain.ListFields()] == ["max_tokens"]
+
+
+async def test_bad_words_over_grpc_are_strings_beside_token_ids(running: Any, encode: Any) -> None:
+    stub = inference_pb2_grpc.InferenceServiceStub(running.channel)
+    word = types_pb2.TokenSequence(token_ids=[4, 4])
+    sampling = types_pb2.SamplingParams(bad_words_token_ids=[word])
+    options = pb.GenerationOptions(sampling=sampling, bad_words=["world"])
+    await stub.Generate(pb.GenerateRequest(prompt=pb.Prompt(text="Hello"), options=options))
+    sent = running.scheduler.submits[0].sampling.bad_words_token_ids
+    assert [list(w.token_ids) for w in sent] == [[4, 4], encode("world"), encode(" world")]
+
+
+REFUSALS = [
+    ("n", {"n": 0}),
+    ("n", {"n": 17}),
+    ("n", {"n": 2, "temperature": 0}),
+    ("presence_penalty", {"presence_penalty": 2.5}),
+    ("frequency_penalty", {"frequency_penalty": -2.5}),
+    ("repetition_penalty", {"repetition_penalty": 0}),
+    ("logit_bias", {"logit_bias": {"x": 1}}),
+    ("logit_bias", {"logit_bias": {"1": "x"}}),
+    ("logit_bias", {"logit_bias": {"1": True}}),
+    ("logit_bias", {"logit_bias": {"1": 101}}),
+    ("logit_bias", {"logit_bias": {"1": 1, "01": 1}}),
+    ("logit_bias", {"logit_bias": {"99999": 1}}),
+    ("logit_bias", {"logit_bias": [1]}),
+    ("logit_bias", {"logit_bias": {str(i): 1 for i in range(1025)}}),
+    ("allowed_token_ids", {"allowed_token_ids": [-1]}),
+    ("allowed_token_ids", {"allowed_token_ids": [99999]}),
+    ("bad_words", {"bad_words": ["x"] * 129}),
+    ("bad_words[1]", {"bad_words": ["x", " "]}),
+    ("bad_words[0]", {"bad_words": ["x" * 1025]}),
+]
+
+
+@pytest.mark.parametrize(("field", "fields"), REFUSALS)
+async def test_what_is_out_of_range_is_refused_by_name(
+    field: str, fields: dict[str, Any], running: Any
+) -> None:
+    for route, body in (("/v1/chat/completions", CHAT), ("/v1/completions", PROMPT)):
+        response = await running.http.post(route, json=body | fields)
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == field
+    assert running.scheduler.submits == []
+
+
+@pytest.mark.parametrize(
+    ("route", "field", "fields"),
+    [
+        ("/v1/chat/completions", "top_logprobs", {"top_logprobs": 3}),
+        ("/v1/chat/completions", "top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+        ("/v1/chat/completions", "logprobs", {"logprobs": 1}),
+        ("/v1/completions", "logprobs", {"logprobs": 21}),
+        ("/v1/completions", "logprobs", {"logprobs": True}),
+    ],
+)
+async def test_logprobs_out_of_range_are_refused_by_name(
+    route: str, field: str, fields: dict[str, Any], running: Any
+) -> None:
+    body = CHAT if "chat" in route else PROMPT
+    response = await running.http.post(route, json=body | fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+
+
+async def test_an_impossible_token_is_still_json(running: Any, scheduler: Any) -> None:
+    scheduler.output = [5]
+
+    def answer(submit: Any, outbox: Any) -> None:
+        one = np.zeros(1, dtype=np.int32)
+        infinite = np.full(1, -math.inf, dtype=np.float32)
+        none = np.zeros((1, 0), dtype=np.int32)
+        numbers = LogprobColumns(one, infinite, one + 9, none, none.astype(np.float32))
+        handles = columns.pack([submit.handle], columns.UINT32)
+        message = types_pb2.LogprobColumns(**numbers.pack())
+        outbox.put_nowait(
+            scheduler_pb2.SessionResponse(
+                handles=handles, token_ids=columns.pack([5]), logprobs=message
+            )
+        )
+        scheduler._finish(submit, outbox)
+
+    scheduler._answer = answer
+    answered = await post(running, "/v1/completions", PROMPT | {"logprobs": 0})
+    assert answered["choices"][0]["logprobs"]["token_logprobs"] == [-9999.0]

@@ -1,0 +1,45 @@
+"""The link to the worker at the moments when two things happen at once."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pagewire.v1 import worker_pb2
+from scheduler_svc.worker_link import Attached, LinkLost, WorkerLink
+
+
+class Stream:
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def read(self) -> Any:
+        return await self.answer
+
+
+def link_to(stream: Stream) -> WorkerLink:
+    attached = Attached(worker_pb2.WorkerDescription(), epoch=1)
+    return WorkerLink(stream, attached)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_turns", range(5))
+async def test_who_is_cancelled_stays_cancelled_though_the_answer_comes_now(num_turns: int) -> None:
+    stream = Stream()
+    receiving = asyncio.create_task(link_to(stream).receive(5.0))
+    await asyncio.sleep(0.01)
+    output = worker_pb2.ModelRunnerOutput(step_id=7)
+    stream.answer.set_result(worker_pb2.AttachResponse(output=output))
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    if receiving.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await receiving
+    else:
+        assert receiving.result() == output
+
+
+async def test_a_step_without_an_answer_is_a_lost_link() -> None:
+    with pytest.raises(LinkLost, match=r"0\.01 s"):
+        await link_to(Stream()).receive(0.01)

@@ -1,0 +1,173 @@
+"""What requests change about their logits before a token is chosen.
+
+Order: allowed ids, bad words, minimum tokens, biases, penalties. Only the rows that ask for it are
+touched. What a sequence has said so far is read from its token row on the device, so a penalty
+needs no counter that a preemption or a restart could lose. Knows no requests and keeps no state.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker_svc.step import IntColumn, no_entries
+
+# Rows whose counts over the whole vocabulary are held at once.
+ROWS_AT_ONCE = 32
+
+
+def _no_floats() -> NDArray[np.float32]:
+    return np.zeros(0, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Single logits: row and token id of each."""
+
+    rows: IntColumn = field(default_factory=no_entries)
+    ids: IntColumn = field(default_factory=no_entries)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """As an index into logits."""
+        return torch.from_numpy(self.rows).to(device), torch.from_numpy(self.ids).to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Where the tokens are that rows have said so far: [N] each, but for the device's rows."""
+
+    token_rows: Tensor  # [max_num_seqs, L], by slot
+    slots: IntColumn
+    num_prompt: IntColumn
+    num_tokens: IntColumn
+
+    def part(self, start: int, end: int) -> "History":
+        """Some of the rows."""
+        columns = (self.slots, self.num_prompt, self.num_tokens)
+        return History(self.token_rows, *(column[start:end] for column in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class BadWords:
+    """Token sequences whose last token may not follow the others; one entry each."""
+
+    rows: IntColumn  # [N]
+    prefixes: IntColumn  # [N, P]: all but the last token, filled up with -1 in front
+    last_ids: IntColumn  # [N]
+    history: History  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Penalties of the rows that have any."""
+
+    rows: IntColumn  # [N]
+    presence: NDArray[np.float32]  # [N], 0 is off
+    frequency: NDArray[np.float32]  # [N], 0 is off
+    repetition: NDArray[np.float32]  # [N], 1 is off
+    history: History  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """Everything some rows of a step ask for; what is empty or None changes nothing."""
+
+    allowed: Entries = field(default_factory=Entries)  # a row in here may sample nothing else
+    bad_words: BadWords | None = None
+    masked: Entries = field(default_factory=Entries)  # until min_tokens
+    biased: Entries = field(default_factory=Entries)
+    biases: NDArray[np.float32] = field(default_factory=_no_floats)  # one per biased entry
+    penalties: Penalties | None = None
+
+    def __bool__(self) -> bool:
+        return bool(
+            len(self.allowed)
+            or len(self.masked)
+            or len(self.biased)
+            or self.bad_words is not None
+            or self.penalties is not None
+        )
+
+
+def adjust(logits: Tensor, adjustments: Adjustments) -> None:
+    """Changes logits [R, V] in place."""
+    if len(adjustments.allowed):
+        _keep_allowed(logits, adjustments.allowed)
+    if adjustments.bad_words is not None:
+        _mask_bad_words(logits, adjustments.bad_words)
+    if len(adjustments.masked):
+        logits[adjustments.masked.on(logits.device)] = float("-inf")
+    if len(adjustments.biased):
+        biases = torch.from_numpy(adjustments.biases).to(logits.device)
+        logits.index_put_(adjustments.biased.on(logits.device), biases, accumulate=True)
+    if adjustments.penalties is not None:
+        _penalize(logits, adjustments.penalties)
+
+
+def _keep_allowed(logits: Tensor, allowed: Entries) -> None:
+    entries = allowed.on(logits.device)
+    kept = logits[entries]
+    logits[torch.from_numpy(np.unique(allowed.rows)).to(logits.device)] = float("-inf")
+    logits[entries] = kept
+
+
+def _mask_bad_words(logits: Tensor, words: BadWords) -> None:
+    device = logits.device
+    history, (num_words, width) = words.history, words.prefixes.shape
+    # The newest `width` tokens of each row; positions before its output match nothing.
+    positions = history.num_tokens[:, None] + np.arange(-width, 0)  # [N, P]
+    is_output = torch.from_numpy(positions >= history.num_prompt[:, None]).to(device)
+    slots = torch.from_numpy(history.slots).to(device)
+    said = history.token_rows[slots[:, None], torch.from_numpy(positions.clip(0)).to(device)]
+    prefixes = torch.from_numpy(words.prefixes).to(device)  # [N, P]
+    follows = ((said == prefixes) & is_output | (prefixes < 0)).all(-1)  # [N]
+    change = torch.zeros(num_words, device=device).masked_fill_(follows, float("-inf"))
+    # Added, because several words of a row may end in the same token.
+    index = Entries(words.rows, words.last_ids).on(device)
+    logits.index_put_(index, change, accumulate=True)
+
+
+def _penalize(logits: Tensor, penalties: Penalties) -> None:
+    """Only the logits of tokens that were said are touched, however large the vocabulary."""
+    for start in range(0, len(penalties.rows), ROWS_AT_ONCE):
+        end = start + ROWS_AT_ONCE
+        rows, presence, frequency, repetition = (
+            torch.from_numpy(column[start:end]).to(logits.device)[:, None]
+            for column in (
+                penalties.rows,
+                penalties.presence,
+                penalties.frequency,
+                penalties.repetition,
+            )
+        )
+        said, count = _said(penalties.history.part(start, end), logits)  # [N, L]
+        chosen = logits[rows, said]
+        chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
+        chosen -= frequency * count
+        chosen -= presence * (count > 0)
+        # A token said twice is written twice, with the same value.
+        logits[rows, said] = chosen
+
+
+def _said(history: History, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens of prompt and output, [N, L], and how often each of them is in the output."""
+    device = logits.device
+    slots, num_prompt, num_tokens = (
+        torch.from_numpy(column).to(device)[:, None]
+        for column in (history.slots, history.num_prompt, history.num_tokens)
+    )
+    width = int(history.num_tokens.max())
+    said = history.token_rows[:, :width].index_select(0, slots.squeeze(1)).long()  # [N, L]
+    position = torch.arange(width, device=device)
+    # What lies behind the known tokens may be anything; the first token is as good as any.
+    said = torch.where(position < num_tokens, said, said[:, :1])
+    is_output = (position >= num_prompt) & (position < num_tokens)
+    counts = torch.zeros((len(said), logits.shape[1]), device=device)
+    # Whole numbers below 2**24, so the sums are exact in any order.
+    counts.scatter_add_(1, said, is_output.float())
+    return said, counts.gather(1, said)

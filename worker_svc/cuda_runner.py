@@ -1,0 +1,239 @@
+"""The runner on CUDA: launches steps and leaves waiting for them to somebody else.
+
+A decode step is one graph replay; any other step runs eagerly over flat tensors. Neither waits for
+the device: the host advances its table when the launch has worked, and the tokens are read once
+the step's last event has come.
+"""
+
+import gc
+import logging
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker_svc import inputs, logprobs
+from worker_svc.adjustments import adjust
+from worker_svc.batch_state import Staged
+from worker_svc.decode_graphs import DecodeGraphs
+from worker_svc.kv_cache import KVCache
+from worker_svc.logprobs import Logprobs
+from worker_svc.model_runner import ModelRunner, failed, to_output, us_since
+from worker_svc.models import Decoder
+from worker_svc.models.fused import FusedDecoder
+from worker_svc.slots_on_device import SlotsOnDevice
+from worker_svc.step import (
+    GREEDY_TEMPERATURE,
+    Limits,
+    StepInput,
+    StepOutput,
+    StepTimings,
+)
+from worker_svc.step_clock import StepClock
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that runs on the device."""
+
+    runner: "CudaRunner"
+    staged: Staged
+    clock: StepClock
+    ring_row: int | None  # None: no row samples
+    logprobs: Logprobs | None
+    timings: StepTimings
+    started: float
+
+    def result(self) -> StepOutput:
+        """Waits for the step. An error here is the device's own, and it lasts."""
+        step_id = self.staged.step.step_id
+        try:
+            self.clock.wait()
+            tokens, found = self._tokens(), self.logprobs
+            columns = None if found is None else found.to_host()
+            output = to_output(step_id, tokens, self._timings(), columns)
+        except RuntimeError as error:
+            log.exception("step %d failed on the device", step_id)
+            output = failed(step_id, f"{type(error).__name__}: {error}")
+        return output
+
+    def record(self, output: StepOutput) -> None:
+        """Notes it for the debug service: after the answer, which should not wait for this."""
+        self.runner.record(self.staged, output, self.started)
+
+    def _tokens(self) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+        if self.ring_row is None:
+            return np.zeros(0, dtype=np.int32)
+        num_sampled = int(np.count_nonzero(self.staged.rows.samples))
+        return self.runner.slots.tokens(self.ring_row, num_sampled)
+
+    def _timings(self) -> StepTimings:
+        forward_us, sample_us, *_ = [*self.clock.spans_us(), 0, 0]
+        before = self.timings
+        return StepTimings(before.queue_us, before.prepare_us, forward_us, sample_us)
+
+
+class CudaRunner(ModelRunner):
+    """A loaded model with its cache, its slots and, once warm, its graphs."""
+
+    is_asynchronous = True
+
+    def __init__(
+        self, model: Decoder, kv_cache: KVCache, limits: Limits, device: torch.device
+    ) -> None:
+        super().__init__(model, kv_cache, limits, device)
+        assert model.fused is not None  # what it cannot run goes to a ModelRunner
+        self._fused: FusedDecoder = model.fused
+        self.slots = SlotsOnDevice(self.state)
+        self._graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
+
+    @property
+    def graph_batch_sizes(self) -> tuple[int, ...]:
+        return self._graphs.sizes
+
+    def execute(self, step: StepInput, queue_us: int = 0) -> StepOutput:
+        launched = self.launch(step, queue_us)
+        if isinstance(launched, StepOutput):
+            return launched
+        output = launched.result()
+        launched.record(output)
+        return output
+
+    @torch.inference_mode()
+    def launch(self, step: StepInput, queue_us: int = 0) -> StepOutput | InFlight:
+        """Starts one step. Raises BadStep, or answers with an error, without a trace of it."""
+        started = time.perf_counter()
+        staged = self.state.stage(step)
+        try:
+            flight = self._launch(staged, queue_us, started)
+        except Exception as error:  # whatever the device raises, the process and the state live on
+            log.exception("step %d failed", step.step_id)
+            self._undo()
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+            output = failed(step.step_id, f"{type(error).__name__}: {error}")
+            self.record(staged, output, started)
+            return output
+        self.state.commit(staged)
+        return flight
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Runs the largest prefill and captures every decode step; touches no state."""
+        self._rehearse_prefill()
+        self._graphs.capture()
+        self.slots.restore(self.state.table)
+        torch.cuda.synchronize(self._device)
+        # All this lives as long as the process: searching it for garbage would hold up a step.
+        gc.collect()
+        gc.freeze()
+
+    @torch.inference_mode()
+    def profile(self) -> None:
+        """Takes the memory that serving takes: the largest steps, and graphs for the largest."""
+        self._rehearse_prefill()
+        self._graphs.capture(self._graphs.sizes[-1:])
+        torch.cuda.synchronize(self._device)
+
+    def _rehearse_prefill(self) -> None:
+        limits = self.limits
+        most = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
+        full, rest = divmod(most, limits.max_model_len)
+        # Whole prompts, as many short ones as there may be, whose logits are the largest, and one
+        # chunk of each size for which kernels are compiled.
+        for lengths in (
+            [limits.max_model_len] * full + [rest] * (rest > 0),
+            [2] * max(1, min(limits.max_num_seqs, most // 2)),
+            *([2**n] for n in range(1, min(most, limits.max_model_len, 256).bit_length())),
+        ):
+            idle = inputs.build_idle(limits, lengths, self._device)
+            hidden = self._forward(idle)[: len(lengths)]
+            nobody = np.full(len(lengths), -1, dtype=np.int64)
+            for all_greedy in (True, False):
+                self.slots.sample(self._fused.logits(hidden), nobody, all_greedy)
+        self.slots.restore(self.state.table)
+
+    def _launch(self, staged: Staged, queue_us: int, started: float) -> InFlight:
+        self.state.write(staged)
+        new_slots = [sequence.slot for sequence in staged.step.new_sequences]
+        self.slots.write(staged.table, np.array(new_slots, dtype=np.int64))
+        clock = StepClock(self._device)
+        found, rows = None, staged.rows
+        is_sampling = bool(rows.samples.any())
+        if len(rows.slots) and rows.is_decode and self._is_plain(staged):
+            prepare_us = us_since(started)
+            clock.mark()
+            self._graphs.replay(rows.slots, self._all_greedy(staged))
+            clock.mark()
+        elif len(rows.slots):
+            model_inputs = inputs.build(self.state, rows)
+            prepare_us = us_since(started)
+            clock.mark()
+            hidden = self._forward(model_inputs)  # [T, hidden]
+            clock.mark()
+            if is_sampling:
+                if model_inputs.logit_rows is not None:
+                    hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
+                found = self._sample_eagerly(hidden, staged)
+            clock.mark()
+        else:
+            prepare_us = us_since(started)
+        return InFlight(
+            runner=self,
+            staged=staged,
+            clock=clock,
+            ring_row=self.slots.count() if is_sampling else None,
+            logprobs=found,
+            timings=StepTimings(queue_us=queue_us, prepare_us=prepare_us),
+            started=started,
+        )
+
+    def _is_plain(self, staged: Staged) -> bool:
+        """Whether no row wants its logits changed or reported."""
+        columns = staged.table.columns[staged.rows.slots]
+        is_short = columns["num_tokens"] - columns["num_prompt"] < columns["min_tokens"]
+        return not (columns["has_rules"] | columns["has_logprobs"] | is_short).any()
+
+    def _all_greedy(self, staged: Staged) -> bool:
+        temperature = staged.table.columns["temperature"][staged.rows.slots]
+        return bool((temperature < GREEDY_TEMPERATURE).all())
+
+    def _sample_eagerly(self, hidden: Tensor, staged: Staged) -> Logprobs | None:
+        rows, sampling = staged.rows, self.state.sampling_rows(staged)
+        logits = self._fused.logits(hidden)  # [R, V]
+        slots = rows.slots[rows.samples]
+        all_greedy = bool((sampling.temperature < GREEDY_TEMPERATURE).all())
+        wanted = sampling.logprob_rows
+        if not len(wanted) and not sampling.adjustments:
+            self.slots.sample(logits, slots, all_greedy)
+            return None
+        logits = logits.float()
+        raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
+        finite = logits.sum(-1).isfinite()
+        adjust(logits, sampling.adjustments)
+        finite &= logits.amax(-1).isfinite()  # something is left to choose
+        # A masked token weighs nothing; for the kernel, only a row that failed is not finite.
+        logits.clamp_(min=torch.finfo(torch.float32).min)
+        logits.masked_fill_(~finite[:, None], float("nan"))
+        self.slots.sample(logits, slots, all_greedy)
+        if raw is None:
+            return None
+        ends = staged.table.columns["num_tokens"][slots]  # where the tokens were written
+        return logprobs.look_up(raw, wanted, self._written(slots, ends), sampling.num_top)
+
+    def _written(self, slots: np.ndarray, positions: np.ndarray) -> Tensor:
+        """Tokens [R] at these positions of the token rows."""
+        index = torch.from_numpy(slots * self.slots.token_rows.shape[1] + positions)
+        return self.slots.token_rows.view(-1)[index.to(self._device)].long()
+
+    def _undo(self) -> None:
+        self.state.rollback()
+        try:
+            self.slots.restore(self.state.table)
+        except RuntimeError:
+            log.exception("the device does not answer")
+        self._graphs.forget()

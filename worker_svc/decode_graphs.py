@@ -1,0 +1,134 @@
+"""Decode steps as CUDA graphs: from the slots' newest tokens to the next ones in one launch.
+
+Knows which batch sizes are captured and keeps the memory they read. A batch between two sizes runs
+in the larger one, its rest filled with rows of no slot, which read and write nothing.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.decode_inputs import DecodeInputs, gather_decode_inputs
+from kernels.sample import sample
+from worker_svc.attention import AttentionBatch
+from worker_svc.kv_cache import KVCache
+from worker_svc.models.decoder import Decoder
+from worker_svc.models.fused import FusedDecoder
+from worker_svc.slots_on_device import SlotsOnDevice
+from worker_svc.step import IntColumn, Limits
+
+log = logging.getLogger(__name__)
+
+NO_SLOT = -1
+
+
+def batch_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Sizes to capture: close together where a row more is dear, every 8 from there, the limit."""
+    sizes = {1, 2, 4, *range(8, max_num_seqs, 8), max_num_seqs}
+    return tuple(sorted(size for size in sizes if size <= max_num_seqs))
+
+
+def size_for(sizes: tuple[int, ...], num_rows: int) -> int:
+    """The smallest captured size that holds the rows."""
+    return sizes[int(np.searchsorted(sizes, num_rows))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """What a graph is captured for."""
+
+    size: int
+    all_greedy: bool
+
+
+class DecodeGraphs:
+    """Graphs of one runner, valid as long as its cache, its slots and its model stay in place."""
+
+    def __init__(
+        self, model: Decoder, kv_cache: KVCache, slots: SlotsOnDevice, limits: Limits
+    ) -> None:
+        assert model.fused is not None  # graphs are for the fused layers only
+        self._model = model
+        self._fused: FusedDecoder = model.fused
+        self._kv_cache = kv_cache
+        self._slots = slots
+        self._limits = limits
+        self.sizes = batch_sizes(min(limits.max_num_seqs, limits.max_num_batched_tokens))
+        self._inputs = DecodeInputs.empty(self.sizes[-1], limits.max_blocks_per_seq, slots.device)
+        self._batch_slots = torch.full(
+            (self.sizes[-1],), NO_SLOT, dtype=torch.int32, device=slots.device
+        )
+        self._loaded: IntColumn | None = None  # what the batch's slots hold on the device
+        self._graphs: dict[_Variant, torch.cuda.CUDAGraph] = {}
+
+    def capture(self, sizes: tuple[int, ...] | None = None) -> None:
+        """Captures all sizes or those given, largest first, since it decides the memory."""
+        started = time.perf_counter()
+        self._batch_slots.fill_(NO_SLOT)
+        self._loaded = None
+        torch.cuda.synchronize(self._slots.device)
+        pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(self._slots.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            for size in sorted(sizes or self.sizes, reverse=True):
+                for all_greedy in (True, False):
+                    variant = _Variant(size, all_greedy)
+                    self._graphs[variant] = _capture(lambda: self._step(variant), pool)  # noqa: B023
+        stream.synchronize()
+        log.info("%d graphs captured in %.1f s", len(self._graphs), time.perf_counter() - started)
+
+    def replay(self, slots: IntColumn, all_greedy: bool) -> None:
+        """One decode step of the rows in these slots, in order."""
+        size = size_for(self.sizes, len(slots))
+        if self._loaded is None or not np.array_equal(slots, self._loaded):
+            self._load(slots)
+        self._graphs[_Variant(size, all_greedy)].replay()
+
+    def forget(self) -> None:
+        """The batch's slots on the device may be anything: a launch has failed."""
+        self._loaded = None
+
+    def _load(self, slots: IntColumn) -> None:
+        padded = np.full(len(self._batch_slots), NO_SLOT, dtype=np.int32)
+        padded[: len(slots)] = slots
+        pinned = torch.from_numpy(padded).pin_memory()
+        self._batch_slots.copy_(pinned, non_blocking=True)
+        self._loaded = slots
+
+    def _step(self, variant: _Variant) -> None:
+        size, held = variant.size, self._slots
+        rows, inputs = self._batch_slots[:size], self._inputs.first(size)
+        gather_decode_inputs(
+            rows, held.slot_state, held.token_rows, held.block_tables, self._limits.block_size,
+            held.num_steps, inputs,
+        )  # fmt: skip
+        batch = AttentionBatch(
+            slot_mapping=inputs.slot_mapping,
+            block_tables=inputs.block_tables,
+            context_lens=inputs.context_lens,
+            cu_seqlens_q=inputs.context_lens,  # a decode batch does not look at it
+            max_seqlen_q=1,
+            max_context_len=self._limits.max_model_len,
+        )
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._kv_cache, batch)
+        sample(
+            self._fused.logits(hidden), rows, held.slot_state, held.token_rows, held.num_steps,
+            held.ring, variant.all_greedy,
+        )  # fmt: skip
+
+
+def _capture(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    step()  # compiles, and lets the libraries make their workspaces
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may ask the device for something meanwhile, such as the debug service.
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        step()
+    finally:
+        graph.capture_end()
+    return graph

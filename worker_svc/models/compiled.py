@@ -1,0 +1,168 @@
+"""The decoder's layers on CPU: the same weights, packed for the C kernels, in two calls a layer.
+
+Decode steps attend in C over the paged cache as it lies; in steps with longer sequences torch
+attends, and the rest is the same. Knows no requests and no sampling.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import (
+    LANES,
+    MAX_HEAD_DIM,
+    AttentionArguments,
+    BlockArguments,
+    Library,
+    PackedLinear,
+    Product,
+    StreamArguments,
+)
+from worker_svc.attention import AttentionBatch, AttentionStep, HeadLayout
+from worker_svc.kv_cache import KVCache
+from worker_svc.layers import MLP, Attention, RMSNorm
+from worker_svc.linear import Linear
+from worker_svc.model_config import ModelConfig
+
+
+def supports(config: ModelConfig) -> bool:
+    """Whether the model's sizes are such that the kernels have room for them."""
+    sizes = (config.hidden_size, config.intermediate_size, config.head_dim)
+    return config.head_dim <= MAX_HEAD_DIM and all(
+        size % LANES == 0 for size in (*sizes, config.vocab_size)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledLayer:
+    """The weights of one decoder layer."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: PackedLinear
+    qk_norm: Tensor | None  # [H + Hkv, D]
+    o: PackedLinear
+    post_norm: Tensor  # [hidden]
+    gate_up: PackedLinear
+    down: PackedLinear
+
+    @classmethod
+    def of(
+        cls,
+        library: Library,
+        heads: HeadLayout,
+        input_norm: RMSNorm,
+        attention: Attention,
+        post_norm: RMSNorm,
+        mlp: MLP,
+    ) -> "CompiledLayer":
+        def packed(linear: Linear) -> PackedLinear:
+            return library.pack(linear.weight, linear.bias)
+
+        qkv, o = map(packed, attention.products)
+        gate_up, down = map(packed, mlp.products)
+        qk_norm = None
+        if attention.qk_norms is not None:
+            q_norm, k_norm = attention.qk_norms
+            rows = [q_norm] * heads.num_heads + [k_norm] * heads.num_kv_heads
+            qk_norm = torch.stack(rows)
+        return cls(input_norm.weight, qkv, qk_norm, o, post_norm.weight, gate_up, down)
+
+
+class CompiledDecoder:
+    """All layers, the norm behind them and the head."""
+
+    def __init__(
+        self,
+        library: Library,
+        layers: list[CompiledLayer],
+        final_norm: Tensor,
+        head: Linear,
+        eps: float,
+        heads: HeadLayout,
+        cos_sin: Tensor,
+    ) -> None:
+        self._library = library
+        self._layers = layers
+        self._final_norm = final_norm
+        self._head = library.pack(head.weight, head.bias)
+        self._eps = eps
+        self._heads = heads
+        self._cos_sin = cos_sin  # [P, D] float32
+        next_norms = [layer.input_norm for layer in layers[1:]] + [final_norm]
+        next_qkvs = [layer.qkv.arguments for layer in layers[1:]] + [Product()]
+        self._blocks = [
+            BlockArguments(
+                o=layer.o.arguments,
+                gate_up=layer.gate_up.arguments,
+                down=layer.down.arguments,
+                next_qkv=next_qkv,
+                post_norm=layer.post_norm.data_ptr(),
+                next_norm=next_norm.data_ptr(),
+                hidden=len(final_norm),
+                inner=layer.gate_up.num_outputs // 2,
+                eps=eps,
+            )
+            for layer, next_norm, next_qkv in zip(layers, next_norms, next_qkvs, strict=True)
+        ]
+
+    def forward(
+        self, residual: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
+    ) -> Tensor:
+        """Embedded tokens [T, hidden], which it overwrites -> hidden states [T, hidden], normed."""
+        first, num_tokens = self._layers[0], len(residual)
+        hidden = self._library.rms_norm(residual, first.input_norm, self._eps)
+        added = torch.empty_like(residual)
+        gate_up = residual.new_empty((num_tokens, first.gate_up.num_outputs))
+        inner = residual.new_empty((num_tokens, first.gate_up.num_outputs // 2))
+        qkv = residual.new_empty((num_tokens, first.qkv.num_outputs))
+        attended = residual.new_empty((num_tokens, self._heads.num_heads * self._heads.head_dim))
+        stream = StreamArguments(
+            attended.data_ptr(), residual.data_ptr(), hidden.data_ptr(), added.data_ptr(),
+            gate_up.data_ptr(), inner.data_ptr(), qkv.data_ptr(), num_tokens,
+        )  # fmt: skip
+        self._library.linear(hidden, first.qkv, qkv)
+        if batch.is_decode:
+            self._run_decode(qkv, attended, positions, kv_cache, batch, stream)
+        else:
+            step = AttentionStep(self._heads, batch, positions, self._cos_sin, kv_cache)
+            for index, (layer, block) in enumerate(zip(self._layers, self._blocks, strict=True)):
+                attended = step(qkv, layer.qk_norm, self._eps, index).contiguous()  # [T, H D]
+                stream.attended = attended.data_ptr()
+                self._library.decoder_block(block, stream)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, hidden] -> float32 [R, vocab]."""
+        out = torch.empty((len(hidden), self._head.num_outputs), dtype=torch.float32)
+        return self._library.linear(hidden.contiguous(), self._head, out)
+
+    def _run_decode(
+        self,
+        qkv: Tensor,
+        attended: Tensor,
+        positions: Tensor,
+        kv_cache: KVCache,
+        batch: AttentionBatch,
+        stream: StreamArguments,
+    ) -> None:
+        heads, tables = self._heads, batch.block_tables.contiguous()
+        arguments = AttentionArguments(
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            block_size=kv_cache.block_size,
+            table_width=tables.shape[1],
+            scale=heads.scale,
+            eps=self._eps,
+            cos_sin=self._cos_sin.data_ptr(),
+            positions=positions.data_ptr(),
+            slots=batch.slot_mapping.data_ptr(),
+            tables=tables.data_ptr(),
+            context_lens=batch.context_lens.data_ptr(),
+            rows=len(qkv),
+        )
+        for index, (layer, block) in enumerate(zip(self._layers, self._blocks, strict=True)):
+            kv_rows = kv_cache.rows(index)
+            self._library.decode_attention(arguments, qkv, layer.qk_norm, kv_rows, attended)
+            self._library.decoder_block(block, stream)

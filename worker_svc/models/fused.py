@@ -1,0 +1,147 @@
+"""The decoder's layers on CUDA: the same weights in as few kernels as the number of rows allows.
+
+The residual stream is one tensor that every product adds to. A product over a handful of rows takes
+its norm, its activation and its residual into one kernel; with more rows the library multiplies and
+the neighbours are kernels of their own. Knows no requests and no sampling.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels import linear as small_linear
+from kernels.decode_attention import DecodeWorkspace, decode_workspace, paged_decode_attention
+from kernels.prefill_attention import paged_attention
+from kernels.rms_norm import rms_norm
+from kernels.rope import norm_rope_write_kv
+from kernels.silu_and_mul import silu_and_mul
+from worker_svc.attention import AttentionBatch, HeadLayout
+from worker_svc.kv_cache import KVCache
+from worker_svc.layers import MLP, Attention, RMSNorm
+from worker_svc.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A weight [N, K] with its bias [N]."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, linear: Linear) -> "Product":
+        return cls(linear.weight, linear.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, K] -> [T, N]."""
+        if self._pays(x):
+            return small_linear.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+    def normed(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+        """The product of x's norm."""
+        if self._pays(x):
+            return small_linear.linear(x, self.weight, self.bias, norm_weight=norm, eps=eps)
+        return F.linear(rms_norm(x, norm, eps), self.weight, self.bias)
+
+    def gated(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+        """silu(gate) * up, the halves of the product of x's norm: [T, N / 2]."""
+        if self.bias is None and self._pays(x):
+            return small_linear.linear(x, self.weight, norm_weight=norm, eps=eps, gated=True)
+        return silu_and_mul(self.normed(x, norm, eps))
+
+    def added(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The product plus the residual [T, N], which it may overwrite."""
+        if self._pays(x):
+            return small_linear.linear(x, self.weight, self.bias, residual=residual)
+        if self.bias is not None:
+            residual += self.bias
+        return residual.addmm_(x, self.weight.t())
+
+    def _pays(self, x: Tensor) -> bool:
+        return small_linear.pays(x.shape[0], *self.weight.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLayer:
+    """The weights of one decoder layer."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: Product
+    q_norm: Tensor | None  # [D], with k_norm: both or neither
+    k_norm: Tensor | None
+    o: Product
+    post_norm: Tensor  # [hidden]
+    gate_up: Product
+    down: Product
+
+    @classmethod
+    def of(
+        cls, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: MLP
+    ) -> "FusedLayer":
+        qkv, o = map(Product.of, attention.products)
+        gate_up, down = map(Product.of, mlp.products)
+        q_norm, k_norm = attention.qk_norms or (None, None)
+        return cls(input_norm.weight, qkv, q_norm, k_norm, o, post_norm.weight, gate_up, down)
+
+
+class FusedDecoder:
+    """All layers, the norm behind them and the head."""
+
+    def __init__(
+        self,
+        layers: list[FusedLayer],
+        final_norm: Tensor,
+        head: Tensor,
+        eps: float,
+        heads: HeadLayout,
+        cos_sin: Tensor,
+    ) -> None:
+        self._layers = layers
+        self._final_norm = final_norm
+        self._head = Product(head, None)
+        self._eps = eps
+        self._heads = heads
+        self._cos_sin = cos_sin
+        # Shared by every step and every graph: steps run one after the other on one stream.
+        self._workspace = _workspace(heads, head)
+
+    def forward(
+        self, residual: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
+    ) -> Tensor:
+        """Embedded tokens [T, hidden], which it overwrites -> hidden states [T, hidden], normed."""
+        eps = self._eps
+        for index, layer in enumerate(self._layers):
+            qkv = layer.qkv.normed(residual, layer.input_norm, eps)  # [T, (H + 2 Hkv) D]
+            k_cache, v_cache = kv_cache.layer(index)
+            q = norm_rope_write_kv(
+                qkv, positions, self._cos_sin, k_cache, v_cache, batch.slot_mapping,
+                layer.q_norm, layer.k_norm, eps,
+            )  # fmt: skip
+            attended = self._attend(q, k_cache, v_cache, batch).flatten(1)  # [T, H D]
+            residual = layer.o.added(attended, residual)
+            hidden = layer.gate_up.gated(residual, layer.post_norm, eps)  # [T, I]
+            residual = layer.down.added(hidden, residual)
+        return rms_norm(residual, self._final_norm, eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, hidden] -> logits [R, vocab] in the model's type."""
+        return self._head(hidden)
+
+    def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch) -> Tensor:
+        if batch.is_decode:
+            return paged_decode_attention(
+                q, k_cache, v_cache, batch.block_tables, batch.context_lens, self._heads.scale,
+                workspace=self._workspace,
+            )  # fmt: skip
+        return paged_attention(
+            q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q,
+            batch.max_seqlen_q, self._heads.scale,
+        )  # fmt: skip
+
+
+def _workspace(heads: HeadLayout, like: Tensor) -> DecodeWorkspace:
+    query = torch.empty((1, heads.num_heads, heads.head_dim), dtype=like.dtype, device=like.device)
+    return decode_workspace(query, heads.num_kv_heads)

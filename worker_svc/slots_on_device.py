@@ -1,0 +1,85 @@
+"""The slots as the device knows them, so that a decode step needs nothing from the host.
+
+A row of `slot_state` holds a slot's token counts and sampling parameters; tokens and block tables
+are the batch state's. Every step that samples has a number; its tokens appear in the ring's row of
+that number, in memory that host and device share.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.sample import RING, output_ring, sample
+from kernels.slot_state import (
+    MIN_P,
+    NUM_FIELDS,
+    NUM_PROMPT,
+    NUM_TOKENS,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+)
+from worker_svc.batch_state import BatchState, SlotTable
+from worker_svc.step import IntColumn
+from worker_svc.transfer import upload
+
+
+class SlotsOnDevice:
+    """Follows the batch state's table. Only the compute thread changes it."""
+
+    def __init__(self, state: BatchState) -> None:
+        self.device = state.device
+        self.token_rows = state.token_rows
+        self.block_tables = state.block_tables
+        max_num_seqs = state.limits.max_num_seqs
+        self.slot_state = torch.zeros(
+            (max_num_seqs, NUM_FIELDS.value), dtype=torch.int64, device=self.device
+        )
+        self.num_steps = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self.ring = output_ring(max_num_seqs)
+        self._num_launched = 0
+
+    def write(self, table: SlotTable, slots: IntColumn) -> None:
+        """Brings slots up to date with the table."""
+        if len(slots):
+            index, rows = upload(self.device, slots, _rows(table.columns[slots]).reshape(-1))
+            self.slot_state.index_copy_(0, index, rows.view(len(slots), -1))
+
+    def sample(self, logits: Tensor, slots: IntColumn, all_greedy: bool) -> None:
+        """Samples a row of logits for each slot, as a step of its own."""
+        (column,) = upload(self.device, slots)
+        self.num_steps.add_(1)
+        sample(
+            logits, column.int(), self.slot_state, self.token_rows, self.num_steps, self.ring,
+            all_greedy,
+        )  # fmt: skip
+
+    def count(self) -> int:
+        """Counts a launched step that samples; returns the ring row its tokens will be in."""
+        self._num_launched += 1
+        return self._num_launched % RING
+
+    def restore(self, table: SlotTable) -> None:
+        """After a launch that failed part of the way, or a rehearsal: as the host knows it."""
+        self.write(table, np.arange(len(table.columns)))
+        self.num_steps.fill_(self._num_launched)
+
+    def tokens(self, ring_row: int, num_rows: int) -> NDArray[np.int32]:
+        """What a step wrote, once it has finished; -1 for rows that were not finite."""
+        return np.array(self.ring[ring_row, :num_rows].numpy())
+
+
+def _rows(columns: NDArray[np.void]) -> NDArray[np.int64]:
+    rows = np.zeros((len(columns), NUM_FIELDS.value), dtype=np.int64)
+    for field, name in (
+        (NUM_TOKENS, "num_tokens"),
+        (NUM_PROMPT, "num_prompt"),
+        (TOP_K, "top_k"),
+    ):
+        rows[:, field.value] = columns[name]
+    rows[:, SEED.value] = columns["seed"].astype(np.uint64).view(np.int64)
+    for field, name in ((TEMPERATURE, "temperature"), (TOP_P, "top_p"), (MIN_P, "min_p")):
+        rows[:, field.value] = columns[name].astype(np.float32).view(np.int32)
+    return rows
