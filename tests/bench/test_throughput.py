@@ -1,0 +1,32 @@
+"""The workload is the published one, and steps are timed only while every request decodes."""
+
+from bench.throughput import Run, _note, workload
+from pagewire.v1 import scheduler_pb2
+from rpc.columns import UINT32, pack
+
+
+def test_the_workload_of_seed_0_has_the_published_number_of_tokens() -> None:
+    requests = workload(0, 256)
+    assert sum(request.max_tokens for request in requests) == 133_966
+    lengths = [len(request.prompt) for request in requests]
+    assert (min(lengths) >= 100, max(lengths) <= 1024) == (True, True)
+
+
+def test_steps_are_timed_between_the_last_start_and_the_first_end() -> None:
+    run = Run(started_s=0.0, num_tokens=[0, 0])
+
+    def bring(handles: list[int], now_s: float, ended: tuple[int, ...] = ()) -> None:
+        finished = [scheduler_pb2.Finished(handle=handle) for handle in ended]
+        column = pack(handles, UINT32)
+        _note(run, scheduler_pb2.SessionResponse(handles=column, finished=finished), now_s)
+
+    bring([0, 0, 0], 5.0)  # one is ahead of the other
+    for index in range(8):
+        bring([0, 1], 10.0 + index)
+    for index in range(4):
+        bring([0, 1], 20.0 + index * 0.5)
+    bring([0, 1], 22.0, ended=(1,))
+    bring([0], 30.0, ended=(0,))
+    assert run.settled == (9, 17.0)
+    assert run.step_ms == (22.0 - 17.0) / 5 * 1e3
+    assert run.num_tokens == [17, 13]
