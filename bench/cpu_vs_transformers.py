@@ -5,7 +5,7 @@
 
 Both sides get the same prompts of random ids, use all cores, choose greedily and never stop early;
 transformers computes in float32, pagewire in the machine's fastest type unless --dtype says
-otherwise. Every run has prompts of its own, so no prefix is cached. transformers answers one request
+otherwise. Every run has its own prompts, so no prefix is cached. transformers answers one request
 at a time; pagewire is asked for one stream and then for many at once. While one side runs the other
 does not exist. Prints a table, then a JSON line for each of its rows.
 """
