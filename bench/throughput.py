@@ -140,14 +140,16 @@ def _note(run: Run, message: scheduler_pb2.SessionResponse, now_s: float) -> Non
 
 
 @contextlib.contextmanager
-def serving(model: Path, worker_options: Sequence[str], budget: int) -> Iterator[str]:
+def serving(
+    model: Path, worker_options: Sequence[str], scheduler_options: Sequence[str]
+) -> Iterator[str]:
     """A worker and a scheduler that serve the model; yields the scheduler's address."""
     ports = free_ports()
     commands = {
         "worker_svc": ["--model", str(model), "--port", str(ports.worker), *worker_options],
         "scheduler_svc": [
             *("--worker", f"127.0.0.1:{ports.worker}", "--port", str(ports.scheduler)),
-            *("--max-num-batched-tokens", str(budget)),
+            *scheduler_options,
         ],
     }
     with (
@@ -238,6 +240,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    parser.add_argument("--lookahead", type=int, default=1, help="steps planned ahead: 0, 1, 2")
     parser.add_argument("--worker", nargs=argparse.REMAINDER, default=[], help="worker options")
     parser.add_argument("--json", type=Path, help="write results and environment here")
     return parser.parse_args(arguments)
@@ -247,7 +250,11 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as folder:
         model = checkpoints.write(Path(folder), options.shape)
-        with serving(model, options.worker, options.max_num_batched_tokens) as address:
+        scheduling = [
+            *("--max-num-batched-tokens", str(options.max_num_batched_tokens)),
+            *("--lookahead", str(options.lookahead)),
+        ]
+        with serving(model, options.worker, scheduling) as address:
             results = asyncio.run(measure(address, options))
     if options.json is not None:
         values = {k: v for k, v in vars(options).items() if k != "json"}

@@ -40,8 +40,8 @@ class ServiceConfig:
     max_waiting_tokens_per_tenant: int = 0
 
     def __post_init__(self) -> None:
-        if self.lookahead not in (0, 1):
-            raise ValueError(f"lookahead is {self.lookahead}, must be 0 or 1")
+        if self.lookahead not in (0, 1, 2):
+            raise ValueError(f"lookahead is {self.lookahead}, must be 0, 1 or 2")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
@@ -87,7 +87,8 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
         "--lookahead",
         type=int,
         default=1,
-        help="steps planned before the running one's result is known: 0 or 1",
+        help="steps planned before the running one's result is known: 0, 1 or 2; a step more hides "
+        "the wire behind steps shorter than 2 ms, and an ended request computes one token more",
     )
     parser.add_argument(
         "--step-timeout-s",

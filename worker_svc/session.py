@@ -19,7 +19,7 @@ from worker_svc.lifecycle import Lifecycle
 from worker_svc.model_runner import ModelRunner, Pending, failed
 from worker_svc.step import BadStep, StepInput, StepOutput
 
-MAX_STEPS_IN_FLIGHT = 2
+MAX_STEPS_IN_FLIGHT = 3
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Stream:
         self._window = threading.Semaphore(MAX_STEPS_IN_FLIGHT)
 
     def wait_for_room(self) -> None:
-        """Holds the reader back while two steps are in flight; the transport does the rest."""
+        """Holds the reader back while enough steps are in flight; the transport does the rest."""
         self._window.acquire()
 
     def check(self, step: StepInput) -> str:

@@ -41,7 +41,7 @@ def check(token_ids: list[int], logprobs: list[types_pb2.TokenLogprobs], num_top
         assert len(token.top_logprobs) == num_top
 
 
-@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
 async def test_a_tokens_logprobs_survive_preemptions(
     make_cluster: MakeCluster, lookahead: int
 ) -> None:

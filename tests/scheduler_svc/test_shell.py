@@ -42,7 +42,7 @@ async def refusal(stub: Any, request: scheduler_pb2.SchedulerServiceGenerateRequ
     return caught.value
 
 
-@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
 async def test_a_generation_has_the_workers_tokens_in_order(
     make_cluster: MakeCluster, lookahead: int
 ) -> None:

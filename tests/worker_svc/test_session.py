@@ -9,7 +9,14 @@ import pytest
 from pagewire.v1 import worker_pb2
 from worker_svc.codec import Hello
 from worker_svc.compute_thread import ComputeThread
-from worker_svc.session import Session, StaleEpoch, Stopping, Stream, TakenOver
+from worker_svc.session import (
+    MAX_STEPS_IN_FLIGHT,
+    Session,
+    StaleEpoch,
+    Stopping,
+    Stream,
+    TakenOver,
+)
 from worker_svc.step import Limits, StepInput, StepOutput
 
 LIMITS = Limits(
@@ -130,27 +137,28 @@ def test_steps_queued_by_a_replaced_scheduler_never_run(
     assert isinstance(old.outbox.get(timeout=10), TakenOver)
 
 
-def test_the_reader_waits_while_two_steps_are_in_flight(
+def test_the_reader_waits_while_as_many_steps_as_may_are_in_flight(
     session: Session, runner: FakeRunner
 ) -> None:
     runner.gate.clear()
     stream = attach(session, 1)
-    submit(session, stream, 1)
-    submit(session, stream, 2)
-    third = threading.Thread(target=submit, args=(session, stream, 3))
-    third.start()
-    third.join(0.1)
-    assert third.is_alive()
+    for step_id in range(1, MAX_STEPS_IN_FLIGHT + 1):
+        submit(session, stream, step_id)
+    beyond = threading.Thread(target=submit, args=(session, stream, MAX_STEPS_IN_FLIGHT + 1))
+    beyond.start()
+    beyond.join(0.1)
+    assert beyond.is_alive()
     runner.gate.set()
-    third.join(10)
-    assert [receive(stream)[0] for _ in range(3)] == [1, 2, 3]
+    beyond.join(10)
+    answered = [receive(stream)[0] for _ in range(MAX_STEPS_IN_FLIGHT + 1)]
+    assert answered == list(range(1, MAX_STEPS_IN_FLIGHT + 2))
 
 
 def test_an_end_frees_a_waiting_reader(session: Session, runner: FakeRunner) -> None:
     runner.gate.clear()
     stream = attach(session, 1)
-    submit(session, stream, 1)
-    submit(session, stream, 2)
+    for step_id in range(1, MAX_STEPS_IN_FLIGHT + 1):
+        submit(session, stream, step_id)
     reader = threading.Thread(target=stream.wait_for_room)
     reader.start()
     session.end(stream, None)
