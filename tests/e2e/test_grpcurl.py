@@ -1,6 +1,8 @@
 """grpcurl against all three services, as in docs/grpcurl.md."""
 
 import json
+import time
+from pathlib import Path
 
 import pytest
 
@@ -99,3 +101,36 @@ def test_the_debug_service_answers_in_words(product: Product) -> None:
     refused = product.run_grpcurl(product.worker_port, f"{debug}/DumpBlockPool")
     assert refused.returncode == 64 + 12  # UNIMPLEMENTED
     assert "scheduler" in refused.stderr
+
+
+def test_health_says_not_serving_until_a_worker_is_ready(model: Path, tmp_path: Path) -> None:
+    lonely = Product(model, tmp_path)
+    try:
+        lonely.start_scheduler()
+        lonely.start_gateway()
+        for port, service in (
+            (lonely.scheduler_port, "pagewire.v1.SchedulerService"),
+            (lonely.grpc_port, "pagewire.v1.InferenceService"),
+        ):
+            check = "grpc.health.v1.Health/Check"
+            answer = eventually_answers(lonely, port, check, {"service": service})
+            assert json.loads(answer) == {"status": "NOT_SERVING"}
+        refused = lonely.run_grpcurl(
+            lonely.grpc_port,
+            "pagewire.v1.InferenceService/Generate",
+            data={"prompt": {"text": "Hello"}},
+        )
+        assert refused.returncode == 64 + 14  # UNAVAILABLE
+    finally:
+        lonely.kill()
+
+
+def eventually_answers(product: Product, port: int, method: str, data: object) -> str:
+    """What grpcurl prints once the server listens."""
+    deadline = time.monotonic() + 30
+    while True:
+        done = product.run_grpcurl(port, method, data=data)
+        if done.returncode == 0:
+            return done.stdout
+        assert time.monotonic() < deadline, done.stderr
+        time.sleep(0.2)

@@ -60,10 +60,19 @@ def test_a_streamed_chat_equals_the_whole_one_and_ends_with_usage(
 def test_a_streamed_completion_equals_the_whole_one(client: openai.OpenAI, model_name: str) -> None:
     prompt = "Once upon a time, in a village by the sea,"
     whole = client.completions.create(model=model_name, prompt=prompt, temperature=0, max_tokens=24)
-    pieces = client.completions.create(
-        model=model_name, prompt=prompt, temperature=0, max_tokens=24, stream=True
+    pieces = list(
+        client.completions.create(
+            model=model_name,
+            prompt=prompt,
+            temperature=0,
+            max_tokens=24,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
     )
-    assert "".join(p.choices[0].text for p in pieces) == whole.choices[0].text
+    assert "".join(p.choices[0].text for p in pieces if p.choices) == whole.choices[0].text
+    assert pieces[-1].usage is not None
+    assert pieces[-1].usage.completion_tokens == 24
     assert whole.choices[0].finish_reason == "length"
     assert whole.usage is not None
     assert whole.usage.completion_tokens == 24
