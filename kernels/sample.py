@@ -5,11 +5,11 @@
       ->  a token per row behind the slot's known ones, and into its column of the output ring
 
 Greedy rows take the first of the largest logits. Others keep what min-p, then top-k (ties at its
-bar stay together), then top-p (of equals the lower ids first) let pass, and invert the distribution
-of the kept in id order with one number, a pure function of the seed and the output position. No row
-is sorted: bars are found by halving the interval of the logits' own bits, 16 for a 16-bit type. A
-row's token depends on nothing but the row. Logits that are not finite give -1; a negative slot
-gives nothing.
+bar stay together), then top-p (of equals the lower ids first) let pass, and run a race among them:
+the largest sum of scaled logit and a number that is a pure function of seed, output position and
+token. No row is sorted: bars are found by halving the interval of the logits' own bits, 16 for a
+16-bit type. A row's token depends on nothing but the row. Logits that are not finite give -1; a
+negative slot gives nothing.
 """
 
 import torch
@@ -149,7 +149,7 @@ def _choose_kernel(
                     tl.load(state + TOP_K).to(tl.int32),
                     tl.load(state + TOP_P).to(tl.int32).to(tl.float32, bitcast=True),
                     tl.load(state + MIN_P).to(tl.int32).to(tl.float32, bitcast=True),
-                    _uniform(tl.load(state + SEED), position), TILE,
+                    _race_key(tl.load(state + SEED), position), TILE,
                 )  # fmt: skip
         at = (tl.load(num_steps_ptr) % RING_LEN) * stride_ring + row
         tl.store(ring_ptr + at, tl.where(is_finite, token, -1))
@@ -167,10 +167,10 @@ def _draw(
     top_k: tl.tensor,
     top_p: tl.tensor,
     min_p: tl.tensor,
-    uniform: tl.tensor,
+    race: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """A token of the kept, by a number in [0, 1)."""
+    """The winner of a race among the kept."""
     lowest, highest = _key_range(x_ptr)
     bar = lowest  # the lowest key kept
     if top_k > 0:
@@ -184,10 +184,9 @@ def _draw(
                 end = middle
             if count == top_k:
                 end = bar + 1
-    mass = _mass(x_ptr, vocab_size, peak, sharpness, bar, min_p, TILE)
     num_ties = vocab_size  # how many of the tokens at the bar are kept
     if top_p < 1.0:
-        target = top_p * mass
+        target = top_p * _mass(x_ptr, vocab_size, peak, sharpness, bar, min_p, TILE)
         end = highest
         while end - bar > 1:
             middle = bar + (end - bar) // 2
@@ -198,19 +197,9 @@ def _draw(
         above = _mass(x_ptr, vocab_size, peak, sharpness, bar + 1, min_p, TILE)
         weight = _weight_at(x_ptr, vocab_size, peak, sharpness, bar, TILE)
         num_ties = tl.maximum(1, tl.ceil((target - above) / weight).to(tl.int32))
-        at_bar = _mass(x_ptr, vocab_size, peak, sharpness, bar, min_p, TILE) - above
-        mass = above + tl.minimum(num_ties * weight, at_bar)
-    return _invert(
-        x_ptr,
-        vocab_size,
-        peak,
-        sharpness,
-        bar,
-        min_p,
-        num_ties,
-        uniform * mass.to(tl.float64),
-        TILE,
-    )
+    return _race(
+        x_ptr, vocab_size, peak, sharpness, bar, min_p, num_ties, race, TILE
+    )  # fmt: skip
 
 
 @triton.jit
@@ -291,7 +280,7 @@ def _weight_at(
 
 
 @triton.jit
-def _invert(
+def _race(
     x_ptr: tl.tensor,
     vocab_size: tl.tensor,
     peak: tl.tensor,
@@ -299,41 +288,48 @@ def _invert(
     bar: tl.tensor,
     min_p: tl.tensor,
     num_ties: tl.tensor,
-    target: tl.tensor,
+    race: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The first kept token at which the running weight exceeds the target."""
+    """The kept token with the largest sum of scaled logit and its own number."""
     bar = bar.to(tl.int32)
-    before = tl.full([], 0.0, tl.float64)
     ties_before = tl.full([], 0, tl.int32)
-    token = tl.full([], -1, tl.int32)
-    last = tl.full([], 0, tl.int32)
+    best = tl.full([], float("-inf"), tl.float32)
+    token = tl.full([], 0, tl.int32)
     for first in range(0, vocab_size, TILE):
         ids = first + tl.arange(0, TILE)
         x = _load(x_ptr, ids, vocab_size)
         key = _key(x)
-        weights = _weights(x, peak, sharpness)
         is_tie = (key == bar).to(tl.int32)
         rank = ties_before + tl.cumsum(is_tie, 0)  # from 1 on at the ties
         kept = (key > bar) | ((is_tie > 0) & (rank <= num_ties))
-        kept = kept & (weights >= min_p) & (ids < vocab_size)
-        running = tl.cumsum(tl.where(kept, weights, 0.0), 0)
-        beyond = kept & (running.to(tl.float64) > target - before)
-        found = tl.min(tl.where(beyond, ids, vocab_size), 0)
-        token = tl.where((token < 0) & (found < vocab_size), found, token)
-        # Rounding may leave the target a hair above the whole weight.
-        last = tl.maximum(last, tl.max(tl.where(kept, ids, 0), 0))
-        before += tl.max(running, 0).to(tl.float64)
+        kept = kept & (_weights(x, peak, sharpness) >= min_p) & (ids < vocab_size)
+        scores = (x.to(tl.float32) - peak) * sharpness + _race_numbers(race, ids)
+        scores = tl.where(kept, scores, float("-inf"))
+        score, at = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
+        token = tl.where(score > best, first + at, token)
+        best = tl.maximum(best, score)
         ties_before += tl.sum(is_tie, 0)
-    return tl.where(token < 0, last, token)
+    return token
 
 
 @triton.jit
-def _uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
-    """A number in [0, 1 - 2**-52]: the one `worker_svc.random_numbers` gives."""
+def _race_key(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
+    """`worker_svc.random_numbers.race_keys`, bit for bit."""
     gamma = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
-    hashed = _mix(seed.to(tl.uint64) + gamma) + (position + 1).to(tl.uint64) * gamma
-    return (_mix(hashed) >> 12).to(tl.float64) * 2.220446049250313e-16
+    return _mix(_mix(seed.to(tl.uint64) + gamma) + (position + 1).to(tl.uint64) * gamma)
+
+
+@triton.jit
+def _race_numbers(race: tl.tensor, ids: tl.tensor) -> tl.tensor:
+    """`worker_svc.random_numbers.race_numbers`: the same bits, then the same formula."""
+    bits = ids.to(tl.uint32) * tl.full([], 0x9E3779B1, tl.uint32) + race.to(tl.uint32)
+    bits = (bits ^ (bits >> 16)) * tl.full([], 0x85EBCA6B, tl.uint32)
+    bits = bits ^ (race >> 32).to(tl.uint32)
+    bits = (bits ^ (bits >> 13)) * tl.full([], 0xC2B2AE35, tl.uint32)
+    bits = bits ^ (bits >> 16)
+    uniform = ((bits >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+    return -tl.log(-tl.log(uniform))
 
 
 @triton.jit

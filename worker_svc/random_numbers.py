@@ -1,10 +1,12 @@
-"""Random numbers as a pure function of (seed, output position).
+"""Random numbers as a pure function of (seed, output position, token).
 
-One uniform number per sampled token, from a 64-bit mixing hash in integer tensor operations that
-give the same bits on every device. Nothing is drawn in advance and nothing is remembered, so a
-batch, a slot, a preemption or a restart cannot change what a request gets. One number per token,
-not one per vocabulary entry: the sampler inverts a distribution with it, which costs one hash per
-row where a race over the vocabulary would cost 150,000.
+Sampling is a race: every token gets its own number, and the token with the largest sum of scaled
+logit and number wins, which draws exactly from the softmax. The numbers come from mixing hashes in
+integer operations that give the same bits on every device, so a batch, a slot, a preemption or a
+restart cannot change what a request gets. One number per row and an inverted distribution would
+cost less, but there the whole row's rounding decides between neighbours: where probabilities are
+nearly flat, a last bit that differs between two batches changes the token. In a race it takes two
+leaders that are equal to that bit.
 """
 
 from torch import Tensor
@@ -19,16 +21,34 @@ def _signed(bits: int) -> int:
 _GAMMA = _signed(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = _signed(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = _signed(0x94D049BB133111EB)
+# Odd constants of 32-bit mixing, as int32.
+_STRIDE = 0x9E3779B1 - (1 << 32)
+_MULTIPLIER_3 = 0x85EBCA6B - (1 << 32)
+_MULTIPLIER_4 = 0xC2B2AE35 - (1 << 32)
 
 
-def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """Numbers in [0, 1 - 2**-52] as float64 [R], one per seed and output position (int64 [R]).
+def race_keys(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Which race a row runs: 64 hashed bits as int64 [R], of seeds and output positions int64 [R].
 
     The seed is mixed before the position is added: seeds that differ by little, or by the
-    position's own stride, then share no numbers.
+    position's own stride, then share no race.
     """
-    hashed = _mix(_mix(seeds + _GAMMA) + (positions + 1) * _GAMMA)
-    return _shift_right(hashed, 12).double() * 2.0**-52
+    return _mix(_mix(seeds + _GAMMA) + (positions + 1) * _GAMMA)
+
+
+def race_numbers(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Gumbel numbers float32 [R, N] of the tokens [N] or [R, N] int32 in the races [R] int64."""
+    low, high = keys.int()[:, None], (keys >> 32).int()[:, None]  # [R, 1] each
+    bits = token_ids * _STRIDE + low
+    bits ^= (bits >> 16).bitwise_and_(0xFFFF)
+    bits *= _MULTIPLIER_3
+    bits ^= high
+    bits ^= (bits >> 13).bitwise_and_(0x7FFFF)
+    bits *= _MULTIPLIER_4
+    bits ^= (bits >> 16).bitwise_and_(0xFFFF)
+    # The middles of 2**23 equal parts of (0, 1): float32 holds each exactly, neither end occurs.
+    uniform = ((bits >> 9).bitwise_and_(0x7FFFFF).float() + 0.5).mul_(2.0**-23)
+    return uniform.log_().neg_().log_().neg_()
 
 
 def _mix(value: Tensor) -> Tensor:

@@ -1,10 +1,9 @@
 """Logits to tokens for a batch whose rows may each sample differently.
 
 Order: log probabilities for whoever wants them, adjustments, temperature, min-p, top-k, top-p,
-draw. Greedy rows take the argmax, rows
-without a filter invert the distribution over the whole vocabulary, filtered rows that over their
-likeliest candidates. A row's token depends on its own logits, parameters, seed and output position
-alone. Knows no slots, no requests and no state.
+draw. Greedy rows take the argmax; the others run a race, rows without a filter over the whole
+vocabulary, filtered ones among their likeliest candidates. A row's token depends on its own
+logits, parameters, seed and output position alone. Knows no slots, no requests and no state.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from torch.nn import functional
 from worker_svc import logprobs
 from worker_svc.adjustments import Adjustments, adjust
 from worker_svc.logprobs import Logprobs
-from worker_svc.random_numbers import uniform
+from worker_svc.random_numbers import race_keys, race_numbers
 from worker_svc.step import GREEDY_TEMPERATURE, IntColumn, no_entries
 
 # Candidates looked at for a filtered row: nearly always enough, and far cheaper than sorting a
@@ -109,26 +108,19 @@ def _draw_greedy(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tenso
 
 
 def _draw_unfiltered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
-    """Inverts the distribution in two levels, tiles and tokens: no scan of the vocabulary."""
-    tiles = _tiles(_scale(logits, rows, chosen).exp_())  # [R, V / TILE, TILE]
-    tile_ends = tiles.sum(-1).double().cumsum(-1)  # [R, V / TILE]
-    draws = _uniform(rows, chosen, logits)
-    tile = _invert(tile_ends, draws)  # [R]
-    end = tile_ends.gather(1, tile[:, None])
-    start = functional.pad(tile_ends, (1, 0)).gather(1, tile[:, None])
-    # What is left of the draw inside its tile; the two sums of a tile may differ in the last bit.
-    left = ((draws[:, None] * tile_ends[:, -1:] - start) / (end - start)).clamp_(0.0, 1 - 2.0**-52)
-    in_tile = tiles[torch.arange(len(chosen), device=tile.device), tile]  # [R, TILE]
-    return tile * TILE + _invert(in_tile.double().cumsum(-1), left.squeeze(1))
+    """The winner of the race over the whole vocabulary."""
+    token_ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+    numbers = race_numbers(_race_keys(rows, chosen, logits), token_ids)
+    return numbers.add_(_scale(logits, rows, chosen)).argmax(-1)
 
 
 def _draw_filtered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
-    """Inverts the distribution over the kept candidates, likeliest first."""
+    """The winner of the race among the kept candidates."""
     scaled = _scale(logits, rows, chosen)  # [R, V]
     # By tiles: a sum over a whole row is cut among threads differently when the row is alone.
     totals = _tiles(scaled.exp()).sum(-1).double().sum(-1)  # [R]
     keys = _sort_keys(scaled)
-    draws = _uniform(rows, chosen, logits)
+    races = _race_keys(rows, chosen, logits)
     token_ids = torch.zeros(len(chosen), dtype=torch.int64, device=logits.device)
     vocab_size = logits.shape[1]
     pending = np.arange(len(chosen))
@@ -137,11 +129,10 @@ def _draw_filtered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Ten
         values, ids = _candidates(keys.index_select(0, index), width)
         is_whole = width == vocab_size
         kept = _keep(values, totals.index_select(0, index), is_whole, rows, chosen[pending])
-        ends = kept.ends
-        within = ends.gather(1, kept.count[:, None] - 1)  # [P, 1]
-        # The draw is below the mass of the kept, so the search ends inside them.
-        rank = torch.searchsorted(ends, draws[index][:, None] * within, right=True)
-        picked = ids.gather(1, rank.clamp_(max=width - 1)).squeeze(1)
+        scores = race_numbers(races[index], ids.int()).add_(values)  # [P, W]
+        ranks = torch.arange(width, device=scores.device)
+        scores.masked_fill_(ranks >= kept.count[:, None], float("-inf"))
+        picked = ids.gather(1, scores.argmax(-1, keepdim=True)).squeeze(1)
         token_ids[index] = torch.where(kept.is_complete, picked, 0)
         pending = pending[~kept.is_complete.cpu().numpy()]
         if not len(pending):
@@ -154,7 +145,6 @@ class _Kept:
     """What of sorted candidates [P, W] a filter keeps."""
 
     count: Tensor  # [P], at least 1: the kept are a prefix
-    ends: Tensor  # [P, W] float64: cumulative weights
     is_complete: Tensor  # [P] bool: no token beyond the candidates belongs to the kept
 
 
@@ -181,7 +171,7 @@ def _keep(
     is_mass_known = is_bounded | ((top_k == 0) & (min_p == 0))
     last_kept = values.gather(1, count[:, None] - 1).squeeze(1)
     is_complete = (is_mass_known & (last_kept > values[:, -1])) | is_whole
-    return _Kept(count, ends, is_complete)
+    return _Kept(count, is_complete)
 
 
 def _sort_keys(scaled: Tensor) -> Tensor:
@@ -219,17 +209,8 @@ def _tiles(weights: Tensor) -> Tensor:
     return weights.view(weights.shape[0], -1, TILE)
 
 
-def _uniform(rows: SamplingRows, chosen: IntColumn, like: Tensor) -> Tensor:
-    return uniform(_to(rows.seed[chosen], like), _to(rows.output_position[chosen], like))
-
-
-def _invert(ends: Tensor, draws: Tensor) -> Tensor:
-    """The first index [R] whose cumulative weight ends [R, N] exceeds the draw's share of it.
-
-    A draw is at most 1 - 2**-52, so its share is strictly below the total: always in range, and
-    never on an entry of no weight.
-    """
-    return torch.searchsorted(ends, draws[:, None] * ends[:, -1:], right=True).squeeze(1)
+def _race_keys(rows: SamplingRows, chosen: IntColumn, like: Tensor) -> Tensor:
+    return race_keys(_to(rows.seed[chosen], like), _to(rows.output_position[chosen], like))
 
 
 def _to(column: NDArray[np.int64] | NDArray[np.float32], like: Tensor) -> Tensor:

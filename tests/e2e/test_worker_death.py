@@ -28,7 +28,11 @@ def prompt(index: int) -> list[int]:
     return [(index * 7919 + i * 104729) % 40000 + 1000 for i in range(20 + 9 * index)]
 
 
-GREEDY = types_pb2.SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+def sampling(index: int) -> types_pb2.SamplingParams:
+    temperature = 0.0 if index % 2 else 1.0
+    return types_pb2.SamplingParams(
+        temperature=temperature, seed=index, max_tokens=NUM_TOKENS, ignore_eos=True
+    )
 
 
 def follow(product: Product, index: int, history: History) -> None:
@@ -36,7 +40,7 @@ def follow(product: Product, index: int, history: History) -> None:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         request = inference_pb2.GenerateStreamRequest(
             prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=prompt(index))),
-            options=inference_pb2.GenerationOptions(sampling=GREEDY),
+            options=inference_pb2.GenerationOptions(sampling=sampling(index)),
         )
         for message in stub.GenerateStream(request, timeout=180):
             history.token_ids += message.delta.token_ids

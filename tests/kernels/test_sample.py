@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.sample import RING, output_ring, sample
 from kernels.slot_state import NUM_FIELDS
-from worker_svc.random_numbers import uniform
+from worker_svc.random_numbers import race_keys, race_numbers
 
 NUM_SLOTS = 7
 LENGTH = 9
@@ -79,10 +79,11 @@ def kept_weights(logits: Tensor, row: Row) -> Tensor:
 
 
 def drawn(logits: Tensor, row: Row) -> int:
-    ends = kept_weights(logits.cpu(), row).cumsum(0)
+    weights = kept_weights(logits.cpu(), row)
     seed = torch.tensor([np.array([row.seed], dtype=np.uint64).view(np.int64)[0]])
-    number = uniform(seed, torch.tensor([row.num_tokens - row.num_prompt]))
-    return int(torch.searchsorted(ends, number * ends[-1], right=True))
+    race = race_keys(seed, torch.tensor([row.num_tokens - row.num_prompt]))
+    numbers = race_numbers(race, torch.arange(len(weights), dtype=torch.int32))
+    return int((weights.log() + numbers[0].double()).argmax())
 
 
 def random_logits(num_rows: int, vocab_size: int, dtype: torch.dtype, seed: int = 0) -> Tensor:

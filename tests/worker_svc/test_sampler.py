@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from worker_svc import sampler
 from worker_svc.adjustments import Adjustments, Entries
-from worker_svc.random_numbers import uniform
+from worker_svc.random_numbers import race_keys, race_numbers
 from worker_svc.sampler import SamplingRows, sample
 
 
@@ -206,36 +206,73 @@ def test_a_row_that_is_not_finite_is_told_apart_and_the_others_are_untouched(bad
         assert sampled.token_ids.tolist() == [0 if i == row else t for i, t in enumerate(expected)]
 
 
-def test_uniform_numbers_are_even_uncorrelated_and_below_one() -> None:
-    positions = torch.arange(20_000)
-    for seed in (0, 1, -1, 1 << 62):
-        numbers = uniform(torch.full_like(positions, seed), positions).numpy()
-        assert numbers.min() >= 0 and numbers.max() < 1
-        counts = np.histogram(numbers, bins=50, range=(0, 1))[0]
-        assert ((counts - 400) ** 2 / 400).sum() < 49 + 5 * math.sqrt(98)
-        assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.03
-    seeds = torch.arange(20_000)
-    numbers = uniform(seeds, torch.zeros_like(seeds)).numpy()
-    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.03
+def uniforms(seeds: torch.Tensor, positions: torch.Tensor, num_tokens: int) -> np.ndarray:
+    """The race's numbers [R, N], as the uniform ones that they stand for."""
+    token_ids = torch.arange(num_tokens, dtype=torch.int32)
+    return (-(-race_numbers(race_keys(seeds, positions), token_ids).double()).exp()).exp().numpy()
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 1 << 62])
+def test_race_numbers_are_even_and_uncorrelated_in_every_direction(seed: int) -> None:
+    positions = torch.arange(400)
+    numbers = uniforms(torch.full_like(positions, seed), positions, 500)  # [positions, tokens]
+    assert numbers.min() > 0 and numbers.max() < 1
+    counts = np.histogram(numbers, bins=50, range=(0, 1))[0]
+    assert ((counts - 4000) ** 2 / 4000).sum() < 49 + 5 * math.sqrt(98)
+    for first, second in (
+        (numbers[:, :-1], numbers[:, 1:]),  # neighbouring tokens
+        (numbers[:-1], numbers[1:]),  # neighbouring positions
+        (numbers[:-1, 1:], numbers[1:, :-1]),
+    ):
+        assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.01
+
+
+def test_neighbouring_seeds_run_unrelated_races() -> None:
+    seeds = torch.arange(400)
+    numbers = uniforms(seeds, torch.zeros_like(seeds), 500)
+    assert abs(np.corrcoef(numbers[:-1].ravel(), numbers[1:].ravel())[0, 1]) < 0.01
+
+
+def test_a_last_bit_of_difference_between_batches_changes_no_token() -> None:
+    logits = (
+        torch.randn((64, 5000), generator=torch.Generator().manual_seed(3)) * 0.1
+    )  # nearly flat
+    rows = SamplingRows.alike(64, 1.0, top_p=1.0)
+    rows.seed[:] = np.arange(64)
+    noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(4)) * 1e-6
+    before = sample(logits.clone(), rows).token_ids
+    after = sample(logits + noise, rows).token_ids
+    assert before.tolist() == after.tolist()
 
 
 def test_seeds_a_stride_apart_share_no_numbers() -> None:
     gamma = 0x9E3779B97F4A7C15 - (1 << 64)
     positions = torch.arange(100)
-    first = uniform(torch.zeros(100, dtype=torch.int64), positions).tolist()
-    second = uniform(torch.full((100,), gamma), positions).tolist()
+    first = race_keys(torch.zeros(100, dtype=torch.int64), positions).tolist()
+    second = race_keys(torch.full((100,), gamma), positions).tolist()
     assert not set(first) & set(second)
 
 
-def test_uniform_is_pinned_so_that_an_upgrade_changes_no_output() -> None:
+def test_race_numbers_are_pinned_so_that_an_upgrade_changes_no_output() -> None:
     def mix(value: int) -> int:
         value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
         value = (value ^ (value >> 27)) * 0x94D049BB133111EB % (1 << 64)
         return value ^ (value >> 31)
 
+    def number(key: int, token_id: int) -> float:
+        bits = (token_id * 0x9E3779B1 + key) % (1 << 32)
+        bits = (bits ^ (bits >> 16)) * 0x85EBCA6B % (1 << 32)
+        bits ^= key >> 32
+        bits = (bits ^ (bits >> 13)) * 0xC2B2AE35 % (1 << 32)
+        bits ^= bits >> 16
+        return -math.log(-math.log(((bits >> 9) + 0.5) / 2**23))
+
     gamma = 0x9E3779B97F4A7C15
     for seed, position in ((0, 0), (42, 7), ((1 << 64) - 1, 100_000)):
-        bits = mix((mix((seed + gamma) % (1 << 64)) + (position + 1) * gamma) % (1 << 64))
+        key = mix((mix((seed + gamma) % (1 << 64)) + (position + 1) * gamma) % (1 << 64))
         signed = seed - (1 << 64) if seed >> 63 else seed
-        number = uniform(torch.tensor([signed]), torch.tensor([position]))
-        assert number.item() == (bits >> 12) / 2**52
+        keys = race_keys(torch.tensor([signed]), torch.tensor([position]))
+        assert keys.item() % (1 << 64) == key
+        found = race_numbers(keys, torch.tensor([0, 1, 49_151, 151_935], dtype=torch.int32))
+        expected = [number(key, token_id) for token_id in (0, 1, 49_151, 151_935)]
+        assert found[0].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
