@@ -19,6 +19,7 @@ from scheduler_svc.convert import to_logprobs, to_result, to_step
 from scheduler_svc.core import (
     Finished,
     FinishReason,
+    OutOfStep,
     RefusalKind,
     Refused,
     Request,
@@ -225,9 +226,10 @@ class Engine:
         self._expire(core)
         try:
             result, logprobs = to_result(output), to_logprobs(output)
-        except BadColumn as error:
+            outputs = core.update(result)
+        except (BadColumn, OutOfStep) as error:  # the core is as before: the step is done again
             raise LinkLost(f"step {output.step_id}: {error}") from error
-        self._deliver(core.update(result), logprobs)
+        self._deliver(outputs, logprobs)
         record, now_s = self.trace.done(output.step_id, time.monotonic()), core.now_s
         self.pace.stepped(record.plan, record.sent_s, now_s)
         self._strikes = 0

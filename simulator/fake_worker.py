@@ -63,6 +63,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.last_step_id = 0
         self.phase: worker_pb2.WorkerPhase = worker_pb2.WORKER_PHASE_READY
         self.fail_steps = 0  # this many next steps answer with an error
+        self.short_steps = 0  # this many next steps answer with a token too few
         self._slots = self._fresh_slots()
         self._free_at_s = 0.0
 
@@ -142,9 +143,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             raise AssertionError("abort raises") from error
         num_tokens = outcome.num_computed_tokens
         await self._compute(self.step_time.of(num_tokens, self._slots.context_tokens))
-        output = worker_pb2.ModelRunnerOutput(
-            step_id=step.step_id, token_ids=pack(outcome.token_ids)
-        )
+        token_ids = outcome.token_ids
+        if self.short_steps:
+            self.short_steps -= 1
+            token_ids = token_ids[:-1]
+        output = worker_pb2.ModelRunnerOutput(step_id=step.step_id, token_ids=pack(token_ids))
         if outcome.logprobs is not None:
             output.logprobs.CopyFrom(types_pb2.LogprobColumns(**outcome.logprobs.pack()))
         return output

@@ -275,6 +275,18 @@ async def test_a_failed_step_is_done_again(make_cluster: MakeCluster) -> None:
     assert token_ids == expected(7, 3, 8)
 
 
+async def test_a_step_answered_with_too_few_tokens_is_done_again(
+    make_cluster: MakeCluster,
+) -> None:
+    async with make_cluster() as cluster:
+        cluster.worker.short_steps = 1
+        token_ids, _ = await generate(
+            cluster.scheduler, Generate(prompt_token_ids=[1, 2, 3], sampling=params())
+        )
+        assert cluster.engine.num_recoveries == 1
+    assert token_ids == expected(7, 3, 8)
+
+
 async def test_a_request_whose_step_always_fails_is_given_up(make_cluster: MakeCluster) -> None:
     async with make_cluster() as cluster:
         cluster.worker.fail_steps = 10**6
