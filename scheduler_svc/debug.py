@@ -31,7 +31,7 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
         self, request: debug_pb2.ListRequestsRequest, context: Context
     ) -> debug_pb2.ListRequestsResponse:
         """Live requests, oldest first."""
-        core = self._engine.core
+        core = self._engine.group.core
         live = list(core.live()) if core else []
         shown, now_s = live[: request.limit or DEFAULT_REQUESTS], time.monotonic()
         return debug_pb2.ListRequestsResponse(
@@ -43,7 +43,7 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
         self, request: debug_pb2.DescribeRequestRequest, context: Context
     ) -> debug_pb2.DescribeRequestResponse:
         """One live request in full."""
-        core = self._engine.core
+        core = self._engine.group.core
         sequence = core.find(request.request_id) if core else None
         if core is None or sequence is None:
             await context.abort(
@@ -56,7 +56,7 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
             request=_summary(core, sequence, now_s),
             block_ids=table.blocks(sequence.slot) if sequence.slot is not None else (),
             sampling=_sampling(sequence),
-            story=describe(core, sequence, self._engine.trace, not_ready, now_s),
+            story=describe(core, sequence, self._engine.group.trace, not_ready, now_s),
             time_spent=time_spent(sequence, now_s),
         )
 
@@ -64,7 +64,7 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
         self, request: debug_pb2.DumpBlockPoolRequest, context: Context
     ) -> debug_pb2.DumpBlockPoolResponse:
         """Blocks in use first, then cached ones."""
-        core = self._engine.core
+        core = self._engine.group.core
         if core is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, self._engine.reason)
             raise AssertionError("abort raises")
@@ -100,7 +100,7 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
         self, request: debug_pb2.ListStepsRequest, context: Context
     ) -> debug_pb2.ListStepsResponse:
         """The last steps, newest first."""
-        records = islice(self._engine.trace.newest_first(), request.limit or DEFAULT_STEPS)
+        records = islice(self._engine.group.trace.newest_first(), request.limit or DEFAULT_STEPS)
         return debug_pb2.ListStepsResponse(steps=[_step(record) for record in records])
 
 

@@ -12,11 +12,11 @@ def status_of(engine: Engine) -> scheduler_pb2.GetStatusResponse:
         ready=engine.is_ready,
         reason=engine.reason,
         model=engine.model,
-        epoch=engine.epoch,
-        worker_address=engine.config.worker,
+        epoch=engine.group.epoch,
+        worker_address=engine.group.address,
         uptime_s=engine.uptime_s,
     )
-    core = engine.core
+    core = engine.group.core
     if core is None:
         return status
     pool, counters = core.residency.pool, core.counters
@@ -39,7 +39,7 @@ def status_of(engine: Engine) -> scheduler_pb2.GetStatusResponse:
     status.num_overloaded = core.intake.num_refused
     status.num_expired = core.num_expired
     status.policy = core.config.policy.value
-    backlog_s = engine.pace.backlog_s(core, time.monotonic())
+    backlog_s = engine.group.pace.backlog_s(core, time.monotonic())
     if backlog_s is not None:
         status.seconds_of_backlog = backlog_s
     return status

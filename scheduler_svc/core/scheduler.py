@@ -140,15 +140,16 @@ class Scheduler:
         self.num_accepted += 1
         return sequence
 
-    def abort(self, request_id: str) -> Sequence | None:
+    def abort(self, request_id: str) -> Finished | None:
         """Ends a request in whatever state; None when no live request has this id."""
         sequence = self._live.get(request_id)
-        if sequence is not None:
-            was_running = sequence.status is Status.RUNNING
-            self._end(sequence)
-            if was_running:
-                self.residency.renew_roster()
-        return sequence
+        if sequence is None:
+            return None
+        was_running = sequence.status is Status.RUNNING
+        finished = self._finish(sequence, FinishReason.ABORT)
+        if was_running:
+            self.residency.renew_roster()
+        return finished
 
     def _end(self, sequence: Sequence) -> None:
         """Takes a sequence out of everything. The roster is renewed by the caller, once."""

@@ -11,6 +11,7 @@ import pytest
 from pagewire.v1 import debug_pb2_grpc, scheduler_pb2_grpc
 from rpc.server import SERVER_OPTIONS, bind
 from scheduler_svc.config import ServiceConfig
+from scheduler_svc.core import Scheduler
 from scheduler_svc.debug import DebugService
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
@@ -28,6 +29,13 @@ class Cluster:
     engine: Engine
     scheduler: "scheduler_pb2_grpc.SchedulerServiceAsyncStub"  # a name of the stubs only
     debug: "debug_pb2_grpc.DebugServiceAsyncStub"
+
+    @property
+    def core(self) -> Scheduler:
+        """The core of the one worker group."""
+        core = self.engine.group.core
+        assert core is not None
+        return core
 
     async def until(self, holds: object, timeout_s: float = 5.0) -> None:
         """Waits for a condition given as a callable."""

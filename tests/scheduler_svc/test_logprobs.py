@@ -65,7 +65,7 @@ async def test_a_tokens_logprobs_survive_a_lost_worker(make_cluster: MakeCluster
         calls = [
             asyncio.create_task(generate(cluster.scheduler, request(i, 60, i))) for i in range(5)
         ]
-        await cluster.until(lambda: cluster.engine.core.num_output_tokens > 100)
+        await cluster.until(lambda: cluster.core.num_output_tokens > 100)
         await cluster.worker_server.stop(None)
         await cluster.until(lambda: not cluster.engine.is_ready)
         server, _ = await start(cluster.worker, f"127.0.0.1:{cluster.worker_port}")
@@ -91,7 +91,7 @@ async def test_columns_that_do_not_fit_lose_the_step_and_not_the_request(
 
         worker._answer = spoiled
         token_ids, logprobs = await generate(cluster.scheduler, request(3, 10, 1))
-        num_recoveries = cluster.engine.num_recoveries
+        num_recoveries = cluster.engine.group.num_recoveries
     assert num_recoveries == 1
     assert len(token_ids) == 10
     check(token_ids, logprobs, 1)

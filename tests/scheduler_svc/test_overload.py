@@ -37,7 +37,7 @@ async def finish(call: Any) -> int:
 async def fill(cluster: Any, num_waiting: int, max_tokens: int = 12) -> list[Any]:
     """One request runs, and so many wait; each takes max_tokens steps."""
     calls: list[Any] = []
-    core = cluster.engine.core
+    core = cluster.core
     num_before = core.num_accepted
     for index in range(num_waiting + 1):
         calls.append(cluster.scheduler.Generate(request(f"r{index}", max_tokens)))
@@ -128,7 +128,7 @@ async def test_a_deadline_ends_a_request_wherever_it_is_and_says_where_its_time_
     async with make_cluster(step_time=STEPS, max_num_seqs=1) as cluster:
         calls = await fill(cluster, 0, max_tokens=4000) if num_ahead else []
         end = await end_of(await open_session(cluster, timeout_s=0.15))
-        core = cluster.engine.core
+        core = cluster.core
         assert (core.num_running, core.num_waiting) == (num_ahead, 0)
         for call in calls:
             call.cancel()
@@ -143,7 +143,7 @@ async def test_a_deadline_ends_a_request_wherever_it_is_and_says_where_its_time_
 async def test_a_deadline_holds_while_no_worker_is_there(make_cluster: MakeCluster) -> None:
     async with make_cluster(step_time=STEPS) as cluster:
         call = await open_session(cluster, timeout_s=0.4)
-        await cluster.until(lambda: cluster.engine.core.num_running == 1)
+        await cluster.until(lambda: cluster.core.num_running == 1)
         await cluster.worker_server.stop(None)
         end = await end_of(call)
     assert end.status_code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
@@ -155,8 +155,8 @@ async def test_the_deadline_of_a_call_frees_its_blocks(make_cluster: MakeCluster
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await finish(cluster.scheduler.Generate(request("x", 4000), timeout=0.15))
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await cluster.until(lambda: not list(cluster.engine.core.live()))
-        await cluster.until(lambda: cluster.engine.core.residency.pool.num_free == 4095)
+        await cluster.until(lambda: not list(cluster.core.live()))
+        await cluster.until(lambda: cluster.core.residency.pool.num_free == 4095)
 
 
 async def test_the_more_urgent_call_is_answered_first(make_cluster: MakeCluster) -> None:
@@ -170,7 +170,7 @@ async def test_the_more_urgent_call_is_answered_first(make_cluster: MakeCluster)
         tasks = []
         for name, priority in (("first", 5), ("low", 9), ("middle", 5), ("urgent", -1)):
             tasks.append(asyncio.create_task(run(name, priority)))
-            await cluster.until(lambda: cluster.engine.core.num_accepted == len(tasks))
+            await cluster.until(lambda: cluster.core.num_accepted == len(tasks))
         await asyncio.gather(*tasks)
     assert order == ["urgent", "first", "middle", "low"]
 
@@ -219,11 +219,11 @@ async def test_the_story_names_what_a_request_waited_for(make_cluster: MakeClust
     model = FakeModel(num_blocks=9, block_size=4, max_model_len=32)
     async with make_cluster(model, STEPS, max_num_seqs=2, queue_window=0) as cluster:
         calls = [cluster.scheduler.Generate(request("holds", 20))]
-        await cluster.until(lambda: cluster.engine.core.num_running == 1)
+        await cluster.until(lambda: cluster.core.num_running == 1)
         calls.append(cluster.scheduler.Generate(request("large", 2, num_prompt=29)))
-        await cluster.until(lambda: cluster.engine.core.num_accepted == 2)
+        await cluster.until(lambda: cluster.core.num_accepted == 2)
         calls.append(cluster.scheduler.Generate(request("behind", 2)))
-        await cluster.until(lambda: cluster.engine.core.num_accepted == 3)
+        await cluster.until(lambda: cluster.core.num_accepted == 3)
         await asyncio.sleep(0.02)
         large, behind = await describe(cluster, "large"), await describe(cluster, "behind")
         for call in calls:

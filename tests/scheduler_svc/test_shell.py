@@ -143,7 +143,7 @@ async def test_a_cancelled_call_frees_its_blocks(make_cluster: MakeCluster) -> N
             Generate(prompt_token_ids=range(1, 100), sampling=params(4000))
         )
         await call.read()
-        core = cluster.engine.core
+        core = cluster.core
         assert core.residency.pool.num_free < core.residency.pool.num_blocks - 1
         call.cancel()
         await cluster.until(lambda: core.num_running == 0)
@@ -207,7 +207,7 @@ async def test_a_session_that_ends_aborts_its_requests(make_cluster: MakeCluster
         gateway = Gateway(cluster.scheduler)
         for handle in range(5):
             await gateway.submit(handle, 20, params(4000))
-        core = cluster.engine.core
+        core = cluster.core
         await cluster.until(lambda: len(gateway.tokens) == 5)
         await gateway.call.write(
             scheduler_pb2.SessionRequest(abort=scheduler_pb2.AbortHandle(handle=0))
@@ -255,7 +255,7 @@ async def test_streams_survive_the_death_of_the_worker(make_cluster: MakeCluster
             )
             for i in range(8)
         ]
-        await cluster.until(lambda: cluster.engine.core.num_output_tokens > 100)
+        await cluster.until(lambda: cluster.core.num_output_tokens > 100)
         await cluster.worker_server.stop(None)
         await cluster.until(lambda: not cluster.engine.is_ready)
         server, _ = await start(cluster.worker, f"127.0.0.1:{cluster.worker_port}")
@@ -263,7 +263,7 @@ async def test_streams_survive_the_death_of_the_worker(make_cluster: MakeCluster
         await server.stop(None)
     for i, (token_ids, _) in enumerate(answers):
         assert token_ids == expected(i, 19, 200)
-    assert cluster.engine.num_recoveries == 1
+    assert cluster.engine.group.num_recoveries == 1
 
 
 async def test_a_failed_step_is_done_again(make_cluster: MakeCluster) -> None:
@@ -283,7 +283,7 @@ async def test_a_step_answered_with_too_few_tokens_is_done_again(
         token_ids, _ = await generate(
             cluster.scheduler, Generate(prompt_token_ids=[1, 2, 3], sampling=params())
         )
-        assert cluster.engine.num_recoveries == 1
+        assert cluster.engine.group.num_recoveries == 1
     assert token_ids == expected(7, 3, 8)
 
 
@@ -304,7 +304,7 @@ async def test_before_the_first_worker_requests_are_unavailable(
     make_cluster: MakeCluster,
 ) -> None:
     async with make_cluster() as cluster:
-        cluster.engine.core = None
+        cluster.engine.group.core = None
         error = await refusal(cluster.scheduler, Generate(prompt_token_ids=[1]))
     assert error.code() is grpc.StatusCode.UNAVAILABLE
 
@@ -321,7 +321,7 @@ async def test_the_debug_service_tells_requests_blocks_and_steps(
                 request_id=f"r{i}", prompt_token_ids=range(1, 40), sampling=params(4000, seed=i)
             )
             calls.append(cluster.scheduler.Generate(request))
-            await cluster.until(lambda: cluster.engine.core.num_accepted == len(calls))
+            await cluster.until(lambda: cluster.core.num_accepted == len(calls))
             if i < 2:
                 await calls[i].read()  # it decodes while the next one's prompt is computed
         listed = await cluster.debug.ListRequests(debug_pb2.ListRequestsRequest())

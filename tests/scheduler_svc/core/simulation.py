@@ -73,13 +73,15 @@ class Simulation:
 
     def abort(self, request_id: str) -> None:
         """A client gives up."""
-        sequence = self.scheduler.abort(request_id)
+        sequence = self.scheduler.find(request_id)
         assert sequence is not None
+        finished = self.scheduler.abort(request_id)
+        assert finished is not None
         assert (
             sequence.token_ids[sequence.num_prompt :].tolist()
             == (self.outputs[sequence.request.handle])
         )
-        self.ends[sequence.request.handle] = FinishReason.ABORT
+        self._end(finished)
         self.check()
 
     def fail(self, request_ids: Iterable[str]) -> None:
@@ -139,7 +141,7 @@ class Simulation:
         assert finished.num_prompt_tokens == len(finished.request.prompt_token_ids)
         expected, reason = self.expected(finished.request)
         got = self.outputs[handle]
-        if finished.reason in (FinishReason.ERROR, FinishReason.EXPIRED):
+        if finished.reason in (FinishReason.ERROR, FinishReason.EXPIRED, FinishReason.ABORT):
             assert got == expected[: len(got)]
         else:
             assert (got, finished.reason) == (expected, reason)

@@ -72,7 +72,8 @@ def test_an_abort_works_in_every_state(state: str, status: Status) -> None:
     reach(scheduler, state)
     sequence = scheduler.find("a")
     assert sequence is not None and sequence.status is status
-    assert scheduler.abort("a") is sequence
+    finished = scheduler.abort("a")
+    assert finished is not None and finished.reason is FinishReason.ABORT
     assert sequence.status is Status.FINISHED and scheduler.find("a") is None
     check_invariants(scheduler)
     seen: list[FinishReason] = []
@@ -94,9 +95,12 @@ def test_an_aborted_running_request_says_what_it_had() -> None:
     scheduler.add(make_request("a", 2))
     step(scheduler, 70)
     plan_step(scheduler)
-    sequence = scheduler.abort("a")
+    sequence = scheduler.find("a")
     assert sequence is not None
-    assert sequence.token_ids.tolist() == [1, 2, 70] and sequence.num_output == 1
+    finished = scheduler.abort("a")
+    assert finished is not None
+    assert sequence.token_ids.tolist() == [1, 2, 70]
+    assert (finished.num_prompt_tokens, finished.num_output_tokens) == (2, 1)
 
 
 # --- preemption ----------------------------------------------------------------------------------

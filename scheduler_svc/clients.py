@@ -1,0 +1,70 @@
+"""Who is told what: the outboxes of the streams that submitted requests, by client number."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from rpc.logprobs import LogprobColumns
+from scheduler_svc.core import Finished, FinishReason, StepOutputs, StepPlan
+from scheduler_svc.outbox import Admission, Ended, Outbox
+
+_STATUS_CODES = {FinishReason.ERROR: 13, FinishReason.EXPIRED: 4}  # gRPC's
+
+
+class Clients:
+    """Sorts tokens, admissions and ends by client. What is for a client that left is dropped."""
+
+    def __init__(self) -> None:
+        self._outboxes: dict[int, Outbox] = {}
+        self._newest = 0
+
+    def open(self) -> tuple[int, Outbox]:
+        """A number and an outbox for one more."""
+        self._newest += 1
+        self._outboxes[self._newest] = outbox = Outbox()
+        return self._newest, outbox
+
+    def close(self, client: int) -> None:
+        """Forgets one."""
+        del self._outboxes[client]
+
+    def deliver(self, outputs: StepOutputs, logprobs: LogprobColumns | None) -> None:
+        """Hands out what a step brought; rows of `logprobs` count those of the step's result."""
+        clients, handles, token_ids = outputs.clients, outputs.handles, outputs.token_ids
+        if logprobs is not None and outputs.sampled_rows is not None:
+            logprobs = logprobs.select(outputs.sampled_rows)
+        if len(clients):
+            first = int(clients[0])
+            if (clients == first).all():  # one gateway: the usual case
+                self._tell_tokens(first, handles, token_ids, logprobs)
+            else:
+                for client in np.unique(clients).tolist():
+                    rows = np.flatnonzero(clients == client)
+                    own = None if logprobs is None else logprobs.select(rows)
+                    self._tell_tokens(client, handles[rows], token_ids[rows], own)
+        self.tell_ends(outputs.finished)
+
+    def _tell_tokens(
+        self,
+        client: int,
+        handles: np.ndarray[tuple[int], np.dtype[np.uint32]],
+        token_ids: np.ndarray[tuple[int], np.dtype[np.int32]],
+        logprobs: LogprobColumns | None,
+    ) -> None:
+        outbox = self._outboxes.get(client)
+        if outbox is not None:
+            outbox.put_tokens(handles, token_ids, logprobs)
+
+    def tell_admitted(self, plan: StepPlan) -> None:
+        """Says who left the queue with this step."""
+        for new in plan.new_sequences:
+            outbox = self._outboxes.get(new.request.client)
+            if outbox is not None:
+                outbox.put_admission(Admission(new.request.handle, new.num_first_cached_tokens))
+
+    def tell_ends(self, finished: Iterable[Finished]) -> None:
+        """Says who ended, and why; after all their tokens."""
+        for end in finished:
+            outbox = self._outboxes.get(end.request.client)
+            if outbox is not None:
+                outbox.put_end(Ended(end, _STATUS_CODES.get(end.reason, 0)))

@@ -1,0 +1,194 @@
+"""One worker group: its core, its step stream, and the loop that plans, sends, receives, applies.
+
+When the worker is lost the group recovers: everyone who ran waits again with every token received,
+and the loop attaches anew. Nobody else touches the core while a method here runs: none awaits
+between reading and changing it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from pagewire.v1 import types_pb2, worker_pb2
+from rpc.columns import BadColumn
+from scheduler_svc.clients import Clients
+from scheduler_svc.config import ServiceConfig
+from scheduler_svc.convert import to_logprobs, to_result, to_step
+from scheduler_svc.core import OutOfStep, Scheduler, StepPlan
+from scheduler_svc.core_config import core_config
+from scheduler_svc.pace import Pace
+from scheduler_svc.trace import Trace
+from scheduler_svc.worker_link import FencedOut, LinkLost, WorkerClient, WorkerLink
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.3
+_MAX_STRIKES = 3  # workers lost at the same step before its requests are given up
+
+
+class WrongWorker(Exception):
+    """The worker that came serves something else than the one before."""
+
+
+class WorkerGroup:
+    """A worker group's leader at one address, and all requests placed there."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        address: str,
+        clients: Clients,
+        on_readiness: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self.core: Scheduler | None = None
+        self.model: types_pb2.ModelInfo | None = None
+        self.epoch = 0
+        self.is_ready = False
+        self.reason = "no worker has attached yet"
+        self.trace = Trace()
+        self.pace = Pace()
+        self.num_recoveries = 0
+        self._config = config
+        self._clients = clients
+        self._on_readiness = on_readiness
+        self._worker = WorkerClient(address)
+        self._work = asyncio.Event()
+        self._strikes = 0
+
+    def wake(self) -> None:
+        """There may be something to plan."""
+        self._work.set()
+
+    def expire(self) -> None:
+        """Tells the core the time, and the clients whose deadline has come."""
+        if self.core is not None:
+            self._clients.tell_ends(self.core.expire(time.monotonic()))
+
+    async def run(self) -> None:
+        """Attaches, serves, recovers; until cancelled or FencedOut."""
+        try:
+            while True:
+                try:
+                    link = await self._attach()
+                except LinkLost as error:
+                    self._set_ready(False, str(error))
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                try:
+                    await self._serve(link)
+                except LinkLost as error:
+                    self._recover(str(error))
+                finally:
+                    await link.close()
+        finally:
+            self._set_ready(False, "the scheduler is stopping")
+            await self._worker.close()
+
+    # --- attaching -------------------------------------------------------------------------------
+
+    async def _attach(self) -> WorkerLink:
+        seen = await self._worker.epoch()
+        if self.epoch and seen > self.epoch:
+            raise FencedOut(f"epoch {seen} has taken the worker from epoch {self.epoch}")
+        first_step_id = self.core.last_step_id + 1 if self.core else 1
+        link = await self._worker.attach(seen + 1, first_step_id)
+        self.epoch = link.attached.epoch
+        try:
+            self._adopt(link.attached.description)
+        except (WrongWorker, ValueError) as error:
+            await link.close()
+            raise LinkLost(f"worker {self.address} is refused: {error}") from error
+        logger.info("attached to worker %s under epoch %d", self.address, self.epoch)
+        self._set_ready(True, "")
+        return link
+
+    def _adopt(self, worker: worker_pb2.WorkerDescription) -> None:
+        """Builds the core for the first worker; later ones must serve the same."""
+        if self.core is None:
+            self.model = worker.model
+            self.core = Scheduler(core_config(self._config, worker))
+            return
+        before = self.core.config
+        if self.model is not None and worker.model.config_sha256 != self.model.config_sha256:
+            raise WrongWorker(
+                f"it serves {worker.model.model} (config {worker.model.config_sha256[:12]}), "
+                f"not {self.model.model} (config {self.model.config_sha256[:12]})"
+            )
+        if worker.block_size != before.block_size or worker.max_num_seqs < before.max_num_seqs:
+            raise WrongWorker("its block_size or max_num_seqs differs from the worker before it")
+        self.core.worker_lost(worker.num_blocks)
+        message = f"the new worker's KV cache of {worker.num_blocks} blocks is too small for it"
+        self._clients.tell_ends(self.core.fail(self.core.misfits(), message))
+        self.core.worker_back()
+
+    # --- serving ---------------------------------------------------------------------------------
+
+    async def _serve(self, link: WorkerLink) -> None:
+        core = self.core
+        assert core is not None
+        while True:
+            self.expire()
+            while core.num_in_flight <= self._config.lookahead:
+                plan = core.schedule()
+                if plan is None:
+                    break
+                self.trace.sent(plan, time.monotonic())
+                self._clients.tell_admitted(plan)
+                await link.send(to_step(plan))
+            if core.num_in_flight:
+                output = await link.receive(self._config.step_timeout_s)
+                self._apply(core, output)
+            else:
+                await self._idle(link)
+
+    def _apply(self, core: Scheduler, output: worker_pb2.ModelRunnerOutput) -> None:
+        if output.error:
+            raise LinkLost(f"step {output.step_id} failed: {output.error}")
+        self.expire()
+        try:
+            result, logprobs = to_result(output), to_logprobs(output)
+            outputs = core.update(result)
+        except (BadColumn, OutOfStep) as error:  # the core is as before: the step is done again
+            raise LinkLost(f"step {output.step_id}: {error}") from error
+        self._clients.deliver(outputs, logprobs)
+        record, now_s = self.trace.done(output.step_id, time.monotonic()), core.now_s
+        self.pace.stepped(record.plan, record.sent_s, now_s)
+        self._strikes = 0
+
+    async def _idle(self, link: WorkerLink) -> None:
+        """Waits for work; notices meanwhile that the worker is gone."""
+        working = asyncio.ensure_future(self._work.wait())
+        try:
+            reading = link.reading()
+            await asyncio.wait({working, reading}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            working.cancel()
+        self._work.clear()
+        if reading.done():  # nothing was asked, so this can only be the stream's end
+            await link.receive(self._config.step_timeout_s)
+            raise LinkLost("the worker answered a step that was not sent")
+
+    def _recover(self, why: str) -> None:
+        """After a lost worker: everyone waits again; who loses it time after time is given up."""
+        core = self.core
+        assert core is not None
+        oldest: StepPlan | None = core.oldest_in_flight
+        logger.warning("worker lost, %d requests will be recomputed: %s", core.num_running, why)
+        self._set_ready(False, why)
+        self.num_recoveries += 1
+        self._strikes += 1
+        core.now_s = time.monotonic()
+        core.worker_lost()
+        if oldest is not None and self._strikes >= _MAX_STRIKES:
+            self._strikes = 0
+            culprits = [s.request.request_id for s in oldest.sequences()]
+            message = f"its step failed {_MAX_STRIKES} times: {why}"
+            self._clients.tell_ends(core.fail(culprits, message))
+
+    def _set_ready(self, is_ready: bool, reason: str) -> None:
+        if reason and reason != self.reason:
+            logger.info("worker %s is not ready: %s", self.address, reason)
+        self.is_ready, self.reason = is_ready, reason
+        self._on_readiness()
