@@ -31,7 +31,9 @@ class Promises:
 
     def __init__(self) -> None:
         self._by_id: dict[str, _Promise] = {}
-        self._coming: list[tuple[float, str]] = []
+        # By time and then by number: two may be due at the same moment, even of the same request.
+        self._coming: list[tuple[float, int, _Promise]] = []
+        self._num_made = 0
         self._due: deque[_Promise] = deque()  # in the order of their times
         self._now_s = 0.0
         self.due = Load()  # places kept at the moment
@@ -47,16 +49,16 @@ class Promises:
             return  # it was told a time all the same
         promise = _Promise(request.request_id, request.tenant, len(request.prompt_token_ids), due_s)
         self._by_id[promise.request_id] = promise
-        heapq.heappush(self._coming, (due_s, promise.request_id))
+        self._num_made += 1
+        heapq.heappush(self._coming, (due_s, self._num_made, promise))
         self.advance(self._now_s)
 
     def advance(self, now_s: float) -> None:
         """Begins to keep the places whose time is near, gives up those whose time is over."""
         self._now_s = max(self._now_s, now_s)
         while self._coming and self._coming[0][0] - LEAD_S <= self._now_s:
-            due_s, request_id = heapq.heappop(self._coming)
-            promise = self._by_id.get(request_id)
-            if promise is not None and promise.due_s == due_s:
+            promise = heapq.heappop(self._coming)[2]
+            if self._by_id.get(promise.request_id) is promise:
                 self._due.append(promise)
                 self._count(promise, 1)
         while self._due and self._due[0].due_s + GRACE_S < self._now_s:

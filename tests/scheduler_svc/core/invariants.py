@@ -5,6 +5,7 @@ from collections import Counter
 
 from scheduler_svc.core import Scheduler, Sequence, Status
 from scheduler_svc.core.block_hash import chain
+from scheduler_svc.core.promises import LEAD_S
 
 
 def check_invariants(scheduler: Scheduler) -> None:
@@ -15,6 +16,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_progress(scheduler)
     _check_sharing(scheduler)
     _check_cache(scheduler)
+    _check_promises(scheduler)
 
 
 def _check_sequences(scheduler: Scheduler) -> None:
@@ -72,6 +74,9 @@ def _check_blocks(scheduler: Scheduler) -> None:
     for block_id in range(1, pool.num_blocks):
         assert pool.ref_count(block_id) == held[block_id]
     assert held[0] == 0, "the null block is in a table"
+    assert pool.ref_count(0) == 0 and pool.cache.hash_of(0) is None, "the null block is in use"
+    in_use = len(held) / pool.num_usable
+    assert abs(pool.usage - in_use) < 1e-9
     free = list(pool.free_queue())
     assert len(free) == len(set(free)) == pool.num_free
     assert set(free) == set(range(1, pool.num_blocks)) - set(held)
@@ -133,3 +138,13 @@ def _check_cache(scheduler: Scheduler) -> None:
         expected = chain(table.tokens(slot)[: sealed * size], size)
         found = [pool.cache.hash_of(b) for b in table.blocks(slot)[:sealed]]
         assert all(h in (e, None) for h, e in zip(found, expected, strict=True))
+
+
+def _check_promises(scheduler: Scheduler) -> None:
+    """The places kept in the queue are those of the promises whose time has come."""
+    promises = scheduler.intake.promises
+    due = [p for p in promises._by_id.values() if p.due_s - LEAD_S <= promises._now_s]
+    assert promises.due.num_sequences == len(due), "a place is kept for nobody, or not kept"
+    assert promises.due.num_tokens == sum(p.num_tokens for p in due)
+    for tenant in {p.tenant for p in due}:
+        assert promises.due_of(tenant).num_sequences == sum(p.tenant == tenant for p in due)

@@ -20,6 +20,7 @@ from scheduler_svc.core import (
 )
 from tests.scheduler_svc.core.fake_worker import FakeWorker, sampled_token
 from tests.scheduler_svc.core.invariants import check_invariants
+from tests.scheduler_svc.core.transitions import CacheTruth, FreeQueueWatch
 
 
 class Simulation:
@@ -34,11 +35,13 @@ class Simulation:
         self.outputs: list[list[int]] = []  # by handle
         self.ends: dict[int, FinishReason] = {}  # by handle
         self.num_lost = 0
+        self._free_queue = FreeQueueWatch()
+        self._cache_truth = CacheTruth(config.block_size)
 
     @property
     def live(self) -> list[str]:
-        """Ids of the requests that have not ended."""
-        return [r.request_id for r in self.requests if r.handle not in self.ends]
+        """Ids of the requests that have not ended, oldest first."""
+        return [sequence.request.request_id for sequence in self.scheduler.live()]
 
     def add(self, request: Request) -> Sequence:
         """Submits a request, whose handle must be the next number."""
@@ -69,7 +72,7 @@ class Simulation:
             self.outputs[handle].append(int(token_id))
         for finished in outputs.finished:
             self._end(finished)
-        self.check()
+        self.check(may_forget=bool(bad_rows))
 
     def abort(self, request_id: str) -> None:
         """A client gives up."""
@@ -98,11 +101,22 @@ class Simulation:
 
     def lose_worker(self, num_blocks: int | None = None) -> None:
         """The worker dies with every result that was on its way; another takes its place."""
-        self.scheduler.worker_lost(num_blocks)
-        self.scheduler.worker_back()
+        self.send_worker_away()
+        self.bring_worker_back(num_blocks)
+
+    def send_worker_away(self) -> None:
+        """The worker dies with every result that was on its way, and none takes its place yet."""
+        self.scheduler.worker_lost()
         self.worker = FakeWorker(self.config.block_size, self.config.vocab_size)
         self.results.clear()
         self.num_lost += 1
+        self.check()
+
+    def bring_worker_back(self, num_blocks: int | None = None) -> None:
+        """A worker attaches; requests that it can never hold are given up."""
+        self.scheduler.worker_lost(num_blocks)
+        self.fail(self.scheduler.misfits())
+        self.scheduler.worker_back()
         self.check()
 
     def drain(self, depth: int, max_steps: int = 5000) -> None:
@@ -118,9 +132,11 @@ class Simulation:
                 raise AssertionError(f"stuck with {self.live}")
         raise AssertionError(f"{self.live} still run after {max_steps} steps")
 
-    def check(self) -> None:
-        """The books agree, and so does what clients have seen."""
+    def check(self, may_forget: bool = False) -> None:
+        """The books agree with each other, with what was before, and with the worker's memory."""
         check_invariants(self.scheduler)
+        self._free_queue.check(self.scheduler, may_forget)
+        self._cache_truth.check(self.scheduler, self.worker)
 
     def _check_plan(self, plan: StepPlan, in_flight: list[StepPlan]) -> None:
         assert 0 < len(plan.slots) <= self.config.max_num_seqs

@@ -96,6 +96,16 @@ def test_the_books_of_promises_return_to_zero() -> None:
     assert (len(promises), promises.due.num_sequences, promises.due.num_tokens) == (0, 0, 0)
 
 
+def test_a_promise_made_twice_for_the_same_moment_keeps_one_place() -> None:
+    promises = Promises()
+    for _ in range(2):
+        promises.make(make_request("x", 3), due_s=5.0)
+    promises.advance(5.0)
+    assert (promises.due.num_sequences, promises.due.num_tokens) == (1, 3)
+    promises.keep("x")
+    assert promises.due.num_sequences == 0
+
+
 def test_who_is_refused_hears_how_many_go_first() -> None:
     scheduler = full(4)
     request = make_request("x", 2, max_tokens=2)

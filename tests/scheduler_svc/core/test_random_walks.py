@@ -1,14 +1,10 @@
 """Random walks through the scheduler; the books are checked after every single step."""
 
-import contextlib
 import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from scheduler_svc.core import FinishReason, Policy, RefusalKind, Refused, Request, SchedulerConfig
 from tests.scheduler_svc.core.simulation import Simulation
@@ -73,7 +69,6 @@ def add_random(simulation: Simulation, rng: random.Random) -> None:
 def replace_worker(simulation: Simulation, num_blocks: int) -> None:
     """Another worker takes over; whoever does not fit into its cache is given up."""
     simulation.lose_worker(num_blocks)
-    simulation.fail(simulation.scheduler.misfits())
 
 
 ACTIONS = {
@@ -158,83 +153,3 @@ def test_the_same_events_give_the_same_plans(seed: int) -> None:
         return made
 
     assert plans() == plans()
-
-
-class SchedulerMachine(RuleBasedStateMachine):
-    """Hypothesis looks for the shortest story in which the books do not agree."""
-
-    @initialize(seed=st.integers(0, 10_000), max_depth=st.sampled_from([0, 1, 2]))
-    def start(self, seed: int, max_depth: int) -> None:
-        self.rng = random.Random(seed)
-        self.max_depth = max_depth
-        self.simulation = Simulation(random_config(self.rng))
-
-    @rule(length=st.integers(1, 47), family=st.integers(0, 1), max_tokens=st.integers(1, 12))
-    def add(self, length: int, family: int, max_tokens: int) -> None:
-        config = self.simulation.config
-        length = min(length, config.max_model_len - 1)
-        prompt = np.arange(family, family + length, dtype=np.int32) % VOCAB_SIZE
-        handle = len(self.simulation.requests)
-        with contextlib.suppress(Refused):
-            self.simulation.add(Request(f"r{handle}", prompt, max_tokens, handle=handle))
-
-    @rule(seed=st.integers(0, 10_000))
-    def add_anything(self, seed: int) -> None:
-        add_random(self.simulation, random.Random(seed))
-
-    @precondition(lambda self: self.simulation.scheduler.num_in_flight <= self.max_depth)
-    @rule()
-    def schedule(self) -> None:
-        self.simulation.schedule()
-
-    @precondition(lambda self: self.simulation.results)
-    @rule()
-    def update(self) -> None:
-        self.simulation.update()
-
-    @precondition(lambda self: self.simulation.results)
-    @rule(row=st.integers(0, 5))
-    def update_with_a_bad_row(self, row: int) -> None:
-        self.simulation.update((row,))
-
-    @rule(num_steps=st.integers(1, 8))
-    def run(self, num_steps: int) -> None:
-        for _ in range(num_steps):
-            self.simulation.schedule()
-            while self.simulation.scheduler.num_in_flight > self.max_depth:
-                self.simulation.update()
-
-    @precondition(lambda self: self.simulation.live)
-    @rule(index=st.integers(0, 100))
-    def abort(self, index: int) -> None:
-        live = self.simulation.live
-        self.simulation.abort(live[index % len(live)])
-
-    @precondition(lambda self: self.simulation.live)
-    @rule(index=st.integers(0, 100))
-    def fail(self, index: int) -> None:
-        live = self.simulation.live
-        self.simulation.fail([live[index % len(live)]])
-
-    @rule()
-    def lose_the_worker(self) -> None:
-        self.simulation.lose_worker()
-
-    @rule(num_blocks=st.integers(3, 24))
-    def replace_the_worker(self, num_blocks: int) -> None:
-        replace_worker(self.simulation, num_blocks)
-
-    def teardown(self) -> None:
-        self.simulation.drain(self.max_depth)
-        pool = self.simulation.scheduler.residency.pool
-        assert pool.num_free == pool.num_usable
-
-
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(
-    max_examples=60,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)

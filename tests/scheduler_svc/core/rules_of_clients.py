@@ -1,0 +1,242 @@
+"""What clients do: ask for all sorts of things, and give up at all sorts of moments."""
+
+import numpy as np
+
+from scheduler_svc.core import RefusalKind, Refused, Request, Status
+from tests.scheduler_svc.core.draws import Draw
+from tests.scheduler_svc.core.world import VOCAB_SIZE, World, rule
+
+# --- prompts of every length ---------------------------------------------------------------------
+
+
+@rule(weight=4)
+def submit_short(world: World, draw: Draw) -> None:
+    world.submit(world.draw_prompt(draw, 1, 8), max_tokens=draw.integer(1, 12))
+
+
+@rule(weight=2)
+def submit_long(world: World, draw: Draw) -> None:
+    limit = world.config.max_model_len
+    world.submit(world.draw_prompt(draw, limit // 2, limit), max_tokens=draw.integer(1, 12))
+
+
+@rule(weight=1)
+def submit_without_max_tokens(world: World, draw: Draw) -> None:
+    world.submit(world.draw_prompt(draw, 1, 12), max_tokens=None)
+
+
+@rule(weight=0.5)
+def submit_with_room_for_one_token(world: World, draw: Draw) -> None:
+    length = world.config.max_model_len - 1
+    world.submit(world.draw_prompt(draw, length, length), max_tokens=draw.pick([None, 1, 5]))
+
+
+@rule(weight=0.5)
+def submit_what_needs_every_block(world: World, draw: Draw) -> None:
+    num_tokens = world.scheduler.residency.pool.num_usable * world.config.block_size
+    length = draw.integer(1, min(num_tokens, world.config.max_model_len - 1))
+    prompt = world.draw_prompt(draw, length, length)
+    world.submit(prompt, max_tokens=num_tokens + 1 - len(prompt))
+
+
+@rule(weight=1)
+def submit_whole_blocks(world: World, draw: Draw) -> None:
+    length = draw.integer(1, 5) * world.config.block_size
+    world.submit(world.draw_prompt(draw, length, length), max_tokens=draw.integer(1, 6))
+
+
+# --- prompts that others have computed -----------------------------------------------------------
+
+
+@rule(weight=2, when=lambda world: bool(world.requests))
+def submit_a_prompt_again(world: World, draw: Draw) -> None:
+    prompt = draw.pick(world.requests[-12:]).prompt_token_ids.tolist()
+    world.submit(prompt, max_tokens=draw.integer(1, 8))
+
+
+@rule(weight=2, when=lambda world: bool(world.requests))
+def submit_a_shared_beginning(world: World, draw: Draw) -> None:
+    shared = draw.pick(world.requests[-12:]).prompt_token_ids.tolist()
+    shared = shared[: draw.integer(1, len(shared))]
+    world.submit([*shared, *world.draw_prompt(draw, 1, 6)], max_tokens=draw.integer(1, 8))
+
+
+@rule(weight=2, when=lambda world: bool(world.requests))
+def submit_the_next_turn(world: World, draw: Draw) -> None:
+    """The prompt is a conversation so far: an earlier prompt and its answer."""
+    before = draw.pick(world.requests[-12:])
+    answer = world.outputs[before.handle]
+    turn = world.draw_prompt(draw, 1, 4)
+    world.submit([*before.prompt_token_ids.tolist(), *answer, *turn])
+
+
+@rule(weight=1)
+def submit_a_burst_of_one_prompt(world: World, draw: Draw) -> None:
+    prompt = world.draw_prompt(draw, 1, 12)
+    for _ in range(draw.integer(2, 4)):
+        world.submit(prompt, max_tokens=draw.integer(1, 8))
+
+
+# --- ends, urgency, belonging --------------------------------------------------------------------
+
+
+@rule(weight=2)
+def submit_with_stop_tokens(world: World, draw: Draw) -> None:
+    first, count = draw.integer(0, VOCAB_SIZE - 1), draw.integer(1, 12)
+    stops = tuple((first + 3 * step) % VOCAB_SIZE for step in range(count))
+    world.submit(world.draw_prompt(draw, 1, 8), max_tokens=16, stop_token_ids=stops)
+
+
+@rule(weight=1)
+def submit_with_min_tokens(world: World, draw: Draw) -> None:
+    max_tokens = draw.integer(1, 12)
+    world.submit(
+        world.draw_prompt(draw, 1, 8),
+        max_tokens=max_tokens,
+        min_tokens=draw.integer(1, max_tokens),
+        stop_token_ids=tuple(range(0, VOCAB_SIZE, 2)),
+    )
+
+
+@rule(weight=1)
+def submit_ignoring_eos(world: World, draw: Draw) -> None:
+    stops = draw.pick([(), (0,), (5, 6, 7)])
+    prompt = world.draw_prompt(draw, 1, 8)
+    world.submit(prompt, max_tokens=None, ignore_eos=True, stop_token_ids=stops)
+
+
+@rule(weight=2)
+def submit_with_a_deadline(world: World, draw: Draw) -> None:
+    arrival_s = world.scheduler.now_s
+    deadline_s = arrival_s + draw.integer(1, 40) / 8
+    world.submit(world.draw_prompt(draw, 1, 16), max_tokens=12, deadline_s=deadline_s)
+
+
+@rule(weight=3)
+def submit_with_a_priority(world: World, draw: Draw) -> None:
+    priority = draw.integer(-2, 2)
+    world.submit(world.draw_prompt(draw, 1, 12), max_tokens=draw.integer(1, 10), priority=priority)
+
+
+@rule(weight=3)
+def submit_for_a_tenant(world: World, draw: Draw) -> None:
+    tenant = draw.pick("abc")
+    for _ in range(draw.pick([1, 1, 3])):
+        world.submit(world.draw_prompt(draw, 1, 12), max_tokens=draw.integer(1, 8), tenant=tenant)
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+_INVALID: tuple[dict[str, object], ...] = (
+    {"prompt_token_ids": []},
+    {"prompt_token_ids": [VOCAB_SIZE]},
+    {"prompt_token_ids": [3, -1]},
+    {"max_tokens": 0},
+    {"min_tokens": -1},
+    {"min_tokens": 3, "max_tokens": 2},
+    {"stop_token_ids": (VOCAB_SIZE,)},
+    {"tenant": "t" * 65},
+)
+
+
+@rule(weight=0.5)
+def submit_what_is_invalid(world: World, draw: Draw) -> None:
+    fields = {"prompt_token_ids": [1, 2], **draw.pick(_INVALID)}
+    fields["prompt_token_ids"] = np.array(fields["prompt_token_ids"], dtype=np.int32)
+    request = Request("bad", arrival_s=world.scheduler.now_s, **fields)  # type: ignore[arg-type]
+    _expect_refusal(world, request, RefusalKind.INVALID)
+
+
+@rule(weight=0.5)
+def submit_a_prompt_too_long(world: World, draw: Draw) -> None:
+    length = world.config.max_model_len + draw.integer(0, 3)
+    prompt = np.zeros(length, dtype=np.int32)
+    request = Request("bad", prompt, arrival_s=world.scheduler.now_s)
+    _expect_refusal(world, request, RefusalKind.INVALID)
+
+
+@rule(weight=0.5, when=lambda world: bool(world.live))
+def submit_under_a_live_id(world: World, draw: Draw) -> None:
+    prompt = np.array([1], dtype=np.int32)
+    request = Request(draw.pick(world.live), prompt, arrival_s=world.scheduler.now_s)
+    _expect_refusal(world, request, RefusalKind.DUPLICATE)
+
+
+@rule(weight=0.5)
+def submit_after_the_deadline(world: World, draw: Draw) -> None:
+    now_s = world.scheduler.now_s
+    prompt = np.array([1], dtype=np.int32)
+    late = Request("late", prompt, max_tokens=1, arrival_s=now_s, deadline_s=now_s)
+    _expect_refusal(world, late, RefusalKind.EXPIRED)
+
+
+def _expect_refusal(world: World, request: Request, kind: RefusalKind) -> None:
+    with world.unchanged():
+        try:
+            world.scheduler.add(request)
+        except Refused as refused:
+            assert refused.kind is kind, refused
+        else:
+            raise AssertionError(f"{request} was let in")
+
+
+@rule(weight=1)
+def come_back_when_told(world: World, draw: Draw) -> None:
+    """A place is promised; who comes back under its id in time finds it if there is any room."""
+    now_s = world.scheduler.now_s
+    prompt = np.array(world.draw_prompt(draw, 1, 8), dtype=np.int32)
+    promised = Request(f"r{len(world.requests)}", prompt, 2, tenant=draw.pick("abc"))
+    world.scheduler.intake.promises.make(promised, now_s + draw.integer(0, 16) / 8)
+    world.check()
+
+
+# --- giving up -----------------------------------------------------------------------------------
+
+
+@rule(weight=0.7, when=lambda world: bool(world.live_in(Status.WAITING)))
+def abort_one_that_waits(world: World, draw: Draw) -> None:
+    world.abort(draw.pick(world.live_in(Status.WAITING)))
+
+
+@rule(weight=0.7, when=lambda world: bool(world.live_in(Status.RUNNING)))
+def abort_one_that_runs(world: World, draw: Draw) -> None:
+    world.abort(draw.pick(world.live_in(Status.RUNNING)))
+
+
+@rule(weight=0.7, when=lambda world: bool(world.live_in(Status.PREEMPTED)))
+def abort_one_that_was_preempted(world: World, draw: Draw) -> None:
+    world.abort(draw.pick(world.live_in(Status.PREEMPTED)))
+
+
+@rule(weight=0.2, when=lambda world: bool(world.live))
+def abort_everybody(world: World, draw: Draw) -> None:
+    for request_id in world.live:
+        world.abort(request_id)
+
+
+@rule(weight=0.2)
+def abort_nobody(world: World, draw: Draw) -> None:
+    with world.unchanged():
+        assert world.scheduler.abort(draw.pick(["nobody", ""])) is None
+
+
+# --- time ----------------------------------------------------------------------------------------
+
+
+@rule(weight=4)
+def let_time_pass(world: World, draw: Draw) -> None:
+    world.expire(world.scheduler.now_s + draw.integer(0, 8) / 8)
+
+
+@rule(weight=0.7, when=lambda world: world.scheduler.next_deadline_s is not None)
+def let_time_pass_to_the_next_deadline(world: World, draw: Draw) -> None:
+    deadline_s = world.scheduler.next_deadline_s
+    assert deadline_s is not None
+    world.expire(deadline_s)
+    assert (world.scheduler.next_deadline_s or deadline_s + 1) > deadline_s, "not expired in time"
+
+
+@rule(weight=0.2)
+def tell_a_time_that_is_past(world: World, draw: Draw) -> None:
+    with world.unchanged():
+        assert world.scheduler.expire(world.scheduler.now_s - draw.integer(0, 9)) == []

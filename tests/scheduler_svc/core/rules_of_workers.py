@@ -1,0 +1,166 @@
+"""What the shell and its worker do: steps, results right and wrong, losses and replacements."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from scheduler_svc.core import OutOfStep, StepResult
+from scheduler_svc.core.forecast import forecast
+from scheduler_svc.core.step_time import StepTime
+from tests.scheduler_svc.core.draws import Draw
+from tests.scheduler_svc.core.world import World, rule
+
+
+def _may_plan(world: World) -> bool:
+    return world.may_plan
+
+
+def _awaits(world: World) -> bool:
+    return bool(world.results)
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+@rule(weight=20, when=_may_plan)
+def plan_a_step(world: World, draw: Draw) -> None:
+    world.schedule()
+
+
+@rule(weight=8, when=_may_plan)
+def plan_as_far_ahead_as_allowed(world: World, draw: Draw) -> None:
+    while world.may_plan and world.schedule() is not None:
+        pass
+
+
+@rule(weight=24, when=_awaits)
+def take_a_result(world: World, draw: Draw) -> None:
+    world.update()
+
+
+@rule(weight=4, when=_awaits)
+def take_all_results(world: World, draw: Draw) -> None:
+    while world.results:
+        world.update()
+
+
+@rule(weight=8, when=_may_plan)
+def run_on(world: World, draw: Draw) -> None:
+    for _ in range(draw.integer(1, 8)):
+        while world.may_plan and world.schedule() is not None:
+            pass
+        if world.results:
+            world.update()
+
+
+# --- results that say that something is wrong ----------------------------------------------------
+
+
+@rule(weight=0.5, when=_awaits)
+def take_a_result_with_a_bad_row(world: World, draw: Draw) -> None:
+    world.update((draw.integer(0, 5),))
+
+
+@rule(weight=0.1, when=_awaits)
+def take_a_result_with_bad_rows_only(world: World, draw: Draw) -> None:
+    world.update(tuple(range(len(world.results[0].token_ids))))
+
+
+def _refuse(world: World, distort: Callable[[StepResult], StepResult]) -> None:
+    wrong = distort(world.results[0])
+    with world.unchanged():
+        try:
+            world.scheduler.update(wrong)
+        except OutOfStep:
+            return
+        raise AssertionError(f"{wrong} was taken for the result of {world.results[0].step_id}")
+
+
+@rule(weight=0.5, when=_awaits)
+def refuse_a_result_of_another_step(world: World, draw: Draw) -> None:
+    shift = draw.pick([-2, -1, 1, 2])  # repeated, or before its turn
+    _refuse(world, lambda r: StepResult(r.step_id + shift, r.token_ids))
+
+
+@rule(weight=0.5, when=_awaits)
+def refuse_a_result_of_another_length(world: World, draw: Draw) -> None:
+    shorter = draw.integer(0, 1) and len(world.results[0].token_ids)
+    more = np.array([1], dtype=np.int32)
+    _refuse(
+        world,
+        lambda r: StepResult(
+            r.step_id, r.token_ids[:-1] if shorter else np.append(r.token_ids, more)
+        ),
+    )
+
+
+@rule(weight=0.5, when=_awaits)
+def refuse_a_bad_row_that_does_not_exist(world: World, draw: Draw) -> None:
+    row = draw.pick([-1, 0, 7])
+    beyond = len(world.results[0].token_ids) + row if row >= 0 else row
+    _refuse(world, lambda r: StepResult(r.step_id, r.token_ids, (beyond,)))
+
+
+@rule(weight=0.2, when=lambda world: not world.scheduler.num_in_flight)
+def refuse_a_result_nobody_awaits(world: World, draw: Draw) -> None:
+    world.results.append(StepResult(world.scheduler.last_step_id, np.empty(0, dtype=np.int32)))
+    _refuse(world, lambda result: result)
+    world.results.clear()
+
+
+# --- workers come and go -------------------------------------------------------------------------
+
+
+@rule(weight=0.4, when=lambda world: not world.is_worker_away)
+def restart_the_worker(world: World, draw: Draw) -> None:
+    world.lose_worker()
+
+
+@rule(weight=0.4, when=lambda world: not world.is_worker_away)
+def replace_the_worker(world: World, draw: Draw) -> None:
+    world.lose_worker(draw.integer(2, 24))
+
+
+@rule(weight=0.4)
+def lose_the_worker(world: World, draw: Draw) -> None:
+    """It stays away; lost again, it is still away."""
+    world.send_worker_away()
+
+
+@rule(weight=6, when=lambda world: world.is_worker_away)
+def attach_a_worker(world: World, draw: Draw) -> None:
+    world.bring_worker_back(draw.pick([None, draw.integer(2, 24)]))
+
+
+@rule(weight=0.3, when=lambda world: bool(world.live))
+def give_a_request_up(world: World, draw: Draw) -> None:
+    world.fail([draw.pick(world.live), "nobody"])
+
+
+@rule(weight=0.1, when=lambda world: bool(world.scheduler.num_in_flight))
+def give_a_whole_step_up(world: World, draw: Draw) -> None:
+    """As after a step that failed time after time."""
+    plan = world.scheduler.oldest_in_flight
+    assert plan is not None
+    world.send_worker_away()
+    world.fail([sequence.request.request_id for sequence in plan.sequences()])
+    world.bring_worker_back()
+
+
+# --- what only looks -----------------------------------------------------------------------------
+
+
+@rule(weight=0.5)
+def forecast_the_queue(world: World, draw: Draw) -> None:
+    step_time = StepTime(0.01, 1e-4, draw.pick([0.0, 1e-6]))
+    with world.unchanged():
+        foreseen = forecast(world.scheduler, step_time)
+    times_s = [0.0, *foreseen.admissions_s, foreseen.drained_s]
+    assert times_s == sorted(times_s), "somebody is admitted before somebody ahead"
+    assert len(foreseen.admissions_s) == world.scheduler.num_waiting
+
+
+@rule(weight=0.2)
+def name_who_never_fits(world: World, draw: Draw) -> None:
+    with world.unchanged():
+        assert world.scheduler.misfits() == [], "the shell has failed them"

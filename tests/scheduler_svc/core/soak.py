@@ -1,0 +1,116 @@
+"""Random actions on a scheduler, by the million; every book is checked after every one.
+
+    python -m tests.scheduler_svc.core.soak --actions 1000000 --seed 1
+    python -m tests.scheduler_svc.core.soak --seed 1 --episode 17 --tell     one episode again
+
+A soak is a row of episodes, each a scheduler with limits of its own that lives for so many
+actions and then lets everybody finish. Seed and episode say all: the same actions follow.
+"""
+
+import argparse
+import hashlib
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.scheduler_svc.core import rules_of_clients, rules_of_workers
+from tests.scheduler_svc.core.draws import SeededDraw
+from tests.scheduler_svc.core.world import RULES, World, draw_config
+
+assert rules_of_clients and rules_of_workers  # imported for the rules that they register
+ACTIONS_PER_EPISODE = 1000
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened."""
+
+    num_actions: int = 0
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    applied: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+
+    def add(self, world: World) -> None:
+        """Counts a world that has come to its end."""
+        self.num_requests += len(world.requests)
+        self.num_tokens += world.scheduler.num_output_tokens
+        self.num_steps += world.scheduler.counters.num_steps
+        self.num_preemptions += world.scheduler.residency.num_preemptions
+        self.ends.update(reason.value for reason in world.ends.values())
+
+
+class Failed(Exception):
+    """An action after which something does not hold; the cause says what."""
+
+
+def run_episode(seed: int, episode: int, num_actions: int, tally: Tally, tell: bool) -> str:
+    """One scheduler's life; returns a digest of all that it did. Raises Failed."""
+    draw = SeededDraw(f"{seed}/{episode}")
+    world = World(draw_config(draw), max_depth=draw.integer(0, 3))
+    for number in range(num_actions):
+        possible = [rule for rule in RULES.values() if rule.is_possible(world)]
+        rule = draw.weighted(possible, [rule.weight for rule in possible])
+        if tell:
+            print(f"{number}: {rule.name}", flush=True)
+        try:
+            rule.apply(world, draw)
+            world.check()
+        except Exception as error:
+            raise Failed(
+                f"seed {seed}, episode {episode}, action {number} ({rule.name})"
+            ) from error
+        tally.num_actions += 1
+        tally.applied[rule.name] += 1
+    try:
+        world.settle()
+    except Exception as error:
+        raise Failed(f"seed {seed}, episode {episode}, after the last action") from error
+    tally.add(world)
+    return hashlib.sha256(repr((world.outputs, world.ends)).encode()).hexdigest()[:16]
+
+
+def report(tally: Tally, seed: int, digest: str, duration_s: float) -> str:
+    """What a reader wants to know afterwards."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    width = max(map(len, RULES))
+    lines = [
+        f"seed {seed}, commit {commit}, Python {sys.version.split()[0]}",
+        f"{tally.num_actions} actions of {len(RULES)} rules, "
+        f"{tally.num_actions / duration_s:.0f}/s",
+        f"{tally.num_requests} requests, {tally.num_steps} steps, {tally.num_tokens} tokens, "
+        f"{tally.num_preemptions} preemptions",
+        "ends: " + ", ".join(f"{count} {reason}" for reason, count in tally.ends.most_common()),
+        f"digest {digest}",
+        *(f"  {name:{width}} {tally.applied[name]:8}" for name in RULES),
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Runs the episodes; 1 when something does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--actions", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--episode", type=int, help="this one only")
+    parser.add_argument("--tell", action="store_true", help="name every action")
+    options = parser.parse_args()
+    num_episodes = -(-options.actions // ACTIONS_PER_EPISODE)
+    episodes = range(num_episodes) if options.episode is None else [options.episode]
+    tally, digest, began_s = Tally(), hashlib.sha256(), time.perf_counter()
+    for episode in episodes:
+        told = run_episode(options.seed, episode, ACTIONS_PER_EPISODE, tally, options.tell)
+        digest.update(told.encode())
+    duration_s = time.perf_counter() - began_s
+    print(report(tally, options.seed, digest.hexdigest()[:16], duration_s))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

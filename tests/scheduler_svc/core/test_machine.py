@@ -1,0 +1,197 @@
+"""Everything that may happen to a scheduler, in any order, with every book checked after each.
+
+The rules stand in `rules_of_clients.py` and `rules_of_workers.py`. Hypothesis looks for the
+shortest story that goes wrong; `soak.py` tells the same rules by the million.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from scheduler_svc.core.admission import Admission
+from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.prefix_cache import PrefixCache
+from scheduler_svc.core.residency import Residency
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.slots import SlotTable
+from tests.scheduler_svc.core.draws import HypothesisDraw
+from tests.scheduler_svc.core.soak import Failed, Tally, run_episode
+from tests.scheduler_svc.core.world import RULES, Rule, World, draw_config
+
+
+class _Machine(RuleBasedStateMachine):
+    """The ground; the rules are added below, one method each."""
+
+    world: World
+
+    @initialize(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        draw = HypothesisDraw(data)
+        self.world = World(draw_config(draw), max_depth=draw.integer(0, 2))
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.settle()
+
+
+def _as_method(entry: Rule) -> Callable[..., None]:
+    def apply(self: _Machine, data: st.DataObject) -> None:
+        entry.apply(self.world, HypothesisDraw(data))
+        self.world.check()
+
+    apply.__name__ = entry.name
+    when = precondition(lambda self: entry.is_possible(self.world))
+    return when(rule(data=st.data())(apply))
+
+
+def _methods() -> dict[str, Callable[..., None]]:
+    """What a soak does often stands there several times: hypothesis takes all alike."""
+    return {
+        f"{entry.name}{copy or ''}": _as_method(entry)
+        for entry in RULES.values()
+        for copy in range(max(1, round(entry.weight / 4)))
+    }
+
+
+Machine: Any = type("Machine", (_Machine,), _methods())
+
+
+def test_hypothesis_finds_no_story_that_goes_wrong() -> None:
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=150,
+            stateful_step_count=60,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )
+
+
+def test_there_are_rules() -> None:
+    assert len(RULES) >= 30
+
+
+@pytest.mark.parametrize("episode", range(8))
+def test_a_short_soak_is_clean(episode: int) -> None:
+    run_episode(seed=7, episode=episode, num_actions=500, tally=Tally(), tell=False)
+
+
+def test_an_episode_can_be_told_again() -> None:
+    first, again = (run_episode(3, 1, 400, Tally(), tell=False) for _ in range(2))
+    assert first == again != run_episode(3, 2, 400, Tally(), tell=False)
+
+
+# --- the proof of the proof: planted bugs are found ----------------------------------------------
+
+
+def _without_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(self: Residency, sequence: Sequence, status: Any) -> None:
+        slot = sequence.slot
+        assert slot is not None
+        block_ids = self.table.blocks(slot)
+        self.table.leave(slot, status)
+        self._recycle(slot, block_ids)
+
+    monkeypatch.setattr(Residency, "leave", leave)
+
+
+def _release_head_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = BlockPool.release
+    monkeypatch.setattr(BlockPool, "release", lambda self, ids: release(self, list(reversed(ids))))
+
+
+def _keep_stale_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrefixCache, "evict", lambda self, block_id: None)
+
+
+def _compare_no_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stale entries and a hit by tokens alone: content computed behind another prefix is read."""
+    _keep_stale_hashes(monkeypatch)
+    monkeypatch.setattr(PrefixCache, "_num_equal", lambda self, found, hashes, tokens: len(found))
+
+
+def _take_a_full_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cached(self: Admission, sequence: Sequence) -> list[int]:
+        if not self._config.enable_prefix_caching:
+            return []
+        hashes = sequence.block_hashes(self._config.block_size)
+        return self._residency.pool.cache.lookup(hashes, sequence.token_ids)
+
+    monkeypatch.setattr(Admission, "_cached_blocks", cached)
+
+
+def _forget_that_hits_leave_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockPool, "num_free_among", lambda self, ids: 0)
+
+
+def _drop_late_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "_apply_late", lambda self, late, token_ids: [])
+
+
+def _stop_before_min_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    enter = SlotTable.enter
+
+    def enter_without(self: SlotTable, sequence: Sequence, slot: int, *rest: Any) -> None:
+        enter(self, sequence, slot, *rest)
+        self.min_len[slot] = 0
+
+    monkeypatch.setattr(SlotTable, "enter", enter_without)
+
+
+def _lose_the_fenced_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    acknowledge = Residency.acknowledge
+
+    def forgetful(self: Residency, step_id: int) -> None:
+        before = self.num_fenced_blocks
+        acknowledge(self, step_id)
+        self.num_fenced_blocks = before
+
+    monkeypatch.setattr(Residency, "acknowledge", forgetful)
+
+
+def _leave_a_trace_of_a_refused_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    update = Scheduler.update
+
+    def partial(self: Scheduler, result: Any) -> Any:
+        if len(result.token_ids) != len(self._in_flight[0].sampled_slots):
+            self._in_flight.popleft()  # a trace of a result that is refused
+        return update(self, result)
+
+    monkeypatch.setattr(Scheduler, "update", partial)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _without_a_fence,
+        _release_head_first,
+        _keep_stale_hashes,
+        _compare_no_parents,
+        _take_a_full_hit,
+        _forget_that_hits_leave_the_queue,
+        _drop_late_tokens,
+        _stop_before_min_tokens,
+        _lose_the_fenced_count,
+        _leave_a_trace_of_a_refused_result,
+    ],
+)
+def test_a_planted_bug_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Failed):
+        for episode in range(10):
+            run_episode(seed=1, episode=episode, num_actions=500, tally=Tally(), tell=False)

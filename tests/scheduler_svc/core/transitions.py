@@ -1,0 +1,84 @@
+"""What must hold between two moments: what a single look at the books cannot show."""
+
+from scheduler_svc.core import Scheduler
+from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.prefix_cache import NO_PARENT
+from tests.scheduler_svc.core.fake_worker import Content, FakeWorker
+
+
+class FreeQueueWatch:
+    """Blocks are freed to the tail, a sequence's own last block first, and taken from the head.
+
+    A block that is found again leaves the queue from the middle; the others keep their places, and
+    a free block keeps the hash under which it can be found.
+    """
+
+    def __init__(self) -> None:
+        self._pool: BlockPool | None = None
+        self._free: list[int] = []
+        self._hash_of: dict[int, int | None] = {}
+        self._holders: list[list[int]] = []
+
+    def check(self, scheduler: Scheduler, may_forget: bool) -> None:
+        """Looks at the queue; `may_forget`: hashes may have been dropped on purpose."""
+        pool = scheduler.residency.pool
+        free = list(pool.free_queue())
+        if pool is self._pool:
+            self._check_order(free)
+            if not may_forget:
+                for block_id in free:
+                    expected = self._hash_of.get(block_id, pool.cache.hash_of(block_id))
+                    assert pool.cache.hash_of(block_id) == expected, "a free block lost its hash"
+        self._pool, self._free = pool, free
+        self._hash_of = {block_id: pool.cache.hash_of(block_id) for block_id in free}
+        self._holders = _holders(scheduler)
+
+    def _check_order(self, free: list[int]) -> None:
+        before, now = set(self._free), set(free)
+        stayed = [block_id for block_id in self._free if block_id in now]
+        assert free[: len(stayed)] == stayed, "the free queue was shuffled"
+        place = {block_id: index for index, block_id in enumerate(free)}
+        for block_ids in self._holders:
+            freed = [place[b] for b in block_ids if b in now and b not in before]
+            assert freed == sorted(freed, reverse=True), "the head of a chain was freed first"
+
+
+def _holders(scheduler: Scheduler) -> list[list[int]]:
+    residency = scheduler.residency
+    running = [residency.table.blocks(s.slot) for s in residency.roster.sequences]
+    return running + [list(entry.block_ids) for entry in residency._fenced]
+
+
+class CacheTruth:
+    """Every block that can be found holds, in the worker's memory, what its hash says."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._contents: dict[int, list[Content]] = {}  # of a block's cells, by the block's hash
+
+    def check(self, scheduler: Scheduler, worker: FakeWorker) -> None:
+        """Compares every entry of the prefix cache with the worker's memory."""
+        cache = scheduler.residency.pool.cache
+        entries = {b: cache.hash_of(b) for b in range(1, scheduler.residency.pool.num_blocks)}
+        unknown = {b: h for b, h in entries.items() if h is not None and h not in self._contents}
+        while unknown:
+            known = [b for b in unknown if self._learn(scheduler, b, unknown[b])]
+            assert known, f"blocks {sorted(unknown)} follow a parent that was never sealed"
+            unknown = {b: h for b, h in unknown.items() if b not in known}
+        for block_id, block_hash in entries.items():
+            if block_hash is not None:
+                cells = [worker.kv.get((block_id, i)) for i in range(self._block_size)]
+                assert cells == self._contents[block_hash], f"block {block_id} holds other tokens"
+
+    def _learn(self, scheduler: Scheduler, block_id: int, block_hash: int) -> bool:
+        cache = scheduler.residency.pool.cache
+        parent = int(cache._parents[block_id])
+        if parent != NO_PARENT and parent not in self._contents:
+            return False
+        content = 0 if parent == NO_PARENT else self._contents[parent][-1]
+        contents = []
+        for token_id in cache._tokens[block_id].tolist():
+            content = hash((content, token_id))
+            contents.append(content)
+        self._contents[block_hash] = contents
+        return True

@@ -1,0 +1,163 @@
+"""A scheduler among clients and workers who do anything that they may: the ground of all rules.
+
+A rule is one thing that can happen. It leaves choices to a Draw, so that the same rules serve
+hypothesis, which looks for a short story that goes wrong, and the soak, which tells long ones.
+"""
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_svc.core import (
+    Policy,
+    RefusalKind,
+    Refused,
+    Request,
+    SchedulerConfig,
+    Sequence,
+    Status,
+)
+from tests.scheduler_svc.core.draws import Draw
+from tests.scheduler_svc.core.simulation import Simulation
+
+VOCAB_SIZE = 40
+
+
+def draw_config(draw: Draw) -> SchedulerConfig:
+    """Small numbers, so that every limit is felt all the time."""
+    max_num_seqs = draw.integer(1, 6)
+    return SchedulerConfig(
+        num_blocks=draw.integer(3, 24),
+        block_size=draw.integer(1, 4),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=draw.integer(max_num_seqs, 24),
+        max_model_len=draw.integer(8, 48),
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=draw.pick([(), (0,), (0, 1)]),
+        long_prefill_token_threshold=draw.pick([0, 0, 1, 5]),
+        enable_prefix_caching=draw.pick([True, True, True, False]),
+        policy=draw.pick(list(Policy)),
+        priority_ageing_s=draw.pick([0.5, 4.0]),
+        tenant_weights=(("a", 2.0),),
+        queue_window=draw.pick([0, 1, 4]),
+        max_overtakes=draw.pick([0, 1, 3]),
+        max_waiting_requests=draw.pick([0, 0, 3]),
+        max_waiting_tokens=draw.pick([0, 0, 60]),
+        max_waiting_requests_per_tenant=draw.pick([0, 0, 2]),
+        max_waiting_tokens_per_tenant=draw.pick([0, 0, 40]),
+    )
+
+
+class World(Simulation):
+    """A simulation that knows how far ahead it plans, and whether there is a worker."""
+
+    def __init__(self, config: SchedulerConfig, max_depth: int) -> None:
+        super().__init__(config)
+        self.max_depth = max_depth  # steps planned beyond the one whose result is awaited
+        self.is_worker_away = False
+        self.num_refused = 0
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def draw_prompt(self, draw: Draw, low: int, high: int) -> list[int]:
+        """Tokens of one of two families that differ from the first token on, or in the last."""
+        length = draw.integer(low, min(high, self.config.max_model_len - 1))
+        family = draw.integer(0, 2)
+        prompt = [(position * 7 + family % 2) % VOCAB_SIZE for position in range(length)]
+        if family == 2:
+            prompt[-1] = draw.integer(0, VOCAB_SIZE - 1)
+        return prompt
+
+    def submit(self, prompt: list[int], **fields: object) -> Sequence | None:
+        """Adds a valid request; None when it is refused for a reason that is checked."""
+        prompt = prompt[: self.config.max_model_len - 1]
+        handle = len(self.requests)
+        fields = {"max_tokens": 6, "arrival_s": self.scheduler.now_s, **fields}
+        token_ids = np.array(prompt, dtype=np.int32)
+        request = Request(f"r{handle}", token_ids, handle=handle, **fields)  # type: ignore[arg-type]
+        try:
+            return self.add(request)
+        except Refused as refused:
+            self._check_refusal(request, refused)
+            self.num_refused += 1
+            self.check()
+            return None
+
+    def _check_refusal(self, request: Request, refused: Refused) -> None:
+        config, num_usable = self.config, self.scheduler.residency.pool.num_usable
+        if refused.kind is RefusalKind.NEVER_FITS:
+            longest = config.max_model_len
+            if request.max_tokens is not None:
+                longest = min(longest, len(request.prompt_token_ids) + request.max_tokens)
+            assert longest - 1 > num_usable * config.block_size, refused
+        else:
+            assert refused.kind is RefusalKind.OVERLOADED, refused
+            assert len(self.scheduler.residency.waiting), "an empty queue takes anything"
+
+    def live_in(self, *statuses: Status) -> list[str]:
+        """Ids of the requests in one of these states."""
+        return [s.request.request_id for s in self.scheduler.live() if s.status in statuses]
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    @property
+    def may_plan(self) -> bool:
+        """Whether a shell would plan another step now."""
+        return not self.is_worker_away and self.scheduler.num_in_flight <= self.max_depth
+
+    def settle(self) -> None:
+        """The end: a worker is there, everybody gets what they wait for, and nothing is left."""
+        if self.is_worker_away:
+            self.bring_worker_back()
+        self.drain(self.max_depth)
+        scheduler = self.scheduler
+        assert scheduler.residency.pool.num_free == scheduler.residency.pool.num_usable
+        assert len(self.ends) == len(self.requests) == scheduler.num_finished
+        assert scheduler.num_output_tokens == sum(map(len, self.outputs))
+        assert not len(scheduler.residency.waiting) and scheduler.next_deadline_s is None
+
+    def send_worker_away(self) -> None:
+        super().send_worker_away()
+        self.is_worker_away = True
+
+    def bring_worker_back(self, num_blocks: int | None = None) -> None:
+        super().bring_worker_back(num_blocks)
+        self.is_worker_away = False
+
+    # --- what must change nothing ----------------------------------------------------------------
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Whatever happens inside leaves no trace in the scheduler."""
+        before = pickle.dumps(self.scheduler)
+        yield
+        assert pickle.dumps(self.scheduler) == before, "it left a trace"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that can happen, how often it does in a soak, and when it can."""
+
+    name: str
+    weight: float
+    apply: Callable[[World, Draw], None]
+    is_possible: Callable[[World], bool]
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(
+    weight: float, when: Callable[[World], bool] = lambda _: True
+) -> Callable[[Callable[[World, Draw], None]], Callable[[World, Draw], None]]:
+    """Makes a function a rule, under its own name."""
+
+    def register(apply: Callable[[World, Draw], None]) -> Callable[[World, Draw], None]:
+        assert apply.__name__ not in RULES
+        RULES[apply.__name__] = Rule(apply.__name__, weight, apply, when)
+        return apply
+
+    return register
