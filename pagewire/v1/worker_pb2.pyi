@@ -33,7 +33,7 @@ ROW_STATUS_UNSPECIFIED: RowStatus
 ROW_STATUS_NOT_FINITE: RowStatus
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend")
+    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "max_granted_steps", "has_state_hashes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,8 @@ class WorkerDescription(_message.Message):
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     GRAPH_BATCH_SIZES_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    MAX_GRANTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    HAS_STATE_HASHES_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     incarnation: int
     num_blocks: int
@@ -60,7 +62,9 @@ class WorkerDescription(_message.Message):
     kv_layout: str
     graph_batch_sizes: _containers.RepeatedScalarFieldContainer[int]
     attention_backend: str
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ...) -> None: ...
+    max_granted_steps: int
+    has_state_hashes: bool
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -121,12 +125,14 @@ class WarmUpResponse(_message.Message):
     def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("hello", "step")
+    __slots__ = ("hello", "step", "cut")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step: SchedulerOutput
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[SchedulerOutput, _Mapping]] = ...) -> None: ...
+    cut: Cut
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[SchedulerOutput, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "epoch", "first_step_id")
@@ -139,15 +145,33 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., first_step_id: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("description", "output")
+    __slots__ = ("description", "output", "skipped")
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     description: WorkerDescription
     output: ModelRunnerOutput
-    def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., output: _Optional[_Union[ModelRunnerOutput, _Mapping]] = ...) -> None: ...
+    skipped: Skipped
+    def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., output: _Optional[_Union[ModelRunnerOutput, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ...) -> None: ...
+
+class Cut(_message.Message):
+    __slots__ = ("first_step_id", "last_step_id")
+    FIRST_STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    first_step_id: int
+    last_step_id: int
+    def __init__(self, first_step_id: _Optional[int] = ..., last_step_id: _Optional[int] = ...) -> None: ...
+
+class Skipped(_message.Message):
+    __slots__ = ("first_step_id", "last_step_id")
+    FIRST_STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    first_step_id: int
+    last_step_id: int
+    def __init__(self, first_step_id: _Optional[int] = ..., last_step_id: _Optional[int] = ...) -> None: ...
 
 class SchedulerOutput(_message.Message):
-    __slots__ = ("step_id", "ack_step_id", "reset", "freed_slots", "new_sequences", "appended_slots", "appended_block_ids", "same_rows", "slots", "num_scheduled")
+    __slots__ = ("step_id", "ack_step_id", "reset", "freed_slots", "new_sequences", "appended_slots", "appended_block_ids", "same_rows", "slots", "num_scheduled", "granted_steps", "wants_state")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ACK_STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +182,8 @@ class SchedulerOutput(_message.Message):
     SAME_ROWS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     NUM_SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_STATE_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     ack_step_id: int
     reset: bool
@@ -168,7 +194,9 @@ class SchedulerOutput(_message.Message):
     same_rows: bool
     slots: bytes
     num_scheduled: bytes
-    def __init__(self, step_id: _Optional[int] = ..., ack_step_id: _Optional[int] = ..., reset: bool = ..., freed_slots: _Optional[bytes] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., appended_slots: _Optional[bytes] = ..., appended_block_ids: _Optional[bytes] = ..., same_rows: bool = ..., slots: _Optional[bytes] = ..., num_scheduled: _Optional[bytes] = ...) -> None: ...
+    granted_steps: int
+    wants_state: bool
+    def __init__(self, step_id: _Optional[int] = ..., ack_step_id: _Optional[int] = ..., reset: bool = ..., freed_slots: _Optional[bytes] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., appended_slots: _Optional[bytes] = ..., appended_block_ids: _Optional[bytes] = ..., same_rows: bool = ..., slots: _Optional[bytes] = ..., num_scheduled: _Optional[bytes] = ..., granted_steps: _Optional[int] = ..., wants_state: bool = ...) -> None: ...
 
 class NewSequence(_message.Message):
     __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling")
@@ -221,20 +249,30 @@ class RowSampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_types_pb2.LogitBias, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[_types_pb2.TokenSequence, _Mapping]]] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class ModelRunnerOutput(_message.Message):
-    __slots__ = ("step_id", "token_ids", "row_status", "error", "timings", "logprobs")
+    __slots__ = ("step_id", "token_ids", "row_status", "error", "timings", "logprobs", "state")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ROW_STATUS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     token_ids: bytes
     row_status: bytes
     error: str
     timings: StepTimings
     logprobs: _types_pb2.LogprobColumns
-    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., row_status: _Optional[bytes] = ..., error: _Optional[str] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., logprobs: _Optional[_Union[_types_pb2.LogprobColumns, _Mapping]] = ...) -> None: ...
+    state: StateHashes
+    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., row_status: _Optional[bytes] = ..., error: _Optional[str] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., logprobs: _Optional[_Union[_types_pb2.LogprobColumns, _Mapping]] = ..., state: _Optional[_Union[StateHashes, _Mapping]] = ...) -> None: ...
+
+class StateHashes(_message.Message):
+    __slots__ = ("slots", "hashes")
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    slots: bytes
+    hashes: bytes
+    def __init__(self, slots: _Optional[bytes] = ..., hashes: _Optional[bytes] = ...) -> None: ...
 
 class StepTimings(_message.Message):
     __slots__ = ("queue_us", "prepare_us", "forward_us", "sample_us", "copy_us")

@@ -7,7 +7,9 @@ Life cycle (unary): LoadModel, InitializeCache, WarmUp, in this order; out of or
 FAILED_PRECONDITION. A worker started with a model does all three by itself.
 
 Steps (Attach): the first frame up is a Hello, the first down the worker's Description. Then steps
-go up, at most three in flight, and outputs come down in the same order. Requests live in slots:
+go up, at most three frames in flight, and outputs come down in the same order. A frame may grant
+several decode steps; the worker runs them by itself and answers each, and a Cut ends them early.
+Requests live in slots:
 rows of the worker's persistent state, numbered 0 to max_num_seqs - 1 by the scheduler. A sequence
 travels once in full; afterwards only what changed. The scheduler never names a token it does not
 know: a row says how many tokens to compute, and the worker reads them from the slot's own token

@@ -6,22 +6,25 @@ then `planner`, `residency`, `slots`, `block_pool`, `prefix_cache`.
 """
 
 from scheduler_svc.core.config import Policy, SchedulerConfig
+from scheduler_svc.core.grants import Cut
 from scheduler_svc.core.plan import (
     Cause,
     Finished,
     Held,
     NewSequence,
+    OutOfStep,
     StepOutputs,
     StepPlan,
     StepResult,
 )
 from scheduler_svc.core.request import FinishReason, RefusalKind, Refused, Request
-from scheduler_svc.core.scheduler import OutOfStep, Scheduler
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.timeline import Phase, Timeline
 
 __all__ = [
     "Cause",
+    "Cut",
     "FinishReason",
     "Finished",
     "Held",

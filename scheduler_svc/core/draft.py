@@ -29,6 +29,7 @@ class Draft:
     computed: NDArray[np.int32]
     planned: NDArray[np.int32]
     chunks: NDArray[np.int32] | None = None  # tokens each row computes; None: one each
+    num_steps: int = 1  # more: a grant, in each of whose steps every row decodes
     budget: int = 0
     appended_slots: list[int] = field(default_factory=list)
     appended_block_ids: list[int] = field(default_factory=list)

@@ -12,6 +12,10 @@ from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.slots import Index, Roster, Slots
 
 
+class OutOfStep(Exception):
+    """An answer that does not fit the steps in flight."""
+
+
 @dataclass(frozen=True, slots=True)
 class NewSequence:
     """A sequence that enters a slot, in full; a resumed one brings its output along."""
@@ -64,6 +68,7 @@ class StepPlan:
     preempted: list[str] = field(default_factory=list)
     num_free_blocks: int = 0
     held: Held | None = None  # None: nobody waits
+    grant_id: int | None = None  # the first step of the grant that it belongs to, if of any
 
     @property
     def num_tokens(self) -> int:

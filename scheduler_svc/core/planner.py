@@ -6,6 +6,7 @@ prompt never holds them up), then prompts already begun, then whoever waits, in 
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,74 @@ class Planner:
         if not len(draft.slots) and not draft.admitted:
             return None
         return self._commit(draft)
+
+    def plan_grant(self, max_steps: int) -> tuple[StepPlan, ...]:
+        """As many decode steps at once as all who run can make; none if there is more to do.
+
+        Nobody waits, nobody has a prompt to compute, and there are free blocks for every token.
+        """
+        residency = self._residency
+        table, roster = residency.table, residency.roster
+        if len(residency.waiting) or self._reset:
+            return ()
+        index, slots = roster.index, roster.slots
+        left = table.max_len[index] - table.num_planned[index]
+        if np.count_nonzero(left) < len(left):  # somebody's last token is on its way
+            index, slots, left = index[left > 0], slots[left > 0], left[left > 0]
+        computed, planned = table.num_computed[index], table.num_planned[index]
+        if not len(index) or np.count_nonzero(planned - computed == 1) < len(index):
+            return ()
+        draft = Draft(self._next_step_id, slots, index, computed, planned)
+        draft.num_steps = min(max_steps, int(left.min()))
+        if not self._grow_for_grant(draft):
+            return ()
+        first = self._commit(draft, is_grant=True)
+        return first, *(self._repeat(first, later) for later in range(1, draft.num_steps))
+
+    def take_back(self, plans: list[StepPlan], last_step_id: int) -> None:
+        """Granted steps will not be computed; `last_step_id` is the last one that will.
+
+        Their blocks stay with their sequences. Rows of sequences that have ended count no more.
+        """
+        table, departed = self._residency.table, self._residency.departed
+        for plan in plans:
+            is_live = table.is_live[plan.slots]
+            index = plan.slots[is_live]
+            table.num_computed[index] -= 1
+            table.num_planned[index] -= 1
+            table.last_step[index] = last_step_id
+            for slot in plan.slots[~is_live].tolist():
+                if slot in departed:  # sent back to the queue, where it waits for this token
+                    departed[slot].num_awaited -= 1
+        self._residency.move_fence(last_step_id)
+        self._previous_slots = None  # the worker's last step may be another one than ours
+        self.counters.num_steps -= len(plans)
+
+    def _grow_for_grant(self, draft: Draft) -> bool:
+        """Finds blocks for a whole grant, if need be a shorter one; False if not for one step."""
+        room = self._residency.table.capacity[draft.index] - draft.computed
+        while draft.num_steps:
+            rows = (room < draft.num_steps).nonzero()[0]
+            shortage = draft.num_steps - room[rows]
+            total = int((-(-shortage // self._config.block_size)).sum())
+            if total <= self._residency.pool.num_free:
+                chunks = np.full(len(room), draft.num_steps, dtype=np.int32)
+                return not total or self._grow(draft, chunks, rows, shortage)
+            draft.num_steps //= 2
+        return False
+
+    def _repeat(self, first: StepPlan, later: int) -> StepPlan:
+        """The step of a grant that comes so many after its first."""
+        return replace(
+            first,
+            step_id=first.step_id + later,
+            freed_slots=[],
+            appended_slots=[],
+            appended_block_ids=[],
+            same_rows=True,
+            num_computed=first.num_computed + later,
+            preempted=[],
+        )
 
     # --- the running -----------------------------------------------------------------------------
 
@@ -155,7 +224,7 @@ class Planner:
 
     # --- the plan --------------------------------------------------------------------------------
 
-    def _commit(self, draft: Draft) -> StepPlan:
+    def _commit(self, draft: Draft, is_grant: bool = False) -> StepPlan:
         """Books the running rows as computed and turns the draft into a plan."""
         residency, step_id = self._residency, draft.step_id
         sampled = self._book(draft, step_id)
@@ -184,11 +253,12 @@ class Planner:
             preempted=residency.preempted,
             num_free_blocks=residency.pool.num_free,
             held=draft.held,
+            grant_id=step_id if is_grant else None,
         )
         residency.freed_slots, residency.preempted = [], []
-        self._next_step_id = step_id + 1
+        self._next_step_id = step_id + draft.num_steps
         self._previous_slots, self._reset = slots, False
-        self.counters.num_steps += 1
+        self.counters.num_steps += draft.num_steps
         if chunks is not None:
             self.counters.num_prefill_tokens += int(chunks.sum()) - num_decodes
         return plan
@@ -196,10 +266,10 @@ class Planner:
     def _book(self, draft: Draft, step_id: int) -> Slots:
         """Counts the running rows' chunks as computed; returns the slots that sample."""
         table, index, chunks = self._residency.table, draft.index, draft.chunks
-        table.last_step[index] = step_id
+        table.last_step[index] = step_id + draft.num_steps - 1
         if chunks is None:
-            table.num_computed[index] = draft.planned
-            table.num_planned[index] = draft.planned + 1
+            table.num_computed[index] = draft.computed + draft.num_steps
+            table.num_planned[index] = draft.planned + draft.num_steps
             return draft.slots
         after = draft.computed + chunks
         table.num_computed[index] = after
@@ -207,7 +277,8 @@ class Planner:
         table.num_planned[index[samples]] += 1
         if self._config.enable_prefix_caching:
             # Prompt blocks can be shared from now on: whoever reads them computes no earlier.
-            seal(table, self._residency.pool.cache, index)
+            covered = np.minimum(after, table.num_tokens[index])
+            seal(table, self._residency.pool.cache, index, covered)
         sampled: Slots = draft.slots[samples]
         return sampled
 

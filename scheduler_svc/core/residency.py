@@ -5,7 +5,7 @@ that still touches its slot and blocks is in flight. Those are handed out again 
 such step was acknowledged.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.config import SchedulerConfig
@@ -129,6 +129,12 @@ class Residency:
             self.departed.pop(fenced.slot, None)
             self._recycle(fenced.slot, fenced.block_ids)
         self._fenced = still_fenced
+
+    def move_fence(self, last_step: int) -> None:
+        """No step after this one will be computed of those planned: wait for none of them."""
+        self._fenced = [
+            replace(fenced, last_step=min(fenced.last_step, last_step)) for fenced in self._fenced
+        ]
 
     def evacuate(self, num_blocks: int) -> int:
         """The worker is gone, and every KV block with it: all who ran wait again, in their order.

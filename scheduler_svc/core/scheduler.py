@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.config import Policy, SchedulerConfig
 from scheduler_svc.core.deadlines import Deadlines
+from scheduler_svc.core.grants import Cut, Grants
 from scheduler_svc.core.intake import Intake
 from scheduler_svc.core.output_lengths import OutputLengths
-from scheduler_svc.core.plan import Finished, StepOutputs, StepPlan, StepResult
+from scheduler_svc.core.plan import Finished, OutOfStep, StepOutputs, StepPlan, StepResult
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.residency import Residency
@@ -30,10 +31,6 @@ from scheduler_svc.core.sealing import seal
 from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.slots import Index, Slots
 from scheduler_svc.core.timeline import Phase
-
-
-class OutOfStep(Exception):
-    """A result that does not answer the oldest plan in flight."""
 
 
 class Scheduler:
@@ -45,6 +42,7 @@ class Scheduler:
         self._planner = Planner(config, self.residency)
         self.counters = self._planner.counters
         self._in_flight: deque[StepPlan] = deque()
+        self._grants = Grants(self._in_flight, self.residency)
         self._live: dict[str, Sequence] = {}
         self.intake = Intake(config, self.residency.waiting)
         self.output_lengths = OutputLengths()
@@ -85,6 +83,7 @@ class Scheduler:
             finished.append(self._finish(sequence, FinishReason.EXPIRED, message))
         if finished:
             self.num_expired += len(finished)
+            self._grants.left()
             self.residency.renew_roster()
         return finished
 
@@ -94,6 +93,11 @@ class Scheduler:
     def num_in_flight(self) -> int:
         """Steps planned whose result has not come."""
         return len(self._in_flight)
+
+    @property
+    def is_cutting(self) -> bool:
+        """Whether a cut waits for its answer; nothing is planned before it comes."""
+        return self._grants.pending is not None
 
     @property
     def oldest_in_flight(self) -> StepPlan | None:
@@ -148,6 +152,7 @@ class Scheduler:
         was_running = sequence.status is Status.RUNNING
         finished = self._finish(sequence, FinishReason.ABORT)
         if was_running:
+            self._grants.left()
             self.residency.renew_roster()
         return finished
 
@@ -165,10 +170,44 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plans the next step; None when there is nothing to compute before a result comes."""
+        if self._grants.pending is not None:
+            return None
         plan = self._planner.plan()
         if plan is not None:
             self._in_flight.append(plan)
         return plan
+
+    def grant(self, max_steps: int) -> tuple[StepPlan, ...]:
+        """Plans up to so many decode steps, for one frame; none unless that is all there is to do.
+
+        Their results come one by one, as of any steps; `cut` may take back those not begun.
+        """
+        if max_steps < 1 or not self._grants.has_room:
+            return ()
+        plans = self._planner.plan_grant(max_steps)
+        if plans:
+            self._in_flight.extend(plans)
+            self._grants.granted()
+        return plans
+
+    def cut(self, num_kept: int = 0) -> Cut | None:
+        """The granted steps to leave out, if there are more than `num_kept` and something came up.
+
+        The worker answers with what it really skips, for `skip`.
+        """
+        return self._grants.cut(num_kept)
+
+    def skip(self, first_step_id: int, last_step_id: int) -> int:
+        """Takes back the steps that a cut left out, from the first on; returns how many.
+
+        Raises OutOfStep, with nothing changed, when that is not what was asked for.
+        """
+        skipped = self._grants.skip(first_step_id, last_step_id)
+        if skipped:
+            self._planner.take_back(skipped, first_step_id - 1)
+        if not self._in_flight:
+            self.residency.acknowledge(last_step_id)
+        return len(skipped)
 
     def update(self, result: StepResult) -> StepOutputs:
         """Applies the result of the oldest step in flight: appends tokens, ends what has ended.
@@ -221,7 +260,8 @@ class Scheduler:
         table.token_ids[index, position] = token_ids
         table.num_tokens[index] = length
         if self.config.enable_prefix_caching:
-            seal(table, self.residency.pool.cache, index)
+            # A granted step may still be taken back: only what led to this token is computed.
+            seal(table, self.residency.pool.cache, index, position)
         if self.config.policy is Policy.FAIR:
             self._charge(index)
         clients, handles = table.client[index], table.handle[index]
@@ -329,6 +369,7 @@ class Scheduler:
         Returns how many requests ran.
         """
         self._in_flight.clear()
+        self._grants.reset()
         self._planner.reset()
         self.residency.acked_step = self._planner.last_step_id
         self._is_worker_away = True
@@ -353,5 +394,6 @@ class Scheduler:
         """Ends live requests with an error; unknown ids are skipped."""
         sequences = [self._live[i] for i in dict.fromkeys(request_ids) if i in self._live]
         finished = [self._finish(s, FinishReason.ERROR, message) for s in sequences]
+        self._grants.left()
         self.residency.renew_roster()
         return finished

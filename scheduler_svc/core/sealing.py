@@ -8,13 +8,12 @@ from scheduler_svc.core.prefix_cache import NO_PARENT, PrefixCache
 from scheduler_svc.core.slots import Index, SlotTable
 
 
-def seal(table: SlotTable, cache: PrefixCache, index: Index) -> None:
-    """Makes findable what became full of these slots' blocks.
+def seal(table: SlotTable, cache: PrefixCache, index: Index, covered: NDArray[np.int32]) -> None:
+    """Makes findable what became full of these slots' blocks, up to so many tokens of each.
 
-    The newest token of a sequence has no KV yet, and a token still awaited has no id: a block is
-    full when both the computed and the known tokens reach its end.
+    A block is full when the tokens up to its end are known and computed, or will be by a step that
+    nobody takes back any more: the newest token of a sequence has no KV before the next step.
     """
-    covered = np.minimum(table.num_computed[index], table.num_tokens[index])
     sealed = table.num_sealed[index]
     is_due = covered - sealed * table.block_size >= table.block_size
     if not np.count_nonzero(is_due):
