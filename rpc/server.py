@@ -8,9 +8,13 @@ from google.protobuf import descriptor_pool
 from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha import reflection_pb2 as reflection_messages
 
-# Keepalive: clients ping every 20 s; the server accepts a ping every 5 s, streams or not. This is
-# the one option name gRPC reads for it; `min_recv_ping_interval_...` is ignored silently.
+# Keepalive, so that a host which vanishes frees its streams: clients ping every 10 s, and servers,
+# who have patience with a client that is stopped for a moment, every 30 s. A server accepts a ping
+# every 5 s, streams or not: `min_ping_interval_...` is the one option name gRPC reads for it,
+# `min_recv_ping_interval_...` is ignored silently.
 SERVER_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", 64 << 20),
@@ -19,8 +23,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),

@@ -28,7 +28,8 @@ class ServiceConfig:
     long_prefill_token_threshold: int
     enable_prefix_caching: bool
     lookahead: int  # steps planned before the result of the one running is known
-    step_timeout_s: float  # a step that takes longer means a hung worker
+    step_timeout_s: float  # a step that takes longer means a hung worker, unless it is a long one
+    heartbeat_timeout_s: float = 3.0  # a worker silent for so long is lost
     policy: Policy = Policy.FCFS
     priority_ageing_s: float = 60.0
     tenant_weights: tuple[tuple[str, float], ...] = ()
@@ -47,13 +48,12 @@ class ServiceConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
                 f"({self.max_num_seqs})"
             )
-        if self.step_timeout_s <= 0:
-            raise ValueError(f"step_timeout_s is {self.step_timeout_s}, must be positive")
+        for name in ("step_timeout_s", "heartbeat_timeout_s", "priority_ageing_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be positive")
         for name in _NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must not be negative")
-        if not 0 < self.priority_ageing_s < math.inf:
-            raise ValueError(f"priority_ageing_s is {self.priority_ageing_s}, must be positive")
 
 
 def parse(arguments: list[str] | None = None) -> ServiceConfig:
@@ -93,8 +93,15 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
     parser.add_argument(
         "--step-timeout-s",
         type=float,
-        default=60.0,
-        help="seconds after which a step counts as hung and the worker as lost",
+        default=10.0,
+        help="seconds after which a step counts as hung and the worker as lost; ten times the time "
+        "it should take, by the steps measured, if that is longer, and 60 before any is",
+    )
+    parser.add_argument(
+        "--heartbeat-timeout-s",
+        type=float,
+        default=3.0,
+        help="seconds of silence after which a worker counts as lost",
     )
     _add_policy_options(parser)
     _add_admission_options(parser)

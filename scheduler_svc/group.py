@@ -19,6 +19,7 @@ from scheduler_svc.core import OutOfStep, Scheduler, StepPlan
 from scheduler_svc.core_config import core_config
 from scheduler_svc.pace import Pace
 from scheduler_svc.trace import Trace
+from scheduler_svc.watch import TICK_S
 from scheduler_svc.worker_link import FencedOut, LinkLost, WorkerClient, WorkerLink
 
 logger = logging.getLogger(__name__)
@@ -50,11 +51,13 @@ class WorkerGroup:
         self.trace = Trace()
         self.pace = Pace()
         self.num_recoveries = 0
+        self.why_lost = ""  # the worker, the last time
         self._config = config
         self._clients = clients
         self._on_readiness = on_readiness
-        self._worker = WorkerClient(address)
+        self._worker = WorkerClient(address, config.heartbeat_timeout_s)
         self._work = asyncio.Event()
+        self._incarnation = 0
         self._strikes = 0
 
     def wake(self) -> None:
@@ -106,6 +109,9 @@ class WorkerGroup:
 
     def _adopt(self, worker: worker_pb2.WorkerDescription) -> None:
         """Builds the core for the first worker; later ones must serve the same."""
+        if worker.incarnation != self._incarnation:
+            self._incarnation = worker.incarnation
+            self.pace.new_worker()
         if self.core is None:
             self.model = worker.model
             self.core = Scheduler(core_config(self._config, worker))
@@ -128,6 +134,31 @@ class WorkerGroup:
     async def _serve(self, link: WorkerLink) -> None:
         core = self.core
         assert core is not None
+        watching = asyncio.create_task(self._watch(link, core))
+        try:
+            await self._step_by_step(link, core)
+        finally:
+            watching.cancel()
+
+    async def _watch(self, link: WorkerLink, core: Scheduler) -> None:
+        """Gives the link up when the worker falls silent or is at one step for too long."""
+        before_s = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = time.monotonic()
+            elapsed_s, before_s = now_s - before_s, now_s
+            oldest = core.oldest_in_flight
+            step_s = link.watch.step_s(oldest.step_id if oldest else None, elapsed_s)
+            why = link.watch.tick(elapsed_s)
+            if oldest is not None and step_s > self._config.step_timeout_s:
+                limit_s = self.pace.timeout_s(oldest, self._config.step_timeout_s)
+                if step_s > limit_s:
+                    why = f"no answer to step {oldest.step_id} within {limit_s:.1f} s"
+            if why:
+                link.lose(why)
+                return
+
+    async def _step_by_step(self, link: WorkerLink, core: Scheduler) -> None:
         while True:
             self.expire()
             while core.num_in_flight <= self._config.lookahead:
@@ -138,7 +169,7 @@ class WorkerGroup:
                 self._clients.tell_admitted(plan)
                 await link.send(to_step(plan))
             if core.num_in_flight:
-                output = await link.receive(self._config.step_timeout_s)
+                output = await link.receive()
                 self._apply(core, output)
             else:
                 await self._idle(link)
@@ -167,7 +198,7 @@ class WorkerGroup:
             working.cancel()
         self._work.clear()
         if reading.done():  # nothing was asked, so this can only be the stream's end
-            await link.receive(self._config.step_timeout_s)
+            await link.receive()
             raise LinkLost("the worker answered a step that was not sent")
 
     def _recover(self, why: str) -> None:
@@ -177,6 +208,7 @@ class WorkerGroup:
         oldest: StepPlan | None = core.oldest_in_flight
         logger.warning("worker lost, %d requests will be recomputed: %s", core.num_running, why)
         self._set_ready(False, why)
+        self.why_lost = why
         self.num_recoveries += 1
         self._strikes += 1
         core.now_s = time.monotonic()

@@ -12,6 +12,8 @@ _FRESH_S = 0.05  # a forecast is used for so long
 _UNKNOWN_S = 1.0  # to come again after, before any step was measured
 _MIN_RETRY_S = 0.05
 _MAX_RETRY_S = 600.0
+_UNMEASURED_TIMEOUT_S = 60.0  # the least for a step unlike any that the worker has done
+_PATIENCE = 10.0  # times the time that a step should take
 _MARGIN = 1.05  # coming a little late costs less than being refused again
 
 
@@ -21,14 +23,28 @@ class Pace:
     def __init__(self) -> None:
         self._fit = StepTimeFit()
         self._last_done_s = 0.0
+        self._most_tokens = 0  # of the steps that this worker has done
         self._forecast: tuple[float, Forecast] | None = None
+
+    def new_worker(self) -> None:
+        """The process is another: its first steps may take longer than they will later."""
+        self._most_tokens = 0
 
     def stepped(self, plan: StepPlan, sent_s: float, now_s: float) -> None:
         """A step is done. It began when it was sent, or when the one before it was done."""
         duration_s = now_s - max(sent_s, self._last_done_s)
         self._last_done_s = now_s
+        self._most_tokens = max(self._most_tokens, plan.num_tokens)
         if not plan.reset:  # the first step on a worker warms it up
             self._fit.observe(plan.num_tokens, int(plan.num_computed.sum()), duration_s)
+
+    def timeout_s(self, plan: StepPlan, least_s: float) -> float:
+        """How long a step may take before the worker counts as hung: a long prompt is no hang."""
+        step_time = self._fit.solve()
+        if step_time is None or plan.num_tokens > 2 * self._most_tokens:
+            return max(least_s, _UNMEASURED_TIMEOUT_S)
+        expected_s = step_time.of(plan.num_tokens, int(plan.num_computed.sum()))
+        return max(least_s, _PATIENCE * expected_s)
 
     def backlog_s(self, core: Scheduler, now_s: float) -> float | None:
         """Seconds until everyone who is live has ended; None before any step was measured."""

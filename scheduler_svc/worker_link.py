@@ -11,10 +11,12 @@ import grpc
 
 from pagewire.v1 import worker_pb2, worker_pb2_grpc
 from rpc.server import CHANNEL_OPTIONS
+from scheduler_svc.watch import Watch
 
 PROTOCOL_VERSION = 1
 _DESCRIBE_TIMEOUT_S = 2.0
 _ATTACH_TIMEOUT_S = 10.0
+_BEATS_PER_TIMEOUT = 6  # heartbeats that may be lost or late before their silence counts
 _PHASE_NAMES = {
     value: name.removeprefix("WORKER_PHASE_").lower().replace("_", " ")
     for name, value in worker_pb2.WorkerPhase.items()
@@ -40,39 +42,69 @@ class Attached:
 class WorkerLink:
     """One attached stream. `receive` is for one task; `send` for one."""
 
-    def __init__(self, stream: grpc.aio.StreamStreamCall, attached: Attached) -> None:  # type: ignore[type-arg]
-        self._stream = stream
-        self._reading: asyncio.Task[object] | None = None
+    def __init__(
+        self,
+        stream: grpc.aio.StreamStreamCall,  # type: ignore[type-arg]
+        attached: Attached,
+        heartbeat_timeout_s: float,
+    ) -> None:
+        beats = attached.description.sends_heartbeats
         self.attached = attached
+        self.watch = Watch(heartbeat_timeout_s if beats else None)
+        self._stream = stream
+        self._reading: asyncio.Task[worker_pb2.ModelRunnerOutput] | None = None
+        self._why_lost = ""
 
     async def send(self, step: worker_pb2.SchedulerOutput) -> None:
         """Puts a step on the stream."""
         try:
             await self._stream.write(worker_pb2.AttachRequest(step=step))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise LinkLost(_reason(error)) from error
+            raise LinkLost(self._why_lost or _reason(error)) from error
+        except asyncio.CancelledError as error:
+            self._raise_if_lost(error)
+            raise
+        self.watch.frame_sent()
 
-    def reading(self) -> asyncio.Task[object]:
-        """The read under way, begun if there is none; for waiting on the link while it is idle."""
+    def reading(self) -> asyncio.Task[worker_pb2.ModelRunnerOutput]:
+        """The wait for the next output, as a task; for waiting for something else as well."""
         if self._reading is None:
-            self._reading = asyncio.ensure_future(self._stream.read())
+            self._reading = asyncio.ensure_future(self._read())
         return self._reading
 
-    async def receive(self, timeout_s: float) -> worker_pb2.ModelRunnerOutput:
-        """The next output."""
-        reading = self.reading()
-        try:
-            # Not wait_for: it forgets that it was cancelled when the answer comes at that moment.
-            async with asyncio.timeout(timeout_s):
-                response = await asyncio.shield(reading)
-        except TimeoutError as error:
-            raise LinkLost(f"no answer to a step within {timeout_s:g} s") from error
-        except grpc.aio.AioRpcError as error:
-            raise LinkLost(_reason(error)) from error
-        self._reading = None
-        if not isinstance(response, worker_pb2.AttachResponse):  # end of stream
-            raise LinkLost(f"the worker closed the stream: {await self._stream.details()}")
-        return response.output
+    async def receive(self) -> worker_pb2.ModelRunnerOutput:
+        """The next output. Whoever is cancelled here has given up the link."""
+        reading, self._reading = self._reading, None
+        return await (reading or self._read())
+
+    async def _read(self) -> worker_pb2.ModelRunnerOutput:
+        while True:
+            try:
+                response = await self._stream.read()
+            except grpc.aio.AioRpcError as error:
+                raise LinkLost(self._why_lost or _reason(error)) from error
+            except asyncio.CancelledError as error:
+                self._raise_if_lost(error)
+                raise
+            if not isinstance(response, worker_pb2.AttachResponse):  # end of stream
+                details = self._why_lost or await self._stream.details()
+                raise LinkLost(f"the worker closed the stream: {details}")
+            if not response.HasField("heartbeat"):
+                self.watch.output_came()
+                return response.output
+            if why := self.watch.heartbeat_came(response.heartbeat):
+                raise LinkLost(why)
+
+    def lose(self, why: str) -> None:
+        """Gives the stream up; whoever waits for it gets a LinkLost that says why."""
+        self._why_lost = self._why_lost or why
+        self._stream.cancel()
+
+    def _raise_if_lost(self, error: asyncio.CancelledError) -> None:
+        # gRPC says that a stream was cancelled as if the task that reads it had been.
+        task = asyncio.current_task()
+        if self._why_lost and task is not None and not task.cancelling():
+            raise LinkLost(self._why_lost) from error
 
     async def close(self) -> None:
         """Ends the stream; the worker keeps its weights and waits for the next."""
@@ -85,8 +117,9 @@ class WorkerLink:
 class WorkerClient:
     """Attaches to the worker at one address."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, heartbeat_timeout_s: float) -> None:
         self.address = address
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         options = [*CHANNEL_OPTIONS, ("grpc.initial_reconnect_backoff_ms", 200)]
         options.append(("grpc.max_reconnect_backoff_ms", 1_000))
         self._channel = grpc.aio.insecure_channel(address, options=options)
@@ -108,7 +141,10 @@ class WorkerClient:
     async def attach(self, epoch: int, first_step_id: int) -> WorkerLink:
         """Opens the step stream under `epoch`. Raises LinkLost."""
         hello = worker_pb2.Hello(
-            protocol_version=PROTOCOL_VERSION, epoch=epoch, first_step_id=first_step_id
+            protocol_version=PROTOCOL_VERSION,
+            epoch=epoch,
+            first_step_id=first_step_id,
+            heartbeat_interval_ms=round(self._heartbeat_timeout_s / _BEATS_PER_TIMEOUT * 1e3),
         )
         stream = self._stub.Attach()
         try:
@@ -120,7 +156,7 @@ class WorkerClient:
         if not isinstance(first, worker_pb2.AttachResponse) or not first.HasField("description"):
             stream.cancel()
             raise LinkLost(f"worker {self.address} did not describe itself")
-        return WorkerLink(stream, Attached(first.description, epoch))
+        return WorkerLink(stream, Attached(first.description, epoch), self._heartbeat_timeout_s)
 
     async def close(self) -> None:
         """Closes the channel."""

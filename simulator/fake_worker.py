@@ -51,6 +51,24 @@ class FakeModel:
     eos_token_ids: tuple[int, ...] = ()
 
 
+class _Refused(Exception):
+    """A frame that ends the stream."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+async def _result(
+    answering: asyncio.Task[worker_pb2.ModelRunnerOutput | None], context: Context
+) -> worker_pb2.ModelRunnerOutput | None:
+    try:
+        return await answering
+    except _Refused as refused:
+        await context.abort(refused.code, str(refused))
+        raise AssertionError("abort raises") from refused
+
+
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     """Describe and Attach; the life-cycle calls have nothing to do here."""
 
@@ -64,6 +82,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.phase: worker_pb2.WorkerPhase = worker_pb2.WORKER_PHASE_READY
         self.fail_steps = 0  # this many next steps answer with an error
         self.short_steps = 0  # this many next steps answer with a token too few
+        self.hang_steps = 0  # this many next steps are never answered, though heartbeats come
+        self.is_silent = False  # nothing is sent at all, as by a process that is stopped
         self._slots = self._fresh_slots()
         self._free_at_s = 0.0
 
@@ -90,6 +110,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             max_num_batched_tokens=model.max_num_batched_tokens,
             world_size=1,
             device="none",
+            sends_heartbeats=True,
         )
 
     async def Describe(
@@ -118,29 +139,60 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.last_step_id = hello.first_step_id - 1
         self._slots = self._fresh_slots()
         yield worker_pb2.AttachResponse(description=self.description())
-        async for request in request_iterator:
-            if hello.epoch != self.epoch:
-                await context.abort(grpc.StatusCode.ABORTED, f"epoch {self.epoch} took over")
-            yield worker_pb2.AttachResponse(output=await self._answer(request.step, context))
+        beat = worker_pb2.Heartbeat()
+        answering = asyncio.create_task(self._next_output(request_iterator, hello, beat))
+        try:
+            while True:
+                timeout_s = hello.heartbeat_interval_ms / 1e3 or None
+                await asyncio.wait({answering}, timeout=timeout_s)
+                if hello.epoch != self.epoch:
+                    await context.abort(grpc.StatusCode.ABORTED, f"epoch {self.epoch} took over")
+                if self.is_silent:
+                    await asyncio.sleep(0.01)
+                elif not answering.done():
+                    yield worker_pb2.AttachResponse(heartbeat=beat)
+                elif (output := await _result(answering, context)) is None:
+                    return
+                else:
+                    beat.num_frames_sent += 1
+                    yield worker_pb2.AttachResponse(output=output)
+                    answering = asyncio.create_task(
+                        self._next_output(request_iterator, hello, beat)
+                    )
+        finally:
+            answering.cancel()
 
-    async def _answer(
-        self, step: worker_pb2.SchedulerOutput, context: Context
-    ) -> worker_pb2.ModelRunnerOutput:
+    async def _next_output(
+        self,
+        requests: AsyncIterator[worker_pb2.AttachRequest],
+        hello: worker_pb2.Hello,
+        beat: worker_pb2.Heartbeat,
+    ) -> worker_pb2.ModelRunnerOutput | None:
+        """Takes a step from the stream and answers it; None at the stream's end."""
+        request = await anext(requests, None)
+        if request is None:
+            return None
+        beat.num_frames_received += 1
+        if hello.epoch != self.epoch:
+            raise _Refused(grpc.StatusCode.ABORTED, f"epoch {self.epoch} took over")
+        return await self._answer(request.step)
+
+    async def _answer(self, step: worker_pb2.SchedulerOutput) -> worker_pb2.ModelRunnerOutput:
         if step.step_id != self.last_step_id + 1:
-            await context.abort(
-                grpc.StatusCode.ABORTED,
-                f"step {step.step_id} does not follow {self.last_step_id}",
-            )
+            message = f"step {step.step_id} does not follow {self.last_step_id}"
+            raise _Refused(grpc.StatusCode.ABORTED, message)
         self.last_step_id = step.step_id
         self.num_steps += 1
+        if self.hang_steps:
+            self.hang_steps -= 1
+            await asyncio.Event().wait()
         if self.fail_steps:
             self.fail_steps -= 1
             return worker_pb2.ModelRunnerOutput(step_id=step.step_id, error="planned failure")
         try:
             outcome = self._slots.apply(step)
         except (BadStep, BadColumn, IndexError) as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            raise AssertionError("abort raises") from error
+            raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
         num_tokens = outcome.num_computed_tokens
         await self._compute(self.step_time.of(num_tokens, self._slots.context_tokens))
         token_ids = outcome.token_ids

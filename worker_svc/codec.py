@@ -36,6 +36,17 @@ class Hello:
     protocol_version: int
     epoch: int
     first_step_id: int
+    heartbeat_interval_s: float | None = None  # None: it wants none
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a stream with nothing to send says of itself."""
+
+    num_frames_received: int
+    num_frames_sent: int
+    running_step_id: int  # 0: no step is being computed
+    running_s: float
 
 
 def decode_hello(frame: bytes) -> Hello:
@@ -44,7 +55,13 @@ def decode_hello(frame: bytes) -> Hello:
     if message.WhichOneof("frame") != "hello":
         raise BadStep("frame", "the first frame of a stream must be hello")
     hello = message.hello
-    return Hello(hello.protocol_version, hello.epoch, hello.first_step_id)
+    interval_ms = hello.heartbeat_interval_ms
+    return Hello(
+        hello.protocol_version,
+        hello.epoch,
+        hello.first_step_id,
+        interval_ms / 1e3 if interval_ms else None,
+    )
 
 
 def decode_step(frame: bytes, limits: Limits) -> StepInput:
@@ -98,6 +115,17 @@ def encode_output(output: StepOutput) -> bytes:
         logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
     )
     return worker_pb2.AttachResponse(output=message).SerializeToString()
+
+
+def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
+    """The frame that says that the process lives."""
+    message = worker_pb2.Heartbeat(
+        num_frames_received=heartbeat.num_frames_received,
+        num_frames_sent=heartbeat.num_frames_sent,
+        running_step_id=heartbeat.running_step_id,
+        running_ms=round(heartbeat.running_s * 1e3),
+    )
+    return worker_pb2.AttachResponse(heartbeat=message).SerializeToString()
 
 
 def _parse(frame: bytes) -> worker_pb2.AttachRequest:

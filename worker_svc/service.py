@@ -124,11 +124,10 @@ class WorkerService:
         ).start()
         description = self._lifecycle.description
         assert description is not None  # attach was accepted
-        yield worker_pb2.AttachResponse(description=to_description(description)).SerializeToString()
-        while (item := stream.outbox.get()) is not None:
-            if isinstance(item, Exception):
-                _abort(context, item)
-            yield item
+        greeting = worker_pb2.AttachResponse(description=to_description(description))
+        self._session.greet(stream, greeting.SerializeToString())
+        while (frame := _answer(context, stream.next_frame)) is not None:
+            yield frame
 
     def _read(self, frames: Iterator[bytes], stream: Stream) -> None:
         try:
@@ -201,6 +200,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         kv_layout=description.kv_layout,
         attention_backend=description.attention_backend,
         graph_batch_sizes=description.graph_batch_sizes,
+        sends_heartbeats=True,
     )
 
 

@@ -10,10 +10,10 @@ import logging
 import threading
 import time
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from worker_svc import codec
-from worker_svc.codec import Hello
+from worker_svc.codec import Heartbeat, Hello
 from worker_svc.compute_thread import ComputeThread
 from worker_svc.lifecycle import Lifecycle
 from worker_svc.model_runner import ModelRunner, Pending, failed
@@ -60,10 +60,47 @@ class Stream:
         self._is_first = True
         self._failed_step_id: int | None = None
         self._window = threading.Semaphore(MAX_STEPS_IN_FLIGHT)
+        self._heartbeat_interval_s = hello.heartbeat_interval_s
+        self._num_received = 0  # by the reader
+        self._num_sent = 0  # by the writer; the first is the greeting
+        self._running = (0, 0.0)  # the step being computed, and since when
+
+    # --- the reader and the writer ---------------------------------------------------------------
 
     def wait_for_room(self) -> None:
-        """Holds the reader back while enough steps are in flight; the transport does the rest."""
+        """Counts a frame, and holds the reader back while enough steps are in flight; the transport
+        does the rest."""
+        self._num_received += 1
         self._window.acquire()
+
+    def next_frame(self) -> bytes | None:
+        """What to send next: a heartbeat when there is nothing else for so long as the scheduler
+        asked; None at the end. Raises the exception that ends the stream."""
+        try:
+            # Before the greeting the scheduler expects nothing.
+            item = self.outbox.get(timeout=self._heartbeat_interval_s if self._num_sent else None)
+        except Empty:
+            return codec.encode_heartbeat(self._heartbeat())
+        if isinstance(item, Exception):
+            raise item
+        self._num_sent += 1
+        return item
+
+    def _heartbeat(self) -> Heartbeat:
+        step_id, since_s = self._running
+        running_s = time.perf_counter() - since_s if step_id else 0.0
+        return Heartbeat(self._num_received, self._num_sent - 1, step_id, running_s)
+
+    # --- the compute thread ----------------------------------------------------------------------
+
+    def greet(self, frame: bytes) -> None:
+        """Sends the first frame: whatever was computed for an older stream is done."""
+        if not self.is_over:
+            self.outbox.put(frame)
+
+    def begin(self, step_id: int) -> None:
+        """A step is being computed."""
+        self._running = step_id, time.perf_counter()
 
     def check(self, step: StepInput) -> str:
         """Accepts the next step; returns why it must fail unseen, or an empty string."""
@@ -87,6 +124,8 @@ class Stream:
     def answer(self, output: StepOutput) -> None:
         """Sends a step's output and makes room for the next step."""
         self.note_failure(output)
+        if self._running[0] == output.step_id:
+            self._running = 0, 0.0
         if not self.is_over:
             self.outbox.put(codec.encode_output(output))
         self._window.release()
@@ -144,6 +183,11 @@ class Session:
             log.info("scheduler attached with epoch %d", hello.epoch)
             return self._stream
 
+    def greet(self, stream: Stream, frame: bytes) -> None:
+        """Sends the stream's first frame once the compute thread is free: a scheduler that attaches
+        while a step hangs shall not believe that its own would run."""
+        self._compute.post(partial(stream.greet, frame))
+
     def submit(self, stream: Stream, frame: bytes) -> None:
         """Queues a frame of the stream for the compute thread."""
         self._compute.post(partial(self._execute, stream, frame, time.perf_counter()))
@@ -198,6 +242,7 @@ class Session:
         if refusal := stream.check(step):
             runner.state.forget_rows()
             return failed(step.step_id, refusal)
+        stream.begin(step.step_id)
         launched = runner.launch(step, queue_us)
         if isinstance(launched, StepOutput):
             stream.note_failure(launched)  # at once: the next step may be checked before the answer

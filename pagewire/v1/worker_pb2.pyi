@@ -33,7 +33,7 @@ ROW_STATUS_UNSPECIFIED: RowStatus
 ROW_STATUS_NOT_FINITE: RowStatus
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "max_granted_steps", "has_state_hashes")
+    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "max_granted_steps", "has_state_hashes", "sends_heartbeats")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class WorkerDescription(_message.Message):
     ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
     MAX_GRANTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     HAS_STATE_HASHES_FIELD_NUMBER: _ClassVar[int]
+    SENDS_HEARTBEATS_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     incarnation: int
     num_blocks: int
@@ -64,7 +65,8 @@ class WorkerDescription(_message.Message):
     attention_backend: str
     max_granted_steps: int
     has_state_hashes: bool
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ...) -> None: ...
+    sends_heartbeats: bool
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -135,24 +137,28 @@ class AttachRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[SchedulerOutput, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "epoch", "first_step_id")
+    __slots__ = ("protocol_version", "epoch", "first_step_id", "heartbeat_interval_ms")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     epoch: int
     first_step_id: int
-    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., first_step_id: _Optional[int] = ...) -> None: ...
+    heartbeat_interval_ms: int
+    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., first_step_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("description", "output", "skipped")
+    __slots__ = ("description", "output", "skipped", "heartbeat")
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     description: WorkerDescription
     output: ModelRunnerOutput
     skipped: Skipped
-    def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., output: _Optional[_Union[ModelRunnerOutput, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ...) -> None: ...
+    heartbeat: Heartbeat
+    def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., output: _Optional[_Union[ModelRunnerOutput, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Cut(_message.Message):
     __slots__ = ("first_step_id", "last_step_id")
@@ -169,6 +175,18 @@ class Skipped(_message.Message):
     first_step_id: int
     last_step_id: int
     def __init__(self, first_step_id: _Optional[int] = ..., last_step_id: _Optional[int] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("num_frames_received", "num_frames_sent", "running_step_id", "running_ms")
+    NUM_FRAMES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    NUM_FRAMES_SENT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_MS_FIELD_NUMBER: _ClassVar[int]
+    num_frames_received: int
+    num_frames_sent: int
+    running_step_id: int
+    running_ms: int
+    def __init__(self, num_frames_received: _Optional[int] = ..., num_frames_sent: _Optional[int] = ..., running_step_id: _Optional[int] = ..., running_ms: _Optional[int] = ...) -> None: ...
 
 class SchedulerOutput(_message.Message):
     __slots__ = ("step_id", "ack_step_id", "reset", "freed_slots", "new_sequences", "appended_slots", "appended_block_ids", "same_rows", "slots", "num_scheduled", "granted_steps", "wants_state")

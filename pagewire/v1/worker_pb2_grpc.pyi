@@ -13,7 +13,8 @@ Requests live in slots:
 rows of the worker's persistent state, numbered 0 to max_num_seqs - 1 by the scheduler. A sequence
 travels once in full; afterwards only what changed. The scheduler never names a token it does not
 know: a row says how many tokens to compute, and the worker reads them from the slot's own token
-row, where every sampled token was written by the step that sampled it.
+row, where every sampled token was written by the step that sampled it. Heartbeats come down when
+nothing else has for as long as the Hello says.
 """
 
 import abc
@@ -183,9 +184,10 @@ class WorkerServiceStub(typing.Generic[_WorkerServiceDescribeType, _WorkerServic
 
     Attach: _WorkerServiceAttachType
     """The step stream; one at a time. A Hello with a higher epoch ends the older stream with ABORTED;
-    one with a lower or equal epoch is FAILED_PRECONDITION. A step_id that does not follow is
-    ABORTED; bytes that do not parse or a row out of range are INVALID_ARGUMENT. Either way the
-    process lives on and can be attached again.
+    one with a lower or equal epoch is FAILED_PRECONDITION. The first frame down comes once no step
+    of an older stream is being computed any more. A step_id that does not follow is ABORTED; bytes
+    that do not parse or a row out of range are INVALID_ARGUMENT. Either way the process lives on
+    and can be attached again.
     """
 
 WorkerServiceAsyncStub: typing_extensions.TypeAlias = WorkerServiceStub[
@@ -253,9 +255,10 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[pagewire.v1.worker_pb2.AttachResponse], collections.abc.AsyncIterator[pagewire.v1.worker_pb2.AttachResponse]]:
         """The step stream; one at a time. A Hello with a higher epoch ends the older stream with ABORTED;
-        one with a lower or equal epoch is FAILED_PRECONDITION. A step_id that does not follow is
-        ABORTED; bytes that do not parse or a row out of range are INVALID_ARGUMENT. Either way the
-        process lives on and can be attached again.
+        one with a lower or equal epoch is FAILED_PRECONDITION. The first frame down comes once no step
+        of an older stream is being computed any more. A step_id that does not follow is ABORTED; bytes
+        that do not parse or a row out of range are INVALID_ARGUMENT. Either way the process lives on
+        and can be attached again.
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -83,8 +83,8 @@ async def test_columns_that_do_not_fit_lose_the_step_and_not_the_request(
         worker = cluster.worker
         answer = worker._answer
 
-        async def spoiled(step: Any, context: Any) -> Any:
-            output = await answer(step, context)
+        async def spoiled(step: Any) -> Any:
+            output = await answer(step)
             output.logprobs.ranks += b"\0"
             worker._answer = answer  # once
             return output

@@ -92,7 +92,7 @@ def make_sequence(
 class Attachment:
     """The scheduler's end of a step stream."""
 
-    def __init__(self, channel: grpc.Channel, epoch: int) -> None:
+    def __init__(self, channel: grpc.Channel, epoch: int, **hello_fields: object) -> None:
         self._outbox: SimpleQueue[worker_pb2.AttachRequest | bytes | None] = SimpleQueue()
         call = channel.stream_stream(
             "/pagewire.v1.WorkerService/Attach",
@@ -103,7 +103,7 @@ class Attachment:
         )
         self.call = call(iter(self._outbox.get, None), timeout=TIMEOUT_S)
         self._step_ids = count(1)
-        hello = worker_pb2.Hello(protocol_version=1, epoch=epoch, first_step_id=1)
+        hello = worker_pb2.Hello(protocol_version=1, epoch=epoch, first_step_id=1, **hello_fields)
         self.send_raw(worker_pb2.AttachRequest(hello=hello))
         self.last_step_id = 0
 
@@ -162,9 +162,9 @@ class Worker:
     channel: grpc.Channel
     epochs: Iterator[int] = field(default_factory=lambda: count(1))
 
-    def attach(self) -> Attachment:
+    def attach(self, **hello_fields: object) -> Attachment:
         """A new scheduler, its description received."""
-        attachment = Attachment(self.channel, next(self.epochs))
+        attachment = Attachment(self.channel, next(self.epochs), **hello_fields)
         attachment.receive_description()
         return attachment
 

@@ -1,5 +1,7 @@
 """The step stream over gRPC: what is refused and by what name, and that the worker lives on."""
 
+import time
+
 import grpc
 import pytest
 
@@ -186,3 +188,22 @@ def test_a_half_closed_stream_still_gets_its_last_outputs(worker: Worker) -> Non
     outputs = [response.output for response in attachment.call]
     assert [output.step_id for output in outputs] == [1]
     assert attachment.call.code() is grpc.StatusCode.OK
+
+
+def test_a_worker_with_nothing_to_send_sends_heartbeats_to_who_asked(worker: Worker) -> None:
+    attachment = worker.attach(heartbeat_interval_ms=20)
+    beats = [next(attachment.call) for _ in range(3)]
+    assert [beat.WhichOneof("frame") for beat in beats] == ["heartbeat"] * 3
+    attachment.send(new_sequences=[make_sequence(0, [5, 6], [1])], slots=[0], num_scheduled=[2])
+    while not (frame := next(attachment.call)).HasField("output"):
+        pass
+    assert frame.output.step_id == 1
+    beat = next(attachment.call).heartbeat
+    assert (beat.num_frames_received, beat.num_frames_sent, beat.running_step_id) == (1, 1, 0)
+
+
+def test_who_did_not_ask_gets_no_heartbeats(worker: Worker) -> None:
+    attachment = worker.attach()
+    time.sleep(0.1)
+    attachment.send()
+    assert next(attachment.call).HasField("output")

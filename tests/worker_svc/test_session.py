@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from queue import Empty
 
 import numpy as np
 import pytest
@@ -44,9 +45,11 @@ class FakeRunner:
         self.executed: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
+        self.has_begun = threading.Event()
         self.is_asynchronous = False
 
     def launch(self, step: StepInput, queue_us: int) -> StepOutput:
+        self.has_begun.set()
         assert self.gate.wait(10)
         self.executed.append(step.step_id)
         error = "broken" if step.step_id in self.failing else ""
@@ -271,3 +274,44 @@ def test_a_launch_that_fails_is_answered_in_its_turn_and_takes_its_successor_alo
     submit(slow_session, stream, 3, ack=1)
     assert receive(stream) == (3, "planned before the failure of step 2 was known")
     assert slow_runner.executed == [1, 2]
+
+
+def test_a_scheduler_is_greeted_once_the_step_of_the_one_before_is_over(
+    session: Session, runner: FakeRunner
+) -> None:
+    runner.gate.clear()
+    old = attach(session, 1)
+    submit(session, old, 1)
+    assert runner.has_begun.wait(10)
+    new = attach(session, 2)
+    session.greet(new, b"hello")
+    with pytest.raises(Empty):
+        new.outbox.get(timeout=0.1)
+    runner.gate.set()
+    assert new.next_frame() == b"hello"
+
+
+def test_a_heartbeat_says_which_step_runs_and_what_was_received(
+    session: Session, runner: FakeRunner
+) -> None:
+    hello = Hello(protocol_version=1, epoch=1, first_step_id=1, heartbeat_interval_s=0.02)
+    stream = session.attach(hello)
+    session.greet(stream, b"hello")
+    assert stream.next_frame() == b"hello"
+    runner.gate.clear()
+    submit(session, stream, 1)
+    while not (beat := heartbeat(stream)).running_step_id:
+        pass
+    assert (beat.running_step_id, beat.num_frames_received, beat.num_frames_sent) == (1, 1, 0)
+    assert heartbeat(stream).running_ms > beat.running_ms
+    runner.gate.set()
+    output = worker_pb2.AttachResponse.FromString(stream.next_frame() or b"")
+    assert output.HasField("output")
+    beat = heartbeat(stream)
+    assert (beat.running_step_id, beat.num_frames_sent) == (0, 1)
+
+
+def heartbeat(stream: Stream) -> worker_pb2.Heartbeat:
+    frame = worker_pb2.AttachResponse.FromString(stream.next_frame() or b"")
+    assert frame.HasField("heartbeat")
+    return frame.heartbeat

@@ -1,0 +1,64 @@
+"""Whether a worker is still there and gets on: judged from the frames that came, without a clock.
+
+Time comes in as ticks, and a tick counts for little more than it should have taken: a process that
+was stopped itself cannot say how long others were silent, and first reads what has come meanwhile.
+"""
+
+from collections import deque
+
+from pagewire.v1 import worker_pb2
+
+TICK_S = 0.25
+_LONGEST_TICK_S = 2 * TICK_S
+_TICKS_OF_TRAVEL = 4  # what was sent so long ago has arrived, unless it was lost
+
+
+class Watch:
+    """The health of one link. Each method that may find it ill returns why, or None."""
+
+    def __init__(self, heartbeat_timeout_s: float | None) -> None:
+        """`heartbeat_timeout_s` is None where the worker sends no heartbeats."""
+        self._timeout_s = heartbeat_timeout_s
+        self._silent_s = 0.0
+        self._num_sent = 0
+        self._num_outputs = 0
+        self._sent_by_tick: deque[int] = deque([0], maxlen=_TICKS_OF_TRAVEL)
+        self._step_id: int | None = None
+        self._step_s = 0.0
+
+    def frame_sent(self) -> None:
+        """A frame went to the worker."""
+        self._num_sent += 1
+
+    def output_came(self) -> None:
+        """An output came from it."""
+        self._silent_s = 0.0
+        self._num_outputs += 1
+
+    def heartbeat_came(self, heartbeat: worker_pb2.Heartbeat) -> str | None:
+        """Compares what the worker has received and sent with what was sent to it and came."""
+        self._silent_s = 0.0
+        num_sent, num_received = heartbeat.num_frames_sent, heartbeat.num_frames_received
+        if num_sent > self._num_outputs:
+            return (
+                f"an answer was lost: the worker sent {num_sent} frames, {self._num_outputs} came"
+            )
+        if num_received < self._sent_by_tick[0]:
+            return f"a step was lost: {self._num_sent} were sent, the worker got {num_received}"
+        return None
+
+    def tick(self, elapsed_s: float) -> str | None:
+        """Time passes."""
+        self._silent_s += min(elapsed_s, _LONGEST_TICK_S)
+        self._sent_by_tick.append(self._num_sent)
+        if self._timeout_s is not None and self._silent_s > self._timeout_s:
+            return f"nothing came from the worker for {self._silent_s:.1f} s"
+        return None
+
+    def step_s(self, step_id: int | None, elapsed_s: float) -> float:
+        """How long the oldest step in flight has been the oldest, at this tick."""
+        if step_id is None or step_id != self._step_id:
+            self._step_id, self._step_s = step_id, 0.0
+        else:
+            self._step_s += min(elapsed_s, _LONGEST_TICK_S)
+        return self._step_s
