@@ -26,6 +26,7 @@ from worker_svc.models.fused import FusedDecoder
 from worker_svc.slots_on_device import SlotsOnDevice
 from worker_svc.step import (
     GREEDY_TEMPERATURE,
+    IntColumn,
     Limits,
     StepInput,
     StepOutput,
@@ -44,6 +45,7 @@ class InFlight:
     staged: Staged
     clock: StepClock
     ring_row: int | None  # None: no row samples
+    places: IntColumn | None  # where in it each row's token is; None: in the rows' order
     logprobs: Logprobs | None
     timings: StepTimings
     started: float
@@ -69,7 +71,8 @@ class InFlight:
         if self.ring_row is None:
             return np.zeros(0, dtype=np.int32)
         num_sampled = int(np.count_nonzero(self.staged.rows.samples))
-        return self.runner.slots.tokens(self.ring_row, num_sampled)
+        tokens = self.runner.slots.tokens(self.ring_row, num_sampled)
+        return tokens if self.places is None else tokens[self.places]
 
     def _timings(self) -> StepTimings:
         forward_us, sample_us, *_ = [*self.clock.spans_us(), 0, 0]
@@ -162,12 +165,12 @@ class CudaRunner(ModelRunner):
         new_slots = [sequence.slot for sequence in staged.step.new_sequences]
         self.slots.write(staged.table, np.array(new_slots, dtype=np.int64))
         clock = StepClock(self._device)
-        found, rows = None, staged.rows
+        found, places, rows = None, None, staged.rows
         is_sampling = bool(rows.samples.any())
         if len(rows.slots) and rows.is_decode and self._is_plain(staged):
             prepare_us = us_since(started)
             clock.mark()
-            self._graphs.replay(rows.slots, self._all_greedy(staged))
+            places = self._graphs.replay(rows.slots, rows.num_computed, self._all_greedy(staged))
             clock.mark()
         elif len(rows.slots):
             model_inputs = inputs.build(self.state, rows)
@@ -187,6 +190,7 @@ class CudaRunner(ModelRunner):
             staged=staged,
             clock=clock,
             ring_row=self.slots.count() if is_sampling else None,
+            places=places,
             logprobs=found,
             timings=StepTimings(queue_us=queue_us, prepare_us=prepare_us),
             started=started,

@@ -63,7 +63,8 @@ class DecodeGraphs:
         self._batch_slots = torch.full(
             (self.sizes[-1],), NO_SLOT, dtype=torch.int32, device=slots.device
         )
-        self._loaded: IntColumn | None = None  # what the batch's slots hold on the device
+        self._loaded: IntColumn | None = None  # the rows whose slots the device holds
+        self._places: IntColumn = np.empty(0, dtype=np.int64)  # of these rows in the batch
         self._graphs: dict[_Variant, torch.cuda.CUDAGraph] = {}
 
     def capture(self, sizes: tuple[int, ...] | None = None) -> None:
@@ -82,20 +83,29 @@ class DecodeGraphs:
         stream.synchronize()
         log.info("%d graphs captured in %.1f s", len(self._graphs), time.perf_counter() - started)
 
-    def replay(self, slots: IntColumn, all_greedy: bool) -> None:
-        """One decode step of the rows in these slots, in order."""
+    def replay(self, slots: IntColumn, lengths: IntColumn, all_greedy: bool) -> IntColumn:
+        """One decode step of the rows in these slots, with contexts of about these lengths.
+
+        Returns each row's place in the batch: its token is there in the ring's row.
+        """
         size = size_for(self.sizes, len(slots))
         if self._loaded is None or not np.array_equal(slots, self._loaded):
-            self._load(slots)
+            self._load(slots, lengths)
         self._graphs[_Variant(size, all_greedy)].replay()
+        return self._places
 
     def forget(self) -> None:
         """The batch's slots on the device may be anything: a launch has failed."""
         self._loaded = None
 
-    def _load(self, slots: IntColumn) -> None:
+    def _load(self, slots: IntColumn, lengths: IntColumn) -> None:
+        # Longest first: attention starts rows in this order, and a long one that starts last would
+        # run on alone. All grow alike from here on, so the order stays good.
+        order = np.argsort(-lengths, kind="stable")
+        self._places = np.empty_like(order)
+        self._places[order] = np.arange(len(order))
         padded = np.full(len(self._batch_slots), NO_SLOT, dtype=np.int32)
-        padded[: len(slots)] = slots
+        padded[: len(slots)] = slots[order]
         pinned = torch.from_numpy(padded).pin_memory()
         self._batch_slots.copy_(pinned, non_blocking=True)
         self._loaded = slots
