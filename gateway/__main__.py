@@ -5,6 +5,7 @@ import sys
 
 import uvloop
 
+from gateway.chat.answer import NoUseForParser
 from gateway.config import parse_args
 from gateway.server import serve
 from gateway.tokenizer import Tokenizer, TokenizerFolderError
@@ -19,7 +20,7 @@ def main() -> int:
     )
     try:
         uvloop.run(serve(config, Tokenizer.from_folder(config.model)))
-    except (PortInUse, TokenizerFolderError) as error:
+    except (NoUseForParser, PortInUse, TokenizerFolderError) as error:
         logging.getLogger("gateway").error("%s", error)
         return 1
     return 0

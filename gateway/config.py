@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.chat.answer import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
+
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_HTTP_PORT = 8000
 DEFAULT_GRPC_PORT = 50051
@@ -22,6 +24,8 @@ class GatewayConfig:
     grpc_port: int = DEFAULT_GRPC_PORT
     served_model_name: str | None = None
     api_key: str | None = None
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
     shutdown_grace_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -30,6 +34,12 @@ class GatewayConfig:
         host, _, port = self.scheduler.rpartition(":")
         if not host or not port.isdecimal():
             raise ValueError(f"--scheduler: {self.scheduler!r} is not HOST:PORT")
+        for option, parser, known in (
+            ("--tool-call-parser", self.tool_call_parser, TOOL_CALL_PARSERS),
+            ("--reasoning-parser", self.reasoning_parser, REASONING_PARSERS),
+        ):
+            if parser not in known:
+                raise ValueError(f"{option}: {parser!r} is none of {', '.join(known)}")
         for option, value in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
             if not 0 <= value <= MAX_PORT:
                 raise ValueError(f"{option}: {value} is not a port")
@@ -57,6 +67,18 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
     add("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="OpenAI-compatible API")
     add("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="InferenceService")
     add("--served-model-name", metavar="NAME", help="name of the model (default: the worker's)")
+    add(
+        "--tool-call-parser",
+        choices=TOOL_CALL_PARSERS,
+        default=AUTO,
+        help="how the model writes tool calls (auto: what its chat template teaches)",
+    )
+    add(
+        "--reasoning-parser",
+        choices=REASONING_PARSERS,
+        default=AUTO,
+        help="how the model marks its reasoning (auto: what its chat template teaches)",
+    )
     add("--api-key", metavar="KEY", help="clients must send it as a bearer token")
     try:
         return GatewayConfig(**vars(parser.parse_args(argv)))

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 
+from gateway.chat.conversation import Conversation, Message
 from gateway.errors import RequestError, from_grpc_code, invalid
 from gateway.generation import (
     Completion,
-    Conversation,
     Delta,
     Finish,
     FinishReason,
     GenerationRequest,
-    Message,
     Prompt,
     SamplingParams,
     ServedModel,

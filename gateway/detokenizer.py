@@ -48,18 +48,28 @@ class Vocabulary:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._shown_bytes = _ByteTable(tokenizer, {})
-        self._plain_bytes = _ByteTable(tokenizer, dict.fromkeys(self._special_ids, b""))
+        self._byte_tables: dict[frozenset[int], _ByteTable] = {}  # by the ids left out
 
-    def is_visible(self, token_id: int, *, skip_special_tokens: bool) -> bool:
-        """Whether decode looks at the id; it passes over specials and ids without a token."""
-        if skip_special_tokens and token_id in self._special_ids:
-            return False
+    def hidden_ids(
+        self, *, skip_special_tokens: bool, shown_tokens: Iterable[str] = ()
+    ) -> frozenset[int]:
+        """Ids that are left out of a text: special ones, if so wished, but for some shown all the
+        same."""
+        if not skip_special_tokens:
+            return frozenset()
+        return self._special_ids.difference(map(self._tokenizer.token_to_id, shown_tokens))
+
+    def has_token(self, token_id: int) -> bool:
+        """Whether decode looks at the id; it passes over ids without a token."""
         return self._tokenizer.id_to_token(token_id) is not None
 
-    def byte_table(self, *, skip_special_tokens: bool) -> Mapping[int, bytes]:
+    def byte_table(self, hidden_ids: frozenset[int]) -> Mapping[int, bytes]:
         """The bytes that every byte-level token stands for; none for ids left out."""
-        return self._plain_bytes if skip_special_tokens else self._shown_bytes
+        found = self._byte_tables.get(hidden_ids)
+        if found is None:
+            known = dict.fromkeys(hidden_ids, b"")
+            found = self._byte_tables[hidden_ids] = _ByteTable(self._tokenizer, known)
+        return found
 
     def spell_piece(self, token_id: int) -> bytes:
         """The bytes of a token that is no string of byte-level characters."""
@@ -96,8 +106,8 @@ def _byte_level(token: str) -> bytes:
 class ByteLevelDetokenizer:
     """For tokenizers whose every token is a string of bytes: text is those bytes, read as UTF-8."""
 
-    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
-        self._bytes = vocabulary.byte_table(skip_special_tokens=skip_special_tokens)
+    def __init__(self, vocabulary: Vocabulary, hidden_ids: frozenset[int]) -> None:
+        self._bytes = vocabulary.byte_table(hidden_ids)
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def push(self, token_ids: Iterable[int]) -> str:
@@ -119,9 +129,9 @@ class WindowDetokenizer:
     only the tokens not yet shown are replaced.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, hidden_ids: frozenset[int]) -> None:
         self._vocabulary = vocabulary
-        self._skip_special_tokens = skip_special_tokens
+        self._hidden_ids = hidden_ids
         self._context: list[int] = []
         self._context_text = ""
         self._held: list[int] = []
@@ -131,8 +141,7 @@ class WindowDetokenizer:
         return "".join([self._push_one(token_id) for token_id in token_ids])
 
     def _push_one(self, token_id: int) -> str:
-        skip = self._skip_special_tokens
-        if not self._vocabulary.is_visible(token_id, skip_special_tokens=skip):
+        if token_id in self._hidden_ids or not self._vocabulary.has_token(token_id):
             return ""
         self._held.append(token_id)
         text = self._vocabulary.decode(self._context + self._held)

@@ -1,9 +1,12 @@
 """The gateway's nouns: what is asked of a model and what comes back, free of any wire format."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from gateway import limits
+from gateway.chat.conversation import Conversation
+from gateway.chat.parts import Part, Reply, reply_of
 from gateway.errors import invalid
 from gateway.logprobs import TokenLogprobs
 
@@ -103,31 +106,6 @@ def check_token_ids(name: str, token_ids: tuple[int, ...], vocab_size: int) -> N
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Turns, oldest first."""
-
-    messages: tuple[Message, ...]
-
-    def __post_init__(self) -> None:
-        if not self.messages:
-            raise invalid("messages", "is empty")
-        limits.check_count("messages", len(self.messages), limits.MAX_MESSAGES)
-        for index, message in enumerate(self.messages):
-            name = f"messages[{index}].role"
-            limits.check_bytes(name, message.role, limits.MAX_ROLE_BYTES)
-            if not message.role:
-                raise invalid(name, "is empty")
-
-
-@dataclass(frozen=True, slots=True)
 class Standing:
     """How a request stands among others; what it means is the scheduler's policy."""
 
@@ -199,6 +177,7 @@ class Delta:
     token_ids: list[int]
     finish: Finish | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
+    parts: tuple[Part, ...] | None = None  # of a chat; None: the text is content and nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +188,21 @@ class Completion:
     token_ids: list[int]
     finish: Finish
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
+    reply: Reply | None = None  # of a chat; None: the text is content and nothing else
+
+
+def completion_of(deltas: Sequence[Delta]) -> Completion:
+    """The output that a finished stream of deltas makes up."""
+    finish = deltas[-1].finish
+    assert finish is not None, "an output ended without a finish"
+    parsed = [delta.parts for delta in deltas if delta.parts is not None]
+    return Completion(
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
+        finish=finish,
+        logprobs=tuple(token for delta in deltas for token in delta.logprobs),
+        reply=reply_of(part for parts in parsed for part in parts) if parsed else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,26 +10,27 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from gateway import limits
-from gateway.errors import ErrorKind, RequestError, invalid
+from gateway.chat.answer import ChatFormat
+from gateway.chat.conversation import Conversation
+from gateway.errors import ErrorKind, RequestError
 from gateway.generation import (
     Completion,
-    Conversation,
     Delta,
     Finish,
     FinishReason,
     GenerationRequest,
-    Prompt,
     SamplingParams,
     ServedModel,
     Usage,
-    check_token_ids,
+    completion_of,
 )
-from gateway.logprobs import LogprobReader, TokenLogprobs
+from gateway.logprobs import LogprobReader
 from gateway.output_text import OutputText
+from gateway.prompts import tokenize
 from gateway.readiness import ReadinessWatch
 from gateway.scheduler_link import Arrival, SchedulerLink
 from gateway.stops import StopMatcher
-from gateway.tokenizer import Tokenizer, too_long
+from gateway.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
@@ -52,9 +53,11 @@ class Pipeline:
         tokenizer: Tokenizer,
         link: SchedulerLink,
         readiness: ReadinessWatch,
+        chat_format: ChatFormat,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokenizer = tokenizer
+        self._chat_format = chat_format
         self._link = link
         self._readiness = readiness
         self._clock = clock
@@ -84,11 +87,15 @@ class Pipeline:
         """
         model = self.resolve_model(request.model)
         request.sampling.check(model.vocab_size)
-        prompt_token_ids = await self.tokenize(request.prompt, model)
+        chat = request.prompt if isinstance(request.prompt, Conversation) else None
+        if chat is not None:
+            self._chat_format.check(chat)
+        prompt = await tokenize(self._tokenizer, request.prompt, model)
         sampling = await self._resolve_bad_words(request)
         output, logprobs = self._output_text(request), self._logprob_reader(request)
-        live = self._link.submit(request.request_id, prompt_token_ids, sampling, request.standing)
-        progress = Progress(request, len(prompt_token_ids), self._clock())
+        reader = None if chat is None else self._chat_format.reader(chat, prompt.text)
+        live = self._link.submit(request.request_id, prompt.token_ids, sampling, request.standing)
+        progress = Progress(request, len(prompt.token_ids), self._clock())
         self._live[live.handle] = progress
         finish: Finish | None = None
         try:
@@ -98,6 +105,9 @@ class Pipeline:
                 delta = self._delta(output, progress, arrival)
                 if logprobs is not None:
                     delta = _with_logprobs(delta, logprobs, arrival)
+                if reader is not None:
+                    parts = reader.push(delta.text, is_last=delta.finish is not None)
+                    delta = replace(delta, parts=parts)
                 finish = delta.finish
                 if finish is not None:
                     self._link.close(live)  # after a stop string the scheduler would go on
@@ -123,7 +133,12 @@ class Pipeline:
         return Delta(text, piece.token_ids, end)
 
     def _output_text(self, request: GenerationRequest) -> OutputText:
-        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
+        shown_tokens: tuple[str, ...] = ()
+        if isinstance(request.prompt, Conversation):
+            shown_tokens = self._chat_format.shown_tokens(request.prompt)
+        detokenizer = self._tokenizer.detokenizer(
+            skip_special_tokens=request.skip_special_tokens, shown_tokens=shown_tokens
+        )
         if not request.stop:
             return OutputText(detokenizer, None)
         include = request.include_stop_str_in_output
@@ -157,40 +172,8 @@ class Pipeline:
 
     async def complete(self, request: GenerationRequest) -> Completion:
         """The whole output at once."""
-        texts: list[str] = []
-        token_ids: list[int] = []
-        logprobs: list[TokenLogprobs] = []
         async with aclosing(self.generate(request)) as deltas:
-            async for delta in deltas:
-                texts.append(delta.text)
-                token_ids += delta.token_ids
-                logprobs += delta.logprobs
-                if delta.finish is not None:
-                    return Completion("".join(texts), token_ids, delta.finish, tuple(logprobs))
-        raise AssertionError("an output ended without a finish")
-
-    async def tokenize(self, prompt: Prompt, model: ServedModel) -> list[int]:
-        """The ids of a prompt; raises RequestError when they leave no room for output."""
-        if isinstance(prompt, Conversation):
-            name = "messages"
-            text = self._tokenizer.render(prompt)
-            token_ids = await self._tokenizer.encode(
-                name, text, add_special_tokens=False, max_tokens=model.max_model_len
-            )
-        elif isinstance(prompt, str):
-            name = "prompt"
-            token_ids = await self._tokenizer.encode(
-                name, prompt, add_special_tokens=True, max_tokens=model.max_model_len
-            )
-        else:
-            name = "prompt"
-            check_token_ids(name, prompt, model.vocab_size)
-            token_ids = list(prompt)
-        if not prompt or not token_ids:
-            raise invalid(name, "is empty")
-        if len(token_ids) >= model.max_model_len:
-            raise too_long(name, f"{len(token_ids)} tokens", model.max_model_len)
-        return token_ids
+            return completion_of([delta async for delta in deltas])
 
 
 def _with_logprobs(delta: Delta, reader: LogprobReader, arrival: Arrival) -> Delta:

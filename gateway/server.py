@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from gateway.auth import ApiKey, ApiKeyInterceptor
+from gateway.chat.answer import choose
 from gateway.config import GatewayConfig
 from gateway.debug_service import DebugService
 from gateway.http.app import create_app
@@ -70,7 +71,8 @@ class Gateway:
         self._readiness = ReadinessWatch(
             self._channel, self._link, tokenizer, config.served_model_name
         )
-        self._pipeline = Pipeline(tokenizer, self._link, self._readiness)
+        chat_format = choose(tokenizer.template, config.tool_call_parser, config.reasoning_parser)
+        self._pipeline = Pipeline(tokenizer, self._link, self._readiness, chat_format)
         self._health = health.aio.HealthServicer()
         api_key = None if config.api_key is None else ApiKey(config.api_key)
         app = create_app(self._pipeline, tokenizer, self._readiness, api_key)

@@ -3,14 +3,15 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from gateway import limits
-from gateway.chat_template import ChatTemplate, find_template, special_tokens
+from gateway.chat.conversation import Conversation
+from gateway.chat.template import ChatTemplate, find_templates, special_tokens
 from gateway.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
@@ -18,10 +19,10 @@ from gateway.detokenizer import (
     WindowDetokenizer,
 )
 from gateway.errors import ErrorKind, RequestError
-from gateway.generation import Conversation
 
 # Below this a thread costs more than the tokenization it takes off the event loop.
 INLINE_BYTES = 4096
+NOTHING: frozenset[int] = frozenset()
 
 
 class TokenizerFolderError(ValueError):
@@ -36,7 +37,7 @@ class Tokenizer:
         # A file may carry the truncation and padding of its training; serving wants neither.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._template = template
+        self.template = template
         self._vocabulary = Vocabulary(self._tokenizer)
         parsed = json.loads(definition)
         self._is_byte_level = _is_byte_level(parsed.get("decoder"))
@@ -56,8 +57,10 @@ class Tokenizer:
         config = _read_config(folder / "tokenizer_config.json")
         template_file = folder / "chat_template.jinja"
         template_text = template_file.read_text("utf-8") if template_file.is_file() else None
-        source = find_template(config, template_text)
-        template = None if source is None else ChatTemplate(source, special_tokens(config))
+        source, tools_source = find_templates(config, template_text)
+        template = None
+        if source is not None:
+            template = ChatTemplate(source, special_tokens(config), tools_source)
         try:
             return cls(path.read_bytes(), template)
         except Exception as error:  # the Rust library raises nothing more precise
@@ -86,12 +89,10 @@ class Tokenizer:
 
     def render(self, conversation: Conversation) -> str:
         """The conversation as the model's chat template writes it."""
-        if self._template is None:
+        if self.template is None:
             problem = "the model has no chat template: use a completion with a plain prompt"
             raise RequestError(ErrorKind.UNSUPPORTED, f"messages: {problem}", field="messages")
-        for index, message in enumerate(conversation.messages):
-            limits.utf8(f"messages[{index}].content", message.content)
-        return self._template.render(conversation)
+        return self.template.render(conversation)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """The text of a whole list of ids."""
@@ -101,13 +102,18 @@ class Tokenizer:
     def spell(self, token_id: int) -> bytes:
         """What a single id adds to a text; half a character is no UTF-8, an unknown id nothing."""
         if self._is_byte_level:
-            return self._vocabulary.byte_table(skip_special_tokens=False)[token_id]
+            return self._vocabulary.byte_table(NOTHING)[token_id]
         return self._vocabulary.spell_piece(token_id)
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """A fresh detokenizer for one output."""
+    def detokenizer(
+        self, *, skip_special_tokens: bool, shown_tokens: Iterable[str] = ()
+    ) -> Detokenizer:
+        """A fresh detokenizer for one output; shown_tokens are not skipped, special or not."""
         form = ByteLevelDetokenizer if self._is_byte_level else WindowDetokenizer
-        return form(self._vocabulary, skip_special_tokens=skip_special_tokens)
+        hidden_ids = self._vocabulary.hidden_ids(
+            skip_special_tokens=skip_special_tokens, shown_tokens=shown_tokens
+        )
+        return form(self._vocabulary, hidden_ids)
 
 
 def too_long(field: str, length: str, max_model_len: int) -> RequestError:

@@ -5,16 +5,21 @@ output and each chunk costs one string encoding.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, Reply
 from gateway.choices import total_usage
 from gateway.errors import RequestError
 from gateway.generation import Completion, Delta, Finish, FinishReason, Usage
 from gateway.http.logprobs import chat_logprobs, completion_logprobs
 
 DONE = b"data: [DONE]\n\n"
+TEXT_KEYS: dict[type[Part], str] = {
+    Content: '"delta":{"content":',
+    Reasoning: '"delta":{"reasoning_content":',
+}
 
 # ASCII: raw U+2028 and the like end a line for some readers of event streams.
 encode_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -74,11 +79,40 @@ def logprobs_body(form: Form, output: Delta | Completion) -> dict[str, Any] | No
     return write(output.logprobs)
 
 
-def finish_fields(finish: Finish) -> dict[str, Any]:
+def message_body(reply: Reply) -> dict[str, Any]:
+    """A whole answer; what it does not have is left out, but for the content."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+    if reply.reasoning is not None:
+        message["reasoning_content"] = reply.reasoning
+    if reply.tool_calls:
+        message["content"] = reply.content or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in reply.tool_calls
+        ]
+    return message
+
+
+def call_delta(part: CallStart | CallArguments) -> dict[str, Any]:
+    """What a part adds to the tool calls of a streamed chat."""
+    match part:
+        case CallStart(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"index": index, "id": call_id, "type": "function", "function": function}
+        case CallArguments(index, text):
+            return {"index": index, "function": {"arguments": text}}
+
+
+def finish_fields(finish: Finish, *, has_calls: bool = False) -> dict[str, Any]:
     """How a choice ended; stop_reason names the stop string or stop token, if one did it."""
     by = finish.stop_token_id if finish.stop_string is None else finish.stop_string
     is_stop = finish.reason is FinishReason.STOP
-    return {"finish_reason": finish.reason.value, "stop_reason": by if is_stop else None}
+    reason = "tool_calls" if is_stop and has_calls else finish.reason.value
+    return {"finish_reason": reason, "stop_reason": by if is_stop else None}
 
 
 class ChunkWriter:
@@ -92,10 +126,10 @@ class ChunkWriter:
         self._num_choices = num_choices
         self._has_usage = has_usage
         self._usages: dict[int, Usage] = {}  # by choice
+        self._have_calls: set[int] = set()  # choices
         head = f"data: {encode_json(self._answer)[:-1]}"
-        opening = '"delta":{"content":' if form.is_chat else '"text":'
         self._before_index = f'{head},"choices":[{{"index":'
-        self._before_text = f",{opening}"
+        self._text_key = TEXT_KEYS[Content] if form.is_chat else '"text":'
         closing = "}" if form.is_chat else ""
         usage = ',"usage":null' if has_usage else ""
         self._after_text = f'{closing},"logprobs":null,"finish_reason":null}}]{usage}}}\n\n'
@@ -109,19 +143,39 @@ class ChunkWriter:
     def chunk(self, index: int, delta: Delta) -> bytes:
         """A delta; empty when there is nothing to show."""
         data = b""
-        if delta.logprobs:
+        if delta.parts is not None:
+            data = self._parts(index, delta, delta.parts)
+        elif delta.logprobs:
             shown = {"content": delta.text} if self._form.is_chat else {"text": delta.text}
             content = {"delta": shown} if self._form.is_chat else shown
             data = self._choice(index, {**content, "logprobs": logprobs_body(self._form, delta)})
         elif delta.text:
-            text = encode_json(delta.text)
-            around = self._before_index, index, self._before_text, text, self._after_text
-            data = "{}{}{}{}{}".format(*around).encode()
+            data = self._text(index, self._text_key, delta.text)
         if delta.finish is None:
             return data
         self._usages[index] = delta.finish.usage
         nothing: dict[str, Any] = {"delta": {}} if self._form.is_chat else {"text": ""}
-        return data + self._choice(index, {**nothing, **finish_fields(delta.finish)})
+        end = finish_fields(delta.finish, has_calls=index in self._have_calls)
+        return data + self._choice(index, {**nothing, **end})
+
+    def _text(self, index: int, key: str, text: str) -> bytes:
+        around = self._before_index, index, key, encode_json(text), self._after_text
+        return "{}{},{}{}{}".format(*around).encode()
+
+    def _parts(self, index: int, delta: Delta, parts: Sequence[Part]) -> bytes:
+        """A chunk for each part of a chat; log probabilities stand alone in front."""
+        data = b""
+        if delta.logprobs:
+            logprobs = logprobs_body(self._form, delta)
+            data = self._choice(index, {"delta": {}, "logprobs": logprobs})
+        for part in parts:
+            if isinstance(part, CallStart):
+                self._have_calls.add(index)
+            if isinstance(part, (Content, Reasoning)):
+                data += self._text(index, TEXT_KEYS[type(part)], part.text)
+            else:
+                data += self._choice(index, {"delta": {"tool_calls": [call_delta(part)]}})
+        return data
 
     def _choice(self, index: int, fields: Mapping[str, Any]) -> bytes:
         choice = {"index": index, "logprobs": None, "finish_reason": None, **fields}
@@ -140,7 +194,10 @@ class ChunkWriter:
 def whole_choice(form: Form, index: int, output: Completion) -> dict[str, Any]:
     """A choice of an answer that is not streamed."""
     content: dict[str, Any] = {"text": output.text}
+    has_calls = False
     if form.is_chat:
-        content = {"message": {"role": "assistant", "content": output.text, "refusal": None}}
-    logprobs = logprobs_body(form, output)
-    return {"index": index, **content, "logprobs": logprobs, **finish_fields(output.finish)}
+        reply = output.reply or Reply(output.text, None, ())
+        has_calls = bool(reply.tool_calls)
+        content = {"message": message_body(reply)}
+    end = finish_fields(output.finish, has_calls=has_calls)
+    return {"index": index, **content, "logprobs": logprobs_body(form, output), **end}

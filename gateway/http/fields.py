@@ -22,9 +22,6 @@ _BOTH: dict[str, tuple[Any, ...]] = {
 }
 
 CHAT: dict[str, tuple[Any, ...]] = _BOTH | {
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (True, False),  # without tools there is nothing to call
     "functions": ([],),
     "function_call": ("none",),
     "response_format": ({"type": "text"},),
@@ -37,9 +34,6 @@ CHAT: dict[str, tuple[Any, ...]] = _BOTH | {
     "store": (False,),
     "service_tier": ("auto", "default"),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "documents": ([],),
 }
 
@@ -51,14 +45,10 @@ COMPLETION: dict[str, tuple[Any, ...]] = _BOTH | {
 }
 
 MESSAGE: dict[str, tuple[Any, ...]] = {
-    "name": (),
     "refusal": (),
-    "tool_calls": ([],),
-    "tool_call_id": (),
     "function_call": (),
     "audio": (),
     "annotations": ([],),
-    "reasoning_content": (),
 }
 
 

@@ -4,31 +4,35 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, model_validator
+from pydantic import BeforeValidator, PlainValidator, model_validator
 from pydantic import WithJsonSchema as JsonSchema
 
 from gateway import limits
+from gateway.chat.conversation import Conversation, Rendering, ToolChoice, ToolMode
 from gateway.choices import expand
-from gateway.errors import invalid, unsupported
+from gateway.errors import invalid
 from gateway.generation import (
     MAX_LOGPROBS,
-    Conversation,
     GenerationRequest,
-    Message,
     Prompt,
     SamplingParams,
 )
 from gateway.http import fields
+from gateway.http.messages import Choice, Messages, Strict, Tools
 
+FIELDS_OF_CONVERSATIONS = (
+    "tools",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for completions only
 
 Neutral = Mapping[str, tuple[Any, ...]]
 
 
-class Body(BaseModel):
-    """A JSON object with no other fields than these, none of another type than said."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Body(Strict):
+    """The body of a request, without the fields that mean "off"."""
 
     neutral: ClassVar[Neutral] = {}
 
@@ -65,10 +69,8 @@ Biases = Annotated[
 ]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Strict):
     """What a stream carries beside text."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -149,59 +151,6 @@ class GenerationBody(Body):
         return expand(request, self.n)
 
 
-class TextPart(BaseModel):
-    """A piece of a turn."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    type: Literal["text"]
-    text: str
-
-
-def _as_parts(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-class ChatMessage(BaseModel):
-    """One turn. Text parts are joined with newlines."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    role: str
-    content: Annotated[list[TextPart], BeforeValidator(_as_parts)]
-
-    def to_message(self) -> Message:
-        """The turn with its parts joined."""
-        return Message(self.role, "\n".join(part.text for part in self.content))
-
-
-def _strip_messages(messages: Any) -> Any:
-    """The turns without neutral fields; refuses what is no text by its place."""
-    if not isinstance(messages, list):
-        return messages
-    limits.check_count("messages", len(messages), limits.MAX_MESSAGES)
-    stripped = []
-    for index, message in enumerate(messages):
-        path = f"messages[{index}]."
-        stripped.append(fields.strip(message, fields.MESSAGE, path))
-        parts = message.get("content") if isinstance(message, dict) else None
-        if isinstance(parts, list):
-            _check_parts(f"{path}content", parts)
-    return stripped
-
-
-def _check_parts(path: str, parts: list[Any]) -> None:
-    limits.check_count(path, len(parts), limits.MAX_CONTENT_PARTS)
-    for index, part in enumerate(parts):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            name = f"{path}[{index}].type"
-            raise unsupported(name, f"{kind[:64]!r} is not supported by this model, only 'text' is")
-
-
-Messages = Annotated[list[ChatMessage], BeforeValidator(_strip_messages)]
-
-
 class ChatCompletionBody(GenerationBody):
     """POST /v1/chat/completions."""
 
@@ -211,6 +160,13 @@ class ChatCompletionBody(GenerationBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: Tools | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -228,9 +184,30 @@ class ChatCompletionBody(GenerationBody):
         if limit is not None and old_limit is not None and limit != old_limit:
             problem = f"{limit} contradicts max_tokens {old_limit}; send one of them"
             raise invalid("max_completion_tokens", problem)
-        conversation = Conversation(tuple(message.to_message() for message in self.messages))
         max_tokens = old_limit if limit is None else limit
+        conversation = self._conversation()
         return self.to_choices(request_id, conversation, max_tokens, self.num_top_logprobs)
+
+    def _conversation(self) -> Conversation:
+        choice = self.tool_choice or ToolChoice()
+        if not self.tools and choice.mode is not ToolMode.NONE and self.tool_choice is not None:
+            raise invalid("tool_choice", "is only allowed with tools")
+        return Conversation(
+            messages=tuple(message.to_message() for message in self.messages),
+            tools=tuple(tool.to_tool() for tool in self.tools or ()),
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            include_reasoning=self.include_reasoning is not False,
+            rendering=_rendering(self),
+        )
+
+
+def _rendering(body: "ChatCompletionBody | TokenizeBody") -> Rendering:
+    return Rendering(
+        kwargs=body.chat_template_kwargs or {},
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+    )
 
 
 def _parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
@@ -294,6 +271,10 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
 
     def to_conversation(self) -> Conversation | None:
@@ -301,8 +282,15 @@ class TokenizeBody(Body):
         if (self.prompt is None) == (self.messages is None):
             raise invalid("prompt", "send either prompt or messages")
         if self.messages is None:
+            for name in FIELDS_OF_CONVERSATIONS:
+                if getattr(self, name) is not None:
+                    raise invalid(name, "is only allowed with messages")
             return None
-        return Conversation(tuple(message.to_message() for message in self.messages))
+        return Conversation(
+            messages=tuple(message.to_message() for message in self.messages),
+            tools=tuple(tool.to_tool() for tool in self.tools or ()),
+            rendering=_rendering(self),
+        )
 
 
 class DetokenizeBody(Body):

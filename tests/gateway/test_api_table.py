@@ -23,7 +23,12 @@ BASE: dict[str, dict[str, Any]] = {
     COMPLETION: {"prompt": "Hello"},
 }
 # A field that means something only beside another one.
-COMPANIONS = {"top_logprobs": {"logprobs": True}, "stream_options": {"stream": True}}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+COMPANIONS = {
+    "top_logprobs": {"logprobs": True},
+    "stream_options": {"stream": True},
+    "tool_choice": {"tools": TOOLS},
+}
 LINE = re.compile(
     r"\| `(?P<field>\w+)` \| (?P<status>\w+) \| `(?P<example>.+?)` \| (?P<note>.*) ?\|"
 )

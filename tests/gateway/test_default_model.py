@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from default_model import folder
-from gateway.generation import Conversation, Message
+from gateway.chat.conversation import Conversation, Message
 from gateway.tokenizer import Tokenizer
 
 TEXTS = [

@@ -9,7 +9,13 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models
 
-from gateway.detokenizer import REPLACEMENT, ByteLevelDetokenizer, Vocabulary, WindowDetokenizer
+from gateway.detokenizer import (
+    REPLACEMENT,
+    ByteLevelDetokenizer,
+    Detokenizer,
+    Vocabulary,
+    WindowDetokenizer,
+)
 from gateway.tokenizer import Tokenizer
 
 TEXTS = [
@@ -56,6 +62,10 @@ def ids_of(tokenizer: tokenizers.Tokenizer, *parts: str | bytes) -> list[int]:
     return ids
 
 
+def make(form: type, vocabulary: Vocabulary, *, skip: bool) -> Detokenizer:
+    return form(vocabulary, vocabulary.hidden_ids(skip_special_tokens=skip))
+
+
 def pieces_of(detokenizer: object, ids: list[int], step: int = 1) -> list[str]:
     pieces = [detokenizer.push(ids[i : i + step]) for i in range(0, len(ids), step)]
     return [*pieces, detokenizer.flush()]
@@ -67,7 +77,7 @@ def test_byte_level_pieces_join_to_the_text(
     text: str, step: int, byte_level: tokenizers.Tokenizer
 ) -> None:
     ids = byte_level.encode(text).ids
-    detokenizer = ByteLevelDetokenizer(Vocabulary(byte_level), skip_special_tokens=True)
+    detokenizer = make(ByteLevelDetokenizer, Vocabulary(byte_level), skip=True)
     pieces = pieces_of(detokenizer, ids, step)
     assert "".join(pieces) == text
     assert not any(REPLACEMENT in piece for piece in pieces)
@@ -83,7 +93,7 @@ def test_random_byte_level_ids_join_to_what_decode_says(
     top = byte_level.get_vocab_size() + 5
     for _ in range(1000):
         ids = [draw.randrange(top) for _ in range(draw.randrange(1, 40))]
-        detokenizer = ByteLevelDetokenizer(vocabulary, skip_special_tokens=skip)
+        detokenizer = make(ByteLevelDetokenizer, vocabulary, skip=skip)
         pieces = pieces_of(detokenizer, ids, draw.randrange(1, 4))
         assert "".join(pieces) == byte_level.decode(ids, skip_special_tokens=skip)
 
@@ -91,7 +101,7 @@ def test_random_byte_level_ids_join_to_what_decode_says(
 def test_every_single_byte_level_id_has_the_bytes_decode_gives(
     byte_level: tokenizers.Tokenizer,
 ) -> None:
-    table = Vocabulary(byte_level).byte_table(skip_special_tokens=False)
+    table = Vocabulary(byte_level).byte_table(frozenset())
     for token_id in range(byte_level.get_vocab_size()):
         text = table[token_id].decode("utf-8", "replace")
         assert text == byte_level.decode([token_id], skip_special_tokens=False)
@@ -101,7 +111,7 @@ def test_a_character_is_held_until_its_last_byte(encode: Callable[[str], list[in
     # Four byte tokens of one emoji: three silent, then the whole.
     plain = tokenizers.Tokenizer(models.BPE(_byte_vocabulary(), []))
     plain.decoder = decoders.ByteLevel()
-    detokenizer = ByteLevelDetokenizer(Vocabulary(plain), skip_special_tokens=True)
+    detokenizer = make(ByteLevelDetokenizer, Vocabulary(plain), skip=True)
     pieces = [detokenizer.push([byte]) for byte in "🎃".encode()]
     assert pieces == ["", "", "", "🎃"]
 
@@ -120,15 +130,15 @@ def test_a_stream_that_never_completes_a_character_is_flushed() -> None:
     plain = tokenizers.Tokenizer(models.BPE(_byte_vocabulary(), []))
     plain.decoder = decoders.ByteLevel()
     ids = list("🎃".encode()[:3])
-    detokenizer = ByteLevelDetokenizer(Vocabulary(plain), skip_special_tokens=True)
+    detokenizer = make(ByteLevelDetokenizer, Vocabulary(plain), skip=True)
     assert pieces_of(detokenizer, ids) == ["", "", "", REPLACEMENT]
 
 
 def test_special_tokens_are_shown_or_left_out(byte_level: tokenizers.Tokenizer) -> None:
     ids = byte_level.encode("<|im_start|>Hello<think><|im_end|>").ids
     vocabulary = Vocabulary(byte_level)
-    hidden = ByteLevelDetokenizer(vocabulary, skip_special_tokens=True)
-    shown = ByteLevelDetokenizer(vocabulary, skip_special_tokens=False)
+    hidden = make(ByteLevelDetokenizer, vocabulary, skip=True)
+    shown = make(ByteLevelDetokenizer, vocabulary, skip=False)
     assert "".join(pieces_of(hidden, ids)) == "Hello<think>"
     assert "".join(pieces_of(shown, ids)) == "<|im_start|>Hello<think><|im_end|>"
 
@@ -151,7 +161,7 @@ def test_byte_fallback_pieces_join_to_what_decode_says(
     ids = ids_of(byte_fallback, *parts)
     expected = byte_fallback.decode(ids, skip_special_tokens=skip)
     for step in (1, 3):
-        detokenizer = WindowDetokenizer(Vocabulary(byte_fallback), skip_special_tokens=skip)
+        detokenizer = make(WindowDetokenizer, Vocabulary(byte_fallback), skip=skip)
         pieces = pieces_of(detokenizer, ids, step)
         assert "".join(pieces) == expected
         assert not any(REPLACEMENT in piece for piece in pieces)
@@ -166,7 +176,7 @@ def test_random_valid_byte_fallback_ids_join_to_what_decode_says(
     vocabulary = Vocabulary(byte_fallback)
     for _ in range(300):
         ids = ids_of(byte_fallback, *(draw.choice(words) for _ in range(draw.randrange(1, 20))))
-        detokenizer = WindowDetokenizer(vocabulary, skip_special_tokens=True)
+        detokenizer = make(WindowDetokenizer, vocabulary, skip=True)
         assert "".join(pieces_of(detokenizer, ids)) == byte_fallback.decode(ids)
 
 
@@ -174,7 +184,7 @@ def test_a_wrong_byte_does_not_take_back_what_was_shown(
     byte_fallback: tokenizers.Tokenizer,
 ) -> None:
     ids = ids_of(byte_fallback, "中".encode(), b"\xff", "▁Hello")
-    detokenizer = WindowDetokenizer(Vocabulary(byte_fallback), skip_special_tokens=True)
+    detokenizer = make(WindowDetokenizer, Vocabulary(byte_fallback), skip=True)
     assert "".join(pieces_of(detokenizer, ids)) == f"中{REPLACEMENT} Hello"
 
 
@@ -182,7 +192,7 @@ def test_endless_wrong_bytes_are_shown_and_cost_the_same_per_token(
     byte_fallback: tokenizers.Tokenizer,
 ) -> None:
     byte = ids_of(byte_fallback, b"\xff")
-    detokenizer = WindowDetokenizer(Vocabulary(byte_fallback), skip_special_tokens=True)
+    detokenizer = make(WindowDetokenizer, Vocabulary(byte_fallback), skip=True)
     shown = "".join(detokenizer.push(byte) for _ in range(1000)) + detokenizer.flush()
     assert shown == REPLACEMENT * 1000
 
@@ -195,7 +205,7 @@ def test_the_last_of_many_tokens_costs_no_more_than_the_first(
         (ByteLevelDetokenizer, byte_level, byte_level.encode(" world").ids[:1]),
     )
     for form, tokenizer, ids in forms:
-        detokenizer = form(Vocabulary(tokenizer), skip_special_tokens=True)
+        detokenizer = make(form, Vocabulary(tokenizer), skip=True)
         times = []
         for _ in range(20):
             start = time.perf_counter()
@@ -212,3 +222,17 @@ def test_the_form_follows_the_decoder(
     other = Tokenizer(byte_fallback.to_str().encode(), None)
     assert isinstance(tokenizer.detokenizer(skip_special_tokens=True), ByteLevelDetokenizer)
     assert isinstance(other.detokenizer(skip_special_tokens=True), WindowDetokenizer)
+
+
+def test_a_special_token_that_means_something_is_shown_among_those_that_are_skipped(
+    byte_level: tokenizers.Tokenizer, byte_fallback: tokenizers.Tokenizer
+) -> None:
+    for form, tokenizer, shown, hidden in (
+        (ByteLevelDetokenizer, byte_level, "<|im_start|>", "<|im_end|>"),
+        (WindowDetokenizer, byte_fallback, "<s>", "</s>"),
+    ):
+        vocabulary = Vocabulary(tokenizer)
+        ids = [tokenizer.token_to_id(shown), tokenizer.token_to_id(hidden)]
+        wanted = [shown, "no such token"]
+        hidden_ids = vocabulary.hidden_ids(skip_special_tokens=True, shown_tokens=wanted)
+        assert "".join(pieces_of(form(vocabulary, hidden_ids), ids)) == shown

@@ -5,11 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from gateway import limits
+from gateway.chat.conversation import Conversation, Message
 from gateway.errors import ErrorKind, RequestError
 from gateway.generation import (
-    Conversation,
     GenerationRequest,
-    Message,
     SamplingParams,
     check_token_ids,
 )
@@ -36,6 +35,23 @@ def chat(count: int) -> ChatCompletionBody:
     return ChatCompletionBody.model_validate({"messages": messages})
 
 
+def chat_with(**fields: object) -> Conversation:
+    body = {"messages": [{"role": "user", "content": "x"}]} | fields
+    request, *_ = ChatCompletionBody.model_validate(body).to_requests("a")
+    assert isinstance(request.prompt, Conversation)
+    return request.prompt
+
+
+def tool(name: str) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def calling(count: int, name: str = "f") -> Conversation:
+    function = {"name": name, "arguments": "{}"}
+    calls = [{"id": "1", "type": "function", "function": function}] * count
+    return chat_with(messages=[{"role": "assistant", "tool_calls": calls}])
+
+
 COUNTED: list[tuple[str, int, Callable[[int], object]]] = [
     ("request_id", limits.MAX_REQUEST_ID_BYTES, lambda n: request(request_id="a" * n)),
     ("request_id", limits.MAX_REQUEST_ID_BYTES, lambda n: request(request_id="a" * (n - 2) + "é")),
@@ -46,6 +62,23 @@ COUNTED: list[tuple[str, int, Callable[[int], object]]] = [
     ("messages", limits.MAX_MESSAGES, chat),
     ("messages[0].role", limits.MAX_ROLE_BYTES, lambda n: conversation(1, "r" * n)),
     ("messages[0].content", limits.MAX_CONTENT_PARTS, chat_with_parts),
+    ("messages[0].tool_calls", limits.MAX_TOOL_CALLS, calling),
+    (
+        "messages[0].tool_calls[0].function.name",
+        limits.MAX_TOOL_NAME_BYTES,
+        lambda n: calling(1, "f" * n),
+    ),
+    ("tools", limits.MAX_TOOLS, lambda n: chat_with(tools=[tool(f"f{i}") for i in range(n)])),
+    (
+        "tools[0].function.name",
+        limits.MAX_TOOL_NAME_BYTES,
+        lambda n: chat_with(tools=[tool("f" * n)]),
+    ),
+    (
+        "chat_template_kwargs",
+        limits.MAX_TEMPLATE_KWARGS,
+        lambda n: chat_with(chat_template_kwargs={f"k{i}": 1 for i in range(n)}),
+    ),
     (
         "prompt",
         limits.MAX_PROMPTS,

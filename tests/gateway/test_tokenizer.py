@@ -9,8 +9,8 @@ import pytest
 import tokenizers
 import transformers
 
+from gateway.chat.conversation import Conversation, Message
 from gateway.errors import ErrorKind, RequestError
-from gateway.generation import Conversation, Message
 from gateway.tokenizer import INLINE_BYTES, Tokenizer, TokenizerFolderError
 
 CHATML = Conversation(

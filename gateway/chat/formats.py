@@ -1,0 +1,156 @@
+"""How the common model families write tool calls. Pure.
+
+| name        | what the model writes                                                            |
+| ----------- | -------------------------------------------------------------------------------- |
+| hermes      | <tool_call>{"name": ..., "arguments": {...}}</tool_call>, once per call           |
+| llama3_json | {"name": ..., "parameters": {...}}; {...} as the whole answer or after a token    |
+| mistral     | [TOOL_CALLS][{...}, {...}] or [TOOL_CALLS]name{...}, once per call                |
+"""
+
+import re
+import secrets
+import string
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gateway.chat.calls import Calls, read_arguments, read_call
+from gateway.chat.source import Source, Steps
+
+Parse = Callable[[Source, Calls], Steps[None]]
+
+HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
+LLAMA3_TAG = "<|python_tag|>"
+MISTRAL_MARKER = "[TOOL_CALLS]"
+MAX_HEAD_CHARACTERS = 256  # between Mistral's marker and the arguments
+_MISTRAL_HEAD = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\]\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+def long_id() -> str:
+    """An id as OpenAI makes them."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def short_id() -> str:
+    """Nine letters and digits: Mistral's templates accept no other ids."""
+    return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallFormat:
+    """One family's way."""
+
+    name: str
+    parse: Parse
+    shown_tokens: tuple[str, ...] = ()  # special tokens that mean something here
+    new_id: Callable[[], str] = long_id
+
+
+def parse_hermes(source: Source, calls: Calls) -> Steps[None]:
+    """Calls between tags, anywhere in the text."""
+    while (marker := (yield from source.pass_until(HERMES_OPEN, calls.say))) is not None:
+        behind = marker + len(HERMES_OPEN)
+        start = yield from source.skip_space(behind)
+        if not (yield from read_call(source, start, calls)):
+            calls.say(source.take(behind))
+            continue
+        close = yield from source.skip_space(0)
+        if (yield from source.starts_with(HERMES_CLOSE, close)):
+            source.take(close + len(HERMES_CLOSE))
+    calls.say(source.take(len(source.text)))
+
+
+def parse_llama3(source: Source, calls: Calls) -> Steps[None]:
+    """Calls in the place of an answer, or behind the tag."""
+    start = yield from source.skip_space(0)
+    yield from _read_row(source, start, calls)
+    while (marker := (yield from source.pass_until(LLAMA3_TAG, calls.say))) is not None:
+        behind = marker + len(LLAMA3_TAG)
+        start = yield from source.skip_space(behind)
+        if not (yield from _read_row(source, start, calls)):
+            calls.say(source.take(behind))
+    calls.say(source.take(len(source.text)))
+
+
+def _read_row(source: Source, at: int, calls: Calls) -> Steps[bool]:
+    """Calls with semicolons between them."""
+    if not (yield from read_call(source, at, calls)):
+        return False
+    while True:
+        at = yield from source.skip_space(0)
+        if not (yield from source.starts_with(";", at)):
+            return True
+        at = yield from source.skip_space(at + 1)
+        if not (yield from read_call(source, at, calls)):
+            return True
+
+
+def parse_mistral(source: Source, calls: Calls) -> Steps[None]:
+    """A list of calls, or one call, behind each marker."""
+    while (marker := (yield from source.pass_until(MISTRAL_MARKER, calls.say))) is not None:
+        behind = marker + len(MISTRAL_MARKER)
+        start = yield from source.skip_space(behind)
+        is_list = yield from source.starts_with("[", start)
+        read = read_list if is_list else _read_named
+        if not (yield from read(source, start, calls)):
+            calls.say(source.take(behind))
+    calls.say(source.take(len(source.text)))
+
+
+def read_list(source: Source, at: int, calls: Calls) -> Steps[bool]:
+    """A JSON array of calls; False, with nothing taken, when it does not begin with one."""
+    if not (yield from source.starts_with("[", at)):
+        return False
+    at = yield from source.skip_space(at + 1)
+    if not (yield from read_call(source, at, calls)):
+        return False
+    while True:
+        at = yield from source.skip_space(0)
+        if (yield from source.starts_with("]", at)):
+            source.take(at + 1)
+            return True
+        if not (yield from source.starts_with(",", at)):
+            return True
+        at = yield from source.skip_space(at + 1)
+        if not (yield from read_call(source, at, calls)):
+            return True
+
+
+def _read_named(source: Source, at: int, calls: Calls) -> Steps[bool]:
+    """name{...}, with or without [ARGS] between them."""
+    limit = at + MAX_HEAD_CHARACTERS
+    while "{" not in source.text[at:limit]:
+        if len(source.text) >= limit or not (yield from source.more()):
+            return False
+    head = _MISTRAL_HEAD.match(source.text, at)
+    if head is None or head[1] not in calls.names:
+        return False
+    calls.begin(head[1])
+    source.take(head.end())
+    yield from read_arguments(source, calls)
+    return True
+
+
+HERMES = ToolCallFormat("hermes", parse_hermes, shown_tokens=(HERMES_OPEN, HERMES_CLOSE))
+LLAMA3_JSON = ToolCallFormat("llama3_json", parse_llama3, shown_tokens=(LLAMA3_TAG,))
+MISTRAL = ToolCallFormat(
+    "mistral",
+    parse_mistral,
+    shown_tokens=(MISTRAL_MARKER, "[ARGS]", "[CALL_ID]"),
+    new_id=short_id,
+)
+FORMATS: Mapping[str, ToolCallFormat] = {
+    tool_format.name: tool_format for tool_format in (HERMES, LLAMA3_JSON, MISTRAL)
+}
+
+
+def detect(template: str) -> ToolCallFormat | None:
+    """The format that a chat template teaches, as far as it is one of these."""
+    if HERMES_OPEN in template and "<function=" not in template:
+        return HERMES
+    if MISTRAL_MARKER in template:
+        return MISTRAL
+    if LLAMA3_TAG in template or ('"parameters": ' in template and "<|eot_id|>" in template):
+        return LLAMA3_JSON
+    return None

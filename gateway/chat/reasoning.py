@@ -1,0 +1,53 @@
+"""Splits what a model thinks, between <think> and </think>, from what it answers. Pure.
+
+Space next to the two markers belongs to neither side. Text that begins with anything else than
+<think> has no reasoning, unless the prompt has already opened it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from gateway.chat.parts import Content, Part, Reasoning
+from gateway.chat.source import Parser, Source, Steps
+
+OPEN = "<think>"
+CLOSE = "</think>"
+
+
+def reasoning_parser(*, is_open: bool) -> Parser:
+    """For one output; is_open says that it begins in the middle of the reasoning."""
+    return Parser(partial(_split, is_open=is_open))
+
+
+def is_open_at_end(prompt: str) -> bool:
+    """Whether the prompt ends with the marker that opens the reasoning."""
+    return prompt.rstrip().endswith(OPEN)
+
+
+def _split(source: Source, events: list[Part], *, is_open: bool) -> Steps[None]:
+    start = yield from source.skip_space(0)
+    if (yield from source.starts_with(OPEN, start)):
+        source.take(start + len(OPEN))
+    elif not is_open:
+        yield from _pass_all(source, lambda text: events.append(Content(text)))
+        return
+    yield from _drop_space(source)
+    close = yield from source.pass_until(CLOSE, lambda text: events.append(Reasoning(text)))
+    if close is None:  # the output ended before the reasoning did
+        yield from _pass_all(source, lambda text: events.append(Reasoning(text)))
+        return
+    source.take(close + len(CLOSE))
+    yield from _drop_space(source)
+    yield from _pass_all(source, lambda text: events.append(Content(text)))
+
+
+def _drop_space(source: Source) -> Steps[None]:
+    source.take((yield from source.skip_space(0)))
+
+
+def _pass_all(source: Source, emit: Callable[[str], None]) -> Steps[None]:
+    while True:
+        if source.text:
+            emit(source.take(len(source.text)))
+        if not (yield from source.more()):
+            return

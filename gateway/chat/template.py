@@ -1,0 +1,192 @@
+"""A model's own chat template: a conversation in, the text the model was trained on out.
+
+The template language is Jinja as Hugging Face folders use it: the same whitespace rules, filters
+and functions, in a sandbox. Templates come with the model; the messages come from strangers.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.meta
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gateway.chat.conversation import Conversation, Message, Tool, ToolCall, parse_arguments
+from gateway.errors import ErrorKind, RequestError, unsupported
+
+# What a request cannot set, beside the functions and special tokens that templates use.
+OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+# Stands behind the last turn while that is rendered to be gone on with; no text holds it, since
+# these code points are no characters.
+END_OF_LAST_TURN = "\ufdd0\ufdd1\ufdd0"
+
+
+class _GenerationBlock(Extension):
+    """Lets `{% generation %}` through: it marks turns for training and prints nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own attribute
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    # Jinja's own filter escapes HTML, which no model was trained on.
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class ChatTemplate:
+    """A model's template, another one for conversations with tools where it has one, and the
+    special tokens they may name."""
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], tools_source: str | None = None
+    ) -> None:
+        environment = _environment()
+        self.tools_source = source if tools_source is None else tools_source
+        self._plain = environment.from_string(source)
+        self._with_tools = environment.from_string(self.tools_source)
+        self._special_tokens = dict(special_tokens)
+        self._variables = _variables(environment, source)
+        self._tools_variables = _variables(environment, self.tools_source)
+        self._own_names = OWN_NAMES | environment.globals.keys() | self._special_tokens.keys()
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model can be told of tools."""
+        return "tools" in self._tools_variables
+
+    def render(self, conversation: Conversation) -> str:
+        """The conversation as text that ends where the assistant's answer begins.
+
+        Raises RequestError with the template's own words when it refuses the conversation.
+        """
+        tools = [_tool(tool) for tool in conversation.usable_tools]
+        self._check_kwargs(conversation.rendering.kwargs, has_tools=bool(tools))
+        template = self._with_tools if tools else self._plain
+        try:
+            text = template.render(
+                messages=_turns(conversation),
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=conversation.rendering.ends_with_generation_prompt,
+                **self._special_tokens,
+                **conversation.rendering.kwargs,
+            )
+        # A template is a program: besides its own refusals it fails like one.
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, RecursionError) as error:
+            problem = f"messages: the model's chat template refuses them: {error}"
+            raise RequestError(ErrorKind.INVALID, problem, field="messages") from error
+        if conversation.rendering.continue_final_message:
+            return _cut_at_end_of_last_turn(text)
+        return text
+
+    def _check_kwargs(self, kwargs: Mapping[str, Any], *, has_tools: bool) -> None:
+        variables = self._tools_variables if has_tools else self._variables
+        for name in kwargs:
+            if name in self._own_names or name not in variables:
+                problem = "is no variable of the model's chat template that a request may set"
+                raise unsupported(f"chat_template_kwargs.{name[:64]}", problem)
+
+
+def _variables(environment: jinja2.Environment, source: str) -> frozenset[str]:
+    return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
+
+
+def _turns(conversation: Conversation) -> list[dict[str, Any]]:
+    """Turns as templates read them; what a turn does not have is no key of it."""
+    turns = [_turn(index, message) for index, message in enumerate(conversation.messages)]
+    if conversation.rendering.continue_final_message:
+        turns[-1]["content"] += END_OF_LAST_TURN
+    return turns
+
+
+def _turn(index: int, message: Message) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        turn["name"] = message.name
+    if message.reasoning is not None:
+        turn["reasoning_content"] = message.reasoning
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        path = f"messages[{index}].tool_calls"
+        turn["tool_calls"] = [
+            _call(f"{path}[{number}]", call) for number, call in enumerate(message.tool_calls)
+        ]
+    return turn
+
+
+def _call(path: str, call: ToolCall) -> dict[str, Any]:
+    arguments = parse_arguments(f"{path}.function.arguments", call.arguments)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.parameters is not None:
+        function["parameters"] = tool.parameters
+    return {"type": "function", "function": function}
+
+
+def _cut_at_end_of_last_turn(text: str) -> str:
+    begun, *rest = text.split(END_OF_LAST_TURN)
+    if len(rest) != 1:
+        problem = f"the model's chat template writes the last message {len(rest)} times, not once"
+        raise unsupported("continue_final_message", problem)
+    return begun
+
+
+def find_templates(
+    config: Mapping[str, Any], file_text: str | None
+) -> tuple[str | None, str | None]:
+    """The template of a model folder, and the one for tools if that is another.
+
+    chat_template.jinja wins over tokenizer_config.json, which holds a string or a list of named
+    templates: "default" and perhaps "tool_use".
+    """
+    if file_text is not None:
+        return file_text, None
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        return named.get("default"), named.get("tool_use")
+    return (template if isinstance(template, str) else None), None
+
+
+def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and the like, as tokenizer_config.json spells them."""
+    tokens = {}
+    for name, value in config.items():
+        if name.endswith("_token"):
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                tokens[name] = text
+    return tokens

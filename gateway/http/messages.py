@@ -1,0 +1,167 @@
+"""Turns, tools and tool choices as OpenAI writes them, and their way into the gateway's nouns."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
+from pydantic import WithJsonSchema as JsonSchema
+
+from gateway import limits
+from gateway.chat.conversation import Message, Tool, ToolCall, ToolChoice, ToolMode
+from gateway.errors import invalid, unsupported
+from gateway.http import fields
+
+
+class Strict(BaseModel):
+    """A JSON object with no other fields than these, none of another type than said."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TextPart(Strict):
+    """A piece of a turn."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Strict):
+    """What a tool call asks for; arguments are a JSON object, written as a string."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallBody(Strict):
+    """A call that the assistant asked for in an earlier turn."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def to_call(self) -> ToolCall:
+        """The call."""
+        return ToolCall(self.id, self.function.name, self.function.arguments)
+
+
+def _as_parts(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class ChatMessage(Strict):
+    """One turn. Text parts are joined with newlines."""
+
+    role: str
+    content: Annotated[list[TextPart] | None, BeforeValidator(_as_parts)] = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallBody] | None = None
+    tool_call_id: str | None = None
+
+    def to_message(self) -> Message:
+        """The turn with its parts joined."""
+        content = None
+        if self.content is not None:
+            content = "\n".join(part.text for part in self.content)
+        calls = tuple(call.to_call() for call in self.tool_calls or ())
+        return Message(
+            self.role, content, self.name, self.reasoning_content, calls, self.tool_call_id
+        )
+
+
+def _strip_messages(messages: Any) -> Any:
+    """The turns without neutral fields; refuses what is no text by its place."""
+    if not isinstance(messages, list):
+        return messages
+    limits.check_count("messages", len(messages), limits.MAX_MESSAGES)
+    stripped = []
+    for index, message in enumerate(messages):
+        path = f"messages[{index}]."
+        stripped.append(fields.strip(message, fields.MESSAGE, path))
+        if isinstance(message, dict):
+            _check_list(f"{path}content", message.get("content"), limits.MAX_CONTENT_PARTS, "text")
+            calls = message.get("tool_calls")
+            _check_list(f"{path}tool_calls", calls, limits.MAX_TOOL_CALLS, "function")
+    return stripped
+
+
+def _check_list(path: str, entries: Any, limit: int, known: str) -> None:
+    """Refuses too many entries, and one whose type means something, only not here."""
+    if not isinstance(entries, list):
+        return
+    limits.check_count(path, len(entries), limit)
+    for index, entry in enumerate(entries):
+        kind = entry.get("type") if isinstance(entry, dict) else None
+        if isinstance(kind, str) and kind != known:
+            problem = f"{kind[:64]!r} is not supported by this model, only {known!r} is"
+            raise unsupported(f"{path}[{index}].type", problem)
+
+
+Messages = Annotated[list[ChatMessage], BeforeValidator(_strip_messages)]
+
+
+class FunctionBody(Strict):
+    """A function; its parameters are a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(Strict):
+    """A tool; functions are the only ones."""
+
+    type: Literal["function"]
+    function: FunctionBody
+
+    def to_tool(self) -> Tool:
+        """The tool."""
+        function = self.function
+        is_strict = bool(function.strict)
+        return Tool(function.name, function.description, function.parameters, is_strict)
+
+
+def _check_tools(tools: Any) -> Any:
+    _check_list("tools", tools, limits.MAX_TOOLS, "function")
+    return tools
+
+
+Tools = Annotated[list[ToolBody], BeforeValidator(_check_tools)]
+
+
+_MODES = frozenset(mode.value for mode in ToolMode)
+
+
+def _parse_choice(value: Any) -> ToolChoice:
+    """A mode, or the one function that must be called."""
+    if isinstance(value, str) and value in _MODES:
+        return ToolChoice(ToolMode(value))
+    if not isinstance(value, Mapping) or "type" not in value:
+        problem = 'must be "none", "auto", "required" or {"type": "function", "function": {...}}'
+        raise invalid("tool_choice", problem)
+    if value["type"] != "function":
+        raise unsupported("tool_choice.type", "only 'function' is supported by this server")
+    function = value.get("function")
+    if (
+        set(value) != {"type", "function"}
+        or not isinstance(function, Mapping)
+        or set(function) != {"name"}
+        or not isinstance(function["name"], str)
+    ):
+        raise invalid("tool_choice", 'must be {"type": "function", "function": {"name": ...}}')
+    return ToolChoice(ToolMode.REQUIRED, function["name"])
+
+
+_NAME_SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+_CHOICE_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "enum": sorted(_MODES)},
+        {
+            "type": "object",
+            "properties": {"type": {"const": "function"}, "function": _NAME_SCHEMA},
+            "required": ["type", "function"],
+        },
+    ]
+}
+Choice = Annotated[ToolChoice, PlainValidator(_parse_choice), JsonSchema(_CHOICE_SCHEMA)]

@@ -1,0 +1,37 @@
+"""Prompts in every form a client may send them, as token ids."""
+
+from dataclasses import dataclass
+
+from gateway.chat.conversation import Conversation
+from gateway.errors import invalid
+from gateway.generation import Prompt, ServedModel, check_token_ids
+from gateway.tokenizer import Tokenizer, too_long
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """What goes to the scheduler, and the text it came from if it was text."""
+
+    token_ids: list[int]
+    text: str
+
+
+async def tokenize(tokenizer: Tokenizer, prompt: Prompt, model: ServedModel) -> TokenizedPrompt:
+    """The ids of a prompt; raises RequestError when they leave no room for output."""
+    name = "messages" if isinstance(prompt, Conversation) else "prompt"
+    if isinstance(prompt, tuple):
+        check_token_ids(name, prompt, model.vocab_size)
+        tokenized = TokenizedPrompt(list(prompt), "")
+    else:
+        is_text = isinstance(prompt, str)
+        text = prompt if isinstance(prompt, str) else tokenizer.render(prompt)
+        token_ids = await tokenizer.encode(
+            name, text, add_special_tokens=is_text, max_tokens=model.max_model_len
+        )
+        tokenized = TokenizedPrompt(token_ids, text)
+    num_tokens = len(tokenized.token_ids)
+    if not prompt or not num_tokens:
+        raise invalid(name, "is empty")
+    if num_tokens >= model.max_model_len:
+        raise too_long(name, f"{num_tokens} tokens", model.max_model_len)
+    return tokenized
