@@ -11,6 +11,7 @@ from gateway.generation import (
     FinishReason,
     GenerationRequest,
     Prompt,
+    Reuse,
     SamplingParams,
     ServedModel,
     Standing,
@@ -77,6 +78,7 @@ def submit_to_proto(
     prompt_token_ids: list[int],
     sampling: SamplingParams,
     standing: Standing,
+    reuse: Reuse,
 ) -> scheduler_pb2.SessionRequest:
     """A new request, for the scheduler."""
     submit = scheduler_pb2.Submit(
@@ -87,6 +89,8 @@ def submit_to_proto(
         priority=standing.priority,
         tenant=standing.tenant,
         timeout_s=standing.timeout_s,
+        cache_salt=reuse.cache_salt,
+        skip_prefix_cache=reuse.skip_prefix_cache,
     )
     return scheduler_pb2.SessionRequest(submit=submit)
 
@@ -213,6 +217,7 @@ def request_from_proto(
         standing=standing,
         model=options.model or None,
         bad_words=tuple(options.bad_words),
+        reuse=Reuse(options.cache_salt, options.skip_prefix_cache),
     )
 
 

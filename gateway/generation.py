@@ -118,6 +118,17 @@ class Standing:
         limits.check_bytes("tenant", self.tenant, limits.MAX_TENANT_BYTES)
 
 
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """With whom a request shares the KV of its prompt."""
+
+    cache_salt: str = ""  # of all requests, those of the same salt
+    skip_prefix_cache: bool = False  # with none
+
+    def __post_init__(self) -> None:
+        limits.check_bytes("cache_salt", self.cache_salt, limits.MAX_CACHE_SALT_BYTES)
+
+
 # Text is tokenized, ids are used as they are, a conversation is rendered with the chat template.
 Prompt = str | tuple[int, ...] | Conversation
 
@@ -135,6 +146,7 @@ class GenerationRequest:
     model: str | None = None
     bad_words: tuple[str, ...] = ()
     standing: Standing = Standing()
+    reuse: Reuse = Reuse()
 
     def __post_init__(self) -> None:
         limits.check_bytes("request_id", self.request_id, limits.MAX_REQUEST_ID_BYTES)

@@ -94,7 +94,9 @@ class Pipeline:
         sampling = await self._resolve_bad_words(request)
         output, logprobs = self._output_text(request), self._logprob_reader(request)
         reader = None if chat is None else self._chat_format.reader(chat, prompt.text)
-        live = self._link.submit(request.request_id, prompt.token_ids, sampling, request.standing)
+        live = self._link.submit(
+            request.request_id, prompt.token_ids, sampling, request.standing, request.reuse
+        )
         progress = Progress(request, len(prompt.token_ids), self._clock())
         self._live[live.handle] = progress
         finish: Finish | None = None

@@ -21,7 +21,7 @@ from gateway.convert import (
     submit_to_proto,
 )
 from gateway.errors import RequestError, unavailable
-from gateway.generation import Finish, SamplingParams, Standing
+from gateway.generation import Finish, Reuse, SamplingParams, Standing
 from gateway.logprobs import RawLogprobs
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from rpc import columns
@@ -117,13 +117,16 @@ class SchedulerLink:
         prompt_token_ids: list[int],
         sampling: SamplingParams,
         standing: Standing,
+        reuse: Reuse,
     ) -> LiveRequest:
         """Sends a request; its reader must close() it."""
         if self._outbox is None:
             raise unavailable(f"no connection to the scheduler at {self._address}")
         live = LiveRequest(self._free_handle())
         self._live[live.handle] = live
-        message = submit_to_proto(live.handle, request_id, prompt_token_ids, sampling, standing)
+        message = submit_to_proto(
+            live.handle, request_id, prompt_token_ids, sampling, standing, reuse
+        )
         self._outbox.put_nowait(message)
         return live
 

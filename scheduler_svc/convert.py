@@ -32,6 +32,8 @@ class Submission:
     tenant: str
     priority: int
     timeout_s: float | None  # from its arrival on
+    cache_salt: str = ""
+    skip_prefix_cache: bool = False
 
 
 def to_request(
@@ -53,6 +55,8 @@ def to_request(
         deadline_s=None if timeout_s is None else arrival_s + timeout_s,
         priority=submission.priority,
         tenant=submission.tenant,
+        cache_salt=submission.cache_salt,
+        skip_prefix_cache=submission.skip_prefix_cache,
     )
 
 

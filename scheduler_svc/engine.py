@@ -111,6 +111,15 @@ class Engine:
         self._clients.tell_ends([finished])
         return True
 
+    def set_priority(self, request_id: str, priority: int) -> bool:
+        """Makes a live request more or less urgent; False when there is none."""
+        core = self.group.core
+        return core is not None and core.set_priority(request_id, priority) is not None
+
+    def reset_prefix_cache(self) -> int:
+        """Forgets every cached prefix; returns how many blocks had one."""
+        return self.group.core.reset_prefix_cache() if self.group.core else 0
+
     # --- running ---------------------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -25,7 +25,7 @@ from scheduler_svc.convert import (
     to_tokens,
     to_usage,
 )
-from scheduler_svc.core import RefusalKind, Refused
+from scheduler_svc.core import Policy, RefusalKind, Refused
 from scheduler_svc.engine import Engine, NotReady, Overloaded
 from scheduler_svc.outbox import Ended, Outbox
 from scheduler_svc.sampling import BadSampling
@@ -152,6 +152,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 submit.tenant,
                 submit.priority,
                 submit.timeout_s if submit.HasField("timeout_s") else None,
+                submit.cache_salt,
+                submit.skip_prefix_cache,
             )
         )
 
@@ -179,6 +181,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 request.tenant,
                 request.priority,
                 context.time_remaining(),
+                request.cache_salt,
+                request.skip_prefix_cache,
             )
             refusal = self._submit(submission)
             if refusal is not None:
@@ -225,6 +229,34 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Aborts by id and tells each request's own client."""
         aborted = [i for i in request.request_ids if self._engine.abort_and_tell(i)]
         return scheduler_pb2.AbortResponse(aborted=aborted)
+
+    async def SetPriority(
+        self,
+        request: scheduler_pb2.SetPriorityRequest,
+        context: grpc.aio.ServicerContext[
+            scheduler_pb2.SetPriorityRequest, scheduler_pb2.SetPriorityResponse
+        ],
+    ) -> scheduler_pb2.SetPriorityResponse:
+        """Makes a live request more or less urgent."""
+        policy = self._engine.config.policy
+        if policy is not Policy.PRIORITY:
+            message = f"the policy is {policy.value}, which looks at no priority"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+        if not self._engine.set_priority(request.request_id, request.priority):
+            message = f"request_id {request.request_id!r} is not live"
+            await context.abort(grpc.StatusCode.NOT_FOUND, message)
+        return scheduler_pb2.SetPriorityResponse()
+
+    async def ResetPrefixCache(
+        self,
+        request: scheduler_pb2.ResetPrefixCacheRequest,
+        context: grpc.aio.ServicerContext[
+            scheduler_pb2.ResetPrefixCacheRequest, scheduler_pb2.ResetPrefixCacheResponse
+        ],
+    ) -> scheduler_pb2.ResetPrefixCacheResponse:
+        """Forgets every cached prefix."""
+        num_blocks = self._engine.reset_prefix_cache()
+        return scheduler_pb2.ResetPrefixCacheResponse(num_blocks=num_blocks)
 
     async def GetStatus(
         self,

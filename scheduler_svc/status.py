@@ -29,6 +29,8 @@ def status_of(engine: Engine) -> scheduler_pb2.GetStatusResponse:
     status.num_steps = counters.num_steps
     status.prefix_query_tokens = counters.prefix_query_tokens
     status.prefix_hit_tokens = counters.prefix_hit_tokens
+    status.num_evictions = core.residency.num_evictions
+    status.num_cached_blocks = len(pool.cache)
     status.num_preemptions = core.residency.num_preemptions
     status.num_accepted = core.num_accepted
     status.num_finished = core.num_finished

@@ -56,7 +56,8 @@ def _step_by_step(core: Scheduler, sequence: Sequence, trace: Trace) -> Iterator
         if request.request_id in plan.preempted:
             waits = True
             yield plan.step_id, "preempted to make room"
-        entry = next((n for n in plan.new_sequences if n.request is request), None)
+        request_id = request.request_id  # the request itself may have changed since: its priority
+        entry = next((n for n in plan.new_sequences if n.request.request_id == request_id), None)
         if entry is not None:
             waits = False
             yield (

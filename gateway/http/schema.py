@@ -15,6 +15,7 @@ from gateway.generation import (
     MAX_LOGPROBS,
     GenerationRequest,
     Prompt,
+    Reuse,
     SamplingParams,
 )
 from gateway.http import fields
@@ -100,6 +101,8 @@ class GenerationBody(Body):
     bad_words: list[str] | None = None
     n: int | None = None
     priority: int | None = None
+    cache_salt: str | None = None
+    skip_prefix_cache: bool | None = None
     user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -147,8 +150,14 @@ class GenerationBody(Body):
             skip_special_tokens=self.skip_special_tokens is not False,
             model=self.model,
             bad_words=tuple(self.bad_words or ()),
+            reuse=self._reuse(),
         )
         return expand(request, self.n)
+
+    def _reuse(self) -> Reuse:
+        if self.cache_salt == "":
+            raise invalid("cache_salt", "is empty; leave it out or send a text of its own")
+        return Reuse(self.cache_salt or "", bool(self.skip_prefix_cache))
 
 
 class ChatCompletionBody(GenerationBody):

@@ -50,6 +50,16 @@ class SchedulerServiceStub(object):
                 request_serializer=pagewire_dot_v1_dot_scheduler__pb2.AbortRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_scheduler__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.SetPriority = channel.unary_unary(
+                '/pagewire.v1.SchedulerService/SetPriority',
+                request_serializer=pagewire_dot_v1_dot_scheduler__pb2.SetPriorityRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_scheduler__pb2.SetPriorityResponse.FromString,
+                _registered_method=True)
+        self.ResetPrefixCache = channel.unary_unary(
+                '/pagewire.v1.SchedulerService/ResetPrefixCache',
+                request_serializer=pagewire_dot_v1_dot_scheduler__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_scheduler__pb2.ResetPrefixCacheResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/pagewire.v1.SchedulerService/GetStatus',
                 request_serializer=pagewire_dot_v1_dot_scheduler__pb2.GetStatusRequest.SerializeToString,
@@ -85,6 +95,22 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPriority(self, request, context):
+        """Makes a live request more or less urgent, wherever it stands. NOT_FOUND when no such request is
+        live, FAILED_PRECONDITION unless the policy is priority.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetPrefixCache(self, request, context):
+        """Forgets every cached prefix: nothing computed so far is ever shared with a later request. Whoever
+        runs goes on with what it has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Counters and gauges.
         """
@@ -109,6 +135,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=pagewire_dot_v1_dot_scheduler__pb2.AbortRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_scheduler__pb2.AbortResponse.SerializeToString,
+            ),
+            'SetPriority': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPriority,
+                    request_deserializer=pagewire_dot_v1_dot_scheduler__pb2.SetPriorityRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_scheduler__pb2.SetPriorityResponse.SerializeToString,
+            ),
+            'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPrefixCache,
+                    request_deserializer=pagewire_dot_v1_dot_scheduler__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_scheduler__pb2.ResetPrefixCacheResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -198,6 +234,60 @@ class SchedulerService(object):
             '/pagewire.v1.SchedulerService/Abort',
             pagewire_dot_v1_dot_scheduler__pb2.AbortRequest.SerializeToString,
             pagewire_dot_v1_dot_scheduler__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPriority(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.SchedulerService/SetPriority',
+            pagewire_dot_v1_dot_scheduler__pb2.SetPriorityRequest.SerializeToString,
+            pagewire_dot_v1_dot_scheduler__pb2.SetPriorityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.SchedulerService/ResetPrefixCache',
+            pagewire_dot_v1_dot_scheduler__pb2.ResetPrefixCacheRequest.SerializeToString,
+            pagewire_dot_v1_dot_scheduler__pb2.ResetPrefixCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

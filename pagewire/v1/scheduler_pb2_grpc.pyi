@@ -75,6 +75,38 @@ _SchedulerServiceAbortType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceSetPriorityType = typing_extensions.TypeVar(
+    '_SchedulerServiceSetPriorityType',
+    grpc.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.SetPriorityRequest,
+        pagewire.v1.scheduler_pb2.SetPriorityResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.SetPriorityRequest,
+        pagewire.v1.scheduler_pb2.SetPriorityResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.SetPriorityRequest,
+        pagewire.v1.scheduler_pb2.SetPriorityResponse,
+    ],
+)
+
+_SchedulerServiceResetPrefixCacheType = typing_extensions.TypeVar(
+    '_SchedulerServiceResetPrefixCacheType',
+    grpc.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.ResetPrefixCacheRequest,
+        pagewire.v1.scheduler_pb2.ResetPrefixCacheResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.ResetPrefixCacheRequest,
+        pagewire.v1.scheduler_pb2.ResetPrefixCacheResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.ResetPrefixCacheRequest,
+        pagewire.v1.scheduler_pb2.ResetPrefixCacheResponse,
+    ],
+)
+
 _SchedulerServiceGetStatusType = typing_extensions.TypeVar(
     '_SchedulerServiceGetStatusType',
     grpc.UnaryUnaryMultiCallable[
@@ -91,7 +123,7 @@ _SchedulerServiceGetStatusType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSessionType, _SchedulerServiceGenerateType, _SchedulerServiceAbortType, _SchedulerServiceGetStatusType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSessionType, _SchedulerServiceGenerateType, _SchedulerServiceAbortType, _SchedulerServiceSetPriorityType, _SchedulerServiceResetPrefixCacheType, _SchedulerServiceGetStatusType]):
     """Queues, places and runs requests."""
 
     @typing.overload
@@ -107,6 +139,14 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSessionType, _Schedul
         grpc.UnaryUnaryMultiCallable[
             pagewire.v1.scheduler_pb2.AbortRequest,
             pagewire.v1.scheduler_pb2.AbortResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            pagewire.v1.scheduler_pb2.SetPriorityRequest,
+            pagewire.v1.scheduler_pb2.SetPriorityResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            pagewire.v1.scheduler_pb2.ResetPrefixCacheRequest,
+            pagewire.v1.scheduler_pb2.ResetPrefixCacheResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             pagewire.v1.scheduler_pb2.GetStatusRequest,
@@ -129,6 +169,14 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSessionType, _Schedul
             pagewire.v1.scheduler_pb2.AbortResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            pagewire.v1.scheduler_pb2.SetPriorityRequest,
+            pagewire.v1.scheduler_pb2.SetPriorityResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            pagewire.v1.scheduler_pb2.ResetPrefixCacheRequest,
+            pagewire.v1.scheduler_pb2.ResetPrefixCacheResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             pagewire.v1.scheduler_pb2.GetStatusRequest,
             pagewire.v1.scheduler_pb2.GetStatusResponse,
         ],
@@ -148,6 +196,16 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSessionType, _Schedul
     Abort: _SchedulerServiceAbortType
     """Aborts requests by id, whichever stream they came on."""
 
+    SetPriority: _SchedulerServiceSetPriorityType
+    """Makes a live request more or less urgent, wherever it stands. NOT_FOUND when no such request is
+    live, FAILED_PRECONDITION unless the policy is priority.
+    """
+
+    ResetPrefixCache: _SchedulerServiceResetPrefixCacheType
+    """Forgets every cached prefix: nothing computed so far is ever shared with a later request. Whoever
+    runs goes on with what it has.
+    """
+
     GetStatus: _SchedulerServiceGetStatusType
     """Counters and gauges."""
 
@@ -163,6 +221,14 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         pagewire.v1.scheduler_pb2.AbortRequest,
         pagewire.v1.scheduler_pb2.AbortResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.SetPriorityRequest,
+        pagewire.v1.scheduler_pb2.SetPriorityResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        pagewire.v1.scheduler_pb2.ResetPrefixCacheRequest,
+        pagewire.v1.scheduler_pb2.ResetPrefixCacheResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         pagewire.v1.scheduler_pb2.GetStatusRequest,
@@ -201,6 +267,26 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[pagewire.v1.scheduler_pb2.AbortResponse, collections.abc.Awaitable[pagewire.v1.scheduler_pb2.AbortResponse]]:
         """Aborts requests by id, whichever stream they came on."""
+
+    @abc.abstractmethod
+    def SetPriority(
+        self,
+        request: pagewire.v1.scheduler_pb2.SetPriorityRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pagewire.v1.scheduler_pb2.SetPriorityResponse, collections.abc.Awaitable[pagewire.v1.scheduler_pb2.SetPriorityResponse]]:
+        """Makes a live request more or less urgent, wherever it stands. NOT_FOUND when no such request is
+        live, FAILED_PRECONDITION unless the policy is priority.
+        """
+
+    @abc.abstractmethod
+    def ResetPrefixCache(
+        self,
+        request: pagewire.v1.scheduler_pb2.ResetPrefixCacheRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pagewire.v1.scheduler_pb2.ResetPrefixCacheResponse, collections.abc.Awaitable[pagewire.v1.scheduler_pb2.ResetPrefixCacheResponse]]:
+        """Forgets every cached prefix: nothing computed so far is ever shared with a later request. Whoever
+        runs goes on with what it has.
+        """
 
     @abc.abstractmethod
     def GetStatus(

@@ -122,11 +122,11 @@ class Admission:
 
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
         """Blocks of the longest cached prefix that leaves at least one token to compute."""
-        if not self._config.enable_prefix_caching:
+        if not self._config.enable_prefix_caching or sequence.is_private:
             return []
         usable = (len(sequence.token_ids) - 1) // self._config.block_size
         hashes = sequence.block_hashes(self._config.block_size)[:usable]
-        return self._residency.pool.cache.lookup(hashes, sequence.token_ids)
+        return self._residency.pool.cache.lookup(hashes, sequence.token_ids, sequence.root)
 
     def _draft_entry(
         self, draft: Draft, sequence: Sequence, num_cached: int, chunk: int, block_ids: list[int]

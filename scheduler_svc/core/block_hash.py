@@ -2,8 +2,11 @@
 
 A hash is xxh64 over the parent's hash (8 bytes, little-endian; absent for a first block) followed
 by the block's tokens as little-endian int64. 64 bits can collide, so whoever finds a block by its
-hash also compares its content (`prefix_cache`).
+hash also compares its content (`prefix_cache`). A salt stands in for the parent of the first block,
+so chains of different salts have nothing in common.
 """
+
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +15,14 @@ from xxhash import xxh64_intdigest
 from scheduler_svc.core.request import TokenIds
 
 _INT64 = np.dtype("<i8")
+NO_PARENT = 0  # stored for first blocks; a parent is only compared together with the tokens
+
+
+def root_of(salt: str) -> int:
+    """What the first block has in place of a parent; NO_PARENT without a salt."""
+    if not salt:
+        return NO_PARENT
+    return int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "little")
 
 
 def chain(token_ids: TokenIds, block_size: int, parent: int | None = None) -> list[int]:

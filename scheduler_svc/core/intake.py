@@ -8,6 +8,7 @@ from scheduler_svc.core.request import RefusalKind, Refused, Request
 from scheduler_svc.core.waiting import Load, WaitingQueue
 
 MAX_TENANT_BYTES = 64
+MAX_CACHE_SALT_BYTES = 256
 
 
 class Intake:
@@ -65,6 +66,8 @@ class Intake:
             return f"stop_token_ids has an id outside 0..{config.vocab_size - 1}"
         if len(request.tenant.encode()) > MAX_TENANT_BYTES:
             return f"tenant is longer than {MAX_TENANT_BYTES} bytes"
+        if len(request.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+            return f"cache_salt is longer than {MAX_CACHE_SALT_BYTES} bytes"
         return None
 
     def _check_load(self, request: Request) -> None:

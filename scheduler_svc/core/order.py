@@ -7,11 +7,12 @@ worker. No order reads a clock: ageing is made of arrival times, fairness of tok
 
 import heapq
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 
 from scheduler_svc.core.config import Policy, SchedulerConfig
 from scheduler_svc.core.fair_share import FairShare
+from scheduler_svc.core.request import Request
 from scheduler_svc.core.sequence import Sequence, Status
 
 
@@ -29,6 +30,10 @@ class Order(ABC):
     @abstractmethod
     def take(self) -> Sequence | None:
         """Takes out whoever is next."""
+
+    def change(self, sequence: Sequence, request: Request) -> None:
+        """A waiting sequence's request is another now; where it stands may depend on it."""
+        sequence.request = request
 
     @abstractmethod
     def __iter__(self) -> Iterator[Sequence]:
@@ -77,6 +82,7 @@ class ByPriority(Order):
     def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
         self._heap: list[tuple[float, int, Sequence]] = []
+        self._moved: Counter[tuple[float, int]] = Counter()  # entries that count no more
 
     def rank(self, sequence: Sequence) -> tuple[float, int]:
         """Smaller is more urgent; no two sequences have the same."""
@@ -89,15 +95,37 @@ class ByPriority(Order):
     def put_back(self, sequence: Sequence) -> None:
         self.append(sequence)
 
+    def change(self, sequence: Sequence, request: Request) -> None:
+        # The old entry stays where it is and is skipped once: entries of one rank are all alike.
+        self._moved[self.rank(sequence)] += 1
+        sequence.request = request
+        self.append(sequence)
+
     def take(self) -> Sequence | None:
         while self._heap:
-            sequence = heapq.heappop(self._heap)[2]
+            rank, number, sequence = heapq.heappop(self._heap)
+            if self._moved and self._is_moved((rank, number), self._moved):
+                continue
             if sequence.status is not Status.FINISHED:
                 return sequence
         return None
 
+    @staticmethod
+    def _is_moved(rank: tuple[float, int], moved: Counter[tuple[float, int]]) -> bool:
+        if rank not in moved:
+            return False
+        moved[rank] -= 1
+        if not moved[rank]:
+            del moved[rank]
+        return True
+
     def __iter__(self) -> Iterator[Sequence]:
-        return (entry[2] for entry in sorted(self._heap) if entry[2].status is not Status.FINISHED)
+        moved = self._moved.copy()
+        for rank, number, sequence in sorted(self._heap):
+            if self._is_moved((rank, number), moved):
+                continue
+            if sequence.status is not Status.FINISHED:
+                yield sequence
 
     def is_more_urgent(self, sequence: Sequence, running: Sequence) -> bool:
         # Both: a running sequence that has waited long keeps its place against newer ones.

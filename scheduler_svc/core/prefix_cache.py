@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.block_hash import NO_PARENT
 from scheduler_svc.core.request import TokenIds
-
-NO_PARENT = 0  # stored for first blocks; a parent is only compared together with the tokens
 
 
 class PrefixCache:
@@ -24,6 +23,7 @@ class PrefixCache:
         self._hash_of: dict[int, int] = {}
         self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._parents = np.zeros(num_blocks, dtype=np.uint64)
+        self.num_evictions = 0  # contents forgotten because their block was wanted
 
     def __len__(self) -> int:
         return len(self._hash_of)
@@ -32,10 +32,13 @@ class PrefixCache:
         """The hash under which a block can be found, if it can."""
         return self._hash_of.get(block_id)
 
-    def lookup(self, hashes: Sequence[int], token_ids: TokenIds) -> list[int]:
+    def lookup(
+        self, hashes: Sequence[int], token_ids: TokenIds, root: int = NO_PARENT
+    ) -> list[int]:
         """Blocks holding the longest cached prefix of `token_ids`, whose block hashes are given.
 
-        Stops at the first block that is missing or whose content differs.
+        `root` stands in for the parent of the first. Stops at the first block that is missing or
+        whose content differs.
         """
         block_of = self._block_of
         found: list[int] = []
@@ -44,17 +47,18 @@ class PrefixCache:
             if block_id is None:
                 break
             found.append(block_id)
-        return found[: self._num_equal(found, hashes, token_ids)]
+        return found[: self._num_equal(found, hashes, token_ids, root)]
 
-    def _num_equal(self, found: list[int], hashes: Sequence[int], token_ids: TokenIds) -> int:
+    def _num_equal(
+        self, found: list[int], hashes: Sequence[int], token_ids: TokenIds, root: int
+    ) -> int:
         if not found:
             return 0
         ids = np.array(found)
         expected = token_ids[: len(found) * self._block_size].reshape(len(found), -1)
-        parents = np.array([NO_PARENT, *hashes[: len(found) - 1]], dtype=np.uint64)
+        parents = np.array([root, *hashes[: len(found) - 1]], dtype=np.uint64)
         equal = (self._tokens[ids] == expected).all(axis=1)
-        # A salted chain's first parent is not NO_PARENT, but then its first hash says so already.
-        equal[1:] &= self._parents[ids[1:]] == parents[1:]
+        equal &= self._parents[ids] == parents
         return len(found) if equal.all() else int(equal.argmin())
 
     def insert(
@@ -78,6 +82,7 @@ class PrefixCache:
         block_hash = self._hash_of.pop(block_id, None)
         if block_hash is None:
             return
+        self.num_evictions += 1
         others = self._duplicates.get(block_hash)
         if self._block_of[block_hash] != block_id:
             assert others is not None  # a hashed block is the entry or among its duplicates
@@ -88,3 +93,11 @@ class PrefixCache:
             del self._block_of[block_hash]
         if others is not None and not others:
             del self._duplicates[block_hash]
+
+    def clear(self) -> int:
+        """Forgets every content; returns how many blocks had one."""
+        num_forgotten = len(self._hash_of)
+        self._hash_of.clear()
+        self._block_of.clear()
+        self._duplicates.clear()
+        return num_forgotten

@@ -62,3 +62,5 @@ class Request:
     deadline_s: float | None = None  # when it ends, done or not
     priority: int = 0  # smaller is more urgent
     tenant: str = ""  # who shares with whom
+    cache_salt: str = ""  # cached prefixes are found by requests of the same salt alone
+    skip_prefix_cache: bool = False  # neither looks for a cached prefix nor leaves one

@@ -37,10 +37,13 @@ class Residency:
         self.num_preemptions = 0
         self.now_s = 0.0  # as far as the shell has told
         self.acked_step = 0
+        self._num_evictions_before = 0  # in pools of workers that are gone
+        self.pool = BlockPool(config.num_blocks, config.block_size)
         self.clear(config.num_blocks)
 
     def clear(self, num_blocks: int) -> None:
         """All slots and blocks free, as on a worker that has just started."""
+        self._num_evictions_before += self.pool.cache.num_evictions
         self.pool = BlockPool(num_blocks, self.config.block_size)
         self.roster = Roster(())
         self.free_slots = list(reversed(range(self.config.max_num_seqs)))
@@ -59,6 +62,11 @@ class Residency:
     def num_coming_slots(self) -> int:
         """The same of slots."""
         return len(self.free_slots) + len(self._fenced)
+
+    @property
+    def num_evictions(self) -> int:
+        """Blocks handed out anew since the start although their content could have been found."""
+        return self._num_evictions_before + self.pool.cache.num_evictions
 
     def enter(self, sequence: Sequence, shared: list[int], num_new_blocks: int) -> list[int]:
         """Gives a waiting sequence a slot, the cached blocks found for it and new ones behind them.
@@ -104,6 +112,26 @@ class Residency:
         self.preempted.append(sequence.request.request_id)
         sequence.timeline.enter(Phase.PREEMPTED, self.now_s)
         self.waiting.put_back(sequence)
+
+    def forget_prefixes(self) -> int:
+        """Empties the prefix cache; nothing computed so far is ever found again.
+
+        Whoever runs keeps its blocks. Returns how many blocks were forgotten.
+        """
+        for sequence in self.roster.sequences:
+            assert sequence.slot is not None
+            sequence.is_private = True
+            self.table.never_seal(sequence.slot)
+        return self.pool.cache.clear()
+
+    def set_priority(self, sequence: Sequence, priority: int) -> None:
+        """Changes how urgent a live sequence is, wherever it stands."""
+        changed = replace(sequence.request, priority=priority)
+        if sequence.status is Status.RUNNING:
+            sequence.request = changed
+            self.roster = Roster(self.waiting.order.by_seniority(self.roster.sequences))
+        else:
+            self.waiting.order.change(sequence, changed)
 
     def join_roster(self, entered: list[Sequence]) -> None:
         """Adds whoever has got a slot."""

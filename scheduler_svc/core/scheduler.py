@@ -156,6 +156,20 @@ class Scheduler:
             self.residency.renew_roster()
         return finished
 
+    def set_priority(self, request_id: str, priority: int) -> Sequence | None:
+        """Makes a live request more or less urgent; None when no live request has this id.
+
+        Only the policy PRIORITY looks at it.
+        """
+        sequence = self._live.get(request_id)
+        if sequence is not None:
+            self.residency.set_priority(sequence, priority)
+        return sequence
+
+    def reset_prefix_cache(self) -> int:
+        """Forgets every cached prefix; whoever runs goes on. Returns how many blocks had one."""
+        return self.residency.forget_prefixes()
+
     def _end(self, sequence: Sequence) -> None:
         """Takes a sequence out of everything. The roster is renewed by the caller, once."""
         if sequence.status is Status.RUNNING:

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core import block_hash
-from scheduler_svc.core.prefix_cache import NO_PARENT, PrefixCache
+from scheduler_svc.core.prefix_cache import PrefixCache
 from scheduler_svc.core.slots import Index, SlotTable
 
 
@@ -58,7 +58,7 @@ def _seal_until(table: SlotTable, cache: PrefixCache, slot: int, until: int) -> 
     size = table.block_size
     token_ids = table.token_ids[slot, : until * size]
     hashes = sequence.extend_hashes(token_ids, size)[:until]
-    parents = np.array([NO_PARENT, *hashes], dtype=np.uint64)[begin:until]
+    parents = np.array([sequence.root, *hashes], dtype=np.uint64)[begin:until]
     block_ids = table.block_table[slot, begin:until]
     cache.insert(block_ids, hashes[begin:], parents, token_ids.reshape(-1, size)[begin:])
     table.last_hash[slot] = hashes[-1]

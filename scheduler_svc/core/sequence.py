@@ -4,7 +4,7 @@ from enum import Enum
 
 import numpy as np
 
-from scheduler_svc.core.block_hash import chain
+from scheduler_svc.core.block_hash import chain, root_of
 from scheduler_svc.core.request import Request, TokenIds
 from scheduler_svc.core.timeline import Timeline
 
@@ -26,6 +26,7 @@ class Sequence:
 
     __slots__ = (
         "_hashes",
+        "is_private",
         "max_len",
         "min_len",
         "num_awaited",
@@ -35,6 +36,7 @@ class Sequence:
         "num_prompt",
         "number",
         "request",
+        "root",
         "slot",
         "status",
         "stop_ids",
@@ -59,6 +61,9 @@ class Sequence:
         self.num_overtaken = 0  # times that a later one was admitted while this one did not fit
         self.timeline = Timeline(request.arrival_s)
         self.num_awaited = 0  # sampled tokens still on their way to a preempted sequence
+        # Neither looks anything up in the prefix cache nor is found there.
+        self.is_private = request.skip_prefix_cache
+        self.root = root_of(request.cache_salt)  # parent of its first block
         self._hashes: list[int] = []
 
     @property
@@ -77,6 +82,6 @@ class Sequence:
     def extend_hashes(self, token_ids: TokenIds, block_size: int) -> list[int]:
         """Hashes of at least the full blocks of these, its first tokens; computed once each."""
         known = len(self._hashes)
-        parent = self._hashes[-1] if known else None
+        parent = self._hashes[-1] if known else self.root or None
         self._hashes += chain(token_ids[known * block_size :], block_size, parent)
         return self._hashes

@@ -8,12 +8,13 @@ elsewhere.
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.prefix_cache import NO_PARENT
+from scheduler_svc.core.block_hash import NO_PARENT
 from scheduler_svc.core.request import TokenIds
 from scheduler_svc.core.sequence import Sequence, Status
 
 Slots = NDArray[np.int32]  # as they travel
 Index = NDArray[np.intp]  # the same numbers, in the type that numpy indexes fastest with
+MAX_INT32 = 2**31 - 1
 NO_TOKEN = -1  # filler of the stop table only: never equal to a sampled token
 
 
@@ -71,10 +72,7 @@ class SlotTable:
         self.block_table[slot, : len(block_ids)] = block_ids
         self.num_blocks[slot] = len(block_ids)
         self.capacity[slot] = len(block_ids) * self.block_size
-        num_sealed = num_cached // self.block_size
-        self.num_sealed[slot] = num_sealed
-        hashes = sequence.block_hashes(self.block_size) if num_sealed else []
-        self.last_hash[slot] = hashes[num_sealed - 1] if num_sealed else NO_PARENT
+        self._enter_sealed(sequence, slot, num_cached // self.block_size)
         self.max_len[slot] = sequence.max_len
         self.min_len[slot] = sequence.min_len
         self.client[slot] = sequence.request.client
@@ -84,6 +82,18 @@ class SlotTable:
         self.is_live[slot] = self.is_prefilling[slot] = True
         sequence.slot = slot
         sequence.status = Status.RUNNING
+
+    def _enter_sealed(self, sequence: Sequence, slot: int, num_sealed: int) -> None:
+        if sequence.is_private:
+            self.never_seal(slot)
+            return
+        self.num_sealed[slot] = num_sealed
+        hashes = sequence.block_hashes(self.block_size) if num_sealed else []
+        self.last_hash[slot] = hashes[num_sealed - 1] if num_sealed else NO_PARENT
+
+    def never_seal(self, slot: int) -> None:
+        """Keeps a slot's blocks out of the prefix cache: they count as sealed, all of them."""
+        self.num_sealed[slot] = MAX_INT32 // self.block_size
 
     def _enter_stops(self, slot: int, stop_ids: tuple[int, ...]) -> None:
         while len(self.stop_ids) < len(stop_ids):

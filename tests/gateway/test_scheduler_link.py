@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from gateway.errors import ErrorKind, RequestError
-from gateway.generation import SamplingParams, Standing
+from gateway.generation import Reuse, SamplingParams, Standing
 from gateway.scheduler_link import Arrival, LiveRequest, SchedulerLink
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -102,7 +102,7 @@ async def test_without_a_stream_a_submit_is_refused_at_once() -> None:
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
         link = SchedulerLink(channel, "127.0.0.1:1")
         with pytest.raises(RequestError, match=r"127\.0\.0\.1:1") as refusal:
-            link.submit("a", [1], SamplingParams(), Standing())
+            link.submit("a", [1], SamplingParams(), Standing(), Reuse())
         assert refusal.value.kind is ErrorKind.UNAVAILABLE
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduler_svc.core import Request, StepPlan, StepResult
+from scheduler_svc.core.block_hash import root_of
 
 Content = int  # hash of a token and everything before it
 
@@ -26,12 +27,13 @@ class _Slot:
     token_ids: list[int]
     num_computed: int
     block_ids: list[int]
+    root: Content  # of what comes before the first token
     contents: list[Content] = field(default_factory=list)  # of each token
 
     def content(self, position: int) -> Content:
         """What the KV of a position must have been computed from."""
         while len(self.contents) <= position:
-            before = self.contents[-1] if self.contents else 0
+            before = self.contents[-1] if self.contents else self.root
             self.contents.append(hash((before, self.token_ids[len(self.contents)])))
         return self.contents[position]
 
@@ -45,7 +47,9 @@ class FakeWorker:
         self.kv: dict[tuple[int, int], Content] = {}
         self.slots: dict[int, _Slot] = {}
         self.last_step_id: int | None = None
+        self.roots: dict[int, Content] = {}  # what first blocks follow, by its hash
         self._previous_rows: list[int] = []
+        self._num_resets = 0
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step."""
@@ -73,10 +77,26 @@ class FakeWorker:
         for new in plan.new_sequences:
             assert new.slot not in self.slots, f"slot {new.slot} given away twice"
             self.slots[new.slot] = _Slot(
-                new.request, new.token_ids.tolist(), new.num_computed_tokens, list(new.block_ids)
+                new.request,
+                new.token_ids.tolist(),
+                new.num_computed_tokens,
+                list(new.block_ids),
+                self._root(new.request),
             )
         for slot, block_id in zip(plan.appended_slots, plan.appended_block_ids, strict=True):
             self.slots[slot].block_ids.append(block_id)
+
+    def _root(self, request: Request) -> Content:
+        """Two sequences may read each other's KV if it is the same, and their tokens are."""
+        if request.skip_prefix_cache:
+            return hash(request.request_id)
+        fresh = hash((request.cache_salt, len(self.roots), self._num_resets))
+        return self.roots.setdefault(root_of(request.cache_salt), fresh)
+
+    def forget_prefixes(self) -> None:
+        """What was computed so far must not be read by whoever enters from now on."""
+        self._num_resets += 1
+        self.roots = {}
 
     def _rows(self, plan: StepPlan) -> tuple[list[int], list[int]]:
         rows = plan.slots.tolist()

@@ -108,13 +108,13 @@ def _check_sharing(scheduler: Scheduler) -> None:
     for sequence in residency.roster.sequences:
         assert sequence.slot is not None
         size = scheduler.config.block_size
-        token_ids = residency.table.tokens(sequence.slot).tolist()
+        token_ids = [sequence.request.cache_salt, *residency.table.tokens(sequence.slot).tolist()]
         for index, block_id in enumerate(residency.table.blocks(sequence.slot)):
-            content = token_ids[: (index + 1) * size]
+            content = token_ids[: 1 + (index + 1) * size]
             if block_id in owner:
                 other, same = owner[block_id]
                 assert content == same, f"{sequence.request} and {other.request} share {block_id}"
-                assert len(content) == (index + 1) * size
+                assert len(content) == 1 + (index + 1) * size
             owner[block_id] = (sequence, content)
 
 
@@ -130,12 +130,15 @@ def _check_cache(scheduler: Scheduler) -> None:
         assert slot is not None
         sealed = int(table.num_sealed[slot])
         if not scheduler.config.enable_prefix_caching:
-            assert not sealed and not hashed
+            assert not hashed
+            continue
+        if sequence.is_private:
+            assert sealed > table.block_table.shape[1], "an opted-out sequence will be found"
             continue
         covered = min(int(table.num_tokens[slot]), int(table.num_computed[slot]))
         # A block that a decode fills is sealed when that decode's token comes.
         assert (covered - 1) // size <= sealed <= covered // size, "full is findable"
-        expected = chain(table.tokens(slot)[: sealed * size], size)
+        expected = chain(table.tokens(slot)[: sealed * size], size, sequence.root or None)
         found = [pool.cache.hash_of(b) for b in table.blocks(slot)[:sealed]]
         assert all(h in (e, None) for h, e in zip(found, expected, strict=True))
 

@@ -125,6 +125,31 @@ def submit_for_a_tenant(world: World, draw: Draw) -> None:
         world.submit(world.draw_prompt(draw, 1, 12), max_tokens=draw.integer(1, 8), tenant=tenant)
 
 
+@rule(weight=2)
+def submit_under_a_salt(world: World, draw: Draw) -> None:
+    """Of a prompt that others submit, too: nothing may be shared with them."""
+    salt, prompt = draw.pick(["red", "blue"]), world.draw_prompt(draw, 4, 16)
+    world.submit(prompt, cache_salt=salt)
+    world.submit(prompt, cache_salt=draw.pick(["", salt]))
+
+
+@rule(weight=1)
+def submit_without_the_prefix_cache(world: World, draw: Draw) -> None:
+    prompt = world.draw_prompt(draw, 4, 16)
+    for skips in draw.pick([(True,), (True, False), (False, True)]):
+        world.submit(prompt, skip_prefix_cache=skips)
+
+
+@rule(weight=2, when=lambda world: bool(world.live))
+def change_a_priority(world: World, draw: Draw) -> None:
+    world.set_priority(draw.pick(world.live), draw.integer(-2, 2))
+
+
+@rule(weight=0.5)
+def forget_every_prefix(world: World, draw: Draw) -> None:
+    world.reset_prefix_cache()
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 _INVALID: tuple[dict[str, object], ...] = (
@@ -136,6 +161,7 @@ _INVALID: tuple[dict[str, object], ...] = (
     {"min_tokens": 3, "max_tokens": 2},
     {"stop_token_ids": (VOCAB_SIZE,)},
     {"tenant": "t" * 65},
+    {"cache_salt": "s" * 257},
 )
 
 

@@ -93,6 +93,18 @@ class Simulation:
             self._end(finished)
         self.check()
 
+    def set_priority(self, request_id: str, priority: int) -> None:
+        """Somebody becomes more or less urgent."""
+        assert self.scheduler.set_priority(request_id, priority) is not None
+        self.check()
+
+    def reset_prefix_cache(self) -> None:
+        """What was computed so far must not be found any more."""
+        self.scheduler.reset_prefix_cache()
+        assert not len(self.scheduler.residency.pool.cache)
+        self.worker.forget_prefixes()
+        self.check(may_forget=True)
+
     def expire(self, now_s: float) -> None:
         """Time passes."""
         for finished in self.scheduler.expire(now_s):

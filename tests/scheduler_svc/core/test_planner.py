@@ -156,9 +156,9 @@ def test_a_blocked_head_is_not_looked_up_again_until_blocks_come_free(
     cache = scheduler.residency.pool.cache
     original = cache.lookup
 
-    def counted(hashes: list[int], token_ids: np.ndarray) -> list[int]:
+    def counted(hashes: list[int], *rest: object) -> list[int]:
         lookups.append(len(hashes))
-        return original(hashes, token_ids)
+        return original(hashes, *rest)
 
     monkeypatch.setattr(cache, "lookup", counted)
     for _ in range(3):

@@ -55,6 +55,8 @@ def random_request(rng: random.Random, config: SchedulerConfig, handle: int) -> 
         deadline_s=handle + rng.uniform(1, 30) if rng.random() < 0.2 else None,
         priority=rng.randint(-2, 2),
         tenant=rng.choice("abc"),
+        cache_salt=rng.choice(["", "", "", "red", "blue"]),
+        skip_prefix_cache=rng.random() < 0.1,
     )
 
 
@@ -79,6 +81,8 @@ ACTIONS = {
     "expire": 2,
     "fail": 0.3,
     "replace": 0.5,
+    "set_priority": 1,
+    "reset": 0.5,
 }
 
 
@@ -97,6 +101,10 @@ def walk(simulation: Simulation, rng: random.Random, num_actions: int, max_depth
             simulation.fail([rng.choice(simulation.live), "nobody"])
         elif action == "expire":
             simulation.expire(simulation.scheduler.now_s + rng.random())
+        elif action == "set_priority" and simulation.live:
+            simulation.set_priority(rng.choice(simulation.live), rng.randint(-2, 2))
+        elif action == "reset":
+            simulation.reset_prefix_cache()
         elif action == "replace":
             replace_worker(simulation, rng.randint(4, 24))
 

@@ -7,6 +7,8 @@ PAGEWIRE_REWRITE_SCENARIOS=1 to have the answers written anew, and read the diff
     add ID prompt=1..8,5 key=value ...   a request (fields of Request)
     schedule                             plans a step
     result TOKEN ... [bad=ROW]           answers the oldest step in flight
+    priority ID NUMBER                   a live request becomes more or less urgent
+    reset-cache                          every cached prefix is forgotten
     abort ID | worker-lost [blocks=N] | worker-back
     expire SECONDS                       the time is now that
     state                                who runs, who waits, what is free
@@ -71,7 +73,7 @@ def parse_value(key: str, text: str) -> object:
     """Yes or no, a policy or a tenant by name, seconds, or a number."""
     if key == "policy":
         return Policy(text)
-    if key == "tenant":
+    if key in ("tenant", "cache_salt"):
         return text
     if text in ("yes", "no"):
         return text == "yes"
@@ -176,6 +178,14 @@ class Story:
     def on_abort(self, words: list[str]) -> Iterator[str]:
         sequence = self.scheduler.abort(words[0])
         yield f"{words[0]} is gone" if sequence else f"{words[0]} is unknown"
+
+    def on_priority(self, words: list[str]) -> Iterator[str]:
+        sequence = self.scheduler.set_priority(words[0], int(words[1]))
+        yield f"{words[0]} has priority {words[1]}" if sequence else f"{words[0]} is unknown"
+
+    def on_reset_cache(self, words: list[str]) -> Iterator[str]:
+        assert not words
+        yield f"{self.scheduler.reset_prefix_cache()} blocks are forgotten"
 
     def on_expire(self, words: list[str]) -> Iterator[str]:
         for finished in self.scheduler.expire(float(words[0])):
