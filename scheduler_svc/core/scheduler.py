@@ -12,24 +12,20 @@ The same calls in the same order always give the same plans. `schedule` may be c
 the previous result is known; results come in the order of the plans.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from scheduler_svc.core.config import Policy, SchedulerConfig
+from scheduler_svc.core.arrivals import Arrivals
+from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.deadlines import Deadlines
 from scheduler_svc.core.grants import Cut, Grants
 from scheduler_svc.core.intake import Intake
 from scheduler_svc.core.output_lengths import OutputLengths
 from scheduler_svc.core.plan import Finished, OutOfStep, StepOutputs, StepPlan, StepResult
 from scheduler_svc.core.planner import Planner
-from scheduler_svc.core.request import FinishReason, Request, TokenIds
+from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.residency import Residency
-from scheduler_svc.core.sealing import seal
 from scheduler_svc.core.sequence import Sequence, Status
-from scheduler_svc.core.slots import Index, Slots
 from scheduler_svc.core.timeline import Phase
 
 
@@ -43,6 +39,7 @@ class Scheduler:
         self.counters = self._planner.counters
         self._in_flight: deque[StepPlan] = deque()
         self._grants = Grants(self._in_flight, self.residency)
+        self._arrivals = Arrivals(config, self.residency)
         self._live: dict[str, Sequence] = {}
         self.intake = Intake(config, self.residency.waiting)
         self.output_lengths = OutputLengths()
@@ -242,119 +239,16 @@ class Scheduler:
             raise OutOfStep(f"step {plan.step_id}: bad_rows {result.bad_rows} has no such row")
         self._in_flight.popleft()
         if plan.num_scheduled is not None:
-            self._begin_decoding(plan.sampled_slots)
-        outputs = self._apply(plan.sampled_slots, result)
-        self.residency.acknowledge(plan.step_id)
-        self.num_output_tokens += len(outputs.token_ids)
-        return outputs
-
-    def _begin_decoding(self, slots: Slots) -> None:
-        """Books the end of the prefill of whoever gets the first token since it got its slot."""
-        table = self.residency.table
-        for slot in slots[table.is_prefilling[slots]].tolist():
-            table.is_prefilling[slot] = False
-            sequence = table.sequence[slot]
-            if sequence is not None:
-                sequence.timeline.enter(Phase.DECODE, self.now_s)
-
-    def _apply(self, slots: Slots, result: StepResult) -> StepOutputs:
-        table, token_ids = self.residency.table, result.token_ids
-        index = slots.astype(np.intp)
-        finished: list[Finished] = []
-        late: list[tuple[Sequence, int]] = []
-        sampled_rows: Index | None = None
-        if result.bad_rows or np.count_nonzero(table.is_live[index]) < len(index):
-            is_good, late = self._set_aside(slots, result, finished)
-            index, token_ids = index[is_good], token_ids[is_good]
-            sampled_rows = np.append(np.flatnonzero(is_good), [row for _, row in late])
-            sampled_rows = sampled_rows.astype(np.intp)
-
-        position = table.num_tokens[index]
-        length = position + 1
-        table.token_ids[index, position] = token_ids
-        table.num_tokens[index] = length
-        if self.config.enable_prefix_caching:
-            # A granted step may still be taken back: only what led to this token is computed.
-            seal(table, self.residency.pool.cache, index, position)
-        if self.config.policy is Policy.FAIR:
-            self._charge(index)
-        clients, handles = table.client[index], table.handle[index]
-        finished += self._finish_ended(index, token_ids, length)
-        if late:
-            late_ids = result.token_ids[[row for _, row in late]]
-            finished += self._apply_late(late, late_ids)
-            requests = [sequence.request for sequence, _ in late]
-            clients = np.append(clients, [r.client for r in requests]).astype(np.int32)
-            handles = np.append(handles, [r.handle for r in requests]).astype(np.uint32)
-            token_ids = np.append(token_ids, late_ids)
+            self._arrivals.begin_decoding(plan.sampled_slots)
+        arrived = self._arrivals.take(plan.sampled_slots, result)
+        finished = [self._finish(end.sequence, end.reason, end.message) for end in arrived.ends]
         if finished:
             self.residency.renew_roster()
-        return StepOutputs(clients, handles, token_ids, finished, sampled_rows)
-
-    def _charge(self, index: Index) -> None:
-        sequences = [self.residency.table.sequence[slot] for slot in index.tolist()]
-        tenants = Counter(s.request.tenant for s in sequences if s is not None)
-        for tenant, num_tokens in tenants.items():
-            self.residency.share.charge_output(tenant, num_tokens)
-
-    def _finish_ended(
-        self, index: Index, token_ids: TokenIds, length: NDArray[np.int32]
-    ) -> list[Finished]:
-        """Ends the sequences whose newest token is a stop or the last that they may have."""
-        table = self.residency.table
-        ends = length >= table.max_len[index]
-        is_stop = np.zeros(len(index), dtype=np.bool_)
-        for column in table.stop_ids:
-            is_stop |= column[index] == token_ids
-        if np.count_nonzero(is_stop):
-            is_stop &= length >= table.min_len[index]
-            ends |= is_stop
-        if not np.count_nonzero(ends):
-            return []
-        finished = []
-        for row in np.flatnonzero(ends).tolist():
-            sequence = table.sequence[index[row]]
-            assert sequence is not None
-            # A stop token that is also the last token allowed counts as a stop.
-            reason = FinishReason.STOP if is_stop[row] else FinishReason.LENGTH
-            finished.append(self._finish(sequence, reason))
-        return finished
-
-    def _set_aside(
-        self, slots: Slots, result: StepResult, finished: list[Finished]
-    ) -> tuple[NDArray[np.bool_], list[tuple[Sequence, int]]]:
-        """Tells which rows go the usual way: live and not bad. Of the others it ends the failed,
-        returns the preempted and their rows, and drops what was sampled for the ended."""
-        residency = self.residency
-        is_bad = np.zeros(len(slots), dtype=np.bool_)
-        is_bad[list(result.bad_rows)] = True
-        is_good = residency.table.is_live[slots] & ~is_bad
-        late = []
-        for row in np.flatnonzero(~is_good).tolist():
-            slot = int(slots[row])
-            sequence = residency.table.sequence[slot] or residency.departed.get(slot)
-            if sequence is None or sequence.status is Status.FINISHED:
-                continue
-            if is_bad[row]:
-                residency.forget(slot)
-                message = "the model's logits were not finite"
-                finished.append(self._finish(sequence, FinishReason.ERROR, message))
-            else:
-                late.append((sequence, row))
-        return is_good, late
-
-    def _apply_late(self, late: list[tuple[Sequence, int]], token_ids: TokenIds) -> list[Finished]:
-        """Appends tokens to sequences that were preempted while the token was on its way."""
-        finished = []
-        for (sequence, _), token_id in zip(late, token_ids.tolist(), strict=True):
-            self.residency.waiting.append_token(sequence, token_id)
-            sequence.num_awaited -= 1
-            length = len(sequence.token_ids)
-            if token_id in sequence.stop_ids and length >= sequence.min_len:
-                finished.append(self._finish(sequence, FinishReason.STOP))
-            elif length >= sequence.max_len:
-                finished.append(self._finish(sequence, FinishReason.LENGTH))
-        return finished
+        self.residency.acknowledge(plan.step_id)
+        self.num_output_tokens += len(arrived.token_ids)
+        return StepOutputs(
+            arrived.clients, arrived.handles, arrived.token_ids, finished, arrived.sampled_rows
+        )
 
     def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "") -> Finished:
         self._end(sequence)

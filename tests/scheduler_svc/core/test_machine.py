@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 )
 
 from scheduler_svc.core.admission import Admission
+from scheduler_svc.core.arrivals import Arrivals
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.prefix_cache import PrefixCache
 from scheduler_svc.core.residency import Residency
@@ -138,7 +139,7 @@ def _forget_that_hits_leave_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _drop_late_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scheduler, "_apply_late", lambda self, late, token_ids: [])
+    monkeypatch.setattr(Arrivals, "_append_late", lambda self, late, token_ids: [])
 
 
 def _stop_before_min_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,153 @@
+"""What a step's tokens do to the sequences they belong to: they grow, and some of them end.
+
+Knows tokens and rows. Which step a result answers is checked before, and what an end means beyond
+the sequence itself is done behind, by the scheduler.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.config import Policy, SchedulerConfig
+from scheduler_svc.core.plan import StepResult
+from scheduler_svc.core.request import FinishReason, TokenIds
+from scheduler_svc.core.residency import Residency
+from scheduler_svc.core.sealing import seal
+from scheduler_svc.core.sequence import Sequence, Status
+from scheduler_svc.core.slots import Index, Slots
+from scheduler_svc.core.timeline import Phase
+
+_NOT_FINITE = "the model's logits were not finite"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A sequence that has to end, and why."""
+
+    sequence: Sequence
+    reason: FinishReason
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Tokens as columns, and whom they end."""
+
+    clients: NDArray[np.int32]
+    handles: NDArray[np.uint32]
+    token_ids: TokenIds
+    sampled_rows: Index | None  # the row of the result that each comes from; None: all in order
+    ends: list[End]
+
+
+class Arrivals:
+    """Writes sampled tokens into the slots' rows."""
+
+    def __init__(self, config: SchedulerConfig, residency: Residency) -> None:
+        self._config = config
+        self._residency = residency
+
+    def take(self, slots: Slots, result: StepResult) -> Arrived:
+        """Appends the tokens of a step, one for each of these slots."""
+        table, token_ids = self._residency.table, result.token_ids
+        index = slots.astype(np.intp)
+        ends: list[End] = []
+        late: list[tuple[Sequence, int]] = []
+        sampled_rows: Index | None = None
+        if result.bad_rows or np.count_nonzero(table.is_live[index]) < len(index):
+            is_good, late = self._set_aside(slots, result, ends)
+            index, token_ids = index[is_good], token_ids[is_good]
+            sampled_rows = np.append(np.flatnonzero(is_good), [row for _, row in late])
+            sampled_rows = sampled_rows.astype(np.intp)
+
+        position = table.num_tokens[index]
+        length = position + 1
+        table.token_ids[index, position] = token_ids
+        table.num_tokens[index] = length
+        if self._config.enable_prefix_caching:
+            # A granted step may still be taken back: only what led to this token is computed.
+            seal(table, self._residency.pool.cache, index, position)
+        if self._config.policy is Policy.FAIR:
+            self._charge(index)
+        clients, handles = table.client[index], table.handle[index]
+        ends += self._ended(index, token_ids, length)
+        if late:
+            late_ids = result.token_ids[[row for _, row in late]]
+            ends += self._append_late(late, late_ids)
+            requests = [sequence.request for sequence, _ in late]
+            clients = np.append(clients, [r.client for r in requests]).astype(np.int32)
+            handles = np.append(handles, [r.handle for r in requests]).astype(np.uint32)
+            token_ids = np.append(token_ids, late_ids)
+        return Arrived(clients, handles, token_ids, sampled_rows, ends)
+
+    def begin_decoding(self, slots: Slots) -> None:
+        """Books the end of the prefill of whoever gets the first token since it got its slot."""
+        table = self._residency.table
+        for slot in slots[table.is_prefilling[slots]].tolist():
+            table.is_prefilling[slot] = False
+            sequence = table.sequence[slot]
+            if sequence is not None:
+                sequence.timeline.enter(Phase.DECODE, self._residency.now_s)
+
+    def _charge(self, index: Index) -> None:
+        sequences = [self._residency.table.sequence[slot] for slot in index.tolist()]
+        tenants = Counter(s.request.tenant for s in sequences if s is not None)
+        for tenant, num_tokens in tenants.items():
+            self._residency.share.charge_output(tenant, num_tokens)
+
+    def _ended(self, index: Index, token_ids: TokenIds, length: NDArray[np.int32]) -> list[End]:
+        """The sequences whose newest token is a stop or the last that they may have."""
+        table = self._residency.table
+        ends = length >= table.max_len[index]
+        is_stop = np.zeros(len(index), dtype=np.bool_)
+        for column in table.stop_ids:
+            is_stop |= column[index] == token_ids
+        if np.count_nonzero(is_stop):
+            is_stop &= length >= table.min_len[index]
+            ends |= is_stop
+        if not np.count_nonzero(ends):
+            return []
+        ended = []
+        for row in np.flatnonzero(ends).tolist():
+            sequence = table.sequence[index[row]]
+            assert sequence is not None
+            # A stop token that is also the last token allowed counts as a stop.
+            ended.append(End(sequence, FinishReason.STOP if is_stop[row] else FinishReason.LENGTH))
+        return ended
+
+    def _set_aside(
+        self, slots: Slots, result: StepResult, ends: list[End]
+    ) -> tuple[NDArray[np.bool_], list[tuple[Sequence, int]]]:
+        """Tells which rows go the usual way: live and not bad. Of the others it ends the failed,
+        returns the preempted and their rows, and drops what was sampled for the ended."""
+        residency = self._residency
+        is_bad = np.zeros(len(slots), dtype=np.bool_)
+        is_bad[list(result.bad_rows)] = True
+        is_good = residency.table.is_live[slots] & ~is_bad
+        late = []
+        for row in np.flatnonzero(~is_good).tolist():
+            slot = int(slots[row])
+            sequence = residency.table.sequence[slot] or residency.departed.get(slot)
+            if sequence is None or sequence.status is Status.FINISHED:
+                continue
+            if is_bad[row]:
+                residency.forget(slot)
+                ends.append(End(sequence, FinishReason.ERROR, _NOT_FINITE))
+            else:
+                late.append((sequence, row))
+        return is_good, late
+
+    def _append_late(self, late: list[tuple[Sequence, int]], token_ids: TokenIds) -> list[End]:
+        """Appends tokens to sequences that were preempted while the token was on its way."""
+        ends = []
+        for (sequence, _), token_id in zip(late, token_ids.tolist(), strict=True):
+            self._residency.waiting.append_token(sequence, token_id)
+            sequence.num_awaited -= 1
+            length = len(sequence.token_ids)
+            if token_id in sequence.stop_ids and length >= sequence.min_len:
+                ends.append(End(sequence, FinishReason.STOP))
+            elif length >= sequence.max_len:
+                ends.append(End(sequence, FinishReason.LENGTH))
+        return ends
