@@ -31,7 +31,9 @@ EVENTS = frozenset(
         "grant",
         "now_s",
         "promise",
+        "reset_prefix_cache",
         "schedule",
+        "set_priority",
         "skip",
         "update",
         "worker_back",
@@ -128,6 +130,12 @@ class TappedScheduler(Scheduler):
 
     def abort(self, request_id: str) -> Finished | None:
         return self._tell("abort", super().abort, request_id)
+
+    def set_priority(self, request_id: str, priority: int) -> Sequence | None:
+        return self._tell("set_priority", super().set_priority, request_id, priority)
+
+    def reset_prefix_cache(self) -> int:
+        return self._tell("reset_prefix_cache", super().reset_prefix_cache)
 
     def expire(self, now_s: float) -> list[Finished]:
         return self._tell("expire", super().expire, now_s)

@@ -10,6 +10,7 @@ ends a request, the recording has the event `set_stop_ids` before it.
 """
 
 from dataclasses import replace
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ class Mask:
     """One recording's stand-ins. Sees requests, plans and results in the core's order."""
 
     def __init__(self, vocab_size: int, max_num_seqs: int, key: bytes) -> None:
+        self._key = key
         self._vocab_size = np.uint64(vocab_size)
         half = max(((vocab_size - 1).bit_length() + 1) // 2, 1)
         self._half, self._low = np.uint64(half), np.uint64((1 << half) - 1)
@@ -54,9 +56,15 @@ class Mask:
         return replace(config, eos_token_ids=())
 
     def request(self, request: Request) -> Request:
-        """The request with a stand-in for its prompt, and without lists of tokens."""
-        masked = _without_tokens(request)
-        return replace(masked, prompt_token_ids=self.tokens(request.prompt_token_ids))
+        """The request with stand-ins for its prompt and its salt, and without lists of tokens."""
+        salt = request.cache_salt.encode()
+        if salt:
+            salt = blake2b(salt, key=self._key, digest_size=8).hexdigest().encode()
+        return replace(
+            _without_tokens(request),
+            prompt_token_ids=self.tokens(request.prompt_token_ids),
+            cache_salt=salt.decode(),
+        )
 
     def plan(self, plan: StepPlan) -> StepPlan:
         """The plan with stand-ins for the tokens that it sends."""
