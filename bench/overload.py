@@ -93,6 +93,15 @@ async def scheduler(
     **options: object,
 ) -> AsyncIterator["scheduler_pb2_grpc.SchedulerServiceAsyncStub"]:
     """A scheduler and its fake worker, on the real wire."""
+    async with serving(**options) as (stub, _):
+        yield stub
+
+
+@asynccontextmanager
+async def serving(
+    **options: object,
+) -> AsyncIterator[tuple["scheduler_pb2_grpc.SchedulerServiceAsyncStub", Engine]]:
+    """The same, and what is inside."""
     async with AsyncExitStack() as stack:
         worker_server, worker_port = await start(FakeWorker(FakeModel(), STEP_TIME), "127.0.0.1:0")
         stack.push_async_callback(worker_server.stop, None)
@@ -112,7 +121,7 @@ async def scheduler(
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
         while not engine.is_ready:
             await asyncio.sleep(0.01)
-        yield scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        yield scheduler_pb2_grpc.SchedulerServiceStub(channel), engine
 
 
 class Client:

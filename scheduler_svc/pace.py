@@ -6,7 +6,7 @@ is asked for at every refusal.
 
 from scheduler_svc.core import Request, Scheduler, StepPlan
 from scheduler_svc.core.forecast import Forecast, forecast
-from scheduler_svc.core.step_time import StepTimeFit
+from scheduler_svc.core.step_time import StepTime, StepTimeFit
 
 _FRESH_S = 0.05  # a forecast is used for so long
 _UNKNOWN_S = 1.0  # to come again after, before any step was measured
@@ -30,6 +30,11 @@ class Pace:
         """The process is another: its first steps may take longer than they will later."""
         self._most_tokens = 0
 
+    @property
+    def step_time(self) -> StepTime | None:
+        """How long steps take, as far as was seen; None before any was measured."""
+        return self._fit.solve()
+
     def stepped(self, plan: StepPlan, sent_s: float, now_s: float) -> None:
         """A step is done. It began when it was sent, or when the one before it was done."""
         duration_s = now_s - max(sent_s, self._last_done_s)
@@ -40,7 +45,7 @@ class Pace:
 
     def timeout_s(self, plan: StepPlan, least_s: float) -> float:
         """How long a step may take before the worker counts as hung: a long prompt is no hang."""
-        step_time = self._fit.solve()
+        step_time = self.step_time
         if step_time is None or plan.num_tokens > 2 * self._most_tokens:
             return max(least_s, _UNMEASURED_TIMEOUT_S)
         expected_s = step_time.of(plan.num_tokens, int(plan.num_computed.sum()))
@@ -64,7 +69,7 @@ class Pace:
     def _foresee(self, core: Scheduler, now_s: float) -> Forecast | None:
         if self._forecast is not None and now_s - self._forecast[0] < _FRESH_S:
             return self._forecast[1]
-        step_time = self._fit.solve()
+        step_time = self.step_time
         if step_time is None:
             return None
         found = forecast(core, step_time)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pagewire import __version__
 from pagewire._errors import PagewireError
 from pagewire._terminal import Style
-from pagewire.cli import bench, chat, complete, status, up
+from pagewire.cli import bench, chat, complete, simulate, status, up
 from pagewire.cli.options import CommandError
 
 INTERRUPTED = 130  # as shells count SIGINT
@@ -15,7 +15,7 @@ INTERRUPTED = 130  # as shells count SIGINT
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 0, 1 for a failure, 2 for wrong usage."""
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     try:
         return int(options.run(options))
     except KeyboardInterrupt:
@@ -32,6 +32,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; a command with `rest` gets what its own parser does not know."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and "rest" not in options:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pagewire",
@@ -41,6 +51,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pagewire {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (up, chat, complete, status, bench):
+    for command in (up, chat, complete, status, bench, simulate):
         command.add_parser(commands)
     return parser

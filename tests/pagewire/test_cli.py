@@ -86,6 +86,16 @@ def test_options_that_do_not_fit_together_are_status_2_in_one_line(line, capsys)
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_simulate_runs_the_simulator_of_a_checkout_and_returns_its_status(tmp_path, capfd):
+    line = "simulate --rate 5 --requests 9 --step-time 0.01,0,0 --output-tokens 3:5 --json"
+    assert cli.main(line.split()) == 0
+    assert json.loads(capfd.readouterr().out)["summary"]["num_completed"] == 9
+    assert cli.main([*line.split(), "--no-such-option"]) == 2
+    assert "--no-such-option" in capfd.readouterr().err
+    assert cli.main([*line.split(), "--checkout", str(tmp_path)]) == 1
+    assert "holds no simulator" in capfd.readouterr().err
+
+
 def test_the_key_comes_from_the_option_or_the_environment(gateway, monkeypatch):
     monkeypatch.setenv("PAGEWIRE_API_KEY", "of the environment")
     cli.main(["complete", "Q", "--target", gateway.target])

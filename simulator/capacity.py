@@ -1,0 +1,61 @@
+"""The highest request rate that meets an objective: the same requests, ever nearer together."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from simulator.measures import Objective, Summary, summarize
+from simulator.virtual_server import VirtualServer
+from simulator.workload import Arrival, at_rate, rate_per_s
+
+PRECISION = 0.01  # of the rate
+_MAX_DOUBLINGS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One rate that was tried."""
+
+    rate_per_s: float
+    summary: Summary
+    excess: str | None  # what was too slow
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the objective was."""
+        return self.excess is None
+
+
+def trials(
+    make_server: Callable[[], VirtualServer], arrivals: Sequence[Arrival], objective: Objective
+) -> Iterator[Trial]:
+    """From the workload's own rate by factors of two past the objective, then between the two."""
+
+    def tried(rate: float) -> Trial:
+        summary = summarize(make_server().serve(at_rate(arrivals, rate)))
+        return Trial(rate, summary, objective.excess(summary))
+
+    trial = tried(rate_per_s(arrivals))
+    yield trial
+    low = high = trial.rate_per_s
+    factor = 2.0 if trial.is_met else 0.5
+    for _ in range(_MAX_DOUBLINGS):
+        last, was_met = trial.rate_per_s, trial.is_met
+        trial = tried(last * factor)
+        yield trial
+        if trial.is_met != was_met:
+            low, high = sorted((last, trial.rate_per_s))
+            break
+    while high > low * (1 + PRECISION):
+        trial = tried((low + high) / 2)
+        yield trial
+        low, high = (trial.rate_per_s, high) if trial.is_met else (low, trial.rate_per_s)
+
+
+def highest(tried: Sequence[Trial]) -> Trial | None:
+    """The highest rate that met the objective; None when no rate did."""
+    return max((t for t in tried if t.is_met), key=lambda trial: trial.rate_per_s, default=None)
+
+
+def is_bounded(tried: Sequence[Trial]) -> bool:
+    """Whether some rate did not: if not, the workload is too small to find the worker's limit."""
+    return any(not trial.is_met for trial in tried)

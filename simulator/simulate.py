@@ -1,0 +1,258 @@
+"""Capacity questions, answered by the production scheduler under a virtual clock.
+
+    python -m simulator.simulate --rate 20 --requests 2000 --prompt-tokens 100:1024 \\
+        --output-tokens 100:1024 --step-time 0.0007,1.8e-5,1.6e-8 --num-blocks 20000 --ttft-p99-s 1
+
+    python -m simulator.simulate --trace requests.jsonl --step-time measured.json --json
+
+Options that are not listed here are those of the scheduler process (`python -m scheduler_svc
+--help`), with the same defaults.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from pagewire.v1 import types_pb2, worker_pb2
+from scheduler_svc import config as scheduler_options
+from scheduler_svc.config import ServiceConfig
+from scheduler_svc.core import SchedulerConfig
+from scheduler_svc.core_config import core_config
+from simulator import capacity
+from simulator.measures import Latency, Objective, Summary, summarize
+from simulator.step_times import parse_step_time
+from simulator.virtual_server import VirtualServer
+from simulator.workload import Arrival, Range, Synthetic, rate_per_s, read_trace
+
+# What the scheduler process needs and a simulation does not.
+_MEANINGLESS = ("--worker", "--host", "--port", "--step-timeout-s")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Simulates and prints; 1 when no rate meets the objective."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    try:
+        service = _service_config(rest)
+        arrivals, objective = _arrivals(options), _objective(options)
+        core, step_time = _core_config(options, service), parse_step_time(options.step_time)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+    def make_server() -> VirtualServer:
+        return VirtualServer(core, step_time, service.lookahead, options.wire_s)
+
+    began_s = time.perf_counter()
+    try:
+        summary = summarize(make_server().serve(arrivals))
+        tried = [] if objective.is_empty else [*capacity.trials(make_server, arrivals, objective)]
+    except ValueError as error:
+        parser.error(str(error))
+    took_s = time.perf_counter() - began_s
+    say = _say_json if options.json else _say_table
+    say(rate_per_s(arrivals), summary, objective, tried, took_s)
+    return 0 if objective.is_empty or capacity.highest(tried) else 1
+
+
+# --- options -------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pagewire simulate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument_group("workload").add_argument
+    add("--trace", type=Path, metavar="FILE", help="JSON lines; see docs/simulation.md")
+    add("--rate", type=float, metavar="R", help="mean requests per second, at random")
+    add("--requests", type=int, metavar="N", help="how many (default 1000)")
+    add("--prompt-tokens", type=_range, metavar="LO:HI", help="of each prompt (default 256)")
+    add("--output-tokens", type=_range, metavar="LO:HI", help="of each answer (default 128)")
+    add("--num-prefixes", type=int, metavar="N", help="shared beginnings of prompts (default 0)")
+    add("--prefix-tokens", type=int, metavar="N", help="tokens of each of these (default 0)")
+    add("--seed", type=int, help="of the random workload (default 0)")
+    add = parser.add_argument_group("worker").add_argument
+    add(
+        "--step-time",
+        required=True,
+        metavar="B,T,C|FILE",
+        help="seconds of a step: base, per computed token, per token of context; or measured steps",
+    )
+    add("--num-blocks", type=int, default=4096, metavar="N", help="KV blocks (4096)")
+    add("--block-size", type=int, default=16, metavar="N", help="tokens of a block (16)")
+    add("--max-model-len", type=int, default=8192, metavar="N", help="prompt and output (8192)")
+    add(
+        "--wire-s",
+        type=float,
+        default=0.0002,
+        help="between scheduler and worker, one way (0.2 ms)",
+    )
+    add = parser.add_argument_group(
+        "objective, to find the highest rate that meets it"
+    ).add_argument
+    add("--ttft-p99-s", type=float, metavar="S", help="from arrival to first token")
+    add("--tpot-p99-s", type=float, metavar="S", help="between tokens")
+    add("--e2e-p99-s", type=float, metavar="S", help="from arrival to last token")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    return parser
+
+
+def _range(text: str) -> Range:
+    low, colon, high = text.partition(":")
+    try:
+        return Range(int(low), int(high if colon else low))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not LO:HI ({error})") from None
+
+
+_SYNTHETIC = (
+    "rate", "requests", "prompt_tokens", "output_tokens", "num_prefixes", "prefix_tokens", "seed"
+)  # fmt: skip
+
+
+def _arrivals(options: argparse.Namespace) -> list[Arrival]:
+    given = [name for name in _SYNTHETIC if getattr(options, name) is not None]
+    if options.trace is not None:
+        if given:
+            option = "--" + given[0].replace("_", "-")
+            raise ValueError(f"{option} makes up what --trace tells; use one of them")
+        return read_trace(options.trace)
+    if options.rate is None:
+        raise ValueError("one of --trace and --rate is needed")
+    return Synthetic(
+        rate_per_s=options.rate,
+        num_requests=1000 if options.requests is None else options.requests,
+        prompt_tokens=options.prompt_tokens or Range(256, 256),
+        output_tokens=options.output_tokens or Range(128, 128),
+        num_prefixes=options.num_prefixes or 0,
+        prefix_tokens=options.prefix_tokens or 0,
+        seed=options.seed or 0,
+    ).arrivals()
+
+
+def _objective(options: argparse.Namespace) -> Objective:
+    return Objective(options.ttft_p99_s, options.tpot_p99_s, options.e2e_p99_s)
+
+
+def _service_config(arguments: Sequence[str]) -> ServiceConfig:
+    for argument in arguments:
+        if argument.partition("=")[0] in _MEANINGLESS:
+            raise ValueError(f"{argument} means nothing without a worker and a wire")
+    return scheduler_options.parse(list(arguments))
+
+
+def _core_config(options: argparse.Namespace, service: ServiceConfig) -> SchedulerConfig:
+    """Made as the scheduler's process makes it, of what a worker would say of itself."""
+    if not 0 <= options.wire_s < math.inf:
+        raise ValueError(f"--wire-s is {options.wire_s}, must not be negative")
+    worker = worker_pb2.WorkerDescription(
+        model=types_pb2.ModelInfo(vocab_size=32_000, max_model_len=options.max_model_len),
+        num_blocks=options.num_blocks,
+        block_size=options.block_size,
+        max_num_seqs=service.max_num_seqs,
+        max_num_batched_tokens=service.max_num_batched_tokens,
+    )
+    return core_config(service, worker)
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+def _say_table(
+    rate: float,
+    summary: Summary,
+    objective: Objective,
+    tried: Sequence[capacity.Trial],
+    took_s: float,
+) -> None:
+    simulated_s = summary.duration_s + sum(trial.summary.duration_s for trial in tried)
+    lines = [*_tell_summary(rate, summary)]
+    if not objective.is_empty:
+        lines += ["", *_tell_capacity(tried)]
+    lines += ["", f"{simulated_s:.0f} s simulated in {took_s:.1f} s"]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _tell_summary(rate: float, summary: Summary) -> list[str]:
+    return [
+        f"{summary.num_requests} requests at {rate:.2f}/s: {summary.num_completed} completed, "
+        f"{summary.num_refused} refused, {summary.num_expired} expired, "
+        f"{summary.duration_s:.1f} s",
+        f"{'throughput':22}{summary.requests_per_s:10.2f} requests/s"
+        f"{summary.output_tokens_per_s:12.0f} tokens out/s{summary.prompt_tokens_per_s:12.0f} in/s",
+        f"{'latency, s':22}{'p50':>10}{'p90':>10}{'p99':>10}",
+        _tell_latency("time to first token", summary.ttft),
+        _tell_latency("time per output token", summary.tpot),
+        _tell_latency("end to end", summary.e2e),
+        f"{'worker':22}{100 * summary.busy_share:9.1f}% busy, {summary.num_steps} steps, "
+        f"{summary.mean_batch:.1f} rows on average",
+        f"{'KV cache':22}{100 * summary.peak_blocks:9.1f}% in use at most, "
+        f"{summary.num_preemptions} preemptions, "
+        f"{100 * summary.cached_share:.1f}% of prompt tokens cached",
+        f"{'queue':22}{summary.max_waiting:10} at most",
+    ]
+
+
+def _tell_latency(name: str, latency: Latency) -> str:
+    return f"  {name:20}" + "".join(
+        f"{seconds:10.4f}" if seconds < math.inf else f"{'never':>10}"
+        for seconds in (latency.p50_s, latency.p90_s, latency.p99_s)
+    )
+
+
+def _tell_capacity(tried: Sequence[capacity.Trial]) -> list[str]:
+    best = capacity.highest(tried)
+    if best is None:
+        return [f"no rate meets the objective: at {tried[-1].rate_per_s:.4g}/s {tried[-1].excess}"]
+    if not capacity.is_bounded(tried):
+        return [
+            f"every rate up to {best.rate_per_s:.4g}/s meets the objective: this workload is too "
+            "small to find the limit; use more requests"
+        ]
+    over = min((t for t in tried if not t.is_met), key=lambda trial: trial.rate_per_s)
+    return [
+        f"capacity {best.rate_per_s:.2f} requests/s meets the objective "
+        f"({best.summary.output_tokens_per_s:.0f} tokens out/s, worker "
+        f"{100 * best.summary.busy_share:.0f}% busy)",
+        f"at {over.rate_per_s:.2f}/s {over.excess}",
+    ]
+
+
+def _say_json(
+    rate: float,
+    summary: Summary,
+    objective: Objective,
+    tried: Sequence[capacity.Trial],
+    took_s: float,
+) -> None:
+    best = capacity.highest(tried)
+    record = {
+        "rate_per_s": rate,
+        "summary": asdict(summary),
+        "objective": None if objective.is_empty else asdict(objective),
+        "capacity_per_s": best.rate_per_s if best else None,
+        "is_bounded": capacity.is_bounded(tried) if tried else None,
+        "trials": [{"rate_per_s": trial.rate_per_s, "excess": trial.excess} for trial in tried],
+        "took_s": took_s,
+    }
+    sys.stdout.write(json.dumps(_without_infinity(record)) + "\n")
+
+
+def _without_infinity(value: object) -> object:
+    """JSON knows no infinity: what never came is null."""
+    if isinstance(value, dict):
+        return {name: _without_infinity(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_without_infinity(part) for part in value]
+    return None if value == math.inf else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
