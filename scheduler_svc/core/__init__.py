@@ -7,6 +7,7 @@ then `planner`, `residency`, `slots`, `block_pool`, `prefix_cache`.
 
 from scheduler_svc.core.config import Policy, SchedulerConfig
 from scheduler_svc.core.grants import Cut
+from scheduler_svc.core.losses import hopeless
 from scheduler_svc.core.plan import (
     Cause,
     Finished,
@@ -43,4 +44,5 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "Timeline",
+    "hopeless",
 ]

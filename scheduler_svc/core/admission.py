@@ -113,14 +113,14 @@ class Admission:
     def _first_chunk(self, sequence: Sequence, budget: int) -> tuple[list[int], int, int]:
         """The cached blocks, the tokens computed at once, and the blocks that these need."""
         config = self._config
-        shared = self._cached_blocks(sequence)
+        shared = self.cached_blocks(sequence)
         num_cached = len(shared) * config.block_size
         chunk = min(len(sequence.token_ids) - num_cached, budget)
         if config.long_prefill_token_threshold:
             chunk = min(chunk, config.long_prefill_token_threshold)
         return shared, chunk, -(-(num_cached + chunk) // config.block_size) - len(shared)
 
-    def _cached_blocks(self, sequence: Sequence) -> list[int]:
+    def cached_blocks(self, sequence: Sequence) -> list[int]:
         """Blocks of the longest cached prefix that leaves at least one token to compute."""
         if not self._config.enable_prefix_caching or sequence.is_private:
             return []

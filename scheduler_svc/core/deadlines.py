@@ -25,6 +25,10 @@ class Deadlines:
         if deadline_s is not None:
             heapq.heappush(self._heap, (deadline_s, sequence.number, sequence))
 
+    def clear(self) -> None:
+        """Watches nobody any more."""
+        self._heap.clear()
+
     def take_due(self, now_s: float) -> Iterator[Sequence]:
         """Takes out the live sequences whose deadline has come."""
         while self._heap and self._heap[0][0] <= now_s:

@@ -102,6 +102,25 @@ class Finished:
     stop_token_id: int | None = None  # the stop token that ended it, end-of-sequence excepted
     message: str = ""
 
+    @classmethod
+    def of(
+        cls, sequence: Sequence, reason: FinishReason, message: str, eos_token_ids: tuple[int, ...]
+    ) -> "Finished":
+        """The end of a sequence that holds all its tokens."""
+        last = int(sequence.token_ids[-1])
+        names_token = reason is FinishReason.STOP and (
+            last not in eos_token_ids or sequence.request.ignore_eos
+        )
+        return cls(
+            request=sequence.request,
+            reason=reason,
+            num_prompt_tokens=sequence.num_prompt,
+            num_output_tokens=sequence.num_output,
+            num_cached_tokens=sequence.num_cached or 0,
+            stop_token_id=last if names_token else None,
+            message=message,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:

@@ -41,6 +41,10 @@ class Planner:
         self._previous_slots = None
         self._admission.reset()
 
+    def cached_blocks(self, sequence: Sequence) -> list[int]:
+        """Blocks of the longest cached prefix that leaves at least one token to compute."""
+        return self._admission.cached_blocks(sequence)
+
     @property
     def last_step_id(self) -> int:
         """The newest step planned; 0 before the first."""

@@ -39,6 +39,8 @@ class Residency:
         self.acked_step = 0
         self._num_evictions_before = 0  # in pools of workers that are gone
         self.pool = BlockPool(config.num_blocks, config.block_size)
+        self.is_worker_away = False
+        self._next_number = 0
         self.clear(config.num_blocks)
 
     def clear(self, num_blocks: int) -> None:
@@ -52,6 +54,11 @@ class Residency:
         self.num_fenced_blocks = 0
         self.departed: dict[int, Sequence] = {}  # fenced slot: who still awaits a token from it
         self._fenced: list[_Fenced] = []
+
+    def next_number(self) -> int:
+        """The number of whoever comes now; no two sequences have the same."""
+        self._next_number += 1
+        return self._next_number - 1
 
     @property
     def num_coming_blocks(self) -> int:

@@ -20,6 +20,8 @@ from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.deadlines import Deadlines
 from scheduler_svc.core.grants import Cut, Grants
 from scheduler_svc.core.intake import Intake
+from scheduler_svc.core.losses import note_loss
+from scheduler_svc.core.moving import Moving
 from scheduler_svc.core.output_lengths import OutputLengths
 from scheduler_svc.core.plan import Finished, OutOfStep, StepOutputs, StepPlan, StepResult
 from scheduler_svc.core.planner import Planner
@@ -44,7 +46,7 @@ class Scheduler:
         self.intake = Intake(config, self.residency.waiting)
         self.output_lengths = OutputLengths()
         self._deadlines = Deadlines()
-        self._is_worker_away = False
+        self.moving = Moving(self.residency, self._live, self._deadlines)
         self.num_accepted = 0
         self.num_finished = 0
         self.num_expired = 0
@@ -120,6 +122,10 @@ class Scheduler:
         """Everyone who has not finished, oldest first."""
         return self._live.values()
 
+    def num_cached_tokens(self, sequence: Sequence) -> int:
+        """How many tokens of a sequence that has no slot need not be computed here."""
+        return len(self._planner.cached_blocks(sequence)) * self.config.block_size
+
     def find(self, request_id: str) -> Sequence | None:
         """A live sequence by its request's id."""
         return self._live.get(request_id)
@@ -132,18 +138,14 @@ class Scheduler:
         max_len = self.intake.check(request, self._live, self.residency.pool.num_usable)
         eos = () if request.ignore_eos else self.config.eos_token_ids
         stop_ids = tuple({*eos, *request.stop_token_ids})
-        sequence = Sequence(request, max_len, stop_ids, self.num_accepted)
-        if self._is_worker_away:
+        sequence = Sequence(request, max_len, stop_ids, self.residency.next_number())
+        if self.residency.is_worker_away:
             sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
         self._live[request.request_id] = sequence
         self.residency.waiting.append(sequence)
         self._deadlines.add(sequence)
         self.num_accepted += 1
         return sequence
-
-    def promise(self, request: Request, due_s: float) -> None:
-        """Keeps a place for a request that was refused for overload and told to come again."""
-        self.intake.promises.make(request, due_s)
 
     def abort(self, request_id: str) -> Finished | None:
         """Ends a request in whatever state; None when no live request has this id."""
@@ -232,11 +234,14 @@ class Scheduler:
         plan = self._in_flight[0] if self._in_flight else None
         if plan is None or plan.step_id != result.step_id:
             raise OutOfStep(f"result of step {result.step_id}, expected {plan and plan.step_id}")
-        num_tokens, num_rows = len(result.token_ids), len(plan.sampled_slots)
-        if num_tokens != num_rows:
-            message = f"{num_tokens} tokens for {num_rows} rows that sample"
-            raise OutOfStep(f"step {plan.step_id}: {message}")
-        if result.bad_rows and not 0 <= min(result.bad_rows) <= max(result.bad_rows) < num_rows:
+        if len(result.token_ids) != len(plan.sampled_slots):
+            raise OutOfStep(
+                f"step {plan.step_id}: {len(result.token_ids)} tokens for "
+                f"{len(plan.sampled_slots)} rows that sample"
+            )
+        if result.bad_rows and not 0 <= min(result.bad_rows) <= max(result.bad_rows) < len(
+            result.token_ids
+        ):
             raise OutOfStep(f"step {plan.step_id}: bad_rows {result.bad_rows} has no such row")
         self._in_flight.popleft()
         if plan.num_scheduled is not None:
@@ -255,19 +260,7 @@ class Scheduler:
         self._end(sequence)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_lengths.observe(sequence, sequence.num_output)
-        last = int(sequence.token_ids[-1])
-        names_token = reason is FinishReason.STOP and (
-            last not in self.config.eos_token_ids or sequence.request.ignore_eos
-        )
-        return Finished(
-            request=sequence.request,
-            reason=reason,
-            num_prompt_tokens=sequence.num_prompt,
-            num_output_tokens=sequence.num_output,
-            num_cached_tokens=sequence.num_cached or 0,
-            stop_token_id=last if names_token else None,
-            message=message,
-        )
+        return Finished.of(sequence, reason, message, self.config.eos_token_ids)
 
     # --- failures --------------------------------------------------------------------------------
 
@@ -277,18 +270,22 @@ class Scheduler:
         Results still on their way are void. `num_blocks` is the new worker's, if it differs.
         Returns how many requests ran.
         """
+        oldest = self.oldest_in_flight
         self._in_flight.clear()
         self._grants.reset()
         self._planner.reset()
         self.residency.acked_step = self._planner.last_step_id
-        self._is_worker_away = True
+        self.residency.is_worker_away = True
         for sequence in self._live.values():
             sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
-        return self.residency.evacuate(num_blocks or self.residency.pool.num_blocks)
+        num_ran = self.residency.evacuate(num_blocks or self.residency.pool.num_blocks)
+        if oldest is not None:
+            note_loss(oldest)
+        return num_ran
 
     def worker_back(self) -> None:
         """There is a worker again. Only the books of time need to know."""
-        self._is_worker_away = False
+        self.residency.is_worker_away = False
         for sequence in self._live.values():
             has_run = sequence.num_cached is not None
             sequence.timeline.enter(Phase.PREEMPTED if has_run else Phase.QUEUE, self.now_s)

@@ -6,6 +6,7 @@ import numpy as np
 
 from scheduler_svc.core.block_hash import chain, root_of
 from scheduler_svc.core.request import Request, TokenIds
+from scheduler_svc.core.strikes import Strikes
 from scheduler_svc.core.timeline import Timeline
 
 
@@ -40,6 +41,7 @@ class Sequence:
         "slot",
         "status",
         "stop_ids",
+        "strikes",
         "timeline",
         "token_ids",
     )
@@ -64,6 +66,7 @@ class Sequence:
         # Neither looks anything up in the prefix cache nor is found there.
         self.is_private = request.skip_prefix_cache
         self.root = root_of(request.cache_salt)  # parent of its first block
+        self.strikes: Strikes | None = None  # None: no worker was lost in a step of it
         self._hashes: list[int] = []
 
     @property
@@ -74,6 +77,10 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Adds a token that arrived after the sequence lost its slot."""
         self.token_ids = np.append(self.token_ids, np.int32(token_id))
+
+    def forget_hashes(self) -> None:
+        """Blocks may have another size from now on."""
+        self._hashes = []
 
     def block_hashes(self, block_size: int) -> list[int]:
         """Hashes of the full blocks of `token_ids`."""

@@ -42,7 +42,9 @@ def _check_sequences(scheduler: Scheduler) -> None:
     assert len(waiting) + len(running) == len(live), "somebody waits and runs, or twice"
     assert all(s.status in (Status.WAITING, Status.PREEMPTED) and s.slot is None for s in waiting)
     assert all(s.status is Status.RUNNING for s in running)
-    assert scheduler.num_accepted == scheduler.num_finished + len(live)
+    moving = scheduler.moving
+    num_came = scheduler.num_accepted + moving.num_adopted
+    assert num_came == scheduler.num_finished + moving.num_handed_over + len(live)
 
 
 def _check_slots(scheduler: Scheduler) -> None:

@@ -164,3 +164,16 @@ def forecast_the_queue(world: World, draw: Draw) -> None:
 def name_who_never_fits(world: World, draw: Draw) -> None:
     with world.unchanged():
         assert world.scheduler.misfits() == [], "the shell has failed them"
+
+
+@rule(weight=0.4, when=lambda world: world.is_worker_away)
+def hand_everybody_over_and_take_them_back(world: World, draw: Draw) -> None:
+    """As when no other group has room for anybody."""
+    leaving = world.scheduler.moving.hand_over()
+    world.check()
+    if draw.integer(0, 1):
+        leaving.reverse()
+    for sequence in leaving:
+        assert world.scheduler.moving.can_hold(sequence)
+        world.scheduler.moving.adopt(sequence)
+        world.check()

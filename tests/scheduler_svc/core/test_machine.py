@@ -131,7 +131,7 @@ def _take_a_full_hit(monkeypatch: pytest.MonkeyPatch) -> None:
         hashes = sequence.block_hashes(self._config.block_size)
         return self._residency.pool.cache.lookup(hashes, sequence.token_ids)
 
-    monkeypatch.setattr(Admission, "_cached_blocks", cached)
+    monkeypatch.setattr(Admission, "cached_blocks", cached)
 
 
 def _forget_that_hits_leave_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:

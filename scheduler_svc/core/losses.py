@@ -1,0 +1,19 @@
+"""What the loss of a worker says about the requests that it was computing."""
+
+from collections.abc import Iterable
+
+from scheduler_svc.core.plan import StepPlan
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.strikes import Strikes
+
+
+def note_loss(plan: StepPlan) -> None:
+    """The worker was lost in this step; its sequences hold all their tokens again."""
+    for sequence, num_computed in zip(plan.sequences(), plan.num_computed.tolist(), strict=True):
+        sequence.strikes = sequence.strikes or Strikes()
+        sequence.strikes.note(len(sequence.token_ids), num_computed)
+
+
+def hopeless(sequences: Iterable[Sequence]) -> list[str]:
+    """Ids of those over which workers were lost time after time."""
+    return [s.request.request_id for s in sequences if s.strikes is not None and s.strikes.are_out]

@@ -1,0 +1,62 @@
+"""Sequences on their way from one scheduler to another: tokens are the truth, so nothing is lost.
+
+A worker group that is lost hands over everybody it has; the others adopt them as if they had been
+preempted there. What goes along is the sequence: its request, tokens, limits and timeline.
+"""
+
+from scheduler_svc.core.deadlines import Deadlines
+from scheduler_svc.core.residency import Residency
+from scheduler_svc.core.sequence import Sequence, Status
+from scheduler_svc.core.timeline import Phase
+
+
+class Moving:
+    """The door between one scheduler and the others."""
+
+    def __init__(
+        self, residency: Residency, live: dict[str, Sequence], deadlines: Deadlines
+    ) -> None:
+        self._residency = residency
+        self._live = live
+        self._deadlines = deadlines
+        self.num_handed_over = 0
+        self.num_adopted = 0
+
+    def hand_over(self) -> list[Sequence]:
+        """Gives up everyone, in the order of the queue. Only after `worker_lost`: nobody runs."""
+        assert not self._residency.roster.sequences
+        leaving = []
+        while (sequence := self._residency.waiting.take()) is not None:
+            leaving.append(sequence)
+        assert len(leaving) == len(self._live)
+        self._live.clear()
+        self._deadlines.clear()
+        self.num_handed_over += len(leaving)
+        return leaving
+
+    def can_hold(self, sequence: Sequence) -> bool:
+        """Whether a sequence may be adopted: it fits, and nobody else has its id."""
+        config = self._residency.config
+        most = min(config.max_model_len, self._residency.pool.num_usable * config.block_size + 1)
+        return sequence.max_len <= most and sequence.request.request_id not in self._live
+
+    def adopt(self, sequence: Sequence) -> None:
+        """Takes over a sequence that another scheduler has handed over.
+
+        One that has run is next; of several the last that is adopted. The others queue up.
+        """
+        residency, has_run = self._residency, sequence.status is Status.PREEMPTED
+        sequence.number = residency.next_number()
+        sequence.num_overtaken = 0
+        sequence.forget_hashes()
+        self._live[sequence.request.request_id] = sequence
+        self._deadlines.add(sequence)
+        if has_run:
+            residency.waiting.put_back(sequence)
+        else:
+            residency.waiting.append(sequence)
+        phase = Phase.PREEMPTED if has_run else Phase.QUEUE
+        if residency.is_worker_away:
+            phase = Phase.WORKER_AWAY
+        sequence.timeline.enter(phase, residency.now_s)
+        self.num_adopted += 1
