@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rpc.state_hash import StateHashes, block_weights, slot_hashes, table_sums
 from worker_svc.adjustments import Adjustments
 from worker_svc.rules import RuledRows, Rules, collect
 from worker_svc.sampler import SamplingRows
@@ -124,6 +125,7 @@ class BatchState:
     block_tables: Tensor = field(init=False)  # [max_num_seqs, max_blocks_per_seq], 0 as filler
     _last_slots: IntColumn | None = field(init=False, default=None)
     _saved: list[_Saved] = field(init=False, default_factory=list)
+    _block_weights: NDArray[np.uint64] = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.limits
@@ -132,6 +134,7 @@ class BatchState:
         self.token_rows = torch.zeros(shape, dtype=torch.int32, device=self.device)
         shape = (limits.max_num_seqs, limits.max_blocks_per_seq)
         self.block_tables = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        self._block_weights = block_weights(limits.max_blocks_per_seq)
 
     def stage(self, step: StepInput) -> Staged:
         """Applies the step's deltas to a copy; raises BadStep and leaves no trace if it cannot."""
@@ -192,6 +195,16 @@ class BatchState:
     def forget_rows(self) -> None:
         """Refuses same_rows until rows are named again: both sides may mean different ones."""
         self._last_slots = None
+
+    def state_hashes(self) -> StateHashes:
+        """What every live slot holds; reads the rows of a device that is the host."""
+        slots = self.table.live_slots
+        columns = self.table.columns[slots]
+        width = int(columns["num_blocks"].max(initial=0))
+        tables = self.block_tables[:, :width].numpy()[slots]
+        tokens = self.token_rows.numpy()[slots, np.maximum(columns["num_computed"] - 1, 0)]
+        sums = table_sums(tables, self._block_weights)
+        return StateHashes(slots, slot_hashes(slots, sums, columns["num_computed"], tokens))
 
     def sampling_rows(self, staged: Staged) -> SamplingRows:
         """The sampling parameters of the rows that sample."""
@@ -317,9 +330,13 @@ class BatchState:
         _refuse(columns["num_tokens"] == 0, name, slots, "is empty")
         name = "same_rows" if step.same_rows else "num_scheduled"
         _refuse(ends > columns["num_tokens"], name, slots, "has fewer tokens left to compute")
-        _refuse(ends > self.limits.max_model_len, name, slots, "would pass max_model_len")
+        if step.granted_steps:
+            name = "granted_steps"
+            _refuse(ends < columns["num_tokens"], name, slots, "does not decode")
+        last = ends + max(step.granted_steps - 1, 0)
+        _refuse(last > self.limits.max_model_len, name, slots, "would pass max_model_len")
         room = columns["num_blocks"] * self.limits.block_size
-        _refuse(ends > room, name, slots, "has too few blocks for its tokens")
+        _refuse(last > room, name, slots, "has too few blocks for its tokens")
         return Rows(slots, num_scheduled, columns["num_computed"], ends == columns["num_tokens"])
 
 

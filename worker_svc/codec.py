@@ -18,6 +18,7 @@ from pagewire.v1 import types_pb2, worker_pb2
 from rpc.columns import UINT8, BadColumn, pack, unpack
 from worker_svc.step import (
     BadStep,
+    Cut,
     IntColumn,
     Limits,
     NewSequence,
@@ -27,6 +28,8 @@ from worker_svc.step import (
 )
 
 PROTOCOL_VERSION = 1
+MAX_GRANTED_STEPS = 64  # what one frame may keep the worker busy with, unheard
+_MAX_CUT_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,22 @@ def decode_hello(frame: bytes) -> Hello:
     )
 
 
+def decode_cut(frame: bytes) -> Cut | None:
+    """A cut, or None if the frame is something else; raises BadStep when it is no range."""
+    if len(frame) > _MAX_CUT_BYTES:  # spares large steps from being read twice
+        return None
+    try:
+        message = worker_pb2.AttachRequest.FromString(frame)
+    except DecodeError:
+        return None  # refused when its turn comes
+    if message.WhichOneof("frame") != "cut":
+        return None
+    cut = message.cut
+    if not 0 < cut.first_step_id <= cut.last_step_id:
+        raise BadStep("cut", f"steps {cut.first_step_id} to {cut.last_step_id} are no range")
+    return Cut(cut.first_step_id, cut.last_step_id)
+
+
 def decode_step(frame: bytes, limits: Limits) -> StepInput:
     """Any other frame; raises BadStep naming the field that is out of range."""
     message = _parse(frame)
@@ -78,6 +97,7 @@ def decode_step(frame: bytes, limits: Limits) -> StepInput:
             f"{len(appended_block_ids)} blocks for {len(appended_slots)} appended_slots",
         )
     slots, num_scheduled = _rows(step, limits)
+    _check_grant(step)
     return StepInput(
         step_id=step.step_id,
         ack_step_id=step.ack_step_id,
@@ -92,14 +112,22 @@ def decode_step(frame: bytes, limits: Limits) -> StepInput:
         same_rows=step.same_rows,
         slots=slots,
         num_scheduled=num_scheduled,
+        granted_steps=step.granted_steps,
+        wants_state=step.wants_state,
     )
+
+
+def encode_skipped(first_step_id: int, last_step_id: int) -> bytes:
+    """The frame that answers a cut."""
+    skipped = worker_pb2.Skipped(first_step_id=first_step_id, last_step_id=last_step_id)
+    return worker_pb2.AttachResponse(skipped=skipped).SerializeToString()
 
 
 def encode_output(output: StepOutput) -> bytes:
     """The frame that answers a step."""
     status = b"" if output.row_status is None else pack(output.row_status, UINT8)
     timings = output.timings
-    logprobs = output.logprobs
+    logprobs, state = output.logprobs, output.state
     message = worker_pb2.ModelRunnerOutput(
         step_id=output.step_id,
         token_ids=pack(output.token_ids),
@@ -113,6 +141,7 @@ def encode_output(output: StepOutput) -> bytes:
             copy_us=timings.copy_us,
         ),
         logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
+        state=None if state is None else worker_pb2.StateHashes(**state.pack()),
     )
     return worker_pb2.AttachResponse(output=message).SerializeToString()
 
@@ -155,6 +184,16 @@ def _rows(step: worker_pb2.SchedulerOutput, limits: Limits) -> tuple[IntColumn, 
             f"{num_tokens} tokens, max_num_batched_tokens is {limits.max_num_batched_tokens}",
         )
     return slots, num_scheduled
+
+
+def _check_grant(step: worker_pb2.SchedulerOutput) -> None:
+    if step.granted_steps > MAX_GRANTED_STEPS:
+        raise BadStep(
+            "granted_steps", f"{step.granted_steps}, max_granted_steps is {MAX_GRANTED_STEPS}"
+        )
+    for name in ("reset", "new_sequences", "num_scheduled"):
+        if step.granted_steps and getattr(step, name):
+            raise BadStep(name, "must be empty with granted_steps: every row decodes")
 
 
 def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) -> NewSequence:

@@ -6,6 +6,7 @@ Decides nothing and knows no protocol. A step either works or leaves no trace.
 import logging
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -80,6 +81,8 @@ class ModelRunner:
             output = failed(step.step_id, f"{type(error).__name__}: {error}")
         else:
             self.state.commit(staged)
+            if step.wants_state:
+                output = replace(output, state=self.state.state_hashes())
         self.record(staged, output, started)
         return output
 

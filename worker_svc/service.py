@@ -132,6 +132,8 @@ class WorkerService:
     def _read(self, frames: Iterator[bytes], stream: Stream) -> None:
         try:
             for frame in frames:
+                if self._session.cut(stream, frame):  # at once, past everything that waits
+                    continue
                 stream.wait_for_room()
                 if stream.is_over:
                     return
@@ -201,6 +203,8 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         attention_backend=description.attention_backend,
         graph_batch_sizes=description.graph_batch_sizes,
         sends_heartbeats=True,
+        max_granted_steps=codec.MAX_GRANTED_STEPS,
+        has_state_hashes=True,
     )
 
 

@@ -17,9 +17,10 @@ from worker_svc.codec import Heartbeat, Hello
 from worker_svc.compute_thread import ComputeThread
 from worker_svc.lifecycle import Lifecycle
 from worker_svc.model_runner import ModelRunner, Pending, failed
-from worker_svc.step import BadStep, StepInput, StepOutput
+from worker_svc.step import BadStep, Cut, StepInput, StepOutput
 
-MAX_STEPS_IN_FLIGHT = 3
+MAX_FRAMES_IN_FLIGHT = 6  # three that count, and as many that cuts have emptied
+MAX_STEPS_LAUNCHED = 3  # of a device that computes by itself: one under way, two behind it
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,12 @@ class Stream:
         self._next_step_id = hello.first_step_id
         self._is_first = True
         self._failed_step_id: int | None = None
-        self._window = threading.Semaphore(MAX_STEPS_IN_FLIGHT)
+        self._frames = threading.Semaphore(MAX_FRAMES_IN_FLIGHT)
+        self._launches = threading.Semaphore(MAX_STEPS_LAUNCHED)
+        # What a cut and the compute thread must agree on.
+        self._lock = threading.Lock()
+        self._last_begun = hello.first_step_id - 1
+        self._left_out: list[range] = []  # ids of steps that cuts took back
         self._heartbeat_interval_s = hello.heartbeat_interval_s
         self._num_received = 0  # by the reader
         self._num_sent = 0  # by the writer; the first is the greeting
@@ -68,10 +74,22 @@ class Stream:
     # --- the reader and the writer ---------------------------------------------------------------
 
     def wait_for_room(self) -> None:
-        """Counts a frame, and holds the reader back while enough steps are in flight; the transport
-        does the rest."""
+        """Counts a frame, and holds the reader back while enough of them wait; the transport does
+        the rest."""
         self._num_received += 1
-        self._window.acquire()
+        self._frames.acquire()
+
+    def cut(self, cut: Cut) -> None:
+        """Counts a frame too; takes back the steps that have not begun, and says at once which."""
+        self._num_received += 1
+        with self._lock:
+            first = max(cut.first_step_id, self._last_begun + 1)
+            first = min(first, cut.last_step_id + 1)
+            # The frames that an earlier cut named may still wait to be executed.
+            self._left_out = [s for s in self._left_out if s.stop > self._last_begun]
+            self._left_out.append(range(first, cut.last_step_id + 1))
+            if not self.is_over:
+                self.outbox.put(codec.encode_skipped(first, cut.last_step_id))
 
     def next_frame(self) -> bytes | None:
         """What to send next: a heartbeat when there is nothing else for so long as the scheduler
@@ -98,18 +116,32 @@ class Stream:
         if not self.is_over:
             self.outbox.put(frame)
 
-    def begin(self, step_id: int) -> None:
-        """A step is being computed."""
-        self._running = step_id, time.perf_counter()
+    def executed(self) -> None:
+        """A frame is dealt with: there is room for another."""
+        self._frames.release()
 
-    def check(self, step: StepInput) -> str:
-        """Accepts the next step; returns why it must fail unseen, or an empty string."""
+    def check(self, step: StepInput) -> None:
+        """Accepts the next frame's steps; raises StepGap or BadStep if they do not follow."""
         if step.step_id != self._next_step_id:
             raise StepGap(f"step_id {step.step_id} does not follow: expected {self._next_step_id}")
         if self._is_first and not step.reset:
             raise BadStep("reset", "must be set on the first step of a stream")
-        self._next_step_id += 1
+        self._next_step_id = step.last_step_id + 1
         self._is_first = False
+
+    def begin(self, step: StepInput) -> bool:
+        """Waits until a step may be launched; False if a cut has taken it back meanwhile."""
+        self._launches.acquire()
+        with self._lock:
+            if any(step.step_id in steps for steps in self._left_out):
+                self._launches.release()
+                return False
+            self._last_begun = step.step_id
+            self._running = step.step_id, time.perf_counter()
+            return True
+
+    def refusal(self, step: StepInput) -> str:
+        """Why a step must fail unseen, or an empty string."""
         failed_id = self._failed_step_id
         if step.reset or failed_id is None or step.ack_step_id >= failed_id:
             return ""
@@ -128,14 +160,15 @@ class Stream:
             self._running = 0, 0.0
         if not self.is_over:
             self.outbox.put(codec.encode_output(output))
-        self._window.release()
+        self._launches.release()
 
     def end(self, reason: Exception | None) -> None:
         """Ends the stream once; later ends and answers change nothing."""
         if not self.is_over:
             self.is_over = True
             self.outbox.put(reason)
-            self._window.release(MAX_STEPS_IN_FLIGHT)
+            self._frames.release(MAX_FRAMES_IN_FLIGHT)
+            self._launches.release(MAX_STEPS_LAUNCHED)
 
 
 class Session:
@@ -192,6 +225,18 @@ class Session:
         """Queues a frame of the stream for the compute thread."""
         self._compute.post(partial(self._execute, stream, frame, time.perf_counter()))
 
+    def cut(self, stream: Stream, frame: bytes) -> bool:
+        """Obeys a frame that is a cut, now; False if it is something else."""
+        try:
+            cut = codec.decode_cut(frame)
+        except BadStep as error:
+            log.warning("epoch %d ends: %s", stream.epoch, error)
+            self.end(stream, error)
+            return True
+        if cut is not None:
+            stream.cut(cut)
+        return cut is not None
+
     def finish(self, stream: Stream) -> None:
         """Ends the stream well, behind the steps already queued."""
         # Behind the steps launched, then behind their answers.
@@ -215,34 +260,59 @@ class Session:
             self.end(stream, Stopping("the worker is shutting down"))
 
     def _execute(self, stream: Stream, frame: bytes, arrived_s: float) -> None:
-        # A stream that is over never computes again, so a replaced scheduler cannot write.
         if stream.is_over:
             return
         queue_us = int((time.perf_counter() - arrived_s) * 1e6)
         try:
             runner = self._lifecycle.ready_runner()
-            launched = self._launch(stream, runner, frame, queue_us)
+            step = codec.decode_step(frame, runner.limits)
+            stream.check(step)
+            self._run(stream, runner, step, queue_us)
         except (BadStep, StepGap) as error:
             log.warning("epoch %d ends: %s", stream.epoch, error)
             self.end(stream, error)
         except Exception as error:
             log.exception("epoch %d ends", stream.epoch)
             self.end(stream, error)
-        else:
+        finally:
+            stream.executed()
+
+    def _run(self, stream: Stream, runner: ModelRunner, frame: StepInput, queue_us: int) -> None:
+        """Launches a frame's steps one by one, until they are cut short."""
+        for step in frame.steps():
+            # A stream that is over never computes again, so a replaced scheduler cannot write.
+            if stream.is_over:
+                return
+            is_taken_back = not stream.begin(step)
+            if stream.is_over:  # while it waited
+                return
+            if is_taken_back:
+                self._skip_rest(runner, frame, step)
+                return
+            launched = self._launch(stream, runner, step, queue_us)
             answer = partial(self._answer, stream, launched)
             if runner.is_asynchronous:
                 self._answers.post(answer)
             else:
                 answer()
+            queue_us = 0  # the rest of a grant does not wait
+
+    def _skip_rest(self, runner: ModelRunner, frame: StepInput, step: StepInput) -> None:
+        """Nothing is computed from this step of the frame on, but its changes apply."""
+        if not frame.granted_steps:
+            raise BadStep("cut", f"step {step.step_id} was not granted")
+        if step is frame:
+            applied = runner.launch(frame.changes(), 0)
+            if isinstance(applied, StepOutput) and applied.error:
+                raise RuntimeError(f"the changes of step {step.step_id}: {applied.error}")
+        runner.state.forget_rows()
 
     def _launch(
-        self, stream: Stream, runner: ModelRunner, frame: bytes, queue_us: int
+        self, stream: Stream, runner: ModelRunner, step: StepInput, queue_us: int
     ) -> StepOutput | Pending:
-        step = codec.decode_step(frame, runner.limits)
-        if refusal := stream.check(step):
+        if refusal := stream.refusal(step):
             runner.state.forget_rows()
             return failed(step.step_id, refusal)
-        stream.begin(step.step_id)
         launched = runner.launch(step, queue_us)
         if isinstance(launched, StepOutput):
             stream.note_failure(launched)  # at once: the next step may be checked before the answer

@@ -3,12 +3,14 @@
 Plain data with numpy columns. Knows neither protobuf nor tensors.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rpc.logprobs import LogprobColumns
+from rpc.state_hash import StateHashes
 
 IntColumn = NDArray[np.int64]
 
@@ -110,6 +112,39 @@ class StepInput:
     same_rows: bool = False
     slots: IntColumn = field(default_factory=no_entries)
     num_scheduled: IntColumn = field(default_factory=no_entries)  # empty: one token each
+    granted_steps: int = 0  # this decode step and those behind it; 0: a step that is not granted
+    wants_state: bool = False
+
+    @property
+    def last_step_id(self) -> int:
+        """Itself, or the last step of the grant."""
+        return self.step_id + max(self.granted_steps, 1) - 1
+
+    def steps(self) -> Iterator["StepInput"]:
+        """Itself, and the rest of the grant: the same rows, a token each."""
+        yield self
+        for step_id in range(self.step_id + 1, self.last_step_id + 1):
+            yield StepInput(step_id, self.ack_step_id, same_rows=True)
+
+    def changes(self) -> "StepInput":
+        """What it changes, without computing anything."""
+        nothing = no_entries()
+        return replace(
+            self,
+            same_rows=False,
+            slots=nothing,
+            num_scheduled=nothing,
+            granted_steps=0,
+            wants_state=False,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Granted steps to leave out, as far as they have not begun."""
+
+    first_step_id: int
+    last_step_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +168,7 @@ class StepOutput:
     error: str = ""
     timings: StepTimings = field(default_factory=StepTimings)
     logprobs: LogprobColumns | None = None  # of the rows that asked for them
+    state: StateHashes | None = None  # of the slots after it, if the step wanted that
 
 
 @dataclass(frozen=True, slots=True)
