@@ -102,6 +102,15 @@ class Staged:
     appended_at: IntColumn  # position in the block table of each appended block
     rows: Rows
 
+    def counts_after(self) -> tuple[IntColumn, IntColumn, IntColumn]:
+        """The live slots, and what each has computed and knows once the step is done."""
+        slots, rows = self.table.live_slots, self.rows
+        num_computed = self.table.columns["num_computed"].copy()
+        num_tokens = self.table.columns["num_tokens"].copy()
+        num_computed[rows.slots] += rows.num_scheduled
+        num_tokens[rows.slots] += rows.samples
+        return slots, num_computed[slots], num_tokens[slots]
+
 
 @dataclass(slots=True)
 class _Saved:

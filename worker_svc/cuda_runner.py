@@ -8,7 +8,7 @@ the step's last event has come.
 import gc
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from worker_svc.logprobs import Logprobs
 from worker_svc.model_runner import ModelRunner, failed, to_output, us_since
 from worker_svc.models import Decoder
 from worker_svc.models.fused import FusedDecoder
-from worker_svc.slots_on_device import SlotsOnDevice
+from worker_svc.slots_on_device import Seen, SlotsOnDevice
 from worker_svc.step import (
     GREEDY_TEMPERATURE,
     IntColumn,
@@ -49,6 +49,7 @@ class InFlight:
     logprobs: Logprobs | None
     timings: StepTimings
     started: float
+    seen: Seen | None = None  # the slots after it, if it wants their state
 
     def result(self) -> StepOutput:
         """Waits for the step. An error here is the device's own, and it lasts."""
@@ -58,6 +59,8 @@ class InFlight:
             tokens, found = self._tokens(), self.logprobs
             columns = None if found is None else found.to_host()
             output = to_output(step_id, tokens, self._timings(), columns)
+            if self.seen is not None:
+                output = replace(output, state=self.seen.hashes())
         except RuntimeError as error:
             log.exception("step %d failed on the device", step_id)
             output = failed(step_id, f"{type(error).__name__}: {error}")
@@ -185,6 +188,10 @@ class CudaRunner(ModelRunner):
             clock.mark()
         else:
             prepare_us = us_since(started)
+        seen = None
+        if staged.step.wants_state:
+            seen = self.slots.look(staged)
+            clock.mark()  # the step is done when this copy is
         return InFlight(
             runner=self,
             staged=staged,
@@ -194,6 +201,7 @@ class CudaRunner(ModelRunner):
             logprobs=found,
             timings=StepTimings(queue_us=queue_us, prepare_us=prepare_us),
             started=started,
+            seen=seen,
         )
 
     def _is_plain(self, staged: Staged) -> bool:

@@ -5,6 +5,8 @@ are the batch state's. Every step that samples has a number; its tokens appear i
 that number, in memory that host and device share.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,7 +23,8 @@ from kernels.slot_state import (
     TOP_K,
     TOP_P,
 )
-from worker_svc.batch_state import BatchState, SlotTable
+from rpc.state_hash import StateHashes, block_weights, slot_hashes
+from worker_svc.batch_state import BatchState, SlotTable, Staged
 from worker_svc.step import IntColumn
 from worker_svc.transfer import upload
 
@@ -40,6 +43,8 @@ class SlotsOnDevice:
         self.num_steps = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.ring = output_ring(max_num_seqs)
         self._num_launched = 0
+        weights = block_weights(self.block_tables.shape[1]).view(np.int64)
+        self._block_weights = torch.from_numpy(weights).to(self.device)
 
     def write(self, table: SlotTable, slots: IntColumn) -> None:
         """Brings slots up to date with the table."""
@@ -66,9 +71,43 @@ class SlotsOnDevice:
         self.write(table, np.arange(len(table.columns)))
         self.num_steps.fill_(self._num_launched)
 
+    def look(self, staged: Staged) -> "Seen":
+        """Copies what a state hash needs of the live slots, as it is behind what was launched."""
+        slots, num_computed, num_tokens = staged.counts_after()
+        last = slots * self.token_rows.shape[1] + np.maximum(num_computed - 1, 0)
+        index, where = upload(self.device, slots, last)
+        held = torch.stack(
+            (
+                (self.block_tables[index] * self._block_weights).sum(1),
+                self.token_rows.view(-1)[where].long(),
+                self.slot_state[index, NUM_TOKENS.value],
+            )
+        )  # [3, live slots]
+        copy = torch.empty_like(held, device="cpu", pin_memory=True)
+        copy.copy_(held, non_blocking=True)
+        return Seen(slots, num_computed, num_tokens, copy)
+
     def tokens(self, ring_row: int, num_rows: int) -> NDArray[np.int32]:
         """What a step wrote, once it has finished; -1 for rows that were not finite."""
         return np.array(self.ring[ring_row, :num_rows].numpy())
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Live slots at one step: as the host counts them, and as the device holds them."""
+
+    slots: IntColumn
+    num_computed: IntColumn
+    num_tokens: IntColumn
+    held: Tensor  # [3, slots] in the host's memory: table sum, last computed token, known tokens
+
+    def hashes(self) -> StateHashes:
+        """To be called when the step has finished."""
+        sums, token_ids, num_tokens = self.held.numpy()
+        # The device counts known tokens only: if it counts others than the host, so it computed.
+        num_computed = self.num_computed + num_tokens - self.num_tokens
+        hashes = slot_hashes(self.slots, sums.view(np.uint64), num_computed, token_ids)
+        return StateHashes(self.slots, hashes)
 
 
 def _rows(columns: NDArray[np.void]) -> NDArray[np.int64]:

@@ -21,6 +21,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from rpc.state_hash import block_weights, slot_hashes
 from worker_svc import startup
 from worker_svc.config import WorkerConfig
 from worker_svc.model_runner import ModelRunner
@@ -353,3 +354,44 @@ def test_bfloat16_logits_are_close_to_those_of_float32(
         expected = theirs.model(torch.tensor([prompt], device="cuda")).logits[0, -1]
     distance = (seen[0][0].float() - expected).norm() / expected.norm()
     assert distance < 0.05
+
+
+def test_the_devices_copies_have_the_hash_of_what_the_host_knows(runner: ModelRunner) -> None:
+    client = Client(runner)
+    prompts = {slot: make_prompt(5 + slot, seed=slot) for slot in (0, 3, 7)}
+    new = tuple(client.enter(slot, prompt, GREEDY) for slot, prompt in prompts.items())
+    client.launch({slot: len(prompt) for slot, prompt in prompts.items()}, new_sequences=new)
+    client.launch({0: 1, 3: 1, 7: 1})
+    client.drain()
+    client.launch({0: 1, 7: 1}, wants_state=True)
+    state = client.collect().state
+    assert state is not None
+    assert state.slots.tolist() == [0, 3, 7]
+    weights = block_weights(BLOCKS_PER_SEQ)
+    tables = [new[index].block_ids.astype(np.uint64) @ weights for index in range(3)]
+    # Slot 3 did not compute in this step: its last computed token is an older one.
+    last = [client.tokens[0][1], client.tokens[3][0], client.tokens[7][1]]
+    expected = slot_hashes(state.slots, np.array(tables), column([7, 9, 14]), column(last))
+    assert state.hashes.tolist() == expected.tolist()
+    with torch.inference_mode():
+        runner.slots.token_rows[7, 13] += 1  # the device forgets
+    client.launch({0: 1, 3: 1}, wants_state=True)
+    changed = client.collect().state
+    assert changed is not None and changed.hashes[2] != state.hashes[2]
+
+
+def test_granted_steps_replay_and_give_the_tokens_of_single_ones(runner: ModelRunner) -> None:
+    prompts = {slot: make_prompt(4 + slot, seed=slot) for slot in range(5)}
+    expected = generate(runner, prompts, 13)
+    client = Client(runner)
+    new = tuple(client.enter(slot, prompt, GREEDY) for slot, prompt in prompts.items())
+    client.launch({slot: len(prompt) for slot, prompt in prompts.items()}, new_sequences=new)
+    grant = StepInput(2, slots=column(list(prompts)), granted_steps=12)
+    for granted in grant.steps():
+        launched = runner.launch(granted)
+        assert not isinstance(launched, StepOutput), launched
+        client._pending.append((list(prompts), launched))
+        while len(client._pending) > 2:
+            client.collect()
+    client.drain()
+    assert client.tokens == expected
