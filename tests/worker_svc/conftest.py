@@ -14,8 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagewire.v1 import worker_pb2
 from rpc.columns import pack, unpack
+from worker_svc.compute_thread import ComputeThread
 from worker_svc.config import WorkerConfig
 from worker_svc.server import WorkerServer
+from worker_svc.session import Session
+
+from .session_fakes import FakeLifecycle, FakeRunner, SlowRunner
 
 VOCAB_SIZE = 128
 TIMEOUT_S = 30
@@ -209,3 +213,31 @@ def worker(llama_folder: Path) -> Iterator[Worker]:
     yield Worker(server, channel)
     channel.close()
     assert server.stop(grace_s=5)
+
+
+@pytest.fixture
+def runner() -> FakeRunner:
+    return FakeRunner()
+
+
+@pytest.fixture
+def session(runner: FakeRunner) -> Iterator[Session]:
+    compute, answers = ComputeThread(), ComputeThread("answers")
+    yield Session(FakeLifecycle(runner), compute, answers)
+    runner.gate.set()
+    assert compute.stop(5)
+    assert answers.stop(5)
+
+
+@pytest.fixture
+def slow_runner(runner: FakeRunner) -> SlowRunner:
+    return SlowRunner()
+
+
+@pytest.fixture
+def slow_session(slow_runner: SlowRunner) -> Iterator[Session]:
+    compute, answers = ComputeThread(), ComputeThread("answers")
+    yield Session(FakeLifecycle(slow_runner), compute, answers)
+    slow_runner.gate.set()
+    assert compute.stop(5)
+    assert answers.stop(5)

@@ -1,0 +1,112 @@
+"""Runners that a session can drive without a model, and a scheduler's moves without gRPC."""
+
+import threading
+
+import numpy as np
+
+from pagewire.v1 import worker_pb2
+from worker_svc.codec import Hello
+from worker_svc.session import Session, Stream
+from worker_svc.step import Limits, StepInput, StepOutput
+
+LIMITS = Limits(
+    num_blocks=9,
+    block_size=4,
+    max_num_seqs=2,
+    max_num_batched_tokens=8,
+    max_model_len=16,
+    vocab_size=50,
+)
+
+
+class FakeState:
+    def __init__(self) -> None:
+        self.num_forgotten = 0
+
+    def forget_rows(self) -> None:
+        self.num_forgotten += 1
+
+
+class FakeRunner:
+    """Answers every step, fails those it is told to, and can be held up."""
+
+    def __init__(self) -> None:
+        self.limits = LIMITS
+        self.state = FakeState()
+        self.failing: set[int] = set()
+        self.executed: list[int] = []
+        self.freed: list[int] = []
+        self.entered = threading.Semaphore(0)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.has_begun = threading.Event()
+        self.is_asynchronous = False
+
+    def launch(self, step: StepInput, queue_us: int) -> StepOutput:
+        self.has_begun.set()
+        self.entered.release()
+        assert self.gate.wait(10)
+        if not step.same_rows and len(step.freed_slots):
+            self.freed += step.freed_slots.tolist()
+        self.executed.append(step.step_id)
+        error = "broken" if step.step_id in self.failing else ""
+        return StepOutput(step.step_id, np.zeros(0, dtype=np.int32), error=error)
+
+
+class FakeLifecycle:
+    def __init__(self, runner: FakeRunner) -> None:
+        self._runner = runner
+
+    def ready_runner(self) -> FakeRunner:
+        return self._runner
+
+
+class Flight:
+    """A step under way that ends when its runner's gate opens."""
+
+    def __init__(self, runner: "SlowRunner", output: StepOutput) -> None:
+        self._runner = runner
+        self._output = output
+
+    def result(self) -> StepOutput:
+        assert self._runner.gate.wait(10)
+        return self._output
+
+    def record(self, output: StepOutput) -> None:
+        self._runner.recorded.append(output.step_id)
+
+
+class SlowRunner(FakeRunner):
+    """Launches at once, and a launch that fails is known at once; results take their time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asynchronous = True
+        self.launched = threading.Semaphore(0)
+        self.recorded: list[int] = []
+
+    def launch(self, step: StepInput, queue_us: int) -> StepOutput | Flight:
+        self.executed.append(step.step_id)
+        self.launched.release()
+        error = "broken" if step.step_id in self.failing else ""
+        output = StepOutput(step.step_id, np.zeros(0, dtype=np.int32), error=error)
+        return output if error else Flight(self, output)
+
+
+def attach(session: Session, epoch: int) -> Stream:
+    return session.attach(Hello(protocol_version=1, epoch=epoch, first_step_id=1))
+
+
+def submit(
+    session: Session, stream: Stream, step_id: int, ack: int = 0, reset: bool = False
+) -> None:
+    step = worker_pb2.SchedulerOutput(step_id=step_id, ack_step_id=ack, reset=reset or step_id == 1)
+    stream.wait_for_room()
+    session.submit(stream, worker_pb2.AttachRequest(step=step).SerializeToString())
+
+
+def receive(stream: Stream) -> tuple[int, str]:
+    frame = stream.outbox.get(timeout=10)
+    assert isinstance(frame, bytes)
+    output = worker_pb2.AttachResponse.FromString(frame).output
+    return output.step_id, output.error
