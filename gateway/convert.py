@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gateway.chat.conversation import Conversation, Message
+from gateway.chat.convert import add_parts, add_reply
 from gateway.errors import RequestError, from_grpc_code, invalid
 from gateway.generation import (
     Completion,
@@ -194,11 +194,6 @@ def prompt_from_proto(message: inference_pb2.Prompt) -> Prompt:
             raise invalid("prompt", "set either text or token_ids")
 
 
-def conversation_from_proto(messages: Sequence[inference_pb2.ChatMessage]) -> Conversation:
-    """From a gRPC client."""
-    return Conversation(tuple(Message(m.role, m.content) for m in messages))
-
-
 def request_from_proto(
     request_id: str,
     prompt: Prompt,
@@ -228,34 +223,37 @@ def num_choices_from_proto(options: inference_pb2.GenerationOptions) -> int | No
 
 def delta_to_proto(delta: Delta, index: int = 0) -> inference_pb2.OutputDelta:
     """For a gRPC client."""
-    finish = delta.finish
-    logprobs = _logprobs_to_proto(delta.logprobs)
-    if finish is None:
-        return inference_pb2.OutputDelta(
-            text=delta.text, token_ids=delta.token_ids, logprobs=logprobs, index=index
-        )
-    return inference_pb2.OutputDelta(
+    message = inference_pb2.OutputDelta(
         text=delta.text,
         token_ids=delta.token_ids,
-        logprobs=logprobs,
+        logprobs=_logprobs_to_proto(delta.logprobs),
         index=index,
-        finish_reason=REASON_TO_PROTO[finish.reason],
-        stop_string=finish.stop_string,
-        stop_token_id=finish.stop_token_id,
-        usage=usage_to_proto(finish.usage),
     )
+    if delta.parts is not None:
+        add_parts(message, delta.parts)
+    if delta.finish is not None:
+        _add_finish(message, delta.finish)
+    return message
 
 
 def output_to_proto(completion: Completion, index: int = 0) -> inference_pb2.Output:
     """For a gRPC client."""
-    finish = completion.finish
-    return inference_pb2.Output(
+    message = inference_pb2.Output(
         text=completion.text,
         token_ids=completion.token_ids,
         logprobs=_logprobs_to_proto(completion.logprobs),
         index=index,
-        finish_reason=REASON_TO_PROTO[finish.reason],
-        stop_string=finish.stop_string,
-        stop_token_id=finish.stop_token_id,
-        usage=usage_to_proto(finish.usage),
     )
+    if completion.reply is not None:
+        add_reply(message, completion.reply)
+    _add_finish(message, completion.finish)
+    return message
+
+
+def _add_finish(message: inference_pb2.OutputDelta | inference_pb2.Output, finish: Finish) -> None:
+    message.finish_reason = REASON_TO_PROTO[finish.reason]
+    message.usage.CopyFrom(usage_to_proto(finish.usage))
+    if finish.stop_string is not None:
+        message.stop_string = finish.stop_string
+    if finish.stop_token_id is not None:
+        message.stop_token_id = finish.stop_token_id

@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from gateway import limits
+from gateway.chat.convert import conversation_from_proto
 from gateway.choices import expand
 from gateway.convert import (
-    conversation_from_proto,
     delta_to_proto,
     model_to_proto,
     num_choices_from_proto,
@@ -66,7 +66,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Chat(self, request: pb.ChatRequest, context: Context) -> pb.ChatResponse:
         """The whole answer to a conversation."""
         async with RefusalsAsStatuses(context):
-            conversation = conversation_from_proto(request.messages)
+            conversation = conversation_from_proto(request.messages, request.chat)
             wanted = self._request(conversation, request.options, context)
             name = self._pipeline.resolve_model(wanted.model).name
             first, *more = await self._complete(wanted, request.options)
@@ -79,7 +79,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[pb.ChatStreamResponse]:
         """An answer as it is produced."""
         async with RefusalsAsStatuses(context):
-            conversation = conversation_from_proto(request.messages)
+            conversation = conversation_from_proto(request.messages, request.chat)
             wanted = self._request(conversation, request.options, context)
             name = self._pipeline.resolve_model(wanted.model).name
             async with aclosing(self._generate(wanted, request.options)) as deltas:
@@ -96,7 +96,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 case "text":
                     field, text, adds = "text", request.text, True
                 case "conversation":
-                    conversation = conversation_from_proto(request.conversation.messages)
+                    turns, chat = request.conversation.messages, request.conversation.chat
+                    conversation = conversation_from_proto(turns, chat)
                     field, text, adds = "messages", self._tokenizer.render(conversation), False
                 case _:
                     raise invalid("input", "set either text or conversation")

@@ -3,8 +3,11 @@
 import argparse
 import math
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from scheduler_svc.core import Policy
+from scheduler_svc.journal.start import RecordOptions
 
 _NOT_NEGATIVE = (
     "queue_window",
@@ -14,6 +17,7 @@ _NOT_NEGATIVE = (
     "max_waiting_requests_per_tenant",
     "max_waiting_tokens_per_tenant",
 )
+_RECORD_OPTIONS = ("record", "record_max_mib", "record_prompts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class ServiceConfig:
     max_waiting_tokens: int = 0
     max_waiting_requests_per_tenant: int = 0
     max_waiting_tokens_per_tenant: int = 0
+    record: RecordOptions | None = None
 
     def __post_init__(self) -> None:
         if self.lookahead not in (0, 1, 2):
@@ -105,9 +110,11 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
     )
     _add_policy_options(parser)
     _add_admission_options(parser)
+    _add_record_options(parser)
     options = vars(parser.parse_args(arguments))
     options["tenant_weights"] = tuple(options["tenant_weights"])
     try:
+        options["record"] = _record_options(options)
         return ServiceConfig(**options)
     except ValueError as error:
         parser.error(str(error))
@@ -159,6 +166,32 @@ def _add_admission_options(parser: argparse.ArgumentParser) -> None:
                 default=0,
                 help=f"most {what} that wait, {whose}; beyond, new ones are refused; 0 is no limit",
             )
+
+
+def _add_record_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--record", type=Path, metavar="DIR", help="write down every decision, for pagewire replay"
+    )
+    parser.add_argument(
+        "--record-max-mib",
+        type=int,
+        help="most MiB of a recording, 256 unless given; beyond, its oldest part is cut off",
+    )
+    parser.add_argument(
+        "--record-prompts",
+        choices=("replace", "keep"),
+        help="whether token ids are replaced by others of the same shape, as unless given, or kept",
+    )
+
+
+def _record_options(options: dict[str, Any]) -> RecordOptions | None:
+    """Takes the three options out. Raises ValueError when they say nothing together."""
+    folder, max_mib, prompts = (options.pop(name) for name in _RECORD_OPTIONS)
+    if folder is None:
+        if max_mib is not None or prompts is not None:
+            raise ValueError("--record-max-mib and --record-prompts need --record DIR")
+        return None
+    return RecordOptions(folder, 256 if max_mib is None else max_mib, prompts == "keep")
 
 
 def _tenant_weight(text: str) -> tuple[str, float]:

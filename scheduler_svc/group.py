@@ -17,6 +17,8 @@ from scheduler_svc.config import ServiceConfig
 from scheduler_svc.convert import to_logprobs, to_result, to_step
 from scheduler_svc.core import OutOfStep, Scheduler, StepPlan
 from scheduler_svc.core_config import core_config
+from scheduler_svc.journal.recorder import Recorder
+from scheduler_svc.journal.start import make_core
 from scheduler_svc.pace import Pace
 from scheduler_svc.trace import Trace
 from scheduler_svc.watch import TICK_S
@@ -44,6 +46,7 @@ class WorkerGroup:
     ) -> None:
         self.address = address
         self.core: Scheduler | None = None
+        self.recorder: Recorder | None = None
         self.model: types_pb2.ModelInfo | None = None
         self.epoch = 0
         self.is_ready = False
@@ -87,6 +90,8 @@ class WorkerGroup:
                     await link.close()
         finally:
             self._set_ready(False, "the scheduler is stopping")
+            if self.recorder is not None:
+                self.recorder.close()
             await self._worker.close()
 
     # --- attaching -------------------------------------------------------------------------------
@@ -114,7 +119,9 @@ class WorkerGroup:
             self.pace.new_worker()
         if self.core is None:
             self.model = worker.model
-            self.core = Scheduler(core_config(self._config, worker))
+            limits, options = core_config(self._config, worker), self._config.record
+            made = make_core(limits, worker, self.address, options)
+            self.core, self.recorder = made.core, made.recorder
             return
         before = self.core.config
         if self.model is not None and worker.model.config_sha256 != self.model.config_sha256:

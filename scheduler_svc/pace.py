@@ -63,7 +63,7 @@ class Pace:
         if foreseen is not None:
             admitted_s = foreseen.nth_admission_s(core.intake.num_ahead(request))
             delay_s = min(max(_MARGIN * admitted_s, _MIN_RETRY_S), _MAX_RETRY_S)
-        core.intake.promises.make(request, now_s + delay_s)
+        core.promise(request, now_s + delay_s)
         return delay_s
 
     def _foresee(self, core: Scheduler, now_s: float) -> Forecast | None:

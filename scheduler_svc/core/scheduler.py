@@ -147,6 +147,10 @@ class Scheduler:
         self.num_accepted += 1
         return sequence
 
+    def promise(self, request: Request, due_s: float) -> None:
+        """Keeps a place for a request that was refused for overload and told to come again."""
+        self.intake.promises.make(request, due_s)
+
     def abort(self, request_id: str) -> Finished | None:
         """Ends a request in whatever state; None when no live request has this id."""
         sequence = self._live.get(request_id)
@@ -234,14 +238,11 @@ class Scheduler:
         plan = self._in_flight[0] if self._in_flight else None
         if plan is None or plan.step_id != result.step_id:
             raise OutOfStep(f"result of step {result.step_id}, expected {plan and plan.step_id}")
-        if len(result.token_ids) != len(plan.sampled_slots):
-            raise OutOfStep(
-                f"step {plan.step_id}: {len(result.token_ids)} tokens for "
-                f"{len(plan.sampled_slots)} rows that sample"
-            )
-        if result.bad_rows and not 0 <= min(result.bad_rows) <= max(result.bad_rows) < len(
-            result.token_ids
-        ):
+        num_tokens, num_rows = len(result.token_ids), len(plan.sampled_slots)
+        if num_tokens != num_rows:
+            message = f"{num_tokens} tokens for {num_rows} rows that sample"
+            raise OutOfStep(f"step {plan.step_id}: {message}")
+        if result.bad_rows and not 0 <= min(result.bad_rows) <= max(result.bad_rows) < num_rows:
             raise OutOfStep(f"step {plan.step_id}: bad_rows {result.bad_rows} has no such row")
         self._in_flight.popleft()
         if plan.num_scheduled is not None:

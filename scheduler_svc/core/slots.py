@@ -77,7 +77,7 @@ class SlotTable:
         self.min_len[slot] = sequence.min_len
         self.client[slot] = sequence.request.client
         self.handle[slot] = sequence.request.handle
-        self._enter_stops(slot, sequence.stop_ids)
+        self.enter_stops(slot, sequence.stop_ids)
         self.sequence[slot] = sequence
         self.is_live[slot] = self.is_prefilling[slot] = True
         sequence.slot = slot
@@ -95,7 +95,8 @@ class SlotTable:
         """Keeps a slot's blocks out of the prefix cache: they count as sealed, all of them."""
         self.num_sealed[slot] = MAX_INT32 // self.block_size
 
-    def _enter_stops(self, slot: int, stop_ids: tuple[int, ...]) -> None:
+    def enter_stops(self, slot: int, stop_ids: tuple[int, ...]) -> None:
+        """Sets the tokens that end a slot's sequence."""
         while len(self.stop_ids) < len(stop_ids):
             self.stop_ids.append(np.full(len(self.is_live), NO_TOKEN, dtype=np.int32))
         for position, column in enumerate(self.stop_ids):

@@ -212,7 +212,7 @@ def come_back_when_told(world: World, draw: Draw) -> None:
     now_s = world.scheduler.now_s
     prompt = np.array(world.draw_prompt(draw, 1, 8), dtype=np.int32)
     promised = Request(f"r{len(world.requests)}", prompt, 2, tenant=draw.pick("abc"))
-    world.scheduler.intake.promises.make(promised, now_s + draw.integer(0, 16) / 8)
+    world.scheduler.promise(promised, now_s + draw.integer(0, 16) / 8)
     world.check()
 
 

@@ -1,0 +1,60 @@
+"""`python -m scheduler_svc.journal PATH`: replays a recording. `pagewire replay` runs this."""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from scheduler_svc.journal.calls import UnknownCall
+from scheduler_svc.journal.recording import NotReplayable, Recording
+from scheduler_svc.journal.records import Damaged
+from scheduler_svc.journal.replay import Report, replay
+from scheduler_svc.journal.values import BadValues
+from scheduler_svc.journal.worker_replay import WorkerReplay
+from scheduler_svc.worker_link import LinkLost
+
+_EQUAL, _DIVERGED, _FAILED = 0, 1, 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point: 0 when everything was equal, 1 when not, 2 when it cannot be replayed."""
+    options = _parser().parse_args(arguments)
+    try:
+        report = _replay(options)
+    except (NotReplayable, Damaged, BadValues, UnknownCall, LinkLost, OSError) as error:
+        sys.stderr.write(f"cannot replay: {error}\n")
+        return _FAILED
+    for note in report.notes:
+        sys.stdout.write(f"note: {note}\n")
+    if report.divergence is not None:
+        sys.stdout.write(f"DIVERGED after {report}\n{report.divergence}\n")
+        return _DIVERGED
+    same = "every token" if options.worker else "every plan"
+    sys.stdout.write(f"replayed {report}: {same} is equal\n")
+    return _EQUAL
+
+
+def _replay(options: argparse.Namespace) -> Report:
+    recording = Recording(options.path)
+    if options.worker:
+        worker_replay = WorkerReplay(recording, options.worker, options.step_timeout_s)
+        return asyncio.run(worker_replay.run(options.to_step))
+    return replay(recording, options.to_step)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scheduler_svc.journal",
+        description="Replays what a scheduler recorded.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("path", type=Path, help="a recording's folder, or the segment to begin at")
+    parser.add_argument("--worker", help="host:port: send the steps there and compare the tokens")
+    parser.add_argument("--to-step", type=int, help="stop behind this step")
+    parser.add_argument("--step-timeout-s", type=float, default=60.0, help="longest for one step")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

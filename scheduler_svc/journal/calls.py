@@ -1,0 +1,166 @@
+"""A core that tells of every call that changes it; to whom, it does not know.
+
+The events below are all that there are: a test compares them with what `Scheduler` offers, so a new
+call that is neither an event nor a question cannot go unrecorded.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from scheduler_svc.core import (
+    Cut,
+    Finished,
+    Refused,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+    Sequence,
+    StepOutputs,
+    StepPlan,
+    StepResult,
+)
+
+# What changes the core. `now_s` is the property of that name being set.
+EVENTS = frozenset(
+    (
+        "abort",
+        "add",
+        "cut",
+        "expire",
+        "fail",
+        "grant",
+        "now_s",
+        "promise",
+        "reset_prefix_cache",
+        "schedule",
+        "set_priority",
+        "skip",
+        "update",
+        "worker_back",
+        "worker_lost",
+    )
+)
+# What only a replay of replaced tokens does: which token ends a request is known when it has.
+SET_STOP_IDS = "set_stop_ids"
+# What only looks.
+QUESTIONS = frozenset(
+    (
+        "find",
+        "is_cutting",
+        "last_step_id",
+        "live",
+        "misfits",
+        "next_deadline_s",
+        "num_cached_tokens",
+        "num_in_flight",
+        "num_running",
+        "num_waiting",
+        "oldest_in_flight",
+    )
+)
+
+Answer = TypeVar("Answer")
+# The name of a call, its arguments, what it answered, and the refusal that it raised instead.
+Tap = Callable[[str, tuple[Any, ...], Any, Refused | None], None]
+
+
+class UnknownCall(ValueError):
+    """An event that this version of the core does not know."""
+
+
+def perform(core: Scheduler, call: str, arguments: tuple[Any, ...]) -> Any:
+    """Does to a core what an event says."""
+    if call == "now_s":
+        (core.now_s,) = arguments
+        return None
+    if call == SET_STOP_IDS:
+        return _set_stop_ids(core, *arguments)
+    if call not in EVENTS:
+        raise UnknownCall(f"{call} is no call of this version of the core")
+    return getattr(core, call)(*arguments)
+
+
+def _set_stop_ids(core: Scheduler, request_id: str, stop_ids: tuple[int, ...]) -> None:
+    """From now on these tokens end a live request, and no others."""
+    sequence = core.find(request_id)
+    if sequence is not None:
+        sequence.stop_ids = stop_ids
+        if sequence.slot is not None:
+            core.residency.table.enter_stops(sequence.slot, stop_ids)
+
+
+class TappedScheduler(Scheduler):
+    """Tells of each event after it has happened. What an event calls itself is a part of it."""
+
+    def __init__(self, config: SchedulerConfig, tap: Tap) -> None:
+        self._tap = tap
+        self._is_inside = True  # the constructor's own calls are no events
+        super().__init__(config)
+        self._is_inside = False
+
+    def _tell(self, event: str, call: Callable[..., Answer], *arguments: Any) -> Answer:
+        if self._is_inside:
+            return call(*arguments)
+        self._is_inside = True
+        try:
+            answer = call(*arguments)
+        except Refused as refused:
+            self._tap(event, arguments, None, refused)
+            raise
+        finally:
+            self._is_inside = False
+        self._tap(event, arguments, answer, None)
+        return answer
+
+    @property
+    def now_s(self) -> float:
+        return super().now_s
+
+    @now_s.setter
+    def now_s(self, now_s: float) -> None:
+        self._tell("now_s", self._set_now_s, now_s)
+
+    def _set_now_s(self, now_s: float) -> None:
+        self.residency.now_s = max(self.residency.now_s, now_s)
+
+    def add(self, request: Request) -> Sequence:
+        return self._tell("add", super().add, request)
+
+    def promise(self, request: Request, due_s: float) -> None:
+        self._tell("promise", super().promise, request, due_s)
+
+    def abort(self, request_id: str) -> Finished | None:
+        return self._tell("abort", super().abort, request_id)
+
+    def set_priority(self, request_id: str, priority: int) -> Sequence | None:
+        return self._tell("set_priority", super().set_priority, request_id, priority)
+
+    def reset_prefix_cache(self) -> int:
+        return self._tell("reset_prefix_cache", super().reset_prefix_cache)
+
+    def expire(self, now_s: float) -> list[Finished]:
+        return self._tell("expire", super().expire, now_s)
+
+    def schedule(self) -> StepPlan | None:
+        return self._tell("schedule", super().schedule)
+
+    def grant(self, max_steps: int) -> tuple[StepPlan, ...]:
+        return self._tell("grant", super().grant, max_steps)
+
+    def cut(self, num_kept: int = 0) -> Cut | None:
+        return self._tell("cut", super().cut, num_kept)
+
+    def skip(self, first_step_id: int, last_step_id: int) -> int:
+        return self._tell("skip", super().skip, first_step_id, last_step_id)
+
+    def update(self, result: StepResult) -> StepOutputs:
+        return self._tell("update", super().update, result)
+
+    def worker_lost(self, num_blocks: int | None = None) -> int:
+        return self._tell("worker_lost", super().worker_lost, num_blocks)
+
+    def worker_back(self) -> None:
+        self._tell("worker_back", super().worker_back)
+
+    def fail(self, request_ids: Iterable[str], message: str) -> list[Finished]:
+        return self._tell("fail", super().fail, list(request_ids), message)

@@ -1,0 +1,125 @@
+"""Between calls of the core and events of a recording, and what a replay compares.
+
+An event holds the call, its arguments and what it answered; of a plan, the step as it is sent.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pagewire.v1.journal_pb2 import JournalEvent, JournalPlanFacts
+from rpc.columns import pack
+from scheduler_svc.convert import to_step
+from scheduler_svc.core import Cut, Finished, RefusalKind, Refused, Request, StepOutputs, StepPlan
+from scheduler_svc.journal import values
+from scheduler_svc.journal.calls import SET_STOP_IDS
+from scheduler_svc.journal.mask import Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the core and what came of it."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    answer: Any = None
+    refused: Refused | None = None
+
+
+def to_event(number: int, call: Call) -> JournalEvent:
+    """The event as it is written."""
+    event = JournalEvent(number=number, call=call.name, raised=_raised(call.refused))
+    if call.arguments:
+        event.arguments.CopyFrom(values.encode(list(call.arguments)))
+    if plans := plans_of(call.answer):
+        plan = plans[0]
+        event.step.CopyFrom(to_step(plan))
+        event.step.granted_steps = len(plans) if plan.grant_id is not None else 0
+        event.plan.CopyFrom(
+            JournalPlanFacts(
+                sampled_slots=pack(plan.sampled_slots),
+                preempted=plan.preempted,
+                num_free_blocks=plan.num_free_blocks,
+            )
+        )
+    elif (outcome := _outcome(call.answer)) is not None:
+        event.outcome.CopyFrom(values.encode(outcome))
+    return event
+
+
+def plans_of(answer: Any) -> tuple[StepPlan, ...]:
+    """The steps that a call planned, for one frame."""
+    if isinstance(answer, StepPlan):
+        return (answer,)
+    if isinstance(answer, tuple):
+        return answer
+    return ()
+
+
+def arguments_of(event: JournalEvent) -> tuple[Any, ...]:
+    """The arguments again. Raises BadValues."""
+    return tuple(values.decode(event.arguments)) if event.HasField("arguments") else ()
+
+
+def outcome_of(event: JournalEvent) -> Any:
+    """What the call answered, apart from a plan: None, or what `_outcome` made of it."""
+    return values.decode(event.outcome) if event.HasField("outcome") else None
+
+
+def _outcome(answer: Any) -> Any:
+    """Of an answer, what a replay has to repeat and can be written in a line."""
+    match answer:
+        case StepOutputs():
+            return {"num_tokens": len(answer.token_ids), "ended": _ends(answer.finished)}
+        case Cut():
+            return {"cut": [answer.first_step_id, answer.last_step_id]}
+        case int():
+            return {"count": answer}
+        case Finished():
+            return {"ended": _ends([answer])}
+        case [Finished(), *_]:
+            return {"ended": _ends(answer)}
+    return None
+
+
+def _ends(finished: list[Finished]) -> list[list[object]]:
+    return [[f.request.request_id, f.reason.value, f.num_output_tokens] for f in finished]
+
+
+def ended(answer: Any) -> list[str]:
+    """The requests that a call ended."""
+    outcome = _outcome(answer) or {}
+    return [str(request_id) for request_id, _, _ in outcome.get("ended", ())]
+
+
+def _raised(refused: Refused | None) -> str:
+    return "" if refused is None else f"{refused.kind.value}: {refused}"
+
+
+def masked(call: Call, mask: Mask) -> Iterator[Call]:
+    """The call as it would have been with stand-ins for tokens; at times preceded by another."""
+    match call:
+        case Call("add", (Request() as request,), refused=Refused() as refused) if (
+            refused.kind is not RefusalKind.OVERLOADED
+        ):
+            # Its tokens may be what was wrong with it. All that it did was to tell the time.
+            yield Call("now_s", (request.arrival_s,))
+        case Call("add" | "promise", (Request() as request, *more)):
+            yield Call(call.name, (mask.request(request), *more), None, call.refused)
+        case Call(answer=StepPlan() | (StepPlan(), *_)):
+            plans = tuple(mask.plan(plan) for plan in plans_of(call.answer))
+            answer = plans[0] if isinstance(call.answer, StepPlan) else plans
+            yield Call(call.name, call.arguments, answer)
+        case Call("update", (result,), StepOutputs() as outputs):
+            result, stops = mask.result(result, outputs)
+            for request_id, stop_ids in stops.items():
+                yield Call(SET_STOP_IDS, (request_id, stop_ids))
+            yield Call("update", (result,), outputs)
+        case _:
+            if call.name == "worker_lost":
+                mask.forget_steps()
+            if call.name == "skip":
+                mask.forget_steps(*call.arguments)
+            for request_id in ended(call.answer):
+                mask.forget(request_id)
+            yield call

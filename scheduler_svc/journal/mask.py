@@ -1,0 +1,162 @@
+"""Stand-ins for tokens: a recording that says everything about a run but what was said in it.
+
+Every token becomes another id of the vocabulary, which depends on a key and on all tokens before
+it. So equal prefixes stay equal and different ones different, which is all that the core's plans
+depend on; but no id means the same twice, so counting them tells nothing. The key is drawn for each
+recording and kept in memory only.
+
+What ends an output depends on what a token is. Stand-ins therefore have no stop tokens: when one
+ends a request, the recording has the event `set_stop_ids` before it.
+"""
+
+from dataclasses import replace
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core import (
+    FinishReason,
+    NewSequence,
+    Request,
+    SchedulerConfig,
+    StepOutputs,
+    StepPlan,
+    StepResult,
+)
+from scheduler_svc.sampling import Sampling
+
+Hashes = NDArray[np.uint64]
+Tokens = NDArray[np.int32]
+KEY_BYTES = 16
+_ROUNDS = 4
+_SHIFT = np.uint64(32)
+
+
+class Mask:
+    """One recording's stand-ins. Sees requests, plans and results in the core's order."""
+
+    def __init__(self, vocab_size: int, max_num_seqs: int, key: bytes) -> None:
+        self._key = key
+        self._vocab_size = np.uint64(vocab_size)
+        half = max(((vocab_size - 1).bit_length() + 1) // 2, 1)
+        self._half, self._low = np.uint64(half), np.uint64((1 << half) - 1)
+        self._prefix_key, token_key = np.frombuffer(key, dtype=np.uint64)
+        self._round_keys = _mixed(token_key ^ np.arange(_ROUNDS, dtype=np.uint64))
+        # By slot: the hash of the tokens known, and how many there are.
+        self._hash: Hashes = np.zeros(max_num_seqs, dtype=np.uint64)
+        self._num_tokens = np.zeros(max_num_seqs, dtype=np.uint64)
+        self._slot_of: dict[str, int] = {}  # where a request ran last
+        self._sampled: dict[int, Tokens] = {}  # slots that sample, by step
+
+    # --- what the core deals with, masked --------------------------------------------------------
+
+    def config(self, config: SchedulerConfig) -> SchedulerConfig:
+        """Without stop tokens."""
+        return replace(config, eos_token_ids=())
+
+    def request(self, request: Request) -> Request:
+        """The request with stand-ins for its prompt and its salt, and without lists of tokens."""
+        salt = request.cache_salt.encode()
+        if salt:
+            salt = blake2b(salt, key=self._key, digest_size=8).hexdigest().encode()
+        return replace(
+            _without_tokens(request),
+            prompt_token_ids=self.tokens(request.prompt_token_ids),
+            cache_salt=salt.decode(),
+        )
+
+    def plan(self, plan: StepPlan) -> StepPlan:
+        """The plan with stand-ins for the tokens that it sends."""
+        self._sampled[plan.step_id] = plan.sampled_slots
+        return replace(plan, new_sequences=[self._entering(new) for new in plan.new_sequences])
+
+    def result(
+        self, result: StepResult, outputs: StepOutputs
+    ) -> tuple[StepResult, dict[str, tuple[int, ...]]]:
+        """The result with stand-ins, and the stop tokens to be of whom it ended with one."""
+        slots = self._sampled.pop(result.step_id).astype(np.intp)
+        rows = outputs.sampled_rows
+        if rows is None:
+            rows = np.arange(len(slots))
+        token_ids = np.zeros_like(result.token_ids)  # of no consequence where no request takes it
+        token_ids[rows] = self._append(slots[rows], result.token_ids[rows])
+        stops: dict[str, tuple[int, ...]] = {}
+        for finished in outputs.finished:
+            slot = self._slot_of.pop(finished.request.request_id, None)
+            if finished.reason is FinishReason.STOP:
+                stop_id = int(token_ids[np.flatnonzero(slots == slot)[0]])
+                stops[finished.request.request_id] = (stop_id,)
+        return replace(result, token_ids=token_ids), stops
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended in another way."""
+        self._slot_of.pop(request_id, None)
+
+    def forget_steps(self, first: int = 0, last: int | None = None) -> None:
+        """The results of these steps will not come; or of none that is in flight."""
+        kept = (s for s in self._sampled if s < first or (last is not None and s > last))
+        self._sampled = {step_id: self._sampled[step_id] for step_id in kept}
+
+    def _entering(self, new: NewSequence) -> NewSequence:
+        slot, num_tokens = new.slot, len(new.token_ids)
+        terms = self._terms(new.token_ids, np.arange(num_tokens, dtype=np.uint64))
+        self._hash[slot], self._num_tokens[slot] = terms.sum(dtype=np.uint64), num_tokens
+        self._slot_of[new.request.request_id] = slot
+        return replace(
+            new,
+            request=_without_tokens(new.request),
+            token_ids=self.tokens(new.token_ids),
+            stop_ids=(),
+        )
+
+    def _append(self, slots: NDArray[np.intp], token_ids: Tokens) -> Tokens:
+        masked = self._permuted(self._hash[slots], token_ids)
+        self._hash[slots] += self._terms(token_ids, self._num_tokens[slots])
+        self._num_tokens[slots] += np.uint64(1)
+        return masked
+
+    # --- tokens ----------------------------------------------------------------------------------
+
+    def tokens(self, token_ids: Tokens) -> Tokens:
+        """Stand-ins for the tokens of a sequence, from its first on."""
+        terms = self._terms(token_ids, np.arange(len(token_ids), dtype=np.uint64))
+        return self._permuted(np.cumsum(terms, dtype=np.uint64) - terms, token_ids)
+
+    def _terms(self, token_ids: Tokens, positions: Hashes) -> Hashes:
+        """What each token adds to the hash of the prefix that it ends."""
+        return _mixed(_mixed(positions << _SHIFT | token_ids.astype(np.uint64)) ^ self._prefix_key)
+
+    def _permuted(self, prefixes: Hashes, token_ids: Tokens) -> Tokens:
+        """Tokens behind prefixes: for each prefix a permutation of the vocabulary of its own.
+
+        A Feistel network permutes the next even power of two; what falls beyond the vocabulary
+        goes through it again.
+        """
+        permuted = token_ids.astype(np.uint64)
+        beyond = np.arange(len(permuted))
+        while len(beyond):
+            permuted[beyond] = self._feistel(prefixes[beyond], permuted[beyond])
+            beyond = beyond[permuted[beyond] >= self._vocab_size]
+        return permuted.astype(np.int32)
+
+    def _feistel(self, prefixes: Hashes, values: Hashes) -> Hashes:
+        left, right = values >> self._half, values & self._low
+        for key in self._round_keys:
+            left, right = right, left ^ (_mixed(prefixes ^ _mixed(key ^ right)) & self._low)
+        return left << self._half | right
+
+
+def _without_tokens(request: Request) -> Request:
+    """A request without the lists of tokens that its caller gave."""
+    sampling = request.sampling
+    if isinstance(sampling, Sampling):
+        sampling = replace(sampling, logit_bias=(), allowed_token_ids=(), bad_words_token_ids=())
+    return replace(request, stop_token_ids=(), ignore_eos=False, sampling=sampling)
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """A bijection that spreads every bit over all (the finalizer of splitmix64)."""
+    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return values ^ values >> np.uint64(31)

@@ -1,0 +1,167 @@
+"""Writes down what a core is told. Serving never waits for it, and never fails with it.
+
+The core's thread puts calls into a queue; a thread of the recorder's own turns them into bytes and
+files. Whatever goes wrong there (a full disk, a value that cannot be written, a disk that is too
+slow) ends the recording with a reason and nothing else.
+"""
+
+import logging
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, BinaryIO
+
+from pagewire.v1.journal_pb2 import JournalHeader, JournalRecord
+from scheduler_svc.core import Refused
+from scheduler_svc.journal import records, segments
+from scheduler_svc.journal.events import Call, masked, to_event
+from scheduler_svc.journal.mask import Mask
+
+logger = logging.getLogger(__name__)
+
+_SEGMENTS = 8  # that a full recording consists of
+_MAX_QUEUED = 100_000  # calls; a disk that is so far behind will not catch up
+_SERVICE_FOLDER = Path(__file__).parents[2]
+
+
+class Stopped(Exception):
+    """The recording cannot go on; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a recording may keep."""
+
+    max_bytes: int
+
+    @property
+    def segment_bytes(self) -> int:
+        """After how many a new segment begins."""
+        return self.max_bytes // _SEGMENTS
+
+
+class Recorder:
+    """One recording, from the making of a core until `close`. `tap` is for the core's thread."""
+
+    def __init__(
+        self, folder: Path, header: JournalHeader, mask: Mask | None, limits: Limits
+    ) -> None:
+        """Begins to write into a new folder. Raises OSError."""
+        folder.mkdir(mode=0o700, parents=True)
+        self.folder = folder
+        self.why_stopped = ""
+        self._claim = segments.Claim(folder)
+        self._queue: SimpleQueue[Call | None] = SimpleQueue()
+        self._writer = _Writer(folder, header, mask, limits)
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+
+    def tap(
+        self, name: str, arguments: tuple[Any, ...], answer: Any, refused: Refused | None
+    ) -> None:
+        """Takes down a call that has just happened."""
+        if self.why_stopped:
+            return
+        if self._queue.qsize() >= _MAX_QUEUED:
+            self._stop(f"{_MAX_QUEUED} calls wait to be written: the disk is too slow")
+            return
+        self._queue.put(Call(name, arguments, answer, refused))
+
+    def close(self) -> None:
+        """Writes what has been taken down and ends the recording."""
+        self._queue.put(None)
+        self._thread.join()
+        self._claim.release()
+
+    def _run(self) -> None:
+        try:
+            while (call := self._queue.get()) is not None:
+                if self.why_stopped:
+                    continue
+                self._writer.write(call)
+                if self._queue.empty():
+                    self._writer.flush()
+        except Exception as error:  # whatever it is, requests are served all the same
+            self._stop(str(error) or type(error).__name__, error)
+        finally:
+            self._writer.close()
+
+    def _stop(self, why: str, error: Exception | None = None) -> None:
+        self.why_stopped = why
+        unforeseen = None if isinstance(error, Stopped | OSError) else error
+        logger.error("recording to %s stops: %s", self.folder, why, exc_info=unforeseen)
+
+
+class _Writer:
+    """Calls in, segments out. Lives on the recorder's thread."""
+
+    def __init__(
+        self, folder: Path, header: JournalHeader, mask: Mask | None, limits: Limits
+    ) -> None:
+        self._folder = folder
+        self._header = header
+        self._mask = mask
+        self._limits = limits
+        self._number = 0  # of the last event
+        self._segment_bytes = 0
+        self._folding: subprocess.Popen[bytes] | None = None
+        self._file = self._open_segment(1)
+
+    def write(self, call: Call) -> None:
+        """Appends a call; begins a new segment before it when the last one is full."""
+        if self._segment_bytes >= self._limits.segment_bytes:
+            self._file.close()
+            self._make_room()
+            self._file = self._open_segment(self._header.segment + 1)
+        for shown in [call] if self._mask is None else masked(call, self._mask):
+            self._number += 1
+            self._append(JournalRecord(event=to_event(self._number, shown)))
+
+    def flush(self) -> None:
+        """Hands everything to the operating system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        try:
+            self._file.close()
+        except OSError as error:
+            logger.error("the end of %s is lost: %s", self._folder, error)
+        if self._folding is not None:
+            self._folding.terminate()
+            self._folding.wait()
+
+    def _open_segment(self, number: int) -> BinaryIO:
+        self._header.segment = number
+        self._header.first_event = self._number + 1
+        self._segment_bytes = 0
+        self._file = segments.create(segments.segment_path(self._folder, number))
+        self._append(JournalRecord(header=self._header))
+        return self._file
+
+    def _append(self, record: JournalRecord) -> None:
+        packed = records.pack(record)
+        self._file.write(packed)
+        self._segment_bytes += len(packed)
+
+    def _make_room(self) -> None:
+        """Has the oldest segment turned into a snapshot when two more would be too many.
+
+        That is a replay of the segment, so another process does it, behind everything else.
+        """
+        if self._folding is not None and self._folding.poll() is not None:
+            if self._folding.returncode:
+                raise Stopped(
+                    f"the oldest segment could not be replayed: {self._folding.args!r} ended "
+                    f"with {self._folding.returncode}"
+                )
+            self._folding = None
+        total, limits = segments.size_bytes(self._folder), self._limits
+        if total + limits.segment_bytes > limits.max_bytes:
+            raise Stopped(f"{total} bytes are written and the oldest are not cut off yet")
+        if self._folding is None and total + 2 * limits.segment_bytes > limits.max_bytes:
+            command = [sys.executable, "-m", "scheduler_svc.journal.fold", str(self._folder)]
+            self._folding = subprocess.Popen(command, cwd=_SERVICE_FOLDER)

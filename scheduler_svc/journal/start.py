@@ -1,0 +1,100 @@
+"""Makes a core, and with it its recording, if one is wanted."""
+
+import logging
+import os
+import platform
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pagewire import __version__
+from pagewire.v1 import worker_pb2
+from pagewire.v1.journal_pb2 import JournalHeader
+from scheduler_svc.core import Scheduler, SchedulerConfig
+from scheduler_svc.journal import segments, values
+from scheduler_svc.journal.calls import TappedScheduler
+from scheduler_svc.journal.mask import KEY_BYTES, Mask
+from scheduler_svc.journal.recorder import Limits, Recorder
+from scheduler_svc.journal.recording import FORMAT_VERSION, core_sha256
+
+logger = logging.getLogger(__name__)
+
+MIN_MIB = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """Where to record, how much to keep, and whether what was said is kept."""
+
+    folder: Path
+    max_mib: int
+    keeps_prompts: bool
+
+    def __post_init__(self) -> None:
+        if self.max_mib < MIN_MIB:
+            raise ValueError(f"--record-max-mib is {self.max_mib}, must be at least {MIN_MIB}")
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A core, and who writes down what it is told."""
+
+    core: Scheduler
+    recorder: Recorder | None = None
+
+
+def make_core(
+    config: SchedulerConfig,
+    worker: worker_pb2.WorkerDescription,
+    address: str,
+    options: RecordOptions | None,
+) -> Made:
+    """A new core. When its recording cannot begin, an error is logged and nothing recorded."""
+    if options is None:
+        return Made(Scheduler(config))
+    try:
+        recorder = _begin(config, worker, address, options)
+    except OSError as error:
+        logger.error("nothing is recorded: %s", error)
+        return Made(Scheduler(config))
+    logger.info("recording to %s", recorder.folder)
+    return Made(TappedScheduler(config, recorder.tap), recorder)
+
+
+def _begin(
+    config: SchedulerConfig,
+    worker: worker_pb2.WorkerDescription,
+    address: str,
+    options: RecordOptions,
+) -> Recorder:
+    max_bytes = options.max_mib * segments.MIB
+    options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for pruned in segments.prune(options.folder, max_bytes):
+        logger.info("the recording %s had to make room", pruned)
+    mask = None
+    if not options.keeps_prompts:
+        mask = Mask(config.vocab_size, config.max_num_seqs, os.urandom(KEY_BYTES))
+    header = JournalHeader(
+        format_version=FORMAT_VERSION,
+        started_s=time.time(),
+        versions=[
+            f"pagewire {__version__}",
+            f"python {platform.python_version()}",
+            f"numpy {np.__version__}",
+        ],
+        core_sha256=core_sha256(),
+        config=values.encode(config if mask is None else mask.config(config)),
+        worker=worker,
+        worker_address=address,
+        prompts_replaced=mask is not None,
+    )
+    return Recorder(options.folder / _name(address), header, mask, Limits(max_bytes))
+
+
+def _name(address: str) -> str:
+    """Sorts by time, tells processes and workers apart."""
+    began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return f"{began}-{os.getpid()}-{re.sub(r'[^0-9A-Za-z.]+', '_', address)}"

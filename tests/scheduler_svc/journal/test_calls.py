@@ -1,0 +1,61 @@
+"""No call that changes the core goes unrecorded."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scheduler_svc.core import Refused, Scheduler
+from scheduler_svc.journal.calls import EVENTS, QUESTIONS, TappedScheduler
+from tests.scheduler_svc.core.builders import SMALL, make_request
+
+Told = list[tuple[str, tuple[Any, ...]]]
+
+
+def tapped(**limits: object) -> tuple[TappedScheduler, Told]:
+    told: Told = []
+
+    def tap(name: str, arguments: tuple[Any, ...], answer: Any, refused: Refused | None) -> None:
+        told.append((name, arguments))
+
+    return TappedScheduler(replace(SMALL, **limits), tap), told  # type: ignore[arg-type]
+
+
+def test_everything_that_a_scheduler_offers_is_an_event_or_a_question() -> None:
+    offered = {name for name in dir(Scheduler) if not name.startswith("_")}
+    assert offered == EVENTS | QUESTIONS
+    assert not EVENTS & QUESTIONS
+
+
+def test_every_event_is_told_by_an_override_of_its_own() -> None:
+    assert vars(TappedScheduler).keys() >= EVENTS
+
+
+def test_what_an_event_calls_itself_is_not_told_again() -> None:
+    scheduler, told = tapped()
+    request = make_request("a", 5, arrival_s=3.0)  # add() tells the time by itself
+    scheduler.add(request)
+    scheduler.expire(4.0)
+    assert told == [("add", (request,)), ("expire", (4.0,))]
+
+
+def test_setting_the_time_is_told_and_holds() -> None:
+    scheduler, told = tapped()
+    scheduler.now_s = 7.0
+    assert told == [("now_s", (7.0,))]
+    assert scheduler.now_s == 7.0
+
+
+def test_a_refusal_is_told_because_it_may_have_been_counted() -> None:
+    scheduler, told = tapped(max_waiting_requests=1)
+    scheduler.add(make_request("a", 5))
+    with pytest.raises(Refused):
+        scheduler.add(make_request("b", 5))
+    assert [name for name, _ in told] == ["add", "add"]
+
+
+def test_a_generator_of_ids_is_told_as_what_it_yielded() -> None:
+    scheduler, told = tapped()
+    scheduler.add(make_request("a", 5))
+    assert len(scheduler.fail((name for name in ["a"]), "because")) == 1
+    assert told[-1] == ("fail", (["a"], "because"))

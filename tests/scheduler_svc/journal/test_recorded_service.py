@@ -1,0 +1,61 @@
+"""A scheduler process's shell, recorded while it serves."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from pagewire.v1 import scheduler_pb2, types_pb2
+from scheduler_svc.journal.recording import Recording
+from scheduler_svc.journal.replay import replay
+from scheduler_svc.journal.start import RecordOptions
+from simulator.fake_worker import FakeModel, StepTime
+
+MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
+
+
+async def ask(stub: Any, number: int, max_tokens: int) -> grpc.StatusCode:
+    """Runs a request to its end, whatever that is."""
+    request = scheduler_pb2.SchedulerServiceGenerateRequest(
+        request_id=f"r{number}",
+        prompt_token_ids=[*range(1, 20), 20 + number],
+        sampling=types_pb2.SamplingParams(max_tokens=max_tokens, seed=number),
+        priority=number % 3,
+        tenant="ab"[number % 2],
+    )
+    try:
+        async for _ in stub.Generate(request, timeout=0.2 if number % 7 == 6 else None):
+            pass
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("keeps_prompts", [False, True], ids=["replaced", "kept"])
+async def test_what_a_service_did_replays(
+    make_cluster: MakeCluster, tmp_path: Path, keeps_prompts: bool
+) -> None:
+    """Overload and its promises, deadlines, preemptions, a lost worker and an abort included."""
+    model = FakeModel(num_blocks=24, block_size=4, max_model_len=64)
+    options = RecordOptions(tmp_path / "records", max_mib=8, keeps_prompts=keeps_prompts)
+    async with make_cluster(
+        model, StepTime(base_s=0.002), record=options, max_num_seqs=6, max_waiting_requests=4
+    ) as cluster:
+        asking = [asyncio.create_task(ask(cluster.scheduler, i, 40)) for i in range(12)]
+        await cluster.until(lambda: cluster.engine.group.core.num_output_tokens > 40)
+        asking[0].cancel()
+        cluster.worker.fail_steps = 1
+        ends = await asyncio.gather(*asking, return_exceptions=True)
+        core = cluster.engine.group.core
+        assert cluster.engine.group.recorder.why_stopped == ""
+    assert {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED} <= set(ends)
+    report = replay(Recording(tmp_path / "records"))
+    assert report.divergence is None, str(report.divergence)
+    assert report.num_steps == core.counters.num_steps
+    assert report.num_tokens == core.num_output_tokens
+    assert report.num_preemptions == core.residency.num_preemptions > 0
+    assert report.num_workers_lost > 0

@@ -1,0 +1,28 @@
+"""What was recorded replays to the same plans, and what differs is found."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc.journal.recording import Recording
+from scheduler_svc.journal.replay import replay
+from tests.scheduler_svc.journal.recorded import Run
+
+
+@pytest.mark.parametrize("is_masked", [False, True], ids=["kept", "replaced"])
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happened_replays_to_the_same_plans(
+    tmp_path: Path, seed: int, is_masked: bool
+) -> None:
+    run = Run(tmp_path / "r", f"replay/{seed}", is_masked=is_masked)
+    run.act(700)
+    run.close()
+    report = replay(Recording(tmp_path / "r"))
+    assert report.divergence is None, str(report.divergence)
+    scheduler, called = run.world.scheduler, Counter(run.calls)
+    assert report.num_steps == scheduler.counters.num_steps > 100
+    assert report.num_tokens == scheduler.num_output_tokens
+    assert report.num_workers_lost == called["worker_lost"] > 0
+    if not is_masked:
+        assert report.num_events == len(run.calls)
