@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pagewire.v1 import types_pb2 as pagewire_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpagewire/v1/scheduler.proto\x12\x0bpagewire.v1\x1a\x17pagewire/v1/types.proto\"j\n\x0eSessionRequest\x12%\n\x06submit\x18\x01 \x01(\x0b\x32\x13.pagewire.v1.SubmitH\x00\x12)\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x18.pagewire.v1.AbortHandleH\x00\x42\x06\n\x04kind\"\xec\x01\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.pagewire.v1.SamplingParams\x12\x0e\n\x06tenant\x18\x14 \x01(\t\x12\x10\n\x08priority\x18\x15 \x01(\x05\x12\x16\n\ttimeout_s\x18\x16 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\ncache_salt\x18\x1e \x01(\t\x12\x19\n\x11skip_prefix_cache\x18\x1f \x01(\x08\x42\x0c\n\n_timeout_s\"\x1d\n\x0b\x41\x62ortHandle\x12\x0e\n\x06handle\x18\x01 \x01(\r\"\xb6\x01\n\x0fSessionResponse\x12\x0f\n\x07handles\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\'\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x15.pagewire.v1.Finished\x12\'\n\x08\x61\x64mitted\x18\x04 \x03(\x0b\x32\x15.pagewire.v1.Admitted\x12-\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1b.pagewire.v1.LogprobColumns\"1\n\x08\x41\x64mitted\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"\xea\x01\n\x08\x46inished\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.pagewire.v1.Usage\x12\x13\n\x0bstatus_code\x18\x05 \x01(\r\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x1a\n\rretry_after_s\x18\x14 \x01(\x01H\x01\x88\x01\x01\x42\x10\n\x0e_stop_token_idB\x10\n\x0e_retry_after_s\"\xcf\x01\n\x1fSchedulerServiceGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.pagewire.v1.SamplingParams\x12\x0e\n\x06tenant\x18\x14 \x01(\t\x12\x10\n\x08priority\x18\x15 \x01(\x05\x12\x12\n\ncache_salt\x18\x1e \x01(\t\x12\x19\n\x11skip_prefix_cache\x18\x1f \x01(\x08\"\xfa\x01\n SchedulerServiceGenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.pagewire.v1.Usage\x12,\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1a.pagewire.v1.TokenLogprobsB\x10\n\x0e_stop_token_id\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\" \n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x03(\t\":\n\x12SetPriorityRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08priority\x18\x02 \x01(\x05\"\x15\n\x13SetPriorityResponse\"\x19\n\x17ResetPrefixCacheRequest\".\n\x18ResetPrefixCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"\x12\n\x10GetStatusRequest\"\xbd\x05\n\x11GetStatusResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12%\n\x05model\x18\x03 \x01(\x0b\x32\x16.pagewire.v1.ModelInfo\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x05 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x06 \x01(\x04\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x08 \x01(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x11\n\tnum_steps\x18\n \x01(\x04\x12\x1b\n\x13prefix_query_tokens\x18\x0b \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\x0c \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\r \x01(\x04\x12\x14\n\x0cnum_accepted\x18\x0e \x01(\x04\x12\x14\n\x0cnum_finished\x18\x0f \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x10 \x01(\x04\x12\x1a\n\x12num_prefill_tokens\x18\x11 \x01(\x04\x12\r\n\x05\x65poch\x18\x12 \x01(\x04\x12\x16\n\x0eworker_address\x18\x13 \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x14 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x15 \x01(\r\x12\x10\n\x08uptime_s\x18\x16 \x01(\x01\x12\x15\n\rnum_evictions\x18\x1e \x01(\x04\x12\x19\n\x11num_cached_blocks\x18\x1f \x01(\r\x12\x1f\n\x12seconds_of_backlog\x18( \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0enum_overloaded\x18) \x01(\x04\x12\x13\n\x0bnum_expired\x18* \x01(\x04\x12\x0e\n\x06policy\x18+ \x01(\tB\x15\n\x13_seconds_of_backlog2\x86\x04\n\x10SchedulerService\x12H\n\x07Session\x12\x1b.pagewire.v1.SessionRequest\x1a\x1c.pagewire.v1.SessionResponse(\x01\x30\x01\x12i\n\x08Generate\x12,.pagewire.v1.SchedulerServiceGenerateRequest\x1a-.pagewire.v1.SchedulerServiceGenerateResponse0\x01\x12>\n\x05\x41\x62ort\x12\x19.pagewire.v1.AbortRequest\x1a\x1a.pagewire.v1.AbortResponse\x12P\n\x0bSetPriority\x12\x1f.pagewire.v1.SetPriorityRequest\x1a .pagewire.v1.SetPriorityResponse\x12_\n\x10ResetPrefixCache\x12$.pagewire.v1.ResetPrefixCacheRequest\x1a%.pagewire.v1.ResetPrefixCacheResponse\x12J\n\tGetStatus\x12\x1d.pagewire.v1.GetStatusRequest\x1a\x1e.pagewire.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpagewire/v1/scheduler.proto\x12\x0bpagewire.v1\x1a\x17pagewire/v1/types.proto\"j\n\x0eSessionRequest\x12%\n\x06submit\x18\x01 \x01(\x0b\x32\x13.pagewire.v1.SubmitH\x00\x12)\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x18.pagewire.v1.AbortHandleH\x00\x42\x06\n\x04kind\"\x93\x02\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.pagewire.v1.SamplingParams\x12\x0e\n\x06tenant\x18\x14 \x01(\t\x12\x10\n\x08priority\x18\x15 \x01(\x05\x12\x16\n\ttimeout_s\x18\x16 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\ncache_salt\x18\x1e \x01(\t\x12\x19\n\x11skip_prefix_cache\x18\x1f \x01(\x08\x12%\n\x07pooling\x18P \x01(\x0e\x32\x14.pagewire.v1.PoolingB\x0c\n\n_timeout_s\"\x1d\n\x0b\x41\x62ortHandle\x12\x0e\n\x06handle\x18\x01 \x01(\r\"\xe9\x01\n\x0fSessionResponse\x12\x0f\n\x07handles\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\'\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x15.pagewire.v1.Finished\x12\'\n\x08\x61\x64mitted\x18\x04 \x03(\x0b\x32\x15.pagewire.v1.Admitted\x12-\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1b.pagewire.v1.LogprobColumns\x12\x31\n\x0eprompt_reports\x18P \x03(\x0b\x32\x19.pagewire.v1.PromptReport\"1\n\x08\x41\x64mitted\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"\xea\x01\n\x08\x46inished\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.pagewire.v1.Usage\x12\x13\n\x0bstatus_code\x18\x05 \x01(\r\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x1a\n\rretry_after_s\x18\x14 \x01(\x01H\x01\x88\x01\x01\x42\x10\n\x0e_stop_token_idB\x10\n\x0e_retry_after_s\"\xf6\x01\n\x1fSchedulerServiceGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.pagewire.v1.SamplingParams\x12\x0e\n\x06tenant\x18\x14 \x01(\t\x12\x10\n\x08priority\x18\x15 \x01(\x05\x12\x12\n\ncache_salt\x18\x1e \x01(\t\x12\x19\n\x11skip_prefix_cache\x18\x1f \x01(\x08\x12%\n\x07pooling\x18P \x01(\x0e\x32\x14.pagewire.v1.Pooling\"\xbf\x02\n SchedulerServiceGenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.pagewire.v1.Usage\x12,\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1a.pagewire.v1.TokenLogprobs\x12\x33\n\x0fprompt_logprobs\x18P \x03(\x0b\x32\x1a.pagewire.v1.TokenLogprobs\x12\x0e\n\x06hidden\x18Q \x03(\x02\x42\x10\n\x0e_stop_token_id\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\" \n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x03(\t\":\n\x12SetPriorityRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08priority\x18\x02 \x01(\x05\"\x15\n\x13SetPriorityResponse\"\x19\n\x17ResetPrefixCacheRequest\".\n\x18ResetPrefixCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"\x12\n\x10GetStatusRequest\"\xbd\x05\n\x11GetStatusResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12%\n\x05model\x18\x03 \x01(\x0b\x32\x16.pagewire.v1.ModelInfo\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x05 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x06 \x01(\x04\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x08 \x01(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x11\n\tnum_steps\x18\n \x01(\x04\x12\x1b\n\x13prefix_query_tokens\x18\x0b \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\x0c \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\r \x01(\x04\x12\x14\n\x0cnum_accepted\x18\x0e \x01(\x04\x12\x14\n\x0cnum_finished\x18\x0f \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x10 \x01(\x04\x12\x1a\n\x12num_prefill_tokens\x18\x11 \x01(\x04\x12\r\n\x05\x65poch\x18\x12 \x01(\x04\x12\x16\n\x0eworker_address\x18\x13 \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x14 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x15 \x01(\r\x12\x10\n\x08uptime_s\x18\x16 \x01(\x01\x12\x15\n\rnum_evictions\x18\x1e \x01(\x04\x12\x19\n\x11num_cached_blocks\x18\x1f \x01(\r\x12\x1f\n\x12seconds_of_backlog\x18( \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0enum_overloaded\x18) \x01(\x04\x12\x13\n\x0bnum_expired\x18* \x01(\x04\x12\x0e\n\x06policy\x18+ \x01(\tB\x15\n\x13_seconds_of_backlog2\x86\x04\n\x10SchedulerService\x12H\n\x07Session\x12\x1b.pagewire.v1.SessionRequest\x1a\x1c.pagewire.v1.SessionResponse(\x01\x30\x01\x12i\n\x08Generate\x12,.pagewire.v1.SchedulerServiceGenerateRequest\x1a-.pagewire.v1.SchedulerServiceGenerateResponse0\x01\x12>\n\x05\x41\x62ort\x12\x19.pagewire.v1.AbortRequest\x1a\x1a.pagewire.v1.AbortResponse\x12P\n\x0bSetPriority\x12\x1f.pagewire.v1.SetPriorityRequest\x1a .pagewire.v1.SetPriorityResponse\x12_\n\x10ResetPrefixCache\x12$.pagewire.v1.ResetPrefixCacheRequest\x1a%.pagewire.v1.ResetPrefixCacheResponse\x12J\n\tGetStatus\x12\x1d.pagewire.v1.GetStatusRequest\x1a\x1e.pagewire.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,35 +35,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SESSIONREQUEST']._serialized_start=69
   _globals['_SESSIONREQUEST']._serialized_end=175
   _globals['_SUBMIT']._serialized_start=178
-  _globals['_SUBMIT']._serialized_end=414
-  _globals['_ABORTHANDLE']._serialized_start=416
-  _globals['_ABORTHANDLE']._serialized_end=445
-  _globals['_SESSIONRESPONSE']._serialized_start=448
-  _globals['_SESSIONRESPONSE']._serialized_end=630
-  _globals['_ADMITTED']._serialized_start=632
-  _globals['_ADMITTED']._serialized_end=681
-  _globals['_FINISHED']._serialized_start=684
-  _globals['_FINISHED']._serialized_end=918
-  _globals['_SCHEDULERSERVICEGENERATEREQUEST']._serialized_start=921
-  _globals['_SCHEDULERSERVICEGENERATEREQUEST']._serialized_end=1128
-  _globals['_SCHEDULERSERVICEGENERATERESPONSE']._serialized_start=1131
-  _globals['_SCHEDULERSERVICEGENERATERESPONSE']._serialized_end=1381
-  _globals['_ABORTREQUEST']._serialized_start=1383
-  _globals['_ABORTREQUEST']._serialized_end=1418
-  _globals['_ABORTRESPONSE']._serialized_start=1420
-  _globals['_ABORTRESPONSE']._serialized_end=1452
-  _globals['_SETPRIORITYREQUEST']._serialized_start=1454
-  _globals['_SETPRIORITYREQUEST']._serialized_end=1512
-  _globals['_SETPRIORITYRESPONSE']._serialized_start=1514
-  _globals['_SETPRIORITYRESPONSE']._serialized_end=1535
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1537
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1562
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1564
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1610
-  _globals['_GETSTATUSREQUEST']._serialized_start=1612
-  _globals['_GETSTATUSREQUEST']._serialized_end=1630
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1633
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2334
-  _globals['_SCHEDULERSERVICE']._serialized_start=2337
-  _globals['_SCHEDULERSERVICE']._serialized_end=2855
+  _globals['_SUBMIT']._serialized_end=453
+  _globals['_ABORTHANDLE']._serialized_start=455
+  _globals['_ABORTHANDLE']._serialized_end=484
+  _globals['_SESSIONRESPONSE']._serialized_start=487
+  _globals['_SESSIONRESPONSE']._serialized_end=720
+  _globals['_ADMITTED']._serialized_start=722
+  _globals['_ADMITTED']._serialized_end=771
+  _globals['_FINISHED']._serialized_start=774
+  _globals['_FINISHED']._serialized_end=1008
+  _globals['_SCHEDULERSERVICEGENERATEREQUEST']._serialized_start=1011
+  _globals['_SCHEDULERSERVICEGENERATEREQUEST']._serialized_end=1257
+  _globals['_SCHEDULERSERVICEGENERATERESPONSE']._serialized_start=1260
+  _globals['_SCHEDULERSERVICEGENERATERESPONSE']._serialized_end=1579
+  _globals['_ABORTREQUEST']._serialized_start=1581
+  _globals['_ABORTREQUEST']._serialized_end=1616
+  _globals['_ABORTRESPONSE']._serialized_start=1618
+  _globals['_ABORTRESPONSE']._serialized_end=1650
+  _globals['_SETPRIORITYREQUEST']._serialized_start=1652
+  _globals['_SETPRIORITYREQUEST']._serialized_end=1710
+  _globals['_SETPRIORITYRESPONSE']._serialized_start=1712
+  _globals['_SETPRIORITYRESPONSE']._serialized_end=1733
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1735
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1760
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1762
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1808
+  _globals['_GETSTATUSREQUEST']._serialized_start=1810
+  _globals['_GETSTATUSREQUEST']._serialized_end=1828
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1831
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2532
+  _globals['_SCHEDULERSERVICE']._serialized_start=2535
+  _globals['_SCHEDULERSERVICE']._serialized_end=3053
 # @@protoc_insertion_point(module_scope)

@@ -16,7 +16,7 @@ class SessionRequest(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[AbortHandle, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "tenant", "priority", "timeout_s", "cache_salt", "skip_prefix_cache")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "tenant", "priority", "timeout_s", "cache_salt", "skip_prefix_cache", "pooling")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class Submit(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     SKIP_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: bytes
@@ -35,7 +36,8 @@ class Submit(_message.Message):
     timeout_s: float
     cache_salt: str
     skip_prefix_cache: bool
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ...) -> None: ...
+    pooling: _types_pb2.Pooling
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ...) -> None: ...
 
 class AbortHandle(_message.Message):
     __slots__ = ("handle",)
@@ -44,18 +46,20 @@ class AbortHandle(_message.Message):
     def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("handles", "token_ids", "finished", "admitted", "logprobs")
+    __slots__ = ("handles", "token_ids", "finished", "admitted", "logprobs", "prompt_reports")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_REPORTS_FIELD_NUMBER: _ClassVar[int]
     handles: bytes
     token_ids: bytes
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
     admitted: _containers.RepeatedCompositeFieldContainer[Admitted]
     logprobs: _types_pb2.LogprobColumns
-    def __init__(self, handles: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., logprobs: _Optional[_Union[_types_pb2.LogprobColumns, _Mapping]] = ...) -> None: ...
+    prompt_reports: _containers.RepeatedCompositeFieldContainer[_types_pb2.PromptReport]
+    def __init__(self, handles: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., logprobs: _Optional[_Union[_types_pb2.LogprobColumns, _Mapping]] = ..., prompt_reports: _Optional[_Iterable[_Union[_types_pb2.PromptReport, _Mapping]]] = ...) -> None: ...
 
 class Admitted(_message.Message):
     __slots__ = ("handle", "cached_tokens")
@@ -84,7 +88,7 @@ class Finished(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., status_code: _Optional[int] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class SchedulerServiceGenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "tenant", "priority", "cache_salt", "skip_prefix_cache")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "tenant", "priority", "cache_salt", "skip_prefix_cache", "pooling")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +96,7 @@ class SchedulerServiceGenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     SKIP_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _types_pb2.SamplingParams
@@ -99,23 +104,28 @@ class SchedulerServiceGenerateRequest(_message.Message):
     priority: int
     cache_salt: str
     skip_prefix_cache: bool
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ...) -> None: ...
+    pooling: _types_pb2.Pooling
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ...) -> None: ...
 
 class SchedulerServiceGenerateResponse(_message.Message):
-    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "usage", "logprobs")
+    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "usage", "logprobs", "prompt_logprobs", "hidden")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: _types_pb2.FinishReason
     stop_token_id: int
     usage: _types_pb2.Usage
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
+    hidden: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., hidden: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_ids",)

@@ -217,7 +217,7 @@ class SchedulerOutput(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., ack_step_id: _Optional[int] = ..., reset: bool = ..., freed_slots: _Optional[bytes] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., appended_slots: _Optional[bytes] = ..., appended_block_ids: _Optional[bytes] = ..., same_rows: bool = ..., slots: _Optional[bytes] = ..., num_scheduled: _Optional[bytes] = ..., granted_steps: _Optional[int] = ..., wants_state: bool = ...) -> None: ...
 
 class NewSequence(_message.Message):
-    __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling")
+    __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "report_begin", "prompt_only")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +225,8 @@ class NewSequence(_message.Message):
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    REPORT_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ONLY_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request_id: str
     token_ids: bytes
@@ -232,10 +234,12 @@ class NewSequence(_message.Message):
     num_computed_tokens: int
     block_ids: bytes
     sampling: RowSampling
-    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ...) -> None: ...
+    report_begin: int
+    prompt_only: bool
+    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., report_begin: _Optional[int] = ..., prompt_only: bool = ...) -> None: ...
 
 class RowSampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words_token_ids", "logprobs")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words_token_ids", "logprobs", "prompt_logprobs", "pooling")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +254,8 @@ class RowSampling(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -264,10 +270,12 @@ class RowSampling(_message.Message):
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     bad_words_token_ids: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenSequence]
     logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_types_pb2.LogitBias, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[_types_pb2.TokenSequence, _Mapping]]] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: int
+    pooling: _types_pb2.Pooling
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_types_pb2.LogitBias, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[_types_pb2.TokenSequence, _Mapping]]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ...) -> None: ...
 
 class ModelRunnerOutput(_message.Message):
-    __slots__ = ("step_id", "token_ids", "row_status", "error", "timings", "logprobs", "state")
+    __slots__ = ("step_id", "token_ids", "row_status", "error", "timings", "logprobs", "state", "prompt_reports")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ROW_STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +283,7 @@ class ModelRunnerOutput(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_REPORTS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     token_ids: bytes
     row_status: bytes
@@ -282,7 +291,8 @@ class ModelRunnerOutput(_message.Message):
     timings: StepTimings
     logprobs: _types_pb2.LogprobColumns
     state: StateHashes
-    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., row_status: _Optional[bytes] = ..., error: _Optional[str] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., logprobs: _Optional[_Union[_types_pb2.LogprobColumns, _Mapping]] = ..., state: _Optional[_Union[StateHashes, _Mapping]] = ...) -> None: ...
+    prompt_reports: _containers.RepeatedCompositeFieldContainer[_types_pb2.PromptReport]
+    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., row_status: _Optional[bytes] = ..., error: _Optional[str] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., logprobs: _Optional[_Union[_types_pb2.LogprobColumns, _Mapping]] = ..., state: _Optional[_Union[StateHashes, _Mapping]] = ..., prompt_reports: _Optional[_Iterable[_Union[_types_pb2.PromptReport, _Mapping]]] = ...) -> None: ...
 
 class StateHashes(_message.Message):
     __slots__ = ("slots", "hashes")

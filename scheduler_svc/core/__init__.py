@@ -18,12 +18,14 @@ from scheduler_svc.core.plan import (
     StepPlan,
     StepResult,
 )
+from scheduler_svc.core.reports import Asked, Report, Told
 from scheduler_svc.core.request import FinishReason, RefusalKind, Refused, Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.timeline import Phase, Timeline
 
 __all__ = [
+    "Asked",
     "Cause",
     "Cut",
     "FinishReason",
@@ -35,6 +37,7 @@ __all__ = [
     "Policy",
     "RefusalKind",
     "Refused",
+    "Report",
     "Request",
     "Scheduler",
     "SchedulerConfig",
@@ -44,5 +47,6 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "Timeline",
+    "Told",
     "hopeless",
 ]

@@ -121,10 +121,10 @@ class Admission:
         return shared, chunk, -(-(num_cached + chunk) // config.block_size) - len(shared)
 
     def cached_blocks(self, sequence: Sequence) -> list[int]:
-        """Blocks of the longest cached prefix that leaves at least one token to compute."""
+        """Blocks of the longest cached prefix that leaves what has to be computed."""
         if not self._config.enable_prefix_caching or sequence.is_private:
             return []
-        usable = (len(sequence.token_ids) - 1) // self._config.block_size
+        usable = sequence.num_skippable // self._config.block_size
         hashes = sequence.block_hashes(self._config.block_size)[:usable]
         return self._residency.pool.cache.lookup(hashes, sequence.token_ids, sequence.root)
 
@@ -136,7 +136,12 @@ class Admission:
         assert slot is not None
         table.num_computed[slot] = num_cached + chunk
         table.last_step[slot] = draft.step_id
-        if num_cached + chunk == len(sequence.token_ids):
+        report_begin = sequence.num_report_planned
+        draft.inquire(sequence, slot, num_cached + chunk)
+        is_prompt_only = sequence.request.is_prompt_only
+        if not (is_prompt_only or sequence.has_to_report):
+            table.inquiring.discard(slot)
+        if num_cached + chunk == len(sequence.token_ids) and not is_prompt_only:
             table.num_planned[slot] += 1
             draft.admitted_sampled.append(slot)
         if self._config.enable_prefix_caching:
@@ -151,6 +156,7 @@ class Admission:
                 block_ids=block_ids,
                 num_first_cached_tokens=sequence.num_cached or 0,
                 stop_ids=sequence.stop_ids,
+                report_begin=report_begin,
             )
         )
         draft.admitted_chunks.append(chunk)

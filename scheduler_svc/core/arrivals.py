@@ -15,20 +15,11 @@ from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import FinishReason, TokenIds
 from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.sealing import seal
-from scheduler_svc.core.sequence import Sequence, Status
+from scheduler_svc.core.sequence import End, Sequence, Status
 from scheduler_svc.core.slots import Index, Slots
 from scheduler_svc.core.timeline import Phase
 
 _NOT_FINITE = "the model's logits were not finite"
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """A sequence that has to end, and why."""
-
-    sequence: Sequence
-    reason: FinishReason
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

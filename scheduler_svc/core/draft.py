@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.plan import Held, NewSequence
+from scheduler_svc.core.reports import Asked, ask
+from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.slots import Index, Slots
 
 
@@ -36,7 +38,17 @@ class Draft:
     admitted: list[NewSequence] = field(default_factory=list)
     admitted_chunks: list[int] = field(default_factory=list)
     admitted_sampled: list[int] = field(default_factory=list)  # slots
+    asked: list[Asked] = field(default_factory=list)
+    prompt_ends: list[Sequence] = field(default_factory=list)
     held: Held | None = None  # why the queue did not move on; None: nobody waits
+
+    def inquire(self, sequence: Sequence, slot: int, end: int) -> None:
+        """Notes what a row that computes up to `end` brings beside KV and a token."""
+        asked = ask(sequence, slot, end)
+        if asked is not None:
+            self.asked.append(asked)
+        if sequence.request.is_prompt_only and end == sequence.num_prompt:
+            self.prompt_ends.append(sequence)
 
     def keep(self, chunks: NDArray[np.int32]) -> None:
         """Keeps the rows that compute something."""

@@ -29,9 +29,7 @@ class Intake:
             raise Refused(
                 RefusalKind.DUPLICATE, f"request_id {request.request_id!r} is live already"
             )
-        max_len = self._config.max_model_len
-        if request.max_tokens is not None:
-            max_len = min(max_len, len(request.prompt_token_ids) + request.max_tokens)
+        max_len = self._max_len(request)
         # The last token is never computed, so it needs no room.
         num_blocks = -(-(max_len - 1) // self._config.block_size)
         if num_blocks > num_usable_blocks:
@@ -45,19 +43,30 @@ class Intake:
         self._check_load(request)
         return max_len
 
+    def _max_len(self, request: Request) -> int:
+        num_prompt, max_len = len(request.prompt_token_ids), self._config.max_model_len
+        if request.is_prompt_only:
+            return num_prompt + 1  # never reached: all of the prompt is computed, nothing sampled
+        if request.max_tokens is None:
+            return max_len
+        return min(max_len, num_prompt + request.max_tokens)
+
     def _problem(self, request: Request) -> str | None:
         prompt, config = request.prompt_token_ids, self._config
         if not len(prompt):
             return "prompt_token_ids is empty"
-        if len(prompt) >= config.max_model_len:
+        most = config.max_model_len - (not request.is_prompt_only)
+        if len(prompt) > most:
             return (
                 f"prompt_token_ids has {len(prompt)} tokens; with max_model_len "
-                f"{config.max_model_len} at most {config.max_model_len - 1} leave room for output"
+                f"{config.max_model_len} at most {most} leave room for output"
             )
         if prompt.min() < 0 or prompt.max() >= config.vocab_size:
             return f"prompt_token_ids has an id outside 0..{config.vocab_size - 1}"
-        if request.max_tokens is not None and request.max_tokens < 1:
-            return f"max_tokens is {request.max_tokens}, must be at least 1"
+        if request.max_tokens is not None and request.max_tokens < 0:
+            return f"max_tokens is {request.max_tokens}, must not be negative"
+        if not 0 <= request.report_begin <= request.report_end <= len(prompt):
+            return f"reports {request.report_begin}..{request.report_end} are not of the prompt"
         if request.min_tokens < 0:
             return f"min_tokens is {request.min_tokens}, must not be negative"
         if request.max_tokens is not None and request.min_tokens > request.max_tokens:

@@ -37,7 +37,8 @@ class Moving:
     def can_hold(self, sequence: Sequence) -> bool:
         """Whether a sequence may be adopted: it fits, and nobody else has its id."""
         config = self._residency.config
-        most = min(config.max_model_len, self._residency.pool.num_usable * config.block_size + 1)
+        most = config.max_model_len + sequence.request.is_prompt_only
+        most = min(most, self._residency.pool.num_usable * config.block_size + 1)
         return sequence.max_len <= most and sequence.request.request_id not in self._live
 
     def adopt(self, sequence: Sequence) -> None:

@@ -7,6 +7,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.reports import Asked, Report, Told
 from scheduler_svc.core.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.slots import Index, Roster, Slots
@@ -27,6 +28,7 @@ class NewSequence:
     block_ids: list[int]
     num_first_cached_tokens: int  # of the prompt, when it was first admitted
     stop_ids: tuple[int, ...]  # masked by the worker until min_tokens
+    report_begin: int = 0  # before this position there is nothing to report
 
 
 class Cause(Enum):
@@ -69,6 +71,8 @@ class StepPlan:
     num_free_blocks: int = 0
     held: Held | None = None  # None: nobody waits
     grant_id: int | None = None  # the first step of the grant that it belongs to, if of any
+    asked: list[Asked] = field(default_factory=list)  # in batch order
+    prompt_ends: list[Sequence] = field(default_factory=list)  # done with this step, unsampled
 
     @property
     def num_tokens(self) -> int:
@@ -88,6 +92,7 @@ class StepResult:
     step_id: int
     token_ids: TokenIds  # one per sampled slot of the plan, in its order
     bad_rows: tuple[int, ...] = ()  # indices into token_ids whose logits were not finite
+    reports: tuple[Report, ...] = ()  # one for each that the plan asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +137,4 @@ class StepOutputs:
     finished: list[Finished]
     # The row of the step's result that each token comes from; None: all of them, in their order.
     sampled_rows: Index | None = None
+    told: list[Told] = field(default_factory=list)  # to be delivered before the tokens

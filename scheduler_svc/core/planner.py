@@ -70,7 +70,7 @@ class Planner:
         """
         residency = self._residency
         table, roster = residency.table, residency.roster
-        if len(residency.waiting) or self._reset:
+        if len(residency.waiting) or self._reset or table.inquiring:
             return ()
         index, slots = roster.index, roster.slots
         left = table.max_len[index] - table.num_planned[index]
@@ -142,7 +142,7 @@ class Planner:
         is_last = planned >= table.max_len[index]  # its last token is on its way
         if np.count_nonzero(is_last):
             chunks[is_last] = 0
-        is_decode_step = np.count_nonzero(chunks == 1) == len(chunks)
+        is_decode_step = np.count_nonzero(chunks == 1) == len(chunks) and not table.inquiring
         if not is_decode_step:
             self._share_budget(chunks)
         shortage = computed + chunks - table.capacity[index]
@@ -258,6 +258,8 @@ class Planner:
             num_free_blocks=residency.pool.num_free,
             held=draft.held,
             grant_id=step_id if is_grant else None,
+            asked=draft.asked,
+            prompt_ends=draft.prompt_ends,
         )
         residency.freed_slots, residency.preempted = [], []
         self._next_step_id = step_id + draft.num_steps
@@ -278,6 +280,8 @@ class Planner:
         after = draft.computed + chunks
         table.num_computed[index] = after
         samples = after == draft.planned
+        if table.inquiring:
+            self._inquire(draft, after, samples)
         table.num_planned[index[samples]] += 1
         if self._config.enable_prefix_caching:
             # Prompt blocks can be shared from now on: whoever reads them computes no earlier.
@@ -285,6 +289,21 @@ class Planner:
             seal(table, self._residency.pool.cache, index, covered)
         sampled: Slots = draft.slots[samples]
         return sampled
+
+    def _inquire(self, draft: Draft, after: NDArray[np.int32], samples: NDArray[np.bool_]) -> None:
+        """The few running rows that sample nothing or have something to report."""
+        table = self._residency.table
+        of_the_admitted, draft.asked = draft.asked, []
+        for row in np.flatnonzero(np.isin(draft.index, list(table.inquiring))).tolist():
+            slot = int(draft.index[row])
+            sequence = table.sequence[slot]
+            assert sequence is not None
+            draft.inquire(sequence, slot, int(after[row]))
+            if sequence.request.is_prompt_only:
+                samples[row] = False
+            elif not sequence.has_to_report:
+                table.inquiring.discard(slot)
+        draft.asked += of_the_admitted  # which come last in the batch
 
 
 def _extended(column: NDArray[np.int32], values: list[int]) -> NDArray[np.int32]:

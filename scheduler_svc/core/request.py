@@ -51,7 +51,7 @@ class Request:
 
     request_id: str
     prompt_token_ids: TokenIds
-    max_tokens: int | None = None  # None: as many as the length limit allows
+    max_tokens: int | None = None  # None: as many as the length limit allows; 0: the prompt alone
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -64,3 +64,11 @@ class Request:
     tenant: str = ""  # who shares with whom
     cache_salt: str = ""  # cached prefixes are found by requests of the same salt alone
     skip_prefix_cache: bool = False  # neither looks for a cached prefix nor leaves one
+    # Positions of the prompt that the worker reports on when it computes them; none where equal.
+    report_begin: int = 0
+    report_end: int = 0
+
+    @property
+    def is_prompt_only(self) -> bool:
+        """Whether nothing is sampled: it ends when its prompt is computed."""
+        return self.max_tokens == 0

@@ -15,6 +15,7 @@ the previous result is known; results come in the order of the plans.
 from collections import deque
 from collections.abc import Iterable
 
+from scheduler_svc.core import reports
 from scheduler_svc.core.arrivals import Arrivals
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.deadlines import Deadlines
@@ -244,22 +245,32 @@ class Scheduler:
             raise OutOfStep(f"step {plan.step_id}: {message}")
         if result.bad_rows and not 0 <= min(result.bad_rows) <= max(result.bad_rows) < num_rows:
             raise OutOfStep(f"step {plan.step_id}: bad_rows {result.bad_rows} has no such row")
+        if not reports.answers(plan.asked, result.reports):
+            raise OutOfStep(f"step {plan.step_id}: its reports are not those asked for")
         self._in_flight.popleft()
+        told, ends = reports.receive(plan, result.reports, self.residency)
+        # Whoever a report ends gets no token any more.
+        finished = [self._finish(end.sequence, end.reason, end.message) for end in ends]
         if plan.num_scheduled is not None:
             self._arrivals.begin_decoding(plan.sampled_slots)
         arrived = self._arrivals.take(plan.sampled_slots, result)
-        finished = [self._finish(end.sequence, end.reason, end.message) for end in arrived.ends]
+        finished += [self._finish(end.sequence, end.reason, end.message) for end in arrived.ends]
         if finished:
             self.residency.renew_roster()
         self.residency.acknowledge(plan.step_id)
         self.num_output_tokens += len(arrived.token_ids)
         return StepOutputs(
-            arrived.clients, arrived.handles, arrived.token_ids, finished, arrived.sampled_rows
+            arrived.clients,
+            arrived.handles,
+            arrived.token_ids,
+            finished,
+            arrived.sampled_rows,
+            told,
         )
 
     def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "") -> Finished:
         self._end(sequence)
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and sequence.num_output:
             self.output_lengths.observe(sequence, sequence.num_output)
         return Finished.of(sequence, reason, message, self.config.eos_token_ids)
 
@@ -279,6 +290,7 @@ class Scheduler:
         self.residency.is_worker_away = True
         for sequence in self._live.values():
             sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
+            sequence.num_report_planned = sequence.num_reported
         num_ran = self.residency.evacuate(num_blocks or self.residency.pool.num_blocks)
         if oldest is not None:
             note_loss(oldest)

@@ -1,11 +1,12 @@
 """One sequence: what survives of a request when its slot, its blocks and its worker are gone."""
 
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
 from scheduler_svc.core.block_hash import chain, root_of
-from scheduler_svc.core.request import Request, TokenIds
+from scheduler_svc.core.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.strikes import Strikes
 from scheduler_svc.core.timeline import Timeline
 
@@ -17,6 +18,15 @@ class Status(Enum):
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A sequence that has to end, and why."""
+
+    sequence: "Sequence"
+    reason: FinishReason
+    message: str = ""
 
 
 class Sequence:
@@ -35,6 +45,8 @@ class Sequence:
         "num_overtaken",
         "num_preemptions",
         "num_prompt",
+        "num_report_planned",
+        "num_reported",
         "number",
         "request",
         "root",
@@ -67,12 +79,26 @@ class Sequence:
         self.is_private = request.skip_prefix_cache
         self.root = root_of(request.cache_salt)  # parent of its first block
         self.strikes: Strikes | None = None  # None: no worker was lost in a step of it
+        # Positions of the prompt, from the first on, that need no report: it came, or nobody asks;
+        # and those, with what steps in flight will report.
+        self.num_reported = self.num_report_planned = request.report_begin
         self._hashes: list[int] = []
 
     @property
     def num_output(self) -> int:
         """Tokens generated, as far as `token_ids` is current."""
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def has_to_report(self) -> bool:
+        """Whether there are positions of the prompt for which no report is planned yet."""
+        return self.num_report_planned < self.request.report_end
+
+    @property
+    def num_skippable(self) -> int:
+        """Leading tokens that a prefix hit may skip: all but one, and none that needs a report."""
+        most = len(self.token_ids) - 1
+        return min(most, self.num_report_planned) if self.has_to_report else most
 
     def append(self, token_id: int) -> None:
         """Adds a token that arrived after the sequence lost its slot."""

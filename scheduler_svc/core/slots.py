@@ -60,6 +60,8 @@ class SlotTable:
         self.client = column()
         self.handle: NDArray[np.uint32] = np.zeros(max_num_seqs, dtype=np.uint32)
         self.last_step: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        # Slots of the few that sample nothing or have prompt left to report on.
+        self.inquiring: set[int] = set()
         # One column for the first stop token of every slot, one for the second, as many as needed.
         self.stop_ids: list[NDArray[np.int32]] = []
 
@@ -80,6 +82,8 @@ class SlotTable:
         self.enter_stops(slot, sequence.stop_ids)
         self.sequence[slot] = sequence
         self.is_live[slot] = self.is_prefilling[slot] = True
+        if sequence.request.is_prompt_only or sequence.has_to_report:
+            self.inquiring.add(slot)
         sequence.slot = slot
         sequence.status = Status.RUNNING
 
@@ -111,6 +115,7 @@ class SlotTable:
         sequence.status = status
         self.sequence[slot] = None
         self.is_live[slot] = False
+        self.inquiring.discard(slot)
         return sequence
 
     def tokens(self, slot: int) -> TokenIds:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core import Request, StepPlan, StepResult
+from scheduler_svc.core import Report, Request, StepPlan, StepResult
 from scheduler_svc.core.block_hash import root_of
 
 Content = int  # hash of a token and everything before it
@@ -29,6 +29,7 @@ class _Slot:
     block_ids: list[int]
     root: Content  # of what comes before the first token
     contents: list[Content] = field(default_factory=list)  # of each token
+    report_begin: int = 0
 
     def content(self, position: int) -> Content:
         """What the KV of a position must have been computed from."""
@@ -46,6 +47,7 @@ class FakeWorker:
         self.vocab_size = vocab_size
         self.kv: dict[tuple[int, int], Content] = {}
         self.slots: dict[int, _Slot] = {}
+        self.reported: dict[int, list[Request]] = {}  # by step: on whose prompts
         self.last_step_id: int | None = None
         self.roots: dict[int, Content] = {}  # what first blocks follow, by its hash
         self._previous_rows: list[int] = []
@@ -62,14 +64,17 @@ class FakeWorker:
         self._apply_changes(plan)
         rows, counts = self._rows(plan)
         self._write(rows, counts)
-        sampled = []
+        sampled, reports = [], []
         for row, count in zip(rows, counts, strict=True):
             self._read(row, count)
+            reports += self._report(row, count)
             if self._advance(row, count):
                 sampled.append(row)
         assert plan.sampled_slots.tolist() == sampled
         token_ids = [self.slots[row].token_ids[-1] for row in sampled]
-        return StepResult(plan.step_id, np.array(token_ids, dtype=np.int32))
+        tokens = np.array(token_ids, dtype=np.int32)
+        self.reported[plan.step_id] = [self.slots[report.slot].request for report in reports]
+        return StepResult(plan.step_id, tokens, reports=tuple(reports))
 
     def _apply_changes(self, plan: StepPlan) -> None:
         for slot in plan.freed_slots:
@@ -82,6 +87,7 @@ class FakeWorker:
                 new.num_computed_tokens,
                 list(new.block_ids),
                 self._root(new.request),
+                report_begin=new.report_begin,
             )
         for slot, block_id in zip(plan.appended_slots, plan.appended_block_ids, strict=True):
             self.slots[slot].block_ids.append(block_id)
@@ -134,12 +140,21 @@ class FakeWorker:
         assert block_id > 0, "the null block is in use"
         return block_id, position % self.block_size
 
+    def _report(self, row: int, count: int) -> list[Report]:
+        """What it was asked to tell of the positions that a row computes."""
+        slot = self.slots[row]
+        begin = max(slot.num_computed, slot.report_begin)
+        end = min(slot.num_computed + count, slot.request.report_end)
+        if end <= begin:
+            return []
+        return [Report(row, begin, end)]
+
     def _advance(self, row: int, count: int) -> bool:
         """Samples if the row has reached its last token."""
         slot = self.slots[row]
         slot.num_computed += count
         assert slot.num_computed <= len(slot.token_ids), "a row computes a token nobody knows"
-        if slot.num_computed < len(slot.token_ids):
+        if slot.num_computed < len(slot.token_ids) or slot.request.max_tokens == 0:
             return False
         position = len(slot.token_ids)
         slot.token_ids.append(sampled_token(slot.request.request_id, position, self.vocab_size))

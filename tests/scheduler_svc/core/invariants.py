@@ -95,9 +95,14 @@ def _check_progress(scheduler: Scheduler) -> None:
         assert planned - known == awaited[slot], "planned tokens and steps in flight disagree"
         assert sequence.num_prompt <= known < sequence.max_len
         assert planned <= sequence.max_len, "planned beyond the length limit"
-        assert computed < planned or planned == sequence.max_len or computed == planned - 1
+        is_done = planned == sequence.max_len or sequence.request.is_prompt_only
+        assert computed < planned or is_done or computed == planned - 1
         assert int(table.capacity[slot]) == num_blocks * block_size >= computed
         assert num_blocks <= -(-(sequence.max_len - 1) // block_size), "more blocks than ever used"
+        request = sequence.request
+        asks = sequence.num_report_planned < request.report_end
+        assert (slot in table.inquiring) == (asks or request.is_prompt_only)
+        assert not asks or computed <= sequence.num_report_planned, "a report was passed over"
     for slot, sequence in residency.departed.items():
         if sequence.status is not Status.FINISHED:
             assert sequence.num_awaited == awaited[slot]

@@ -150,13 +150,42 @@ def forget_every_prefix(world: World, draw: Draw) -> None:
     world.reset_prefix_cache()
 
 
+# --- questions about the prompt ------------------------------------------------------------------
+
+
+@rule(weight=1)
+def submit_a_prompt_to_be_scored(world: World, draw: Draw) -> None:
+    prompt = world.draw_prompt(draw, 1, 24)
+    world.submit(prompt, max_tokens=draw.integer(0, 6), report_end=len(prompt) - 1)
+
+
+@rule(weight=1)
+def submit_a_prompt_to_be_embedded(world: World, draw: Draw) -> None:
+    prompt = world.draw_prompt(draw, 1, 24)
+    begin = draw.pick([0, len(prompt) - 1])
+    world.submit(prompt, max_tokens=0, report_begin=begin, report_end=len(prompt))
+
+
+@rule(weight=0.5, when=lambda world: bool(world.requests))
+def submit_a_known_prompt_to_be_scored(world: World, draw: Draw) -> None:
+    prompt = draw.pick(world.requests[-12:]).prompt_token_ids.tolist()
+    world.submit(prompt, max_tokens=draw.integer(0, 6), report_end=len(prompt) - 1)
+
+
+@rule(weight=0.3)
+def submit_a_prompt_to_be_cached(world: World, draw: Draw) -> None:
+    world.submit(world.draw_prompt(draw, 1, 24), max_tokens=0)
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 _INVALID: tuple[dict[str, object], ...] = (
     {"prompt_token_ids": []},
     {"prompt_token_ids": [VOCAB_SIZE]},
     {"prompt_token_ids": [3, -1]},
-    {"max_tokens": 0},
+    {"max_tokens": -1},
+    {"report_end": 3},
+    {"report_begin": 2, "report_end": 1},
     {"min_tokens": -1},
     {"min_tokens": 3, "max_tokens": 2},
     {"stop_token_ids": (VOCAB_SIZE,)},

@@ -7,6 +7,7 @@ flight, each request must deliver exactly that, without a gap or a repeat, and e
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 from scheduler_svc.core import (
     Finished,
@@ -33,6 +34,7 @@ class Simulation:
         self.results: deque[StepResult] = deque()
         self.requests: list[Request] = []  # by handle
         self.outputs: list[list[int]] = []  # by handle
+        self.told: list[list[int]] = []  # by handle: positions of the prompt
         self.ends: dict[int, FinishReason] = {}  # by handle
         self.num_lost = 0
         self._free_queue = FreeQueueWatch()
@@ -49,6 +51,7 @@ class Simulation:
         sequence = self.scheduler.add(request)
         self.requests.append(request)
         self.outputs.append([])
+        self.told.append([])
         self.check()
         return sequence
 
@@ -66,7 +69,14 @@ class Simulation:
         """Delivers the oldest result, with some of its rows marked as failed."""
         result = self.results.popleft()
         bad_rows = tuple(row for row in bad_rows if row < len(result.token_ids))
-        outputs = self.scheduler.update(StepResult(result.step_id, result.token_ids, bad_rows))
+        outputs = self.scheduler.update(replace(result, bad_rows=bad_rows))
+        for told in outputs.told:
+            handle = told.request.handle
+            assert handle not in self.ends and not self.outputs[handle], "a report too late"
+            whose = self.worker.reported[result.step_id][told.row]
+            assert whose.handle == handle, "a report on somebody else's prompt"
+            report = result.reports[told.row]
+            self.told[handle] += range(report.begin, report.end)
         for handle, token_id in zip(outputs.handles, outputs.token_ids, strict=True):
             assert handle not in self.ends, "a token after the end"
             self.outputs[handle].append(int(token_id))
@@ -173,6 +183,8 @@ class Simulation:
             assert got == expected[: len(got)]
         else:
             assert (got, finished.reason) == (expected, reason)
+            asked = range(finished.request.report_begin, finished.request.report_end)
+            assert self.told[handle] == list(asked)
 
     def expected(self, request: Request) -> tuple[list[int], FinishReason]:
         """What a request must produce when nobody disturbs it."""
@@ -182,6 +194,8 @@ class Simulation:
         if request.max_tokens is not None:
             limit = min(limit, request.max_tokens)
         output: list[int] = []
+        if request.max_tokens == 0:
+            return output, FinishReason.LENGTH
         while True:
             position = num_prompt + len(output)
             output.append(sampled_token(request.request_id, position, config.vocab_size))

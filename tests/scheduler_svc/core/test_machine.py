@@ -142,6 +142,17 @@ def _drop_late_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Arrivals, "_append_late", lambda self, late, token_ids: [])
 
 
+def _skip_what_is_to_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    all_but_one = property(lambda self: len(self.token_ids) - 1)
+    monkeypatch.setattr(Sequence, "num_skippable", all_but_one)
+
+
+def _count_lost_reports_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's loss takes reports along that nobody asks for again."""
+    told = property(lambda self: self.num_report_planned, lambda self, value: None)
+    monkeypatch.setattr(Sequence, "num_reported", told)
+
+
 def _stop_before_min_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     enter = SlotTable.enter
 
@@ -184,6 +195,8 @@ def _leave_a_trace_of_a_refused_result(monkeypatch: pytest.MonkeyPatch) -> None:
         _take_a_full_hit,
         _forget_that_hits_leave_the_queue,
         _drop_late_tokens,
+        _skip_what_is_to_be_reported,
+        _count_lost_reports_as_told,
         _stop_before_min_tokens,
         _lose_the_fenced_count,
         _leave_a_trace_of_a_refused_result,
@@ -194,5 +207,5 @@ def test_a_planted_bug_is_found(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(Failed):
-        for episode in range(10):
+        for episode in range(20):
             run_episode(seed=1, episode=episode, num_actions=500, tally=Tally(), tell=False)

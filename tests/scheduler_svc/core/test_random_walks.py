@@ -43,11 +43,14 @@ def random_request(rng: random.Random, config: SchedulerConfig, handle: int) -> 
     if rng.random() < 0.5:
         prompt[rng.randrange(length) :] = [rng.randrange(VOCAB_SIZE)]
     max_tokens = rng.randint(1, 16)
+    is_prompt_only = rng.random() < 0.1
+    end = len(prompt)
+    report = rng.choice([(0, 0), (0, 0), (0, end - 1), (0, end), (end - 1, end)])
     return Request(
         request_id=f"r{handle}",
         prompt_token_ids=np.array(prompt, dtype=np.int32),
-        max_tokens=max_tokens if rng.random() < 0.8 else None,
-        min_tokens=rng.choice([0, 0, 1, max_tokens]),
+        max_tokens=0 if is_prompt_only else max_tokens if rng.random() < 0.8 else None,
+        min_tokens=0 if is_prompt_only else rng.choice([0, 0, 1, max_tokens]),
         stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 1, 6]))),
         ignore_eos=rng.random() < 0.2,
         handle=handle,
@@ -57,6 +60,8 @@ def random_request(rng: random.Random, config: SchedulerConfig, handle: int) -> 
         tenant=rng.choice("abc"),
         cache_salt=rng.choice(["", "", "", "red", "blue"]),
         skip_prefix_cache=rng.random() < 0.1,
+        report_begin=report[0],
+        report_end=report[1],
     )
 
 

@@ -6,9 +6,10 @@ PAGEWIRE_REWRITE_SCENARIOS=1 to have the answers written anew, and read the diff
     config key=value ...                 a new scheduler (fields of SchedulerConfig)
     add ID prompt=1..8,5 key=value ...   a request (fields of Request)
     schedule                             plans a step
-    result TOKEN ... [bad=ROW]           answers the oldest step in flight
     priority ID NUMBER                   a live request becomes more or less urgent
     reset-cache                          every cached prefix is forgotten
+    result TOKEN ... [bad=ROW]           answers the oldest step in flight, and what it asks of
+           [bad-report]                  prompts
     abort ID | worker-lost [blocks=N] | worker-back
     expire SECONDS                       the time is now that
     state                                who runs, who waits, what is free
@@ -25,6 +26,7 @@ import pytest
 from scheduler_svc.core import (
     Policy,
     Refused,
+    Report,
     Request,
     Scheduler,
     SchedulerConfig,
@@ -149,22 +151,34 @@ class Story:
             plan.sequences(), plan.slots.tolist(), counts, plan.num_computed.tolist(), strict=True
         ):
             what = "samples" if slot in plan.sampled_slots else "no token yet"
+            what = "its end" if sequence in plan.prompt_ends else what
             line = f"  {sequence.request.request_id}: {computed}+{count}, {what}"
             if slot in new:
                 line += f"; enters slot {slot}, blocks {tell_ids(new[slot].block_ids)}"
                 line += f", {computed} cached" if computed else ""
             appended = zip(plan.appended_slots, plan.appended_block_ids, strict=True)
             gained = [block_id for owner, block_id in appended if owner == slot]
-            yield line + (f"; gains {tell_ids(gained)}" if gained else "")
+            line += f"; gains {tell_ids(gained)}" if gained else ""
+            asked = [range(one.begin, one.end) for one in plan.asked if one.slot == slot]
+            line += f"; reports {tell_ids(list(asked[0]))}" if asked else ""
+            yield line
 
     def on_result(self, words: list[str]) -> Iterator[str]:
         plan = self.scheduler.oldest_in_flight
         assert plan is not None, "no step is in flight"
         bad = [int(word[4:]) for word in words if word.startswith("bad=")]
-        token_ids = [int(word) for word in words if not word.startswith("bad=")]
-        result = StepResult(plan.step_id, np.array(token_ids, dtype=np.int32), tuple(bad))
+        token_ids = [int(word) for word in words if not word.startswith("bad")]
+        reports = tuple(
+            Report(one.slot, one.begin, one.end, "bad-report" not in words) for one in plan.asked
+        )
+        tokens = np.array(token_ids, dtype=np.int32)
+        result = StepResult(plan.step_id, tokens, tuple(bad), reports)
         outputs = self.scheduler.update(result)
         yield f"step {plan.step_id} is done"
+        for told in outputs.told:
+            asked = plan.asked[told.row]
+            told_of = tell_ids(list(range(asked.begin, asked.end)))
+            yield f"  {told.request.request_id} is told of {told_of}"
         for handle, token_id in zip(outputs.handles, outputs.token_ids, strict=True):
             yield f"  {self.names[int(handle)]} -> {token_id}"
         for finished in outputs.finished:

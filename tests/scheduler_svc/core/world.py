@@ -91,7 +91,8 @@ class World(Simulation):
         if refused.kind is RefusalKind.NEVER_FITS:
             longest = config.max_model_len
             if request.max_tokens is not None:
-                longest = min(longest, len(request.prompt_token_ids) + request.max_tokens)
+                num_tokens = max(request.max_tokens, 1)  # an unsampled end needs room, too
+                longest = min(longest, len(request.prompt_token_ids) + num_tokens)
             assert longest - 1 > num_usable * config.block_size, refused
         else:
             assert refused.kind is RefusalKind.OVERLOADED, refused
