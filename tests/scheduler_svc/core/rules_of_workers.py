@@ -16,7 +16,7 @@ def _may_plan(world: World) -> bool:
 
 
 def _awaits(world: World) -> bool:
-    return bool(world.results)
+    return bool(world.results)  # a granted step that was not begun has none yet
 
 
 # --- steps ---------------------------------------------------------------------------------------
@@ -111,17 +111,17 @@ def refuse_a_result_nobody_awaits(world: World, draw: Draw) -> None:
 # --- workers come and go -------------------------------------------------------------------------
 
 
-@rule(weight=0.4, when=lambda world: not world.is_worker_away)
+@rule(weight=0.2, when=lambda world: not world.is_worker_away)
 def restart_the_worker(world: World, draw: Draw) -> None:
     world.lose_worker()
 
 
-@rule(weight=0.4, when=lambda world: not world.is_worker_away)
+@rule(weight=0.2, when=lambda world: not world.is_worker_away)
 def replace_the_worker(world: World, draw: Draw) -> None:
     world.lose_worker(draw.integer(2, 24))
 
 
-@rule(weight=0.4)
+@rule(weight=0.2)
 def lose_the_worker(world: World, draw: Draw) -> None:
     """It stays away; lost again, it is still away."""
     world.send_worker_away()

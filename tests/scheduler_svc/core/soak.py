@@ -9,17 +9,19 @@ actions and then lets everybody finish. Seed and episode say all: the same actio
 
 import argparse
 import hashlib
+import importlib
 import subprocess
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.scheduler_svc.core import rules_of_clients, rules_of_workers
 from tests.scheduler_svc.core.draws import SeededDraw
 from tests.scheduler_svc.core.world import RULES, World, draw_config
 
-assert rules_of_clients and rules_of_workers  # imported for the rules that they register
+for _rules in ("clients", "grants", "workers"):
+    importlib.import_module(f"tests.scheduler_svc.core.rules_of_{_rules}")  # they register
+
 ACTIONS_PER_EPISODE = 1000
 
 
@@ -48,13 +50,21 @@ class Failed(Exception):
     """An action after which something does not hold; the cause says what."""
 
 
+def draw_weights(draw: SeededDraw) -> dict[str, float]:
+    """Every episode has a bent of its own: what is rare in the mean is common in some."""
+    weights = {name: rule.weight * draw.pick((0.2, 1.0, 1.0, 5.0)) for name, rule in RULES.items()}
+    crowd = draw.pick((0.1, 0.4, 1.0))  # grants, for one, need a queue that is empty now and then
+    return {n: w * (crowd if n.startswith("submit") else 1.0) for n, w in weights.items()}
+
+
 def run_episode(seed: int, episode: int, num_actions: int, tally: Tally, tell: bool) -> str:
     """One scheduler's life; returns a digest of all that it did. Raises Failed."""
     draw = SeededDraw(f"{seed}/{episode}")
     world = World(draw_config(draw), max_depth=draw.integer(0, 3))
+    weights = draw_weights(draw)
     for number in range(num_actions):
         possible = [rule for rule in RULES.values() if rule.is_possible(world)]
-        rule = draw.weighted(possible, [rule.weight for rule in possible])
+        rule = draw.weighted(possible, [weights[rule.name] for rule in possible])
         if tell:
             print(f"{number}: {rule.name}", flush=True)
         try:

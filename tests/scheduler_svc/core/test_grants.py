@@ -1,7 +1,6 @@
 """Grants: many decode steps planned at once and cut short, and no token differs for it."""
 
 import random
-from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -12,105 +11,15 @@ from scheduler_svc.core import (
     FinishReason,
     OutOfStep,
     Scheduler,
-    SchedulerConfig,
     StepPlan,
     StepResult,
 )
 from tests.scheduler_svc.core.builders import answer, make_request, make_scheduler, step
+from tests.scheduler_svc.core.granting import Granting
 from tests.scheduler_svc.core.invariants import check_invariants
-from tests.scheduler_svc.core.simulation import Simulation
 from tests.scheduler_svc.core.test_random_walks import add_random, random_config
 
 EOS = 0
-
-
-class Granting(Simulation):
-    """A worker that computes granted steps when it is told to, and leaves out what is cut."""
-
-    def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__(config)
-        self.not_begun: deque[StepPlan] = deque()
-        self.num_granted = self.num_skipped = 0
-
-    def grant(self, max_steps: int) -> tuple[StepPlan, ...]:
-        in_flight = list(self.scheduler._in_flight)
-        plans = self.scheduler.grant(max_steps)
-        if plans:
-            self._check_plan(plans[0], in_flight)
-            assert not any(plan.new_sequences or plan.reset for plan in plans)
-        self.not_begun.extend(plans)
-        self.num_granted += len(plans)
-        self.check()
-        return plans
-
-    def begin(self) -> None:
-        """The worker computes one granted step."""
-        self.results.append(self.worker.execute(self.not_begun.popleft()))
-
-    def schedule(self) -> StepPlan | None:
-        in_flight = list(self.scheduler._in_flight)
-        plan = self.scheduler.schedule()
-        if plan is not None:
-            self._check_plan(plan, in_flight)
-            while self.not_begun:  # the worker keeps the order
-                self.begin()
-            self.results.append(self.worker.execute(plan))
-        self.check()
-        return plan
-
-    def update(self, bad_rows: tuple[int, ...] = ()) -> None:
-        if not self.results:
-            self.begin()
-        super().update(bad_rows)
-
-    def cut(self, num_kept: int = 0) -> bool:
-        """Asks for a cut; the worker answers at once."""
-        cut = self.scheduler.cut(num_kept)
-        if cut is None:
-            return False
-        assert self.scheduler.schedule() is None and not self.scheduler.grant(8)
-        first = next(
-            (p.step_id for p in self.not_begun if p.step_id >= cut.first_step_id),
-            cut.last_step_id + 1,
-        )
-        while self.not_begun and self.not_begun[-1].step_id >= first:
-            self.not_begun.pop()
-        self._apply_skipped(first)
-        self.num_skipped += self.scheduler.skip(first, cut.last_step_id)
-        self.check()
-        return True
-
-    def _apply_skipped(self, first: int) -> None:
-        for plan in list(self.scheduler._in_flight):
-            if plan.step_id >= first:
-                while self.not_begun:  # a later frame's changes come behind the steps before it
-                    self.begin()
-                self.worker._apply_changes(plan)
-                self.worker.last_step_id = plan.step_id
-                self.worker._previous_rows = []
-
-    def lose_worker(self, num_blocks: int | None = None) -> None:
-        self.not_begun.clear()
-        super().lose_worker(num_blocks)
-
-    def serve(self, max_steps: int, lookahead: int, rng: random.Random) -> None:
-        """What the shell does with grants, with a worker that begins steps when it likes."""
-        if not self.cut(lookahead):
-            if self.scheduler.num_in_flight <= max(lookahead, max_steps // 2):
-                self.grant(max_steps)
-            if self.scheduler.num_in_flight <= lookahead:
-                self.schedule()
-        while self.not_begun and rng.random() < 0.4:
-            self.begin()
-        if self.scheduler.num_in_flight:
-            self.update()
-
-    def finish(self, max_steps: int, lookahead: int, rng: random.Random) -> None:
-        for _ in range(5000):
-            if not self.live and not self.scheduler.num_in_flight:
-                return
-            self.serve(max_steps, lookahead, rng)
-        raise AssertionError(f"{self.live} still run")
 
 
 def run(

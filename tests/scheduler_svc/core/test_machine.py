@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.arrivals import Arrivals
 from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.prefix_cache import PrefixCache
 from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.scheduler import Scheduler
@@ -185,6 +186,10 @@ def _leave_a_trace_of_a_refused_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "update", partial)
 
 
+def _take_back_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Planner, "take_back", lambda self, plans, last_step_id: None)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -200,6 +205,7 @@ def _leave_a_trace_of_a_refused_result(monkeypatch: pytest.MonkeyPatch) -> None:
         _stop_before_min_tokens,
         _lose_the_fenced_count,
         _leave_a_trace_of_a_refused_result,
+        _take_back_no_counters,
     ],
 )
 def test_a_planted_bug_is_found(

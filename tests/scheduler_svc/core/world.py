@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core import (
+    Cut,
     Policy,
     RefusalKind,
     Refused,
@@ -21,7 +22,7 @@ from scheduler_svc.core import (
     Status,
 )
 from tests.scheduler_svc.core.draws import Draw
-from tests.scheduler_svc.core.simulation import Simulation
+from tests.scheduler_svc.core.granting import Granting
 
 VOCAB_SIZE = 40
 
@@ -51,7 +52,7 @@ def draw_config(draw: Draw) -> SchedulerConfig:
     )
 
 
-class World(Simulation):
+class World(Granting):
     """A simulation that knows how far ahead it plans, and whether there is a worker."""
 
     def __init__(self, config: SchedulerConfig, max_depth: int) -> None:
@@ -59,6 +60,8 @@ class World(Simulation):
         self.max_depth = max_depth  # steps planned beyond the one whose result is awaited
         self.is_worker_away = False
         self.num_refused = 0
+        self.cut_asked: Cut | None = None
+        self.first_left_out: int | None = None  # as the worker has answered, unheard
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -113,6 +116,11 @@ class World(Simulation):
         """The end: a worker is there, everybody gets what they wait for, and nothing is left."""
         if self.is_worker_away:
             self.bring_worker_back()
+        if self.cut_asked is not None:
+            self.answer_cut()
+            self.hear_of_cut()
+        while self.not_begun:
+            self.begin()
         self.drain(self.max_depth)
         scheduler = self.scheduler
         assert scheduler.residency.pool.num_free == scheduler.residency.pool.num_usable
@@ -120,9 +128,24 @@ class World(Simulation):
         assert scheduler.num_output_tokens == sum(map(len, self.outputs))
         assert not len(scheduler.residency.waiting) and scheduler.next_deadline_s is None
 
+    def answer_cut(self) -> None:
+        """The worker leaves out what it has not begun, unless it has done so already."""
+        assert self.cut_asked is not None
+        if self.first_left_out is None:
+            self.first_left_out = self.leave_out(self.cut_asked)
+
+    def hear_of_cut(self) -> None:
+        """The answer arrives."""
+        assert self.cut_asked is not None and self.first_left_out is not None
+        cut, first, self.cut_asked, self.first_left_out = (
+            *(self.cut_asked, self.first_left_out), None, None,
+        )  # fmt: skip
+        self.skip(first, cut)
+
     def send_worker_away(self) -> None:
         super().send_worker_away()
         self.is_worker_away = True
+        self.cut_asked = self.first_left_out = None
 
     def bring_worker_back(self, num_blocks: int | None = None) -> None:
         super().bring_worker_back(num_blocks)
