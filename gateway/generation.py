@@ -143,6 +143,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    add_special_tokens: bool | None = None  # to the prompt; None: to text, not to a conversation
     model: str | None = None
     bad_words: tuple[str, ...] = ()
     standing: Standing = Standing()

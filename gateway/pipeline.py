@@ -90,7 +90,7 @@ class Pipeline:
         chat = request.prompt if isinstance(request.prompt, Conversation) else None
         if chat is not None:
             self._chat_format.check(chat)
-        prompt = await tokenize(self._tokenizer, request.prompt, model)
+        prompt = await tokenize(self._tokenizer, request.prompt, model, request.add_special_tokens)
         sampling = await self._resolve_bad_words(request)
         output, logprobs = self._output_text(request), self._logprob_reader(request)
         reader = None if chat is None else self._chat_format.reader(chat, prompt.text)

@@ -16,17 +16,27 @@ class TokenizedPrompt:
     text: str
 
 
-async def tokenize(tokenizer: Tokenizer, prompt: Prompt, model: ServedModel) -> TokenizedPrompt:
-    """The ids of a prompt; raises RequestError when they leave no room for output."""
+async def tokenize(
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    model: ServedModel,
+    add_special_tokens: bool | None = None,
+) -> TokenizedPrompt:
+    """The ids of a prompt; raises RequestError when they leave no room for output.
+
+    Text gets the tokenizer's special tokens; a conversation does not, for its template writes them.
+    """
     name = "messages" if isinstance(prompt, Conversation) else "prompt"
     if isinstance(prompt, tuple):
+        if add_special_tokens:
+            raise invalid("add_special_tokens", "a prompt of token ids is used as it is")
         check_token_ids(name, prompt, model.vocab_size)
         tokenized = TokenizedPrompt(list(prompt), "")
     else:
-        is_text = isinstance(prompt, str)
+        adds = isinstance(prompt, str) if add_special_tokens is None else add_special_tokens
         text = prompt if isinstance(prompt, str) else tokenizer.render(prompt)
         token_ids = await tokenizer.encode(
-            name, text, add_special_tokens=is_text, max_tokens=model.max_model_len
+            name, text, add_special_tokens=adds, max_tokens=model.max_model_len
         )
         tokenized = TokenizedPrompt(token_ids, text)
     num_tokens = len(tokenized.token_ids)

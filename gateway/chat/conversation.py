@@ -57,16 +57,24 @@ class ToolChoice:
     name: str | None = None  # only with REQUIRED
 
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
 @dataclass(frozen=True, slots=True)
 class Rendering:
     """What the chat template is told beside turns and tools."""
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    documents: tuple[Mapping[str, Any], ...] = ()
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None  # None: unless the last turn is continued
     continue_final_message: bool = False
 
     def __post_init__(self) -> None:
         limits.check_count("chat_template_kwargs", len(self.kwargs), limits.MAX_TEMPLATE_KWARGS)
+        limits.check_count("documents", len(self.documents), limits.MAX_DOCUMENTS)
+        if self.reasoning_effort is not None and self.reasoning_effort not in EFFORTS:
+            raise invalid("reasoning_effort", f"must be one of {', '.join(EFFORTS)}")
         if self.continue_final_message and self.add_generation_prompt:
             problem = "contradicts add_generation_prompt; send one of them"
             raise invalid("continue_final_message", problem)

@@ -16,7 +16,14 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.chat.conversation import Conversation, Message, Tool, ToolCall, parse_arguments
+from gateway.chat.conversation import (
+    Conversation,
+    Message,
+    Rendering,
+    Tool,
+    ToolCall,
+    parse_arguments,
+)
 from gateway.errors import ErrorKind, RequestError, unsupported
 
 # What a request cannot set, beside the functions and special tokens that templates use.
@@ -86,16 +93,16 @@ class ChatTemplate:
         Raises RequestError with the template's own words when it refuses the conversation.
         """
         tools = [_tool(tool) for tool in conversation.usable_tools]
-        self._check_kwargs(conversation.rendering.kwargs, has_tools=bool(tools))
         template = self._with_tools if tools else self._plain
+        variables = self._tools_variables if tools else self._variables
+        turns = _turns(conversation, has_developers="developer" in self.tools_source)
         try:
             text = template.render(
-                messages=_turns(conversation),
+                messages=turns,
                 tools=tools or None,
-                documents=None,
                 add_generation_prompt=conversation.rendering.ends_with_generation_prompt,
                 **self._special_tokens,
-                **conversation.rendering.kwargs,
+                **self._settings(conversation.rendering, variables),
             )
         # A template is a program: besides its own refusals it fails like one.
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, RecursionError) as error:
@@ -105,21 +112,46 @@ class ChatTemplate:
             return _cut_at_end_of_last_turn(text)
         return text
 
-    def _check_kwargs(self, kwargs: Mapping[str, Any], *, has_tools: bool) -> None:
-        variables = self._tools_variables if has_tools else self._variables
-        for name in kwargs:
+    def _settings(self, rendering: Rendering, variables: frozenset[str]) -> dict[str, Any]:
+        """What a request sets of the template's variables; raises RequestError for others."""
+        settings: dict[str, Any] = {"documents": None}
+        if rendering.documents:
+            if "documents" not in variables:
+                raise unsupported("documents", "the model's chat template knows no documents")
+            settings["documents"] = rendering.documents
+        settings |= _effort(rendering.reasoning_effort, variables)
+        for name, value in rendering.kwargs.items():
             if name in self._own_names or name not in variables:
                 problem = "is no variable of the model's chat template that a request may set"
                 raise unsupported(f"chat_template_kwargs.{name[:64]}", problem)
+            settings[name] = value
+        return settings
+
+
+def _effort(effort: str | None, variables: frozenset[str]) -> dict[str, Any]:
+    """How much to reason, or whether at all, as far as the template knows one of the two."""
+    if effort is None:
+        return {}
+    if "reasoning_effort" in variables:
+        return {"reasoning_effort": effort}
+    if "enable_thinking" in variables:
+        return {"enable_thinking": effort != "none"}
+    raise unsupported("reasoning_effort", "the model's chat template knows no reasoning")
 
 
 def _variables(environment: jinja2.Environment, source: str) -> frozenset[str]:
     return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
 
 
-def _turns(conversation: Conversation) -> list[dict[str, Any]]:
-    """Turns as templates read them; what a turn does not have is no key of it."""
+def _turns(conversation: Conversation, *, has_developers: bool) -> list[dict[str, Any]]:
+    """Turns as templates read them; what a turn does not have is no key of it.
+
+    OpenAI's newer name for the system is used only where the template knows it.
+    """
     turns = [_turn(index, message) for index, message in enumerate(conversation.messages)]
+    for turn in turns:
+        if turn["role"] == "developer" and not has_developers:
+            turn["role"] = "system"
     if conversation.rendering.continue_final_message:
         turns[-1]["content"] += END_OF_LAST_TURN
     return turns

@@ -35,7 +35,8 @@ async def answer(
     form: Form, body: ChatCompletionBody | CompletionBody, request: Request, pipeline: Pipeline
 ) -> Response:
     """Runs one HTTP request to its end, or to the end of its client's patience."""
-    answer_id = request.headers.get(REQUEST_ID) or f"{form.id_prefix}-{uuid.uuid4().hex}"
+    given_id = request.headers.get(REQUEST_ID) or body.request_id
+    answer_id = given_id or f"{form.id_prefix}-{uuid.uuid4().hex}"
     has_usage, num_choices = body.wants_usage, body.n or 1
     standing = standing_of(body, request.headers)
     wanted = [replace(one, standing=standing) for one in body.to_requests(answer_id)]

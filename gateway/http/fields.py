@@ -28,13 +28,11 @@ CHAT: dict[str, tuple[Any, ...]] = _BOTH | {
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
     "store": (False,),
     "service_tier": ("auto", "default"),
     "chat_template": (),
-    "documents": ([],),
 }
 
 COMPLETION: dict[str, tuple[Any, ...]] = _BOTH | {

@@ -55,6 +55,7 @@ class ChatMessage(Strict):
     content: Annotated[list[TextPart] | None, BeforeValidator(_as_parts)] = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # the same by another name
     tool_calls: list[ToolCallBody] | None = None
     tool_call_id: str | None = None
 
@@ -63,9 +64,13 @@ class ChatMessage(Strict):
         content = None
         if self.content is not None:
             content = "\n".join(part.text for part in self.content)
-        calls = tuple(call.to_call() for call in self.tool_calls or ())
         return Message(
-            self.role, content, self.name, self.reasoning_content, calls, self.tool_call_id
+            role=self.role,
+            content=content,
+            name=self.name,
+            reasoning=self.reasoning if self.reasoning_content is None else self.reasoning_content,
+            tool_calls=tuple(call.to_call() for call in self.tool_calls or ()),
+            tool_call_id=self.tool_call_id,
         )
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, PlainValidator, model_validator
@@ -104,6 +105,8 @@ class GenerationBody(Body):
     cache_salt: str | None = None
     skip_prefix_cache: bool | None = None
     user: str | None = None
+    request_id: str | None = None
+    add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -149,6 +152,7 @@ class GenerationBody(Body):
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
             model=self.model,
+            add_special_tokens=self.add_special_tokens,
             bad_words=tuple(self.bad_words or ()),
             reuse=self._reuse(),
         )
@@ -173,6 +177,8 @@ class ChatCompletionBody(GenerationBody):
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
+    documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -207,7 +213,11 @@ class ChatCompletionBody(GenerationBody):
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             include_reasoning=self.include_reasoning is not False,
-            rendering=_rendering(self),
+            rendering=replace(
+                _rendering(self),
+                documents=tuple(self.documents or ()),
+                reasoning_effort=self.reasoning_effort,
+            ),
         )
 
 

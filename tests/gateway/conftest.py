@@ -30,6 +30,7 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     "{% if enable_thinking is false %}No thinking.{% endif %}"
+    "{% for document in documents or [] %}{{ document.text }}{% endfor %}"
 )
 
 

@@ -8,20 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai.types import completion_create_params
+from openai.types import chat, completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from gateway.http import fields
+from gateway.http.messages import ChatMessage
 from gateway.http.schema import ChatCompletionBody, CompletionBody
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-ROUTES_OF = {"Both routes": (CHAT, COMPLETION), CHAT: (CHAT,), COMPLETION: (COMPLETION,)}
-BASE: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": [{"role": "user", "content": "Hello"}]},
-    COMPLETION: {"prompt": "Hello"},
+CHAT, COMPLETION, TURNS = "/v1/chat/completions", "/v1/completions", "turns"
+ROUTES_OF = {
+    "Both routes": (CHAT, COMPLETION),
+    CHAT: (CHAT,),
+    COMPLETION: (COMPLETION,),
+    "Turns of `messages": (TURNS,),
 }
+TURN = {"role": "user", "content": "Hello"}
+BASE: dict[str, dict[str, Any]] = {CHAT: {"messages": [TURN]}, COMPLETION: {"prompt": "Hello"}}
 # A field that means something only beside another one.
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 COMPANIONS = {
@@ -59,7 +63,22 @@ def read_table() -> Iterator[Line]:
                 yield Line(route, line["field"], line["status"], example, line["note"].strip())
 
 
-LINES = list(read_table())
+ALL_LINES = list(read_table())
+LINES = [line for line in ALL_LINES if line.route != TURNS]
+TURN_LINES = [line for line in ALL_LINES if line.route == TURNS]
+# Of vLLM's chats and completions, beside OpenAI's own.
+VLLM_FIELDS = """
+    add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template
+    chat_template_kwargs continue_final_message detokenize documents ec_transfer_params echo
+    extra_args ignore_eos include_reasoning include_stop_str_in_output kv_transfer_params
+    length_penalty logits_processors logprob_token_ids media_io_kwargs min_p min_tokens
+    mm_processor_kwargs priority prompt_embeds prompt_logprobs reasoning_effort
+    repetition_detection repetition_penalty request_id response_format return_mm_kwargs
+    return_prompt_text return_token_ids return_token_offsets return_tokens_as_token_ids
+    routed_experts_prompt_start session_id skip_special_tokens spaces_between_special_tokens
+    stop_token_ids stream_interval structured_outputs thinking_token_budget top_k
+    truncate_prompt_tokens truncation_side use_beam_search vllm_xargs watermarking
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +142,32 @@ async def test_the_table_has_every_field_of_the_gateway_and_of_openai(
 
 async def test_what_is_different_says_how() -> None:
     assert all(line.note for line in LINES if line.status in ("different", "ignored"))
+
+
+async def test_the_table_has_every_field_of_vllm() -> None:
+    assert not set(VLLM_FIELDS.split()) - {line.field for line in LINES}
+
+
+@pytest.mark.parametrize("line", TURN_LINES, ids=lambda line: line.field)
+async def test_turns_are_taken_as_the_table_says(line: Line, running: Any) -> None:
+    turn = TURN | {line.field: line.example}
+    response = await running.http.post(CHAT, json={"messages": [turn]})
+    if line.status != "refused":
+        assert response.status_code == 200, response.text
+        return
+    assert response.status_code == 400
+    error = response.json()["error"]
+    expected = (f"messages[0].{line.field}", "unsupported_parameter")
+    assert (error["param"], error["code"]) == expected
+
+
+async def test_the_table_has_every_field_of_the_turns_of_openai() -> None:
+    theirs: set[str] = set()
+    for name in dir(chat):
+        if name.startswith("ChatCompletion") and name.endswith("MessageParam"):
+            theirs |= set(getattr(getattr(chat, name), "__annotations__", ()))
+    assert {"role", "content", "tool_calls", "refusal"} <= theirs
+    assert theirs <= {line.field for line in TURN_LINES}
+    taken = {line.field for line in TURN_LINES if line.status != "refused"}
+    assert taken == set(ChatMessage.model_fields)
+    assert {line.field for line in TURN_LINES} - taken == set(fields.MESSAGE)

@@ -6,8 +6,10 @@ import pytest
 
 from gateway import limits
 from gateway.chat.conversation import Conversation, Message
+from gateway.choices import MAX_CHOICES, expand
 from gateway.errors import ErrorKind, RequestError
 from gateway.generation import (
+    MAX_LOGPROBS,
     GenerationRequest,
     SamplingParams,
     check_token_ids,
@@ -74,6 +76,7 @@ COUNTED: list[tuple[str, int, Callable[[int], object]]] = [
         limits.MAX_TOOL_NAME_BYTES,
         lambda n: chat_with(tools=[tool("f" * n)]),
     ),
+    ("documents", limits.MAX_DOCUMENTS, lambda n: chat_with(documents=[{"text": "x"}] * n)),
     (
         "chat_template_kwargs",
         limits.MAX_TEMPLATE_KWARGS,
@@ -84,6 +87,25 @@ COUNTED: list[tuple[str, int, Callable[[int], object]]] = [
         limits.MAX_PROMPTS,
         lambda n: CompletionBody.model_validate({"prompt": ["x"] * n}),
     ),
+    ("n", MAX_CHOICES, lambda n: expand(request(), n)),
+    ("top_logprobs", MAX_LOGPROBS, lambda n: chat_with(logprobs=True, top_logprobs=n)),
+    (
+        "logprobs",
+        MAX_LOGPROBS,
+        lambda n: SamplingParams(num_top_logprobs=n).check(VOCAB_SIZE),
+    ),
+    (
+        "logit_bias",
+        limits.MAX_LOGIT_BIASES,
+        lambda n: chat_with(logit_bias={str(i): 1 for i in range(n)}),
+    ),
+    (
+        "allowed_token_ids",
+        limits.MAX_ALLOWED_TOKEN_IDS,
+        lambda n: SamplingParams(allowed_token_ids=(1,) * n).check(VOCAB_SIZE),
+    ),
+    ("bad_words", limits.MAX_BAD_WORDS, lambda n: request(bad_words=("x",) * n)),
+    ("bad_words[0]", limits.MAX_BAD_WORD_BYTES, lambda n: request(bad_words=("x" * n,))),
     (
         "stop_token_ids",
         limits.MAX_STOP_TOKEN_IDS,

@@ -175,3 +175,40 @@ def test_a_folder_with_a_template_for_tools_gives_it_to_them(
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.render(Conversation(TURNS)) == "plain"
     assert tokenizer.render(Conversation(TURNS, tools)) == "1 tools"
+
+
+def test_a_developer_is_the_system_where_the_template_knows_none() -> None:
+    conversation = Conversation((Message("developer", "x"),))
+    assert ChatTemplate("{{ messages[0].role }}", {}).render(conversation) == "system"
+    knowing = ChatTemplate("{{ messages[0].role }}{# developer #}", {})
+    assert knowing.render(conversation) == "developer"
+
+
+@pytest.mark.parametrize(
+    ("source", "effort", "text"),
+    [
+        ("{{ reasoning_effort }}", "low", "low"),
+        ("{{ enable_thinking }}", "low", "True"),
+        ("{{ enable_thinking }}", "none", "False"),
+        ("{{ enable_thinking is defined }}", None, "False"),
+    ],
+)
+def test_the_effort_reaches_templates_that_know_degrees_or_a_switch(
+    source: str, effort: str | None, text: str
+) -> None:
+    rendering = Rendering(reasoning_effort=effort)
+    assert ChatTemplate(source, {}).render(Conversation(TURNS, rendering=rendering)) == text
+
+
+@pytest.mark.parametrize("field", ["reasoning_effort", "documents"])
+def test_what_the_template_has_no_use_for_is_refused_by_name(field: str) -> None:
+    rendering = Rendering(**{field: "low" if field == "reasoning_effort" else ({"text": "x"},)})
+    with pytest.raises(RequestError) as refusal:
+        ChatTemplate("{{ messages }}", {}).render(Conversation(TURNS, rendering=rendering))
+    assert refusal.value.field == field
+
+
+def test_documents_reach_templates_that_know_them() -> None:
+    rendering = Rendering(documents=({"text": "x"},))
+    template = ChatTemplate("{{ documents[0].text }}", {})
+    assert template.render(Conversation(TURNS, rendering=rendering)) == "x"
