@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gateway import json_schema
 from gateway.chat.convert import add_parts, add_reply
 from gateway.errors import RequestError, from_grpc_code, invalid
 from gateway.generation import (
@@ -18,6 +19,7 @@ from gateway.generation import (
     Usage,
 )
 from gateway.logprobs import RawLogprobs, TokenLogprobs
+from gateway.structure import ANY_OBJECT, Choice, ContextFree, JsonSchema, Regex, Structure
 from pagewire.v1 import inference_pb2, scheduler_pb2, types_pb2
 from rpc import columns
 from rpc.logprobs import LogprobColumns
@@ -55,12 +57,15 @@ def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingParams:
             types_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words_token_ids
         ],
         logprobs=sampling.num_top_logprobs,
+        grammar=sampling.grammar,
         **values,
     )
 
 
 def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
     """From a gRPC client."""
+    if message.grammar:
+        raise invalid("sampling.grammar", "is for workers; set structured_output")
     values = {name: getattr(message, name) for name in _OPTIONAL_SAMPLING if message.HasField(name)}
     return SamplingParams(
         stop_token_ids=tuple(message.stop_token_ids),
@@ -213,7 +218,34 @@ def request_from_proto(
         model=options.model or None,
         bad_words=tuple(options.bad_words),
         reuse=Reuse(options.cache_salt, options.skip_prefix_cache),
+        structure=structure_from_proto(options),
     )
+
+
+def structure_from_proto(options: inference_pb2.GenerationOptions) -> Structure | None:
+    """From a gRPC client."""
+    if not options.HasField("structured_output"):
+        return None
+    form, name = options.structured_output, options.structured_output.WhichOneof("form")
+    place = f"structured_output.{name}"
+    whitespace = form.whitespace_pattern if form.HasField("whitespace_pattern") else None
+    if whitespace is not None and name not in ("json_schema", "json_object"):
+        raise invalid("structured_output.whitespace_pattern", "is for JSON alone")
+    match name:
+        case "json_schema":
+            schema = json_schema.parse(form.json_schema, place)
+            return JsonSchema(place, schema, whitespace)
+        case "json_object":
+            return JsonSchema(place, ANY_OBJECT, whitespace)
+        case "regex":
+            return Regex(place, form.regex)
+        case "choice":
+            return Choice(f"{place}.options", tuple(form.choice.options))
+        case "grammar":
+            return ContextFree(place, form.grammar)
+        case _:
+            forms = "json_schema, json_object, regex, choice or grammar"
+            raise invalid("structured_output", f"set one of {forms}")
 
 
 def num_choices_from_proto(options: inference_pb2.GenerationOptions) -> int | None:

@@ -9,6 +9,7 @@ from gateway.chat.conversation import Conversation
 from gateway.chat.parts import Part, Reply, reply_of
 from gateway.errors import invalid
 from gateway.logprobs import TokenLogprobs
+from gateway.structure import Structure
 
 MAX_SEED = 2**64 - 1
 MAX_UINT32 = 2**32 - 1
@@ -44,6 +45,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_top_logprobs: int | None = None  # None: report no log probabilities
+    grammar: str = ""  # written by the pipeline from the request's structure
 
     def check(self, vocab_size: int) -> None:
         """Raises RequestError naming the first field that is out of its range."""
@@ -148,8 +150,12 @@ class GenerationRequest:
     bad_words: tuple[str, ...] = ()
     standing: Standing = Standing()
     reuse: Reuse = Reuse()
+    structure: Structure | None = None  # None: any text
 
     def __post_init__(self) -> None:
+        if self.structure is not None and self.sampling.ignore_eos:
+            problem = "cannot go with a structured output, which an end-of-sequence token ends"
+            raise invalid("ignore_eos", problem)
         limits.check_bytes("request_id", self.request_id, limits.MAX_REQUEST_ID_BYTES)
         limits.check_count("stop", len(self.stop), limits.MAX_STOP_STRINGS)
         for index, text in enumerate(self.stop):

@@ -24,6 +24,7 @@ from gateway.generation import (
     Usage,
     completion_of,
 )
+from gateway.grammars import Grammars
 from gateway.logprobs import LogprobReader
 from gateway.output_text import OutputText
 from gateway.prompts import tokenize
@@ -61,6 +62,7 @@ class Pipeline:
         self._link = link
         self._readiness = readiness
         self._clock = clock
+        self._grammars = Grammars(tokenizer.definition)
         self._live: dict[int, Progress] = {}
 
     @property
@@ -92,6 +94,9 @@ class Pipeline:
             self._chat_format.check(chat)
         prompt = await tokenize(self._tokenizer, request.prompt, model, request.add_special_tokens)
         sampling = await self._resolve_bad_words(request)
+        if request.structure is not None:
+            grammar = await self._grammars.resolve(request.structure, model)
+            sampling = replace(sampling, grammar=grammar)
         output, logprobs = self._output_text(request), self._logprob_reader(request)
         reader = None if chat is None else self._chat_format.reader(chat, prompt.text)
         live = self._link.submit(

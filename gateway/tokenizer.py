@@ -66,6 +66,11 @@ class Tokenizer:
         except Exception as error:  # the Rust library raises nothing more precise
             raise TokenizerFolderError(f"{path} is no tokenizer: {error}") from error
 
+    def definition(self) -> str:
+        """The text of its tokenizer.json, without truncation and padding."""
+        text: str = self._tokenizer.to_str()
+        return text
+
     async def encode(
         self, field: str, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
     ) -> list[int]:

@@ -8,7 +8,11 @@ from rpc.logprobs import LogprobColumns
 from scheduler_svc.core import Finished, FinishReason, StepOutputs, StepPlan
 from scheduler_svc.outbox import Admission, Ended, Outbox
 
-_STATUS_CODES = {FinishReason.ERROR: 13, FinishReason.EXPIRED: 4}  # gRPC's
+_STATUS_CODES = {  # gRPC's
+    FinishReason.ERROR: 13,
+    FinishReason.EXPIRED: 4,
+    FinishReason.DEAD_END: 3,
+}
 
 
 class Clients:

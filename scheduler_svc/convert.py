@@ -17,6 +17,7 @@ FINISH_REASONS = {
     FinishReason.ABORT: types_pb2.FINISH_REASON_ABORT,
     FinishReason.ERROR: types_pb2.FINISH_REASON_ERROR,
     FinishReason.EXPIRED: types_pb2.FINISH_REASON_ERROR,
+    FinishReason.DEAD_END: types_pb2.FINISH_REASON_ERROR,
 }
 
 
@@ -112,6 +113,7 @@ def _to_new_sequence(new: NewSequence) -> worker_pb2.NewSequence:
                 types_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words_token_ids
             ],
             logprobs=sampling.num_top_logprobs,
+            grammar=sampling.grammar,
         ),
     )
 
@@ -130,6 +132,7 @@ def to_result(output: worker_pb2.ModelRunnerOutput) -> StepResult:
         step_id=output.step_id,
         token_ids=unpack(output.token_ids, name="token_ids").astype(np.int32, copy=False),
         bad_rows=tuple(np.flatnonzero(status).tolist()),
+        dead_ends={error.row: error.message for error in output.row_errors},
     )
 
 

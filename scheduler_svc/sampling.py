@@ -16,6 +16,7 @@ MAX_ALLOWED_TOKEN_IDS = 16384
 MAX_BAD_WORDS = 512
 MAX_BAD_WORD_TOKENS = 256
 MAX_LOGPROBS = 20
+MAX_GRAMMAR_BYTES = 1 << 20
 # The worker computes in float32: what lies outside would become 0 or infinite there.
 SMALLEST, LARGEST = 1.2e-38, 3.4e38
 
@@ -40,6 +41,7 @@ class Sampling:
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_top_logprobs: int | None = None  # None: report none
+    grammar: str = ""  # empty: none; read by gateways and workers alone
 
 
 def resolve(params: SamplingParams, drawn_seed: int, vocab_size: int) -> Sampling:
@@ -63,6 +65,7 @@ def resolve(params: SamplingParams, drawn_seed: int, vocab_size: int) -> Samplin
         allowed_token_ids=tuple(dict.fromkeys(params.allowed_token_ids)),
         bad_words_token_ids=tuple(tuple(word.token_ids) for word in params.bad_words_token_ids),
         num_top_logprobs=params.logprobs if params.HasField("logprobs") else None,
+        grammar=params.grammar,
     )
 
 
@@ -90,6 +93,10 @@ def _check_lists(params: SamplingParams, vocab_size: int) -> None:
     _check_count("logit_bias", len(params.logit_bias), MAX_LOGIT_BIASES)
     _check_count("allowed_token_ids", len(params.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS)
     _check_count("bad_words_token_ids", len(params.bad_words_token_ids), MAX_BAD_WORDS)
+    if (num_bytes := len(params.grammar.encode())) > MAX_GRAMMAR_BYTES:
+        raise BadSampling(f"grammar has {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES}")
+    if params.grammar and params.ignore_eos:
+        raise BadSampling("ignore_eos cannot go with a grammar, which an end-of-sequence ends")
     biased = [entry.token_id for entry in params.logit_bias]
     if len(set(biased)) < len(biased):
         raise BadSampling("logit_bias names a token twice")

@@ -1,8 +1,9 @@
 """What requests change about their logits before a token is chosen.
 
-Order: allowed ids, bad words, minimum tokens, biases, penalties. Only the rows that ask for it are
-touched. What a sequence has said so far is read from its token row on the device, so a penalty
-needs no counter that a preemption or a restart could lose. Knows no requests and keeps no state.
+Order: grammars, allowed ids, bad words, minimum tokens, biases, penalties. Only the rows that ask
+for it are touched. What a sequence has said so far is read from its token row on the device, so a
+penalty needs no counter that a preemption or a restart could lose. Knows no requests and keeps no
+state.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker_svc.grammars import GrammarRows
 from worker_svc.step import IntColumn, no_entries
 
 # Rows whose counts over the whole vocabulary are held at once.
@@ -83,6 +85,7 @@ class Adjustments:
     biased: Entries = field(default_factory=Entries)
     biases: NDArray[np.float32] = field(default_factory=_no_floats)  # one per biased entry
     penalties: Penalties | None = None
+    grammars: GrammarRows | None = None  # a row in here may sample what its mask allows
 
     def __bool__(self) -> bool:
         return bool(
@@ -91,11 +94,18 @@ class Adjustments:
             or len(self.biased)
             or self.bad_words is not None
             or self.penalties is not None
+            or self.grammars is not None
         )
+
+    def problems(self) -> dict[int, str]:
+        """Why rows cannot be sampled, by row; of others that have no choice nothing is known."""
+        return {} if self.grammars is None else self.grammars.problems()
 
 
 def adjust(logits: Tensor, adjustments: Adjustments) -> None:
     """Changes logits [R, V] in place."""
+    if adjustments.grammars is not None:
+        _keep_grammatical(logits, adjustments.grammars)
     if len(adjustments.allowed):
         _keep_allowed(logits, adjustments.allowed)
     if adjustments.bad_words is not None:
@@ -107,6 +117,14 @@ def adjust(logits: Tensor, adjustments: Adjustments) -> None:
         logits.index_put_(adjustments.biased.on(logits.device), biases, accumulate=True)
     if adjustments.penalties is not None:
         _penalize(logits, adjustments.penalties)
+
+
+def _keep_grammatical(logits: Tensor, grammars: GrammarRows) -> None:
+    rows = torch.from_numpy(grammars.rows).to(logits.device)
+    packed = torch.from_numpy(grammars.allowed()).to(logits.device)  # [G, ceil(V / 8)]
+    bits = packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device)
+    forbidden = (bits & 1).view(len(rows), -1)[:, : logits.shape[1]] == 0  # [G, V]
+    logits[rows] = logits[rows].masked_fill_(forbidden, float("-inf"))
 
 
 def _keep_allowed(logits: Tensor, allowed: Entries) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rpc.state_hash import StateHashes, block_weights, slot_hashes, table_sums
 from worker_svc.adjustments import Adjustments
+from worker_svc.grammars import Grammars
 from worker_svc.rules import RuledRows, Rules, collect
 from worker_svc.sampler import SamplingRows
 from worker_svc.step import (
@@ -127,6 +128,7 @@ class BatchState:
 
     limits: Limits
     device: torch.device
+    grammars: Grammars
     table: SlotTable = field(init=False)
     # [max_num_seqs, max_model_len + 1]: a step planned before a stop was known may still sample
     # one token past the last position.
@@ -252,7 +254,7 @@ class BatchState:
             num_prompt=table.columns["num_prompt"][slots],
             num_tokens=table.columns["num_tokens"][slots],
         )
-        return collect(ruled, self.token_rows)
+        return collect(ruled, self.token_rows, self.grammars)
 
     def _scatter(self, rows: Tensor, firsts: list[int], values: list[NDArray[np.int32]]) -> None:
         """Writes each of the values to where it starts in the flattened rows."""
@@ -282,9 +284,12 @@ class BatchState:
                 f"{len(sequence.block_ids)} blocks for {sequence.num_computed_tokens} computed "
                 f"tokens of block_size {self.limits.block_size}",
             )
-        sampling = sequence.sampling
+        sampling, place = sequence.sampling, None
+        if sampling.grammar:
+            output = sequence.token_ids[sequence.num_prompt_tokens :].tolist()
+            place = self.grammars.begin(sampling.grammar, output)
         table.occupants[sequence.slot] = Occupant(
-            sequence.request_id, sampling, time.monotonic(), Rules.of(sampling)
+            sequence.request_id, sampling, time.monotonic(), Rules.of(sampling, place)
         )
         table.columns[sequence.slot] = (
             len(sequence.token_ids),

@@ -142,6 +142,10 @@ def encode_output(output: StepOutput) -> bytes:
         ),
         logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
         state=None if state is None else worker_pb2.StateHashes(**state.pack()),
+        row_errors=[
+            worker_pb2.RowError(row=row, message=problem)
+            for row, problem in output.row_errors.items()
+        ],
     )
     return worker_pb2.AttachResponse(output=message).SerializeToString()
 
@@ -288,6 +292,7 @@ def _rules(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[s
         "num_top_logprobs": min(message.logprobs, limits.vocab_size)
         if message.HasField("logprobs")
         else None,
+        "grammar": message.grammar,
     }
 
 

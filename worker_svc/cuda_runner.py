@@ -8,21 +8,23 @@ the step's last event has come.
 import gc
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from worker_svc import inputs, logprobs
-from worker_svc.adjustments import adjust
+from worker_svc.adjustments import Adjustments, adjust
 from worker_svc.batch_state import Staged
 from worker_svc.decode_graphs import DecodeGraphs
+from worker_svc.grammars import Grammars
 from worker_svc.kv_cache import KVCache
 from worker_svc.logprobs import Logprobs
-from worker_svc.model_runner import ModelRunner, failed, to_output, us_since
+from worker_svc.model_runner import NO_CHOICE, ModelRunner, failed, to_output, us_since
 from worker_svc.models import Decoder
 from worker_svc.models.fused import FusedDecoder
+from worker_svc.sampler import SamplingRows
 from worker_svc.slots_on_device import Seen, SlotsOnDevice
 from worker_svc.step import (
     GREEDY_TEMPERATURE,
@@ -38,6 +40,15 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """What a step brings beside tokens; the default if no row asks for anything."""
+
+    logprobs: Logprobs | None = None
+    has_choice: Tensor | None = None  # [R] bool
+    adjustments: Adjustments = field(default_factory=Adjustments)
+
+
+@dataclass(frozen=True, slots=True)
 class InFlight:
     """A step that runs on the device."""
 
@@ -46,7 +57,7 @@ class InFlight:
     clock: StepClock
     ring_row: int | None  # None: no row samples
     places: IntColumn | None  # where in it each row's token is; None: in the rows' order
-    logprobs: Logprobs | None
+    beside: Beside
     timings: StepTimings
     started: float
     seen: Seen | None = None  # the slots after it, if it wants their state
@@ -56,9 +67,10 @@ class InFlight:
         step_id = self.staged.step.step_id
         try:
             self.clock.wait()
-            tokens, found = self._tokens(), self.logprobs
+            tokens, found = self._tokens(), self.beside.logprobs
             columns = None if found is None else found.to_host()
-            output = to_output(step_id, tokens, self._timings(), columns)
+            problems = self.beside.adjustments.problems()
+            output = to_output(step_id, tokens, self._timings(), columns, problems)
             if self.seen is not None:
                 output = replace(output, state=self.seen.hashes())
         except RuntimeError as error:
@@ -75,7 +87,11 @@ class InFlight:
             return np.zeros(0, dtype=np.int32)
         num_sampled = int(np.count_nonzero(self.staged.rows.samples))
         tokens = self.runner.slots.tokens(self.ring_row, num_sampled)
-        return tokens if self.places is None else tokens[self.places]
+        if self.places is not None:
+            tokens = tokens[self.places]
+        if self.beside.has_choice is not None:
+            tokens[~self.beside.has_choice.cpu().numpy()] = NO_CHOICE
+        return tokens
 
     def _timings(self) -> StepTimings:
         forward_us, sample_us, *_ = [*self.clock.spans_us(), 0, 0]
@@ -89,9 +105,14 @@ class CudaRunner(ModelRunner):
     is_asynchronous = True
 
     def __init__(
-        self, model: Decoder, kv_cache: KVCache, limits: Limits, device: torch.device
+        self,
+        model: Decoder,
+        kv_cache: KVCache,
+        limits: Limits,
+        device: torch.device,
+        grammars: Grammars | None = None,
     ) -> None:
-        super().__init__(model, kv_cache, limits, device)
+        super().__init__(model, kv_cache, limits, device, grammars)
         assert model.fused is not None  # what it cannot run goes to a ModelRunner
         self._fused: FusedDecoder = model.fused
         self.slots = SlotsOnDevice(self.state)
@@ -130,6 +151,7 @@ class CudaRunner(ModelRunner):
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Runs the largest prefill and captures every decode step; touches no state."""
+        self.state.grammars.prepare()
         self._rehearse_prefill()
         self._graphs.capture()
         self.slots.restore(self.state.table)
@@ -168,7 +190,7 @@ class CudaRunner(ModelRunner):
         new_slots = [sequence.slot for sequence in staged.step.new_sequences]
         self.slots.write(staged.table, np.array(new_slots, dtype=np.int64))
         clock = StepClock(self._device)
-        found, places, rows = None, None, staged.rows
+        beside, places, rows = Beside(), None, staged.rows
         is_sampling = bool(rows.samples.any())
         if len(rows.slots) and rows.is_decode and self._is_plain(staged):
             prepare_us = us_since(started)
@@ -177,14 +199,16 @@ class CudaRunner(ModelRunner):
             clock.mark()
         elif len(rows.slots):
             model_inputs = inputs.build(self.state, rows)
+            # Before the model is launched, so that masks are filled while it computes.
+            sampling = self.state.sampling_rows(staged) if is_sampling else None
             prepare_us = us_since(started)
             clock.mark()
             hidden = self._forward(model_inputs)  # [T, hidden]
             clock.mark()
-            if is_sampling:
+            if sampling is not None:
                 if model_inputs.logit_rows is not None:
                     hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
-                found = self._sample_eagerly(hidden, staged)
+                beside = self._sample_eagerly(hidden, staged, sampling)
             clock.mark()
         else:
             prepare_us = us_since(started)
@@ -198,7 +222,7 @@ class CudaRunner(ModelRunner):
             clock=clock,
             ring_row=self.slots.count() if is_sampling else None,
             places=places,
-            logprobs=found,
+            beside=beside,
             timings=StepTimings(queue_us=queue_us, prepare_us=prepare_us),
             started=started,
             seen=seen,
@@ -214,28 +238,31 @@ class CudaRunner(ModelRunner):
         temperature = staged.table.columns["temperature"][staged.rows.slots]
         return bool((temperature < GREEDY_TEMPERATURE).all())
 
-    def _sample_eagerly(self, hidden: Tensor, staged: Staged) -> Logprobs | None:
-        rows, sampling = staged.rows, self.state.sampling_rows(staged)
+    def _sample_eagerly(self, hidden: Tensor, staged: Staged, sampling: SamplingRows) -> Beside:
         logits = self._fused.logits(hidden)  # [R, V]
-        slots = rows.slots[rows.samples]
+        slots = staged.rows.slots[staged.rows.samples]
         all_greedy = bool((sampling.temperature < GREEDY_TEMPERATURE).all())
         wanted = sampling.logprob_rows
         if not len(wanted) and not sampling.adjustments:
             self.slots.sample(logits, slots, all_greedy)
-            return None
+            return Beside()
         logits = logits.float()
         raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
         finite = logits.sum(-1).isfinite()
         adjust(logits, sampling.adjustments)
-        finite &= logits.amax(-1).isfinite()  # something is left to choose
+        largest = logits.amax(-1)
+        has_choice = largest != float("-inf")
+        finite &= largest.isfinite() | ~has_choice
         # A masked token weighs nothing; for the kernel, only a row that failed is not finite.
         logits.clamp_(min=torch.finfo(torch.float32).min)
-        logits.masked_fill_(~finite[:, None], float("nan"))
+        logits.masked_fill_(~(finite & has_choice)[:, None], float("nan"))
         self.slots.sample(logits, slots, all_greedy)
+        beside = Beside(None, has_choice | ~finite, sampling.adjustments)
         if raw is None:
-            return None
+            return beside
         ends = staged.table.columns["num_tokens"][slots]  # where the tokens were written
-        return logprobs.look_up(raw, wanted, self._written(slots, ends), sampling.num_top)
+        found = logprobs.look_up(raw, wanted, self._written(slots, ends), sampling.num_top)
+        return replace(beside, logprobs=found)
 
     def _written(self, slots: np.ndarray, positions: np.ndarray) -> Tensor:
         """Tokens [R] at these positions of the token rows."""

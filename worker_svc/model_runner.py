@@ -6,7 +6,9 @@ Decides nothing and knows no protocol. A step either works or leaves no trace.
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -16,11 +18,13 @@ from numpy.typing import NDArray
 from rpc.logprobs import LogprobColumns
 from worker_svc import inputs
 from worker_svc.batch_state import BatchState, Rows, Staged
+from worker_svc.grammars import Grammars
 from worker_svc.inputs import ModelInputs
 from worker_svc.kv_cache import KVCache
 from worker_svc.models import Decoder
 from worker_svc.sampler import Sampled, SamplingRows, sample
 from worker_svc.step import (
+    ROW_DEAD_END,
     ROW_NOT_FINITE,
     ROW_OK,
     Limits,
@@ -32,6 +36,14 @@ from worker_svc.step import (
 from worker_svc.step_clock import StepClock
 
 MAX_RECORDS = 256
+
+# What travels from the device in place of a token, below every token id.
+NOT_FINITE, NO_CHOICE = -1, -2
+NO_PROBLEMS: Mapping[int, str] = MappingProxyType({})
+NO_TOKEN_LEFT = (
+    "no token is left to go on with: together, the request's grammar, min_tokens, "
+    "allowed_token_ids, bad_words and logit_bias forbid every one"
+)
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +64,15 @@ class ModelRunner:
     is_asynchronous = False
 
     def __init__(
-        self, model: Decoder, kv_cache: KVCache, limits: Limits, device: torch.device
+        self,
+        model: Decoder,
+        kv_cache: KVCache,
+        limits: Limits,
+        device: torch.device,
+        grammars: Grammars | None = None,
     ) -> None:
         self.limits = limits
-        self.state = BatchState(limits, device)
+        self.state = BatchState(limits, device, grammars or Grammars(limits.vocab_size))
         self.records: deque[StepRecord] = deque(maxlen=MAX_RECORDS)  # newest last
         self._model = model
         self._kv_cache = kv_cache
@@ -93,6 +110,7 @@ class ModelRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Runs the largest prefill, the smallest and the largest decode; touches no state."""
+        self.state.grammars.prepare()
         limits = self.limits
         most = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
         full, rest = divmod(most, limits.max_model_len)
@@ -129,7 +147,7 @@ class ModelRunner:
         tokens, logprobs = self._sample(hidden, sampling, rows, clock)
         forward_us, sample_us, copy_us = clock.spans_us()
         timings = StepTimings(queue_us, prepare_us, forward_us, sample_us, copy_us)
-        return to_output(step_id, tokens, timings, logprobs)
+        return to_output(step_id, tokens, timings, logprobs, sampling.adjustments.problems())
 
     def _forward(self, model_inputs: ModelInputs) -> torch.Tensor:
         return self._model.forward(
@@ -187,22 +205,29 @@ def to_output(
     tokens: NDArray[np.int32],
     timings: StepTimings,
     logprobs: LogprobColumns | None = None,
+    problems: Mapping[int, str] = NO_PROBLEMS,
 ) -> StepOutput:
-    """The answer to a step; a token of -1 says that its row was not finite."""
+    """The answer to a step; `problems` says more about rows that have no choice."""
     bad = tokens < 0
     if not bad.any():
         return StepOutput(step_id, tokens, timings=timings, logprobs=logprobs)
+    no_choice = tokens == NO_CHOICE
     status = np.where(bad, ROW_NOT_FINITE, ROW_OK).astype(np.uint8)
+    status[no_choice] = ROW_DEAD_END
+    rows = np.flatnonzero(no_choice).tolist()
+    errors = {row: problems.get(row, NO_TOKEN_LEFT) for row in rows}
     token_ids = np.where(bad, 0, tokens)
-    return StepOutput(step_id, token_ids, status, timings=timings, logprobs=logprobs)
+    output = StepOutput(step_id, token_ids, status, timings=timings, logprobs=logprobs)
+    return replace(output, row_errors=errors)
 
 
 def _to_host(sampled: Sampled) -> NDArray[np.int32]:
-    """One transfer: a token of a row that is not finite travels as -1, below every token id."""
-    packed: NDArray[np.int32] = (
-        sampled.token_ids.int().masked_fill_(~sampled.finite, -1).cpu().numpy()
-    )
-    return packed
+    """One transfer: what is wrong with a row travels in place of its token."""
+    packed = sampled.token_ids.int()
+    if sampled.has_choice is not None:
+        packed.masked_fill_(~sampled.has_choice, NO_CHOICE)
+    tokens: NDArray[np.int32] = packed.masked_fill_(~sampled.finite, NOT_FINITE).cpu().numpy()
+    return tokens
 
 
 def us_since(started: float) -> int:

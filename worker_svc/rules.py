@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from worker_svc.adjustments import Adjustments, BadWords, Entries, History, Penalties
+from worker_svc.grammars import GrammarRows, Grammars, Place
 from worker_svc.step import IntColumn, RowSampling
+from worker_svc.transfer import download
 
 # Fills prefixes of bad words up in front; equal to no token.
 NO_TOKEN = -1
@@ -23,9 +26,10 @@ class Rules:
     allowed_token_ids: IntColumn
     bias_ids: IntColumn
     biases: NDArray[np.float32]
+    place: Place | None = None  # in its grammar, if it has one
 
     @classmethod
-    def of(cls, sampling: RowSampling) -> "Rules":
+    def of(cls, sampling: RowSampling, place: Place | None = None) -> "Rules":
         """Tuples to columns."""
         return cls(
             sampling=sampling,
@@ -33,6 +37,7 @@ class Rules:
             allowed_token_ids=np.array(sampling.allowed_token_ids, dtype=np.int64),
             bias_ids=np.array([i for i, _ in sampling.logit_bias], dtype=np.int64),
             biases=np.array([bias for _, bias in sampling.logit_bias], dtype=np.float32),
+            place=place,
         )
 
 
@@ -55,8 +60,8 @@ class RuledRows:
         )
 
 
-def collect(ruled: RuledRows, token_rows: Tensor) -> Adjustments:
-    """One batch of adjustments from the rules of single rows."""
+def collect(ruled: RuledRows, token_rows: Tensor, grammars: Grammars) -> Adjustments:
+    """One batch of adjustments from the rules of single rows; masks are filled meanwhile."""
     rules, nothing = ruled.rules, np.zeros(0, dtype=np.int64)
     stops = [
         r.stop_token_ids if is_short else nothing
@@ -69,6 +74,7 @@ def collect(ruled: RuledRows, token_rows: Tensor) -> Adjustments:
         biased=_entries(ruled.rows, [r.bias_ids for r in rules]),
         biases=np.concatenate([r.biases for r in rules]),
         penalties=_penalties(ruled, token_rows),
+        grammars=_grammars(ruled, token_rows, grammars),
     )
 
 
@@ -109,3 +115,20 @@ def _penalties(ruled: RuledRows, token_rows: Tensor) -> Penalties | None:
         repetition=np.array([s.repetition_penalty for s in samplings], dtype=np.float32),
         history=ruled.history(which, token_rows),
     )
+
+
+def _grammars(ruled: RuledRows, token_rows: Tensor, grammars: Grammars) -> GrammarRows | None:
+    placed = [(i, rules.place) for i, rules in enumerate(ruled.rules) if rules.place is not None]
+    if not placed:
+        return None
+    which = np.array([index for index, _ in placed], dtype=np.int64)
+    places = [place for _, place in placed]
+    grammars.settle()
+    ends = ruled.num_tokens[which]
+    num_output = ends - ruled.num_prompt[which]
+    num_unread = num_output - np.array([place.num_read for place in places], dtype=np.int64)
+    # Usually the one token of the step before; none where that step has failed.
+    behind = np.arange(num_unread.sum()) - np.repeat(np.cumsum(num_unread), num_unread)
+    index = np.repeat(ruled.slots[which] * token_rows.shape[1] + ends, num_unread) + behind
+    tokens = token_rows.view(-1)[torch.from_numpy(index).to(token_rows.device)]
+    return GrammarRows(ruled.rows[which], grammars.fill(places, num_unread, download(tokens)))

@@ -64,6 +64,7 @@ class Sampled:
     token_ids: Tensor  # [R] int64
     finite: Tensor  # [R] bool
     logprobs: Logprobs | None = None  # of the rows that want them
+    has_choice: Tensor | None = None  # [R] bool: adjustments left a token; None: all of them
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
@@ -72,13 +73,18 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     finite = logits.sum(-1).isfinite()  # [R]
     wanted = rows.logprob_rows
     raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
+    has_choice, is_good = None, finite
     if rows.adjustments:
         adjust(logits, rows.adjustments)
-        finite &= logits.amax(-1).isfinite()  # something is left to choose
-    token_ids = _choose(logits, rows, finite).masked_fill_(~finite, 0)
+        largest = logits.amax(-1)
+        has_choice = largest != float("-inf")
+        finite &= largest.isfinite() | ~has_choice
+        is_good = finite & has_choice
+    token_ids = _choose(logits, rows, is_good).masked_fill_(~is_good, 0)
     if raw is None:
-        return Sampled(token_ids, finite)
-    return Sampled(token_ids, finite, logprobs.look_up(raw, wanted, token_ids, rows.num_top))
+        return Sampled(token_ids, finite, None, has_choice)
+    found = logprobs.look_up(raw, wanted, token_ids, rows.num_top)
+    return Sampled(token_ids, finite, found, has_choice)
 
 
 def _choose(logits: Tensor, rows: SamplingRows, finite: Tensor) -> Tensor:

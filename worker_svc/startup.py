@@ -7,10 +7,12 @@ from pathlib import Path
 
 import torch
 
+from rpc.grammar import Vocabulary, read_vocabulary
 from worker_svc import kv_sizing, model_config
 from worker_svc.config import WorkerConfig
 from worker_svc.description import Description, ModelFacts
 from worker_svc.device import resolve_device, resolve_dtype
+from worker_svc.grammars import Grammars
 from worker_svc.kv_cache import KVCache, block_bytes
 from worker_svc.model_runner import ModelRunner
 from worker_svc.models import Decoder, load_model
@@ -32,6 +34,7 @@ class LoadedModel:
     facts: ModelFacts
     dtype: torch.dtype
     device: torch.device
+    folder: Path
 
 
 def load(
@@ -55,7 +58,7 @@ def load(
         tokenizer_sha256=_sha256(folder / "tokenizer.json"),
         dtype=_name(dtype),
     )
-    return LoadedModel(decoder, facts, dtype, device)
+    return LoadedModel(decoder, facts, dtype, device, folder)
 
 
 def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelRunner:
@@ -117,12 +120,23 @@ def _runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelR
         dtype=model.dtype,
         device=model.device,
     )
-    limits = _limits(config, model, num_blocks)
+    limits, grammars = _limits(config, model, num_blocks), _grammars(model)
     if model.decoder.fused is None:
-        return ModelRunner(model.decoder, kv_cache, limits, model.device)
+        return ModelRunner(model.decoder, kv_cache, limits, model.device, grammars)
     from worker_svc.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton is only where CUDA is
 
-    return CudaRunner(model.decoder, kv_cache, limits, model.device)
+    return CudaRunner(model.decoder, kv_cache, limits, model.device, grammars)
+
+
+def _grammars(model: LoadedModel) -> Grammars:
+    facts, path = model.facts, model.folder / "tokenizer.json"
+    if not path.is_file():
+        return Grammars(facts.vocab_size)
+
+    def read() -> Vocabulary:
+        return read_vocabulary(path.read_text("utf-8"), facts.vocab_size, facts.eos_token_ids)
+
+    return Grammars(facts.vocab_size, read)
 
 
 def _limits(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> Limits:

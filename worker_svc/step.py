@@ -17,6 +17,7 @@ IntColumn = NDArray[np.int64]
 # A row's outcome, as numbered by the contract's RowStatus.
 ROW_OK = 0
 ROW_NOT_FINITE = 1
+ROW_DEAD_END = 60
 
 # Below this a temperature counts as 0: dividing by it would leave nothing but the maximum anyway.
 GREEDY_TEMPERATURE = 1e-5
@@ -68,6 +69,7 @@ class RowSampling:
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_top_logprobs: int | None = None  # None: report no log probabilities
+    grammar: str = ""  # that the output follows; empty: none
 
     @property
     def has_penalties(self) -> bool:
@@ -78,7 +80,7 @@ class RowSampling:
     def has_rules(self) -> bool:
         """Whether its logits are changed, other than by min_tokens."""
         lists = self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids
-        return bool(lists) or self.has_penalties
+        return bool(lists) or self.has_penalties or bool(self.grammar)
 
     @property
     def is_greedy(self) -> bool:
@@ -169,6 +171,7 @@ class StepOutput:
     timings: StepTimings = field(default_factory=StepTimings)
     logprobs: LogprobColumns | None = None  # of the rows that asked for them
     state: StateHashes | None = None  # of the slots after it, if the step wanted that
+    row_errors: dict[int, str] = field(default_factory=dict)  # why, for every ROW_DEAD_END
 
 
 @dataclass(frozen=True, slots=True)

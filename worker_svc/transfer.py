@@ -1,6 +1,6 @@
-"""Host columns to the device: one copy for all of them, and nobody waits for it."""
+"""Columns to the device and tokens back: the thread that launches waits for neither."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -18,3 +18,23 @@ def upload(device: torch.device, *columns: NDArray[np.integer]) -> Sequence[Tens
     if device.type == "cuda":
         packed = packed.pin_memory().to(device, non_blocking=True)
     return torch.split(packed, [len(column) for column in columns])
+
+
+def download(values: Tensor) -> Callable[[], NDArray[np.int64]]:
+    """Begins to fetch integers; what is returned waits for them, in any thread.
+
+    They are as the launches before this one leave them, whatever is launched later.
+    """
+    if values.device.type != "cuda":
+        fetched = values.clone().numpy().astype(np.int64)
+        return lambda: fetched
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+
+    def fetch() -> NDArray[np.int64]:
+        arrived.synchronize()
+        return host.numpy().astype(np.int64)
+
+    return fetch

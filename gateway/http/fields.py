@@ -18,13 +18,12 @@ HARMLESS = frozenset(
 # Field -> values that change nothing. Null is accepted everywhere.
 _BOTH: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
-    "structured_outputs": (),
+    "guided_decoding_backend": (),
 }
 
 CHAT: dict[str, tuple[Any, ...]] = _BOTH | {
     "functions": ([],),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -39,7 +38,12 @@ COMPLETION: dict[str, tuple[Any, ...]] = _BOTH | {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
+}
+
+STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
+    "disable_fallback": (True, False),  # there is one engine and nothing to fall back to
+    "disable_additional_properties": (False,),
+    "structural_tag": (),
 }
 
 MESSAGE: dict[str, tuple[Any, ...]] = {

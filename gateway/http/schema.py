@@ -21,6 +21,14 @@ from gateway.generation import (
 )
 from gateway.http import fields
 from gateway.http.messages import Choice, Messages, Strict, Tools
+from gateway.http.structured import (
+    Forms,
+    ResponseFormat,
+    StructuredOutputs,
+    the_one_of,
+    with_whitespace,
+)
+from gateway.structure import Structure
 
 FIELDS_OF_CONVERSATIONS = (
     "tools",
@@ -100,6 +108,13 @@ class GenerationBody(Body):
     logit_bias: Biases | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     n: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
@@ -155,8 +170,20 @@ class GenerationBody(Body):
             add_special_tokens=self.add_special_tokens,
             bad_words=tuple(self.bad_words or ()),
             reuse=self._reuse(),
+            structure=self._structure(),
         )
         return expand(request, self.n)
+
+    def _structure(self) -> Structure | None:
+        """What the output must look like; the fields that could say so exclude each other."""
+        guided = Forms(self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        structures = guided.to_structures("guided_")
+        for name in ("response_format", "structured_outputs"):
+            field = getattr(self, name)
+            if field is not None and (structure := field.to_structure()) is not None:
+                structures[name] = structure
+        name = "guided_whitespace_pattern"
+        return with_whitespace(the_one_of(structures), name, self.guided_whitespace_pattern)
 
     def _reuse(self) -> Reuse:
         if self.cache_salt == "":

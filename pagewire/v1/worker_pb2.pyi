@@ -22,6 +22,7 @@ class RowStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROW_STATUS_UNSPECIFIED: _ClassVar[RowStatus]
     ROW_STATUS_NOT_FINITE: _ClassVar[RowStatus]
+    ROW_STATUS_DEAD_END: _ClassVar[RowStatus]
 WORKER_PHASE_UNSPECIFIED: WorkerPhase
 WORKER_PHASE_STARTED: WorkerPhase
 WORKER_PHASE_LOADING: WorkerPhase
@@ -31,6 +32,7 @@ WORKER_PHASE_READY: WorkerPhase
 WORKER_PHASE_FAILED: WorkerPhase
 ROW_STATUS_UNSPECIFIED: RowStatus
 ROW_STATUS_NOT_FINITE: RowStatus
+ROW_STATUS_DEAD_END: RowStatus
 
 class WorkerDescription(_message.Message):
     __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "max_granted_steps", "has_state_hashes", "sends_heartbeats")
@@ -239,7 +241,7 @@ class NewSequence(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., report_begin: _Optional[int] = ..., prompt_only: bool = ...) -> None: ...
 
 class RowSampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words_token_ids", "logprobs", "prompt_logprobs", "pooling")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words_token_ids", "logprobs", "grammar", "prompt_logprobs", "pooling")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +256,7 @@ class RowSampling(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     temperature: float
@@ -270,12 +273,13 @@ class RowSampling(_message.Message):
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     bad_words_token_ids: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenSequence]
     logprobs: int
+    grammar: str
     prompt_logprobs: int
     pooling: _types_pb2.Pooling
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_types_pb2.LogitBias, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[_types_pb2.TokenSequence, _Mapping]]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ...) -> None: ...
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_types_pb2.LogitBias, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[_types_pb2.TokenSequence, _Mapping]]] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ...) -> None: ...
 
 class ModelRunnerOutput(_message.Message):
-    __slots__ = ("step_id", "token_ids", "row_status", "error", "timings", "logprobs", "state", "prompt_reports")
+    __slots__ = ("step_id", "token_ids", "row_status", "error", "timings", "logprobs", "state", "row_errors", "prompt_reports")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ROW_STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +287,7 @@ class ModelRunnerOutput(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    ROW_ERRORS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_REPORTS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     token_ids: bytes
@@ -291,8 +296,9 @@ class ModelRunnerOutput(_message.Message):
     timings: StepTimings
     logprobs: _types_pb2.LogprobColumns
     state: StateHashes
+    row_errors: _containers.RepeatedCompositeFieldContainer[RowError]
     prompt_reports: _containers.RepeatedCompositeFieldContainer[_types_pb2.PromptReport]
-    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., row_status: _Optional[bytes] = ..., error: _Optional[str] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., logprobs: _Optional[_Union[_types_pb2.LogprobColumns, _Mapping]] = ..., state: _Optional[_Union[StateHashes, _Mapping]] = ..., prompt_reports: _Optional[_Iterable[_Union[_types_pb2.PromptReport, _Mapping]]] = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., row_status: _Optional[bytes] = ..., error: _Optional[str] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., logprobs: _Optional[_Union[_types_pb2.LogprobColumns, _Mapping]] = ..., state: _Optional[_Union[StateHashes, _Mapping]] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., prompt_reports: _Optional[_Iterable[_Union[_types_pb2.PromptReport, _Mapping]]] = ...) -> None: ...
 
 class StateHashes(_message.Message):
     __slots__ = ("slots", "hashes")
@@ -301,6 +307,14 @@ class StateHashes(_message.Message):
     slots: bytes
     hashes: bytes
     def __init__(self, slots: _Optional[bytes] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+
+class RowError(_message.Message):
+    __slots__ = ("row", "message")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    message: str
+    def __init__(self, row: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class StepTimings(_message.Message):
     __slots__ = ("queue_us", "prepare_us", "forward_us", "sample_us", "copy_us")

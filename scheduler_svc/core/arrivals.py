@@ -125,7 +125,10 @@ class Arrivals:
                 continue
             if is_bad[row]:
                 residency.forget(slot)
-                ends.append(End(sequence, FinishReason.ERROR, _NOT_FINITE))
+                if (problem := result.dead_ends.get(row)) is None:
+                    ends.append(End(sequence, FinishReason.ERROR, _NOT_FINITE))
+                else:
+                    ends.append(End(sequence, FinishReason.DEAD_END, problem))
             else:
                 late.append((sequence, row))
         return is_good, late

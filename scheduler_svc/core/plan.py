@@ -91,8 +91,10 @@ class StepResult:
 
     step_id: int
     token_ids: TokenIds  # one per sampled slot of the plan, in its order
-    bad_rows: tuple[int, ...] = ()  # indices into token_ids whose logits were not finite
+    bad_rows: tuple[int, ...] = ()  # indices into token_ids that have no token
     reports: tuple[Report, ...] = ()  # one for each that the plan asked for
+    # The bad rows whose own parameters leave no token, and why; other rows' logits were not finite.
+    dead_ends: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

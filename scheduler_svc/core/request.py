@@ -20,6 +20,7 @@ class FinishReason(Enum):
     ABORT = "abort"
     ERROR = "error"
     EXPIRED = "expired"
+    DEAD_END = "dead end"  # its own parameters left no token to go on with
 
 
 class RefusalKind(Enum):

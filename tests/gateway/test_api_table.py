@@ -29,6 +29,7 @@ BASE: dict[str, dict[str, Any]] = {CHAT: {"messages": [TURN]}, COMPLETION: {"pro
 # A field that means something only beside another one.
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 COMPANIONS = {
+    "guided_whitespace_pattern": {"guided_json": {}},
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
     "tool_choice": {"tools": TOOLS},

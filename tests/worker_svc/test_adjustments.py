@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from worker_svc import adjustments
 from worker_svc.adjustments import adjust
 from worker_svc.batch_state import BatchState
+from worker_svc.grammars import Grammars
 from worker_svc.sampler import SamplingRows, sample
 from worker_svc.step import Limits, NewSequence, RowSampling, StepInput
 
@@ -30,7 +31,7 @@ def rows_for(
     samplings: list[RowSampling], prompts: list[list[int]], outputs: list[list[int]]
 ) -> SamplingRows:
     """What the sampler is told about sequences that a step has just brought in full."""
-    state = BatchState(LIMITS, torch.device("cpu"))
+    state = BatchState(LIMITS, torch.device("cpu"), Grammars(LIMITS.vocab_size))
     # What an earlier sequence left behind in a row must not count.
     state.token_rows.fill_(7)
     blocks = iter(range(1, LIMITS.num_blocks))
@@ -184,7 +185,8 @@ def test_a_row_that_may_sample_nothing_fails_alone() -> None:
     stuck = RowSampling(allowed_token_ids=(5,), bad_words_token_ids=((5,),))
     rows = rows_for([stuck, RowSampling(allowed_token_ids=(6,))], [[1], [1]], [[], []])
     sampled = sample(torch.zeros(2, VOCAB_SIZE), rows)
-    assert sampled.finite.tolist() == [False, True]
+    assert sampled.finite.tolist() == [True, True]
+    assert sampled.has_choice is not None and sampled.has_choice.tolist() == [False, True]
     assert sampled.token_ids.tolist() == [0, 6]
 
 

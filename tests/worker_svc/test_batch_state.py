@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from worker_svc.batch_state import BatchState
+from worker_svc.grammars import Grammars
 from worker_svc.step import BadStep, Limits, NewSequence, RowSampling, StepInput
 
 LIMITS = Limits(
@@ -46,7 +47,7 @@ def run(state: BatchState, step: StepInput, tokens: list[int] | None = None) -> 
 
 @pytest.fixture
 def state() -> BatchState:
-    return BatchState(LIMITS, torch.device("cpu"))
+    return BatchState(LIMITS, torch.device("cpu"), Grammars(LIMITS.vocab_size))
 
 
 def test_a_row_samples_only_when_it_reaches_its_last_known_token(state: BatchState) -> None:

@@ -191,6 +191,20 @@ def test_a_bad_row_fails_one_request_and_not_its_batch() -> None:
     check_invariants(scheduler)
 
 
+def test_a_row_that_its_own_parameters_leave_no_token_ends_with_the_reason_why() -> None:
+    scheduler = make_scheduler()
+    for name in "ab":
+        scheduler.add(make_request(name, 4))
+    plan = plan_step(scheduler)
+    tokens = np.array([70, 0], dtype=np.int32)
+    result = StepResult(plan.step_id, tokens, (1,), dead_ends={1: "nothing is left"})
+    outputs = scheduler.update(result)
+    assert ends(outputs) == {"b": FinishReason.DEAD_END}
+    assert outputs.finished[0].message == "nothing is left"
+    assert outputs.token_ids.tolist() == [70]
+    check_invariants(scheduler)
+
+
 def test_a_bad_row_of_a_request_preempted_meanwhile_fails_it() -> None:
     scheduler = two_that_need_each_others_blocks()
     plan_step(scheduler)

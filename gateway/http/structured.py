@@ -1,0 +1,123 @@
+"""The fields of a request that say what its output must look like: OpenAI's one and vLLM's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from gateway import json_schema
+from gateway.errors import invalid, unsupported
+from gateway.http import fields
+from gateway.http.messages import Strict
+from gateway.structure import ANY_OBJECT, Choice, ContextFree, JsonSchema, Regex, Structure
+
+FORMATS = ("text", "json_object", "json_schema")
+
+
+class SchemaFormat(Strict):
+    """A named schema. It binds whatever `strict` says."""
+
+    name: str
+    description: str | None = None
+    schema_: Any = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """OpenAI's response_format."""
+
+    type: str
+    json_schema: SchemaFormat | None = None
+
+    def to_structure(self) -> Structure | None:
+        """None for plain text."""
+        place = "response_format.json_schema"
+        if self.type not in FORMATS:
+            raise unsupported("response_format.type", "must be one of " + ", ".join(FORMATS))
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise invalid(place, 'belongs to type "json_schema" and to no other')
+        if self.type == "json_object":
+            return JsonSchema("response_format", ANY_OBJECT)
+        if self.json_schema is None:
+            return None
+        schema = self.json_schema.schema_
+        return JsonSchema(f"{place}.schema", {} if schema is None else schema)
+
+
+class StructuredOutputs(Strict):
+    """vLLM's structured_outputs: one form and what is said about JSON's whitespace."""
+
+    json_: Any = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _strip(cls, body: Any) -> Any:
+        return fields.strip(body, fields.STRUCTURED_OUTPUTS, "structured_outputs.")
+
+    def to_structure(self) -> Structure | None:
+        """The one form that is set."""
+        prefix = "structured_outputs."
+        forms = Forms(self.json_, self.regex, self.choice, self.grammar)
+        structures = forms.to_structures(prefix)
+        if self.json_object:
+            place = f"{prefix}json_object"
+            structures[place] = JsonSchema(place, ANY_OBJECT)
+        structure = the_one_of(structures)
+        name, whitespace = f"{prefix}whitespace_pattern", self.whitespace_pattern
+        if self.disable_any_whitespace:
+            if whitespace is not None:
+                raise invalid(name, "contradicts disable_any_whitespace")
+            name, whitespace = f"{prefix}disable_any_whitespace", ""
+        return with_whitespace(structure, name, whitespace)
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """What vLLM's two generations of fields have in common."""
+
+    json: Any
+    regex: str | None
+    choice: list[str] | None
+    grammar: str | None
+
+    def to_structures(self, prefix: str) -> dict[str, Structure]:
+        """Those that are set, by the names of their fields."""
+        found: dict[str, Structure] = {}
+        if self.json is not None:
+            place, schema = f"{prefix}json", self.json
+            if isinstance(schema, str):
+                schema = json_schema.parse(schema, place)
+            found[place] = JsonSchema(place, schema)
+        if self.regex is not None:
+            found[f"{prefix}regex"] = Regex(f"{prefix}regex", self.regex)
+        if self.choice is not None:
+            found[f"{prefix}choice"] = Choice(f"{prefix}choice", tuple(self.choice))
+        if self.grammar is not None:
+            found[f"{prefix}grammar"] = ContextFree(f"{prefix}grammar", self.grammar)
+        return found
+
+
+def the_one_of(structures: Mapping[str, Structure]) -> Structure | None:
+    """The structure asked for, if one is; several contradict each other."""
+    if len(structures) > 1:
+        first, second, *_ = structures
+        raise invalid(second, f"contradicts {first}; send one of them")
+    return next(iter(structures.values()), None)
+
+
+def with_whitespace(
+    structure: Structure | None, name: str, whitespace: str | None
+) -> Structure | None:
+    """The structure with what a field of this name says about the whitespace of its JSON."""
+    if whitespace is None:
+        return structure
+    if not isinstance(structure, JsonSchema):
+        raise invalid(name, "is only allowed with JSON")
+    return replace(structure, whitespace=whitespace)

@@ -1,0 +1,118 @@
+"""What an output must look like, as a client asks for it, and how that is written as a grammar.
+
+Whether a grammar can be followed is checked in `grammars`, whether a schema can be guaranteed in
+`json_schema`.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher, regex_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+from gateway import json_schema, limits
+from gateway.errors import invalid, unsupported
+
+# Enough for indented JSON; an output that is nothing but blanks ends sooner or later.
+DEFAULT_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
+# One way to write each character, so that no key can be spelled past its own schema.
+ESCAPES = 'nrbtf\\"'
+
+ANY_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """JSON that a schema describes."""
+
+    place: str  # the request's field, for errors
+    schema: Any
+    whitespace: str | None = None  # a regular expression; "" is none
+
+    def to_grammar(self) -> str:
+        """Raises RequestError with the place of what is wrong."""
+        json_schema.check(self.schema, self.place)
+        if self.whitespace is not None:
+            limits.check_bytes("whitespace_pattern", self.whitespace, limits.MAX_WHITESPACE_BYTES)
+        return self.grammar_of(self.schema)
+
+    def grammar_of(self, schema: Any) -> str:
+        """A schema, this one or a part of it, as a grammar."""
+        whitespace = DEFAULT_WHITESPACE if self.whitespace is None else self.whitespace
+        return LLMatcher.grammar_from_json_schema(
+            json.dumps(json_schema.without_neutral(schema), ensure_ascii=False),
+            overrides={
+                "whitespace_pattern": whitespace or None,
+                "whitespace_flexible": bool(whitespace),
+                "json_allowed_escapes": ESCAPES,
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """Text that a regular expression matches as a whole."""
+
+    place: str
+    pattern: str
+
+    def to_grammar(self) -> str:
+        """Raises RequestError if it is empty or too long."""
+        _check_text(self.place, self.pattern)
+        # Otherwise digits, word characters and blanks would be those of every script.
+        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(self.pattern, 'dws')}/")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some texts."""
+
+    place: str
+    options: tuple[str, ...]
+
+    def to_grammar(self) -> str:
+        """Raises RequestError if there are none, too many, or an empty one."""
+        if not self.options:
+            raise invalid(self.place, "is empty")
+        limits.check_count(self.place, len(self.options), limits.MAX_CHOICE_OPTIONS)
+        for index, option in enumerate(self.options):
+            _check_text(f"{self.place}[{index}]", option)
+        quoted = (json.dumps(option, ensure_ascii=False) for option in self.options)
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
+
+
+@dataclass(frozen=True, slots=True)
+class ContextFree:
+    """Text of a context-free grammar, in the notation of Lark or of GBNF."""
+
+    place: str
+    text: str
+
+    def to_grammar(self) -> str:
+        """Raises RequestError if it asks for more than a form."""
+        _check_text(self.place, self.text)
+        if "::=" not in self.text:
+            _refuse_sampling(self.place, self.text)
+            return LLMatcher.grammar_from_lark(self.text)
+        try:
+            return LLMatcher.grammar_from_lark(gbnf_to_lark(self.text))
+        except (GbnfToLarkError, RecursionError) as error:
+            raise invalid(self.place, f"is no GBNF: {error}") from error
+
+
+Structure = JsonSchema | Regex | Choice | ContextFree
+
+_RULE_TEMPERATURE = re.compile(r"^\s*\w+\s*\[[^\]\n]*\btemperature\b", re.MULTILINE)
+
+
+def _refuse_sampling(place: str, text: str) -> None:
+    if _RULE_TEMPERATURE.search(text):
+        raise unsupported(place, "a rule's temperature is not supported; the request has one")
+
+
+def _check_text(place: str, text: str) -> None:
+    limits.check_bytes(place, text, limits.MAX_GRAMMAR_BYTES)
+    if not text:
+        raise invalid(place, "is empty")

@@ -1,0 +1,157 @@
+"""Which tokens may come next in rows that follow a grammar.
+
+A sequence's matcher reads its output tokens one step late: only once they are committed. So it is
+never ahead of the slots, a step that fails leaves nothing to undo here, and a matcher built anew
+from the grammar and the output so far is the same matcher. Masks are filled on a thread of their
+own while the model computes. Knows neither text nor tensors.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import llguidance.numpy
+import numpy as np
+from numpy.typing import NDArray
+
+from rpc import grammar as grammars
+from rpc.grammar import BadGrammar, Matcher, Vocabulary
+from worker_svc.step import IntColumn
+
+# Grammars that are kept ready: a request with n outputs, or the same schema again and again.
+MAX_READY_GRAMMARS = 64
+MAX_THREADS = 8
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a sequence stands in its grammar."""
+
+    building: Future[Matcher]
+    num_read: int  # output tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What may come next: a bit per row and token, and the rows that cannot go on at all."""
+
+    allowed: NDArray[np.uint8]  # [G, ceil(V / 8)], lowest bit first
+    problems: dict[int, str]  # by index into the G rows
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarRows:
+    """The rows of a step that follow grammars, and their masks once they are there."""
+
+    rows: IntColumn  # [G], among the step's sampling rows
+    filling: Future[Filled]
+
+    def allowed(self) -> NDArray[np.uint8]:
+        """The masks [G, ceil(V / 8)]; waits for them."""
+        return self.filling.result().allowed
+
+    def problems(self) -> dict[int, str]:
+        """Why rows cannot go on, by sampling row."""
+        problems = self.filling.result().problems
+        return {int(self.rows[index]): problem for index, problem in problems.items()}
+
+
+def _no_vocabulary() -> Vocabulary:
+    raise grammars.BadVocabulary("the model folder has no tokenizer.json")
+
+
+@dataclass(slots=True)
+class Grammars:
+    """Builds matchers and fills masks. Only the compute thread calls it."""
+
+    vocab_size: int
+    read_vocabulary: Callable[[], Vocabulary] = _no_vocabulary
+    _builders: ThreadPoolExecutor = field(init=False)
+    _filler: ThreadPoolExecutor = field(init=False)
+    _vocabulary: Future[Vocabulary] | None = field(init=False, default=None)
+    _ready: Callable[[str], Matcher] = field(init=False)
+    _filling: Future[Filled] | None = field(init=False, default=None)
+    _executor: llguidance.LLExecutor | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        # Threads start with the first work; one builds while another may read the vocabulary.
+        self._builders = ThreadPoolExecutor(2, "grammar-build")
+        self._filler = ThreadPoolExecutor(1, "grammar-fill")
+        self._ready = lru_cache(MAX_READY_GRAMMARS)(self._build)
+
+    def prepare(self) -> None:
+        """Begins to read the vocabulary, so that the first grammar need not wait for it."""
+        if self._vocabulary is None:
+            self._vocabulary = self._builders.submit(self.read_vocabulary)
+
+    def begin(self, grammar: str, output: Sequence[int]) -> Place:
+        """A place in a grammar behind some output; it is built meanwhile."""
+        self.prepare()
+        return Place(self._builders.submit(self._start, grammar, output), len(output))
+
+    def settle(self) -> None:
+        """Waits for masks that a failed step never took: places are at rest afterwards."""
+        if self._filling is not None:
+            wait([self._filling])
+
+    def fill(
+        self, places: Sequence[Place], num_unread: IntColumn, read: Callable[[], IntColumn]
+    ) -> Future[Filled]:
+        """Moves places on by the tokens they have not read, and fills their masks.
+
+        `read` returns those tokens of all places, one after the other; it may wait for a device.
+        """
+        self._filling = self._filler.submit(self._fill, places, num_unread, read)
+        return self._filling
+
+    def _build(self, grammar: str) -> Matcher:
+        assert self._vocabulary is not None
+        return grammars.new_matcher(self._vocabulary.result(), grammar)
+
+    def _start(self, grammar: str, output: Sequence[int]) -> Matcher:
+        matcher = self._ready(grammar).deep_copy()
+        _read(matcher, output)
+        return matcher
+
+    def _fill(
+        self, places: Sequence[Place], num_unread: IntColumn, read: Callable[[], IntColumn]
+    ) -> Filled:
+        unread = np.split(read(), np.cumsum(num_unread)[:-1])
+        masks = np.zeros((len(places), -(-self.vocab_size // 32)), dtype=np.int32)
+        problems: dict[int, str] = {}
+        matchers: dict[int, Matcher] = {}
+        for index, (place, token_ids) in enumerate(zip(places, unread, strict=True)):
+            try:
+                matcher = place.building.result()
+            except (BadGrammar, grammars.BadVocabulary) as error:
+                problems[index] = str(error)
+                continue
+            _read(matcher, token_ids.tolist())
+            place.num_read += len(token_ids)
+            matchers[index] = matcher
+        healthy = [(m, index) for index, m in matchers.items() if not m.is_error()]
+        if healthy:
+            llguidance.numpy.fill_next_token_bitmask_par(self._threads(), healthy, masks)
+        for index, matcher in matchers.items():
+            if matcher.is_error():
+                problems[index] = grammars.problem_of(matcher)
+                masks[index] = 0
+        return Filled(masks.view(np.uint8), problems)
+
+    def _threads(self) -> llguidance.LLExecutor:
+        if self._executor is None:
+            num_threads = min(os.cpu_count() or 1, MAX_THREADS)
+            self._executor = llguidance.LLExecutor(num_threads)
+        return self._executor
+
+
+def _read(matcher: Matcher, token_ids: Sequence[int]) -> None:
+    for token_id in token_ids:
+        if matcher.is_stopped():  # at its end, where there is nothing but end-of-sequence
+            return
+        matcher.consume_token(token_id)
