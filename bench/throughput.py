@@ -32,7 +32,7 @@ from rpc.columns import UINT32, pack, unpack
 
 START_TIMEOUT_S = 240.0
 VOCABULARY = 10_000  # prompt tokens are drawn below it
-PROMPT_OF_STEPS = 520
+PROMPT_OF_STEPS = 492  # mid-way between the settled start and the end: a context of 576
 OUTPUT_OF_STEPS = 160
 SETTLED = 8  # tokens that every request must have before steps are timed
 

@@ -8,6 +8,11 @@ One program reads one slice ("split") of one KV head of one sequence for all que
 it, so every cached byte is read once. The last split to finish merges the partial results of its
 sequence, hence one launch and no second kernel. The grid depends on shapes alone, never on
 lengths, so a captured CUDA graph stays valid while contexts grow.
+
+Of the rule in `pdl`, that nothing but weights is read before the wait, this kernel takes lengths,
+tables and older keys and values as an exception, since they are older than the step's embedding,
+an ordinary kernel that nothing overtakes. The newest token's may be fetched too early, but into L2
+only, where its writer then changes it.
 """
 
 from dataclasses import dataclass
@@ -23,6 +28,8 @@ _LOG2_E = 1.4426950408889634
 # No batch is cut into more slices than this, which bounds the workspace.
 _MAX_SLICES = 8192
 _FEW_PAIRS = 32
+_LINE_BYTES = 128  # what one prefetch brings
+_FEW_TO_PREFETCH = 256  # pairs; more of them keep the memory busy by themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +144,23 @@ def paged_decode_attention(
         BLOCK_N=config.block_n,
         NUM_SPLITS=config.num_splits,
         MIN_SPLIT=config.min_split,
+        AHEAD=config.block_n if batch * num_kv_heads <= _FEW_TO_PREFETCH else 0,
+        LINE=min(head_dim, _LINE_BYTES // q.element_size()),
         PDL=has_pdl(q),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **launch_options(q),
     )  # fmt: skip
     return out
+
+
+@triton.jit
+def _prefetch(ptrs: tl.tensor) -> None:
+    """Asks for the cache lines at these addresses; nothing waits for them."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [ptrs.to(tl.int64)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -169,6 +187,8 @@ def _decode_kernel(
     BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LINE: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     head = tl.program_id(0)
@@ -177,8 +197,6 @@ def _decode_kernel(
     num_kv_heads = tl.num_programs(0)
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
-
     heads = tl.arange(0, GROUP_PAD)
     dims = tl.arange(0, D)
     is_head = heads < GROUP
@@ -190,14 +208,27 @@ def _decode_kernel(
     start = split * per_split
     end = tl.minimum(start + per_split, context_len)
     if start >= end:
+        if PDL:
+            gdc_wait()
         if (context_len == 0) & (split == 0):
             zeros = tl.zeros([GROUP_PAD, D], out_ptr.dtype.element_ty)
             tl.store(out_ptr + out_offsets, zeros, mask=is_head[:, None])
         return
 
+    table = tables_ptr + seq.to(tl.int64) * stride_table
+    if PDL and AHEAD:
+        # The way from memory to L2 is gone while the kernel before still makes q.
+        ahead = tl.minimum(start + tl.arange(0, AHEAD), end - 1)
+        ahead_blocks = tl.load(table + ahead // BLOCK_SIZE).to(tl.int64)
+        ahead_offsets = ahead_blocks * stride_block + (ahead % BLOCK_SIZE) * stride_token
+        ahead_offsets = ahead_offsets + head * stride_head
+        for line in tl.static_range(0, D, LINE):
+            _prefetch(k_ptr + ahead_offsets + line)
+            _prefetch(v_ptr + ahead_offsets + line)
+    if PDL:
+        gdc_wait()
     q_offsets = seq.to(tl.int64) * stride_q + (head * GROUP + heads)[:, None] * D + dims[None, :]
     q = tl.load(q_ptr + q_offsets, mask=is_head[:, None], other=0.0)  # [GROUP_PAD, D]
-    table = tables_ptr + seq.to(tl.int64) * stride_table
     peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, D], tl.float32)

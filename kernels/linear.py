@@ -22,7 +22,6 @@ from kernels.pdl import has_pdl, launch_options
 
 MAX_ROWS = 32
 _SMALL_LAYER = 2**23  # elements of the weight
-_NARROW, _NARROW_LAYER = 1024, 2**21  # its rows, and its elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,6 @@ def _config(m: int, n: int, k: int, gated: bool, itemsize: int) -> _Config:
         return _Config(8, 4, 64, num_warps=4)
     if k <= 1024:
         return _Config(16, 4, 256, num_warps=4)
-    if m > 16:
-        return _Config(8, 4, 256, num_warps=8)
     if n * k <= _SMALL_LAYER:
         return _Config(8, 8, 256, num_warps=8)
     return _Config(16, 8, 128, num_warps=8)
@@ -53,12 +50,9 @@ def _config(m: int, n: int, k: int, gated: bool, itemsize: int) -> _Config:
 def pays(m: int, n: int, k: int) -> bool:
     """Whether this kernel beats the library: always for one row, for more where the layer is small.
 
-    Rows beyond 16, and layers of many megabytes, give the library enough work to hide its costs;
-    up to 32 rows it cuts a narrow and long product in two passes, which costs more than it gains.
+    Rows beyond 16, and layers of many megabytes, give the library enough work to hide its costs.
     """
-    if m == 1 or (m <= 16 and n * k <= _SMALL_LAYER):
-        return True
-    return m <= MAX_ROWS and n <= _NARROW and n * k <= _NARROW_LAYER
+    return m == 1 or (m <= 16 and n * k <= _SMALL_LAYER)
 
 
 def linear(

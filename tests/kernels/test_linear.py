@@ -50,9 +50,7 @@ def test_it_is_chosen_for_one_row_and_for_small_layers_only():
     assert pays(1, 151936, 1024)
     assert pays(8, 6144, 1024)
     assert not pays(8, 24576, 4096)
-    assert pays(32, 1024, 2048)
-    assert not pays(17, 4096, 1024)
-    assert not pays(33, 1024, 2048)
+    assert not pays(17, 1024, 1024)
 
 
 def test_wrong_arguments_are_refused_by_name(device):
