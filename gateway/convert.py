@@ -276,7 +276,7 @@ def output_to_proto(completion: Completion, index: int = 0) -> inference_pb2.Out
         logprobs=_logprobs_to_proto(completion.logprobs),
         index=index,
     )
-    if completion.reply is not None:
+    if completion.parts is not None:
         add_reply(message, completion.reply)
     _add_finish(message, completion.finish)
     return message

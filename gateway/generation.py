@@ -6,7 +6,7 @@ from enum import Enum
 
 from gateway import limits
 from gateway.chat.conversation import Conversation
-from gateway.chat.parts import Part, Reply, reply_of
+from gateway.chat.parts import Content, Part, Reply, reply_of
 from gateway.errors import invalid
 from gateway.logprobs import TokenLogprobs
 from gateway.structure import Structure
@@ -207,7 +207,12 @@ class Completion:
     token_ids: list[int]
     finish: Finish
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
-    reply: Reply | None = None  # of a chat; None: the text is content and nothing else
+    parts: tuple[Part, ...] | None = None  # of a chat; None: the text is content and nothing else
+
+    @property
+    def reply(self) -> Reply:
+        """The output as the answer of a chat."""
+        return reply_of([Content(self.text)] if self.parts is None else self.parts)
 
 
 def completion_of(deltas: Sequence[Delta]) -> Completion:
@@ -220,7 +225,7 @@ def completion_of(deltas: Sequence[Delta]) -> Completion:
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         finish=finish,
         logprobs=tuple(token for delta in deltas for token in delta.logprobs),
-        reply=reply_of(part for parts in parsed for part in parts) if parsed else None,
+        parts=tuple(part for parts in parsed for part in parts) if parsed else None,
     )
 
 

@@ -23,6 +23,8 @@ from gateway.generation import ServedModel, check_token_ids
 from gateway.http.completions import answer
 from gateway.http.events import CHAT, COMPLETION, error_body
 from gateway.http.guards import ApiKeyGuard, BodyLimit
+from gateway.http.response_body import ResponseBody
+from gateway.http.responses import respond
 from gateway.http.schema import (
     ChatCompletionBody,
     CompletionBody,
@@ -52,13 +54,13 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _on_bad_body)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
-    _add_generation_routes(app, pipeline)
+    _add_generation_routes(app, pipeline, tokenizer)
     _add_model_routes(app, pipeline, readiness)
     _add_token_routes(app, pipeline, tokenizer)
     return app
 
 
-def _add_generation_routes(app: FastAPI, pipeline: Pipeline) -> None:
+def _add_generation_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatCompletionBody, request: Request) -> Response:
         return await answer(CHAT, body, request, pipeline)
@@ -66,6 +68,10 @@ def _add_generation_routes(app: FastAPI, pipeline: Pipeline) -> None:
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
         return await answer(COMPLETION, body, request, pipeline)
+
+    @app.post("/v1/responses")
+    async def responses(body: ResponseBody, request: Request) -> Response:
+        return await respond(body, request, pipeline, tokenizer)
 
 
 def _add_model_routes(app: FastAPI, pipeline: Pipeline, readiness: ReadinessWatch) -> None:

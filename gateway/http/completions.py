@@ -50,15 +50,16 @@ async def answer(
         writer = ChunkWriter(form, head, num_choices=num_choices, has_usage=has_usage)
         events = _events(pipeline, wanted, writer)
         # The first event decides the status: what is refused before it is no 200.
-        first = await _unless_disconnected(request, _first(events))
+        first = await unless_disconnected(request, first_of(events))
         return EventStream(first, events)
-    outputs = await _unless_disconnected(request, complete_all(pipeline, wanted))
+    outputs = await unless_disconnected(request, complete_all(pipeline, wanted))
     choices = [whole_choice(form, index, output) for index, output in enumerate(outputs)]
     usage = usage_body(total_usage([output.finish.usage for output in outputs], num_choices))
     return JSONResponse({**head, "choices": choices, "usage": usage})
 
 
-async def _first(events: AsyncGenerator[bytes, None]) -> bytes:
+async def first_of(events: AsyncGenerator[bytes, None]) -> bytes:
+    """The first event, awaited like any other work."""
     return await anext(events)
 
 
@@ -103,7 +104,7 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of some work, which is cancelled when the client leaves before it is done."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnect(request))

@@ -196,7 +196,7 @@ def whole_choice(form: Form, index: int, output: Completion) -> dict[str, Any]:
     content: dict[str, Any] = {"text": output.text}
     has_calls = False
     if form.is_chat:
-        reply = output.reply or Reply(output.text, None, ())
+        reply = output.reply
         has_calls = bool(reply.tool_calls)
         content = {"message": message_body(reply)}
     end = finish_fields(output.finish, has_calls=has_calls)

@@ -5,7 +5,7 @@ model) or unsupported: then only the values that mean "off" are accepted, and ev
 refused by the field's name. What is in neither table nor schema is refused as unknown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from gateway.errors import unsupported
@@ -46,6 +46,20 @@ STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
     "structural_tag": (),
 }
 
+RESPONSE: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "include": ([],),
+    "max_tool_calls": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+
 MESSAGE: dict[str, tuple[Any, ...]] = {
     "refusal": (),
     "function_call": (),
@@ -54,8 +68,14 @@ MESSAGE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def strip(body: Any, neutral: Mapping[str, tuple[Any, ...]], path: str = "") -> Any:
-    """The body without harmless and neutral fields; refuses the first one that is neither.
+def strip(
+    body: Any,
+    neutral: Mapping[str, tuple[Any, ...]],
+    path: str = "",
+    known: Container[str] = (),
+) -> Any:
+    """The body without neutral fields, and without harmless ones that are not known; refuses the
+    first neutral one that is not off.
 
     What is no JSON object passes as it is: the schema says what is wrong with it.
     """
@@ -66,7 +86,7 @@ def strip(body: Any, neutral: Mapping[str, tuple[Any, ...]], path: str = "") -> 
         if name in neutral:
             if value is not None and not any(_is_same(value, off) for off in neutral[name]):
                 raise unsupported(path + name, _problem(neutral[name]))
-        elif path or name not in HARMLESS:
+        elif path or name in known or name not in HARMLESS:
             kept[name] = value
     return kept
 

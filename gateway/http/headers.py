@@ -2,17 +2,24 @@
 
 import math
 from collections.abc import Mapping
+from typing import Protocol
 
 from gateway.errors import RequestError, invalid
 from gateway.generation import Standing
-from gateway.http.schema import GenerationBody
 
 REQUEST_ID = "x-request-id"  # a retry under the same id finds the place that was kept for it
 TENANT = "x-tenant"
 TIMEOUT_S = "x-timeout-s"
 
 
-def standing_of(body: GenerationBody, headers: Mapping[str, str]) -> Standing:
+class Asking(Protocol):
+    """What bodies say about who asks."""
+
+    priority: int | None
+    user: str | None
+
+
+def standing_of(body: Asking, headers: Mapping[str, str]) -> Standing:
     """How a request stands among others; the tenant is the header's, else the body's `user`."""
     is_named = TENANT in headers
     tenant = headers[TENANT] if is_named else body.user or ""

@@ -84,13 +84,13 @@ def _strip_messages(messages: Any) -> Any:
         path = f"messages[{index}]."
         stripped.append(fields.strip(message, fields.MESSAGE, path))
         if isinstance(message, dict):
-            _check_list(f"{path}content", message.get("content"), limits.MAX_CONTENT_PARTS, "text")
+            check_list(f"{path}content", message.get("content"), limits.MAX_CONTENT_PARTS, "text")
             calls = message.get("tool_calls")
-            _check_list(f"{path}tool_calls", calls, limits.MAX_TOOL_CALLS, "function")
+            check_list(f"{path}tool_calls", calls, limits.MAX_TOOL_CALLS, "function")
     return stripped
 
 
-def _check_list(path: str, entries: Any, limit: int, known: str) -> None:
+def check_list(path: str, entries: Any, limit: int, known: str) -> None:
     """Refuses too many entries, and one whose type means something, only not here."""
     if not isinstance(entries, list):
         return
@@ -128,7 +128,7 @@ class ToolBody(Strict):
 
 
 def _check_tools(tools: Any) -> Any:
-    _check_list("tools", tools, limits.MAX_TOOLS, "function")
+    check_list("tools", tools, limits.MAX_TOOLS, "function")
     return tools
 
 
@@ -138,7 +138,7 @@ Tools = Annotated[list[ToolBody], BeforeValidator(_check_tools)]
 _MODES = frozenset(mode.value for mode in ToolMode)
 
 
-def _parse_choice(value: Any) -> ToolChoice:
+def parse_choice(value: Any) -> ToolChoice:
     """A mode, or the one function that must be called."""
     if isinstance(value, str) and value in _MODES:
         return ToolChoice(ToolMode(value))
@@ -169,4 +169,4 @@ _CHOICE_SCHEMA = {
         },
     ]
 }
-Choice = Annotated[ToolChoice, PlainValidator(_parse_choice), JsonSchema(_CHOICE_SCHEMA)]
+Choice = Annotated[ToolChoice, PlainValidator(parse_choice), JsonSchema(_CHOICE_SCHEMA)]

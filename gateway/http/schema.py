@@ -49,7 +49,7 @@ class Body(Strict):
     @model_validator(mode="before")
     @classmethod
     def _strip(cls, body: Any) -> Any:
-        return fields.strip(body, cls.neutral)
+        return fields.strip(body, cls.neutral, known=cls.model_fields)
 
 
 def _as_list(value: Any) -> Any:

@@ -1,0 +1,167 @@
+"""POST /v1/responses: OpenAI's newer API over the same chats. Nothing is stored."""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from gateway.chat.conversation import ToolChoice
+from gateway.chat.parts import Content, Part
+from gateway.errors import RequestError
+from gateway.generation import Delta, Finish, FinishReason, GenerationRequest
+from gateway.http.completions import EventStream, first_of, unless_disconnected
+from gateway.http.events import encode_json, error_body
+from gateway.http.headers import REQUEST_ID, standing_of
+from gateway.http.response_body import ResponseBody
+from gateway.http.response_items import COMPLETED, IN_PROGRESS, INCOMPLETE, Items
+from gateway.pipeline import Pipeline
+from gateway.tokenizer import Tokenizer
+
+
+async def respond(
+    body: ResponseBody, request: Request, pipeline: Pipeline, tokenizer: Tokenizer
+) -> Response:
+    """Runs one HTTP request to its end, or to the end of its client's patience."""
+    response_id = request.headers.get(REQUEST_ID) or f"resp_{uuid.uuid4().hex}"
+    standing = standing_of(body, request.headers)
+    wanted = replace(body.to_request(response_id), standing=standing)
+    model = pipeline.resolve_model(body.model).name
+    answer = Answer(_head(response_id, model, body), tokenizer)
+    if body.stream:
+        events = _events(pipeline, wanted, answer)
+        # The first event decides the status: what is refused before it is no 200.
+        first = await unless_disconnected(request, first_of(events))
+        return EventStream(first, events)
+    whole = await unless_disconnected(request, pipeline.complete(wanted))
+    answer.add((Content(whole.text),) if whole.parts is None else whole.parts)
+    await answer.end(whole.finish)
+    return JSONResponse(answer.body)
+
+
+class Answer:
+    """One response as it grows, and the events that tell of it."""
+
+    def __init__(self, head: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+        self.body: dict[str, Any] = dict(head)
+        self._tokenizer = tokenizer
+        self._items = Items()
+        self._num_events = 0
+
+    def begin(self) -> bytes:
+        """The events before the first text."""
+        return self._write(
+            {"type": "response.created", "response": self.body},
+            {"type": "response.in_progress", "response": self.body},
+        )
+
+    def add(self, parts: tuple[Part, ...]) -> bytes:
+        """The events of more of the answer."""
+        return self._write(*self._items.add(parts))
+
+    async def end(self, finish: Finish) -> bytes:
+        """The events of its end; then the body is that of the whole response."""
+        is_whole = finish.reason is FinishReason.STOP
+        status = COMPLETED if is_whole else INCOMPLETE
+        events = self._items.close(status)
+        self.body["status"] = status
+        if not is_whole:
+            self.body["incomplete_details"] = {"reason": "max_output_tokens"}
+        self.body["output"] = self._items.items
+        self.body["usage"] = await self._usage(finish)
+        return self._write(*events, {"type": f"response.{status}", "response": self.body})
+
+    def fail(self, error: RequestError) -> bytes:
+        """The event of a failure half-way."""
+        inner = error_body(error)["error"]
+        fields = {name: inner[name] for name in ("code", "message", "param")}
+        return self._write({"type": "error", **fields, "error": inner})
+
+    async def _usage(self, finish: Finish) -> dict[str, Any]:
+        usage = finish.usage
+        # Counted anew: where the reasoning ends is known of the text, not of the tokens.
+        reasoning = await self._tokenizer.encode(
+            "reasoning", self._items.reasoning, add_special_tokens=False
+        )
+        return {
+            "input_tokens": usage.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+            "output_tokens": usage.num_completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": len(reasoning)},
+            "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+        }
+
+    def _write(self, *events: dict[str, Any]) -> bytes:
+        written = []
+        for event in events:
+            numbered = encode_json({**event, "sequence_number": self._num_events})
+            written.append(f"event: {event['type']}\ndata: {numbered}\n\n")
+            self._num_events += 1
+        return "".join(written).encode()
+
+
+async def _events(
+    pipeline: Pipeline, wanted: GenerationRequest, answer: Answer
+) -> AsyncGenerator[bytes, None]:
+    has_begun = False
+    try:
+        async with aclosing(pipeline.generate(wanted)) as deltas:
+            async for delta in deltas:
+                chunk = b"" if has_begun else answer.begin()
+                chunk += answer.add(_parts_of(delta))
+                if delta.finish is not None:
+                    chunk += await answer.end(delta.finish)
+                if chunk:
+                    has_begun = True
+                    yield chunk
+    except RequestError as error:
+        if not has_begun:
+            raise
+        yield answer.fail(error)
+
+
+def _parts_of(delta: Delta) -> tuple[Part, ...]:
+    if delta.parts is not None:
+        return delta.parts
+    return (Content(delta.text),) if delta.text else ()
+
+
+def _head(response_id: str, model: str, body: ResponseBody) -> dict[str, Any]:
+    """What a response repeats of its request, and what it does not have yet."""
+    effort = None if body.reasoning is None else body.reasoning.effort
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": IN_PROGRESS,
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": effort, "summary": None},
+        "store": False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": _choice_body(body.tool_choice or ToolChoice()),
+        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": body.user,
+    }
+
+
+def _choice_body(choice: ToolChoice) -> Any:
+    if choice.name is None:
+        return choice.mode.value
+    return {"type": "function", "name": choice.name}

@@ -1,0 +1,191 @@
+"""POST /v1/responses through the openai package: text, reasoning, calls, streamed and not."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from pagewire.v1 import types_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ARGUMENTS = '{"city": "Paris"}'
+CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+ANSWER = f"<think>\nA tool will know.\n</think>\n\nWait.\n{CALL}\n{CALL}"
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(running: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{running.http_url}/v1", api_key="none", max_retries=0
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+def tool(weather: dict[str, Any]) -> Any:
+    return {"type": "function"} | weather["function"]
+
+
+async def test_text_is_answered_and_counted(
+    client: openai.AsyncOpenAI, running: Any, encode: Callable[[str], list[int]]
+) -> None:
+    answer = await client.responses.create(
+        model="tiny",
+        instructions="Be brief.",
+        input="Hello",
+        temperature=0.5,
+        top_p=0.9,
+        max_output_tokens=7,
+        metadata={"a": "b"},
+    )
+    assert (answer.status, answer.output_text) == ("completed", "Hello world")
+    assert answer.id.startswith("resp_")
+    assert (answer.instructions, answer.metadata) == ("Be brief.", {"a": "b"})
+    assert answer.usage is not None
+    assert answer.usage.output_tokens == len(encode("Hello world"))
+    assert answer.usage.input_tokens_details.cached_tokens == 3
+    turns = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
+    assert running.scheduler.prompt_of(0) == encode(turns + "<|im_start|>assistant\n")
+    sampling = running.scheduler.submits[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (0.5, 0.9, 7)
+
+
+async def test_an_answer_that_was_cut_off_is_incomplete(
+    client: openai.AsyncOpenAI, running: Any
+) -> None:
+    running.scheduler.end = {"reason": types_pb2.FINISH_REASON_LENGTH}
+    answer = await client.responses.create(model="tiny", input="Hello")
+    assert answer.status == "incomplete"
+    assert answer.incomplete_details is not None
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    assert answer.output[0].status == "incomplete"
+
+
+async def test_the_events_of_a_stream_tell_the_whole_response(
+    client: openai.AsyncOpenAI, running: Any, encode: Callable[[str], list[int]], tool: Any
+) -> None:
+    running.scheduler.output = encode(ANSWER)
+    whole = await client.responses.create(model="tiny", input="Hello", tools=[tool])
+    stream = await client.responses.create(model="tiny", input="Hello", tools=[tool], stream=True)
+    events: list[Any] = [event async for event in stream]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+
+    def texts(kind: str) -> list[str]:
+        """Deltas joined by item."""
+        joined: dict[str, str] = {}
+        for event in events:
+            if event.type == kind:
+                joined[event.item_id] = joined.get(event.item_id, "") + event.delta
+        return list(joined.values())
+
+    assert texts("response.reasoning_text.delta") == ["A tool will know."]
+    assert texts("response.output_text.delta") == ["Wait."]
+    assert texts("response.function_call_arguments.delta") == [ARGUMENTS] * 2
+    opened = [event.item for event in events if event.type == "response.output_item.added"]
+    closed = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.id for item in opened] == [item.id for item in closed]
+    last = events[-1].response
+    assert last.output == closed
+
+    def said(response: Any) -> list[Any]:
+        ids = {"id", "call_id", "created_at"}
+        return [item.model_dump(exclude=ids) for item in response.output]
+
+    assert said(last) == said(whole)
+    assert [item.type for item in whole.output] == [
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call",
+    ]
+    assert last.usage == whole.usage
+    assert whole.usage is not None
+    assert whole.usage.output_tokens_details.reasoning_tokens == len(encode("A tool will know."))
+
+
+async def test_the_clients_helper_follows_the_stream(
+    client: openai.AsyncOpenAI, running: Any, encode: Callable[[str], list[int]]
+) -> None:
+    async with client.responses.stream(model="tiny", input="Hello") as stream:
+        pieces = [event.delta async for event in stream if event.type.endswith("text.delta")]
+        final = await stream.get_final_response()
+    assert "".join(pieces) == final.output_text == "Hello world"
+    assert len(pieces) > 1
+
+
+async def test_an_answer_and_the_results_of_its_calls_can_be_sent_back(
+    client: openai.AsyncOpenAI, running: Any, encode: Callable[[str], list[int]], tool: Any
+) -> None:
+    running.scheduler.output = encode(ANSWER)
+    first = await client.responses.create(model="tiny", input="Weather?", tools=[tool])
+    results = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "Rain."}
+        for item in first.output
+        if item.type == "function_call"
+    ]
+    history: Any = [{"role": "user", "content": "Weather?"}]
+    history += [item.model_dump() for item in first.output] + results
+    running.scheduler.output = encode("Rain.")
+    second = await client.responses.create(model="tiny", input=history, tools=[tool])
+    assert second.output_text == "Rain."
+
+    calls = [
+        {
+            "id": result["call_id"],
+            "type": "function",
+            "function": {"name": "get_weather", "arguments": ARGUMENTS},
+        }
+        for result in results
+    ]
+    turn = {"role": "assistant", "content": "Wait.", "tool_calls": calls}
+    chat: Any = [
+        {"role": "user", "content": "Weather?"},
+        turn | {"reasoning_content": "A tool will know."},
+        *({"role": "tool", "content": "Rain.", "tool_call_id": call["id"]} for call in calls),
+    ]
+    wrapped: Any = [{"type": "function", "function": {k: tool[k] for k in tool if k != "type"}}]
+    await client.chat.completions.create(model="tiny", messages=chat, tools=wrapped)
+    assert running.scheduler.prompt_of(1) == running.scheduler.prompt_of(2)
+
+
+async def test_a_failure_half_way_is_the_clients_error(
+    client: openai.AsyncOpenAI, running: Any
+) -> None:
+    running.scheduler.hangs_after = 1
+    stream = await client.responses.create(model="tiny", input="Hello", stream=True)
+    with pytest.raises(openai.APIError, match="it broke"):
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                running.scheduler.end = {
+                    "reason": types_pb2.FINISH_REASON_ERROR,
+                    "status_code": 13,
+                    "message": "it broke",
+                }
+                running.scheduler.finish_hanging()
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("previous_response_id", {"previous_response_id": "resp_1"}),
+        ("store", {"store": True}),
+        ("input[0].type", {"input": [{"type": "item_reference", "id": "a"}]}),
+        ("input", {"input": []}),
+        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+        ("text.format.type", {"text": {"format": {"type": "no such format"}}}),
+        ("no_such_field", {"no_such_field": 1}),
+        ("temperature", {"temperature": 3}),
+    ],
+)
+async def test_what_cannot_be_is_refused_by_name(
+    field: str, fields: dict[str, Any], running: Any
+) -> None:
+    response = await running.http.post("/v1/responses", json={"input": "Hello"} | fields)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == field
