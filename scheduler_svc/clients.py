@@ -1,10 +1,12 @@
 """Who is told what: the outboxes of the streams that submitted requests, by client number."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from rpc.logprobs import LogprobColumns
+from rpc.prompt_reports import PromptReport
 from scheduler_svc.core import Finished, FinishReason, StepOutputs, StepPlan
 from scheduler_svc.outbox import Admission, Ended, Outbox
 
@@ -32,8 +34,18 @@ class Clients:
         """Forgets one."""
         del self._outboxes[client]
 
-    def deliver(self, outputs: StepOutputs, logprobs: LogprobColumns | None) -> None:
-        """Hands out what a step brought; rows of `logprobs` count those of the step's result."""
+    def deliver(
+        self,
+        outputs: StepOutputs,
+        logprobs: LogprobColumns | None,
+        reports: Sequence[PromptReport] = (),
+    ) -> None:
+        """Hands out what a step brought; rows of `logprobs` count those of the step's result, and
+        `reports` are the result's."""
+        for told in outputs.told:
+            outbox = self._outboxes.get(told.request.client)
+            if outbox is not None:
+                outbox.put_report(replace(reports[told.row], owner=told.request.handle))
         clients, handles, token_ids = outputs.clients, outputs.handles, outputs.token_ids
         if logprobs is not None and outputs.sampled_rows is not None:
             logprobs = logprobs.select(outputs.sampled_rows)

@@ -1,6 +1,7 @@
 """Between the core's plain data and the wire's messages; both ways, and nothing else."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,8 +9,17 @@ from numpy.typing import NDArray
 from pagewire.v1 import scheduler_pb2, types_pb2, worker_pb2
 from rpc.columns import INT32, UINT8, UINT32, pack, unpack
 from rpc.logprobs import LogprobColumns
-from scheduler_svc.core import Finished, FinishReason, NewSequence, Request, StepPlan, StepResult
-from scheduler_svc.sampling import Sampling, resolve
+from rpc.prompt_reports import PromptReport
+from scheduler_svc.core import (
+    Finished,
+    FinishReason,
+    NewSequence,
+    Report,
+    Request,
+    StepPlan,
+    StepResult,
+)
+from scheduler_svc.sampling import BadSampling, Sampling, resolve
 
 FINISH_REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
@@ -35,6 +45,7 @@ class Submission:
     timeout_s: float | None  # from its arrival on
     cache_salt: str = ""
     skip_prefix_cache: bool = False
+    pooling: types_pb2.Pooling = types_pb2.POOLING_UNSPECIFIED
 
 
 def to_request(
@@ -42,14 +53,21 @@ def to_request(
 ) -> Request:
     """A request for the core. Raises BadSampling naming a parameter out of range."""
     params, timeout_s = submission.sampling, submission.timeout_s
+    max_tokens = params.max_tokens if params.HasField("max_tokens") else None
+    sampling = resolve(params, drawn_seed, vocab_size)
+    if submission.pooling:
+        _check_pooling(submission)
+        max_tokens = 0
+        sampling = replace(sampling, pooling=submission.pooling)
+    report = _asked_about(sampling, len(submission.prompt_token_ids))
     return Request(
         request_id=submission.request_id,
         prompt_token_ids=submission.prompt_token_ids,
-        max_tokens=params.max_tokens if params.HasField("max_tokens") else None,
+        max_tokens=max_tokens,
         min_tokens=params.min_tokens,
         stop_token_ids=tuple(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
-        sampling=resolve(params, drawn_seed, vocab_size),
+        sampling=sampling,
         client=submission.client,
         handle=submission.handle,
         arrival_s=arrival_s,
@@ -58,7 +76,29 @@ def to_request(
         tenant=submission.tenant,
         cache_salt=submission.cache_salt,
         skip_prefix_cache=submission.skip_prefix_cache,
+        report_begin=report.start,
+        report_end=report.stop,
     )
+
+
+def _check_pooling(submission: Submission) -> None:
+    params = submission.sampling
+    if submission.pooling not in (types_pb2.POOLING_LAST, types_pb2.POOLING_MEAN):
+        raise BadSampling(f"pooling is {submission.pooling}, which is unknown")
+    if params.max_tokens:
+        raise BadSampling(f"max_tokens is {params.max_tokens}, with pooling nothing is sampled")
+    if params.HasField("prompt_logprobs"):
+        raise BadSampling("prompt_logprobs cannot be had together with pooling")
+
+
+def _asked_about(sampling: Sampling, num_prompt: int) -> range:
+    """Positions of a prompt whose hidden states somebody asks about, in one way or another."""
+    if sampling.pooling == types_pb2.POOLING_LAST:
+        return range(max(num_prompt - 1, 0), num_prompt)
+    if sampling.pooling == types_pb2.POOLING_MEAN:
+        return range(num_prompt)
+    # Each says how likely the token behind it was; behind the last one comes the output.
+    return range(0 if sampling.num_prompt_logprobs is None else max(num_prompt - 1, 0))
 
 
 def to_step(plan: StepPlan) -> worker_pb2.SchedulerOutput:
@@ -114,7 +154,11 @@ def _to_new_sequence(new: NewSequence) -> worker_pb2.NewSequence:
             ],
             logprobs=sampling.num_top_logprobs,
             grammar=sampling.grammar,
+            prompt_logprobs=sampling.num_prompt_logprobs,
+            pooling=sampling.pooling,
         ),
+        report_begin=new.report_begin,
+        prompt_only=new.request.is_prompt_only,
     )
 
 
@@ -125,7 +169,14 @@ def to_logprobs(output: worker_pb2.ModelRunnerOutput) -> LogprobColumns | None:
     return LogprobColumns.unpack(output.logprobs, len(output.token_ids) // INT32.itemsize)
 
 
-def to_result(output: worker_pb2.ModelRunnerOutput) -> StepResult:
+def to_reports(output: worker_pb2.ModelRunnerOutput) -> list[PromptReport]:
+    """What a worker's answer says of prompts. Raises BadColumn."""
+    return [PromptReport.unpack(report) for report in output.prompt_reports]
+
+
+def to_result(
+    output: worker_pb2.ModelRunnerOutput, reports: Sequence[PromptReport] = ()
+) -> StepResult:
     """A worker's answer for the core."""
     status = unpack(output.row_status, UINT8, name="row_status")
     return StepResult(
@@ -133,6 +184,7 @@ def to_result(output: worker_pb2.ModelRunnerOutput) -> StepResult:
         token_ids=unpack(output.token_ids, name="token_ids").astype(np.int32, copy=False),
         bad_rows=tuple(np.flatnonzero(status).tolist()),
         dead_ends={error.row: error.message for error in output.row_errors},
+        reports=tuple(Report(r.owner, r.begin, r.end, r.is_finite) for r in reports),
     )
 
 
@@ -167,6 +219,15 @@ def to_tokens(
         handles=handles.astype(UINT32, copy=False).tobytes(),
         token_ids=token_ids.astype("<i4", copy=False).tobytes(),
         logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
+    )
+
+
+def to_prompt_report(report: PromptReport) -> types_pb2.PromptReport:
+    """What is told of a prompt, for a gateway."""
+    logprobs = report.logprobs
+    return types_pb2.PromptReport(
+        logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
+        **report.pack(),
     )
 
 

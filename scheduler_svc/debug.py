@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from pagewire.v1 import debug_pb2, debug_pb2_grpc
+from pagewire.v1 import debug_pb2, debug_pb2_grpc, types_pb2
 from scheduler_svc.core import Scheduler, Sequence
 from scheduler_svc.engine import Engine
 from scheduler_svc.sampling import Sampling
@@ -171,6 +171,10 @@ def _rules(sampling: Sampling) -> str:
     words += [f"{len(entries)} {name}" for name, entries in lists if entries]
     if sampling.num_top_logprobs is not None:
         words.append(f"logprobs {sampling.num_top_logprobs}")
+    if sampling.num_prompt_logprobs is not None:
+        words.append(f"prompt_logprobs {sampling.num_prompt_logprobs}")
+    if sampling.pooling:
+        words.append(f"pooling {types_pb2.Pooling.Name(sampling.pooling)[8:].lower()}")
     return "".join(f", {word}" for word in words)
 
 

@@ -14,7 +14,7 @@ from pagewire.v1 import types_pb2, worker_pb2
 from rpc.columns import BadColumn
 from scheduler_svc.clients import Clients
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.convert import to_logprobs, to_result, to_step
+from scheduler_svc.convert import to_logprobs, to_reports, to_result, to_step
 from scheduler_svc.core import OutOfStep, Scheduler, StepPlan
 from scheduler_svc.core_config import core_config
 from scheduler_svc.journal.recorder import Recorder
@@ -186,11 +186,11 @@ class WorkerGroup:
             raise LinkLost(f"step {output.step_id} failed: {output.error}")
         self.expire()
         try:
-            result, logprobs = to_result(output), to_logprobs(output)
-            outputs = core.update(result)
+            logprobs, reports = to_logprobs(output), to_reports(output)
+            outputs = core.update(to_result(output, reports))
         except (BadColumn, OutOfStep) as error:  # the core is as before: the step is done again
             raise LinkLost(f"step {output.step_id}: {error}") from error
-        self._clients.deliver(outputs, logprobs)
+        self._clients.deliver(outputs, logprobs, reports)
         record, now_s = self.trace.done(output.step_id, time.monotonic()), core.now_s
         self.pace.stepped(record.plan, record.sent_s, now_s)
         self._strikes = 0

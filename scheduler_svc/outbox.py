@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpc.logprobs import LogprobColumns, join
+from rpc.prompt_reports import PromptReport
 from scheduler_svc.core import Finished
 
 
@@ -39,6 +40,7 @@ class Parcel:
     ended: list[Ended]
     admitted: list[Admission]
     logprobs: LogprobColumns | None  # rows count token_ids
+    reports: list[PromptReport]  # by handle; what they tell comes before the tokens
 
 
 _NO_HANDLES: NDArray[np.uint32] = np.empty(0, dtype=np.uint32)
@@ -52,6 +54,7 @@ class Outbox:
         self._handles: list[NDArray[np.uint32]] = []
         self._token_ids: list[NDArray[np.int32]] = []
         self._logprobs: list[LogprobColumns | None] = []
+        self._reports: list[PromptReport] = []
         self._ended: list[Ended] = []
         self._admitted: list[Admission] = []
         self._filled = asyncio.Event()
@@ -72,6 +75,11 @@ class Outbox:
         self._logprobs.append(logprobs)
         self._filled.set()
 
+    def put_report(self, report: PromptReport) -> None:
+        """Adds what was found out about a part of a prompt; its owner is the handle."""
+        self._reports.append(report)
+        self._filled.set()
+
     def put_end(self, ended: Ended) -> None:
         """Adds the end of one request, after all its tokens."""
         self._ended.append(ended)
@@ -84,13 +92,15 @@ class Outbox:
         handles, token_ids = self._handles, self._token_ids
         ended, admitted, logprobs = self._ended, self._admitted, self._logprobs
         self._handles, self._token_ids, self._logprobs = [], [], []
+        reports, self._reports = self._reports, []
         self._ended, self._admitted = [], []
         if len(handles) == 1:  # one step since the last take: the usual case
-            return Parcel(handles[0], token_ids[0], ended, admitted, logprobs[0])
+            return Parcel(handles[0], token_ids[0], ended, admitted, logprobs[0], reports)
         return Parcel(
             np.concatenate([_NO_HANDLES, *handles]),
             np.concatenate([_NO_TOKENS, *token_ids]),
             ended,
             admitted,
             join(zip(map(len, handles), logprobs, strict=True)),
+            reports,
         )

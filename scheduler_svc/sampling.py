@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pagewire.v1.types_pb2 import SamplingParams
+from pagewire.v1.types_pb2 import POOLING_UNSPECIFIED, Pooling, SamplingParams
 
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
@@ -42,6 +42,8 @@ class Sampling:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_top_logprobs: int | None = None  # None: report none
     grammar: str = ""  # empty: none; read by gateways and workers alone
+    num_prompt_logprobs: int | None = None  # of the prompt's tokens
+    pooling: Pooling = POOLING_UNSPECIFIED  # hidden states of the prompt to report
 
 
 def resolve(params: SamplingParams, drawn_seed: int, vocab_size: int) -> Sampling:
@@ -66,6 +68,9 @@ def resolve(params: SamplingParams, drawn_seed: int, vocab_size: int) -> Samplin
         bad_words_token_ids=tuple(tuple(word.token_ids) for word in params.bad_words_token_ids),
         num_top_logprobs=params.logprobs if params.HasField("logprobs") else None,
         grammar=params.grammar,
+        num_prompt_logprobs=(
+            params.prompt_logprobs if params.HasField("prompt_logprobs") else None
+        ),
     )
 
 
@@ -76,11 +81,11 @@ def _check_ranges(params: SamplingParams) -> None:
         "top_p": ("above 0 and at most 1", lambda x: SMALLEST <= x <= 1),
         "top_k": ("-1, 0 (both off) or more", lambda x: x >= -1),
         "min_p": ("from 0 to 1", lambda x: 0 <= x <= 1),
-        "max_tokens": ("at least 1", lambda x: x >= 1),
         "presence_penalty": ("from -2 to 2", lambda x: -2 <= x <= 2),
         "frequency_penalty": ("from -2 to 2", lambda x: -2 <= x <= 2),
         "repetition_penalty": ("above 0 and finite", lambda x: SMALLEST <= x <= LARGEST),
         "logprobs": (f"at most {MAX_LOGPROBS}", lambda x: x <= MAX_LOGPROBS),
+        "prompt_logprobs": (f"at most {MAX_LOGPROBS}", lambda x: x <= MAX_LOGPROBS),
     }
     for name, (words, holds) in ranges.items():
         value = getattr(params, name)

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc.columns import BadColumn, unpack
+from rpc.prompt_reports import HiddenMean
 from scheduler_svc.convert import (
     FINISH_REASONS,
     Submission,
     to_finished,
+    to_prompt_report,
     to_request,
     to_token_logprobs,
     to_tokens,
@@ -91,6 +93,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                     parcel = taking.result()
                     taking = asyncio.create_task(outbox.take())
                     response = to_tokens(parcel.handles, parcel.token_ids, parcel.logprobs)
+                    response.prompt_reports.extend(map(to_prompt_report, parcel.reports))
                     for admission in parcel.admitted:
                         response.admitted.add(
                             handle=admission.handle, cached_tokens=admission.num_cached_tokens
@@ -154,6 +157,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 submit.timeout_s if submit.HasField("timeout_s") else None,
                 submit.cache_salt,
                 submit.skip_prefix_cache,
+                submit.pooling,
             )
         )
 
@@ -183,6 +187,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 context.time_remaining(),
                 request.cache_salt,
                 request.skip_prefix_cache,
+                request.pooling,
             )
             refusal = self._submit(submission)
             if refusal is not None:
@@ -280,14 +285,21 @@ async def _responses(
     outbox: Outbox, request_id: str, sampling: types_pb2.SamplingParams, context: GenerateContext
 ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
     ended: Ended | None = None
+    hidden = HiddenMean()
     while ended is None:
         parcel = await outbox.take()
         ended = parcel.ended[0] if parcel.ended else None
-        if ended is None and not len(parcel.token_ids):
-            continue  # it was admitted, which says nothing here
         response = scheduler_pb2.SchedulerServiceGenerateResponse(
             request_id=request_id, token_ids=parcel.token_ids.tolist()
         )
+        for report in parcel.reports:
+            if report.logprobs is None:
+                hidden.add(report)
+            else:
+                told = to_token_logprobs(report.logprobs, sampling.prompt_logprobs)
+                response.prompt_logprobs.extend(told)
+        if ended is None and not (len(parcel.token_ids) or response.prompt_logprobs):
+            continue  # it was admitted, or a part of it is pooled: nothing to say here
         if parcel.logprobs is not None:
             response.logprobs.extend(to_token_logprobs(parcel.logprobs, sampling.logprobs))
         if ended is not None:
@@ -297,4 +309,6 @@ async def _responses(
             if ended.finished.stop_token_id is not None:
                 response.stop_token_id = ended.finished.stop_token_id
             response.usage.CopyFrom(to_usage(ended.finished))
+            if (pooled := hidden.value()) is not None:
+                response.hidden.extend(pooled.tolist())
         yield response

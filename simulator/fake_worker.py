@@ -200,6 +200,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             self.short_steps -= 1
             token_ids = token_ids[:-1]
         output = worker_pb2.ModelRunnerOutput(step_id=step.step_id, token_ids=pack(token_ids))
+        for report in outcome.reports:
+            told = output.prompt_reports.add(**report.pack())
+            if report.logprobs is not None:
+                told.logprobs.CopyFrom(types_pb2.LogprobColumns(**report.logprobs.pack()))
         if outcome.logprobs is not None:
             output.logprobs.CopyFrom(types_pb2.LogprobColumns(**outcome.logprobs.pack()))
         return output

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from pagewire.v1.worker_pb2 import NewSequence, SchedulerOutput
 from rpc.columns import unpack
 from rpc.logprobs import LogprobColumns
+from rpc.prompt_reports import PromptReport
+from simulator.questions import Question, logprob_of
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -27,11 +29,6 @@ def token_at(
     return (mixed % np.uint64(vocab_size)).astype(np.int32)
 
 
-def logprob_of(token_ids: NDArray[np.integer]) -> tuple[NDArray[np.float32], NDArray[np.integer]]:
-    """The log probability and the rank of a token: fixed functions of its id."""
-    return -(token_ids % 1000 / np.float32(64)).astype(np.float32), token_ids % 50 + 1
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What one step brought."""
@@ -39,6 +36,7 @@ class Outcome:
     token_ids: NDArray[np.int32]
     num_computed_tokens: int
     logprobs: LogprobColumns | None
+    reports: list[PromptReport]
 
 
 class FakeSlots:
@@ -53,6 +51,8 @@ class FakeSlots:
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self._num_top = np.full(max_num_seqs, NO_LOGPROBS)
+        self._is_prompt_only = np.zeros(max_num_seqs, dtype=np.bool_)
+        self._questions: dict[int, Question] = {}  # by slot
         self._rows: NDArray[np.integer] = np.empty(0, dtype=np.int32)
 
     @property
@@ -86,6 +86,13 @@ class FakeSlots:
         self._num_computed[new.slot] = new.num_computed_tokens
         self._num_blocks[new.slot] = len(new.block_ids) // 4
         self._seed[new.slot] = new.sampling.seed
+        self._is_prompt_only[new.slot] = new.prompt_only
+        self._questions.pop(new.slot, None)
+        question = Question.of(new, self._vocab_size)
+        if question is not None:
+            if new.num_computed_tokens > question.begin < question.end:
+                raise BadStep("report_begin: what is to be reported is computed already")
+            self._questions[new.slot] = question
         asks = new.sampling.HasField("logprobs")
         self._num_top[new.slot] = new.sampling.logprobs if asks else NO_LOGPROBS
 
@@ -98,13 +105,24 @@ class FakeSlots:
             raise BadStep("num_scheduled: a row computes tokens that do not exist")
         if (after > self._num_blocks[rows] * self._block_size).any():
             raise BadStep("num_scheduled: a row's block table is too short")
+        reports = self._reports(rows, after)
         self._num_computed[rows] = after
-        sampled = rows[after == self._num_tokens[rows]]
+        sampled = rows[(after == self._num_tokens[rows]) & ~self._is_prompt_only[rows]]
         positions = self._num_tokens[sampled]
         self._num_tokens[sampled] += 1
         num_computed = int(chunks.sum()) if len(chunks) else len(rows)
         token_ids = token_at(self._seed[sampled], positions, self._vocab_size)
-        return Outcome(token_ids, num_computed, self._logprobs(sampled, token_ids))
+        return Outcome(token_ids, num_computed, self._logprobs(sampled, token_ids), reports)
+
+    def _reports(self, rows: NDArray[np.integer], after: NDArray[np.integer]) -> list[PromptReport]:
+        if not self._questions:
+            return []
+        answers = [
+            self._questions[slot].answer(int(self._num_computed[slot]), int(end))
+            for slot, end in zip(rows.tolist(), after, strict=True)
+            if slot in self._questions
+        ]
+        return [answer for answer in answers if answer is not None]
 
     def _logprobs(
         self, slots: NDArray[np.integer], token_ids: NDArray[np.int32]

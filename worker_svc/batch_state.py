@@ -17,6 +17,7 @@ from torch import Tensor
 from rpc.state_hash import StateHashes, block_weights, slot_hashes, table_sums
 from worker_svc.adjustments import Adjustments
 from worker_svc.grammars import Grammars
+from worker_svc.prompt_reports import Part
 from worker_svc.rules import RuledRows, Rules, collect
 from worker_svc.sampler import SamplingRows
 from worker_svc.step import (
@@ -46,6 +47,9 @@ SLOT = np.dtype(
         ("has_rules", "?"),
         ("has_logprobs", "?"),
         ("num_top", "i8"),
+        ("prompt_only", "?"),
+        ("report_begin", "i8"),
+        ("report_end", "i8"),
     ]
 )
 
@@ -217,6 +221,22 @@ class BatchState:
         sums = table_sums(tables, self._block_weights)
         return StateHashes(slots, slot_hashes(slots, sums, columns["num_computed"], tokens))
 
+    def prompt_parts(self, staged: Staged) -> list[Part]:
+        """What this step computes of prompts that are asked about, in batch order."""
+        rows = staged.rows
+        columns = staged.table.columns[rows.slots]
+        begins = np.maximum(columns["report_begin"], rows.num_computed)
+        ends = np.minimum(columns["report_end"], rows.num_computed + rows.num_scheduled)
+        parts = []
+        for row in np.flatnonzero(begins < ends):
+            slot, begin = int(rows.slots[row]), int(begins[row])
+            first_row = int(rows.num_scheduled[:row].sum()) + begin - int(rows.num_computed[row])
+            occupant = staged.table.occupants[slot]
+            assert occupant is not None
+            num_top = occupant.sampling.num_prompt_logprobs
+            parts.append(Part(slot, begin, int(ends[row]), first_row, num_top))
+        return parts
+
     def sampling_rows(self, staged: Staged) -> SamplingRows:
         """The sampling parameters of the rows that sample."""
         rows = staged.rows
@@ -284,6 +304,12 @@ class BatchState:
                 f"{len(sequence.block_ids)} blocks for {sequence.num_computed_tokens} computed "
                 f"tokens of block_size {self.limits.block_size}",
             )
+        if sequence.num_computed_tokens > sequence.report_begin < sequence.report_end:
+            raise BadStep(
+                f"{name}.report_begin",
+                f"{sequence.report_begin} is among the {sequence.num_computed_tokens} tokens that "
+                "are computed already",
+            )
         sampling, place = sequence.sampling, None
         if sampling.grammar:
             output = sequence.token_ids[sequence.num_prompt_tokens :].tolist()
@@ -305,6 +331,9 @@ class BatchState:
             sampling.has_rules,
             sampling.num_top_logprobs is not None,
             sampling.num_top_logprobs or 0,
+            sequence.prompt_only,
+            sequence.report_begin,
+            sequence.report_end,
         )
 
     def _append(self, table: SlotTable, slots: IntColumn) -> IntColumn:
@@ -351,7 +380,8 @@ class BatchState:
         _refuse(last > self.limits.max_model_len, name, slots, "would pass max_model_len")
         room = columns["num_blocks"] * self.limits.block_size
         _refuse(last > room, name, slots, "has too few blocks for its tokens")
-        return Rows(slots, num_scheduled, columns["num_computed"], ends == columns["num_tokens"])
+        samples = (ends == columns["num_tokens"]) & ~columns["prompt_only"]
+        return Rows(slots, num_scheduled, columns["num_computed"], samples)
 
 
 def _refuse(bad: NDArray[np.bool_], name: str, slots: IntColumn, reason: str) -> None:

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from pagewire.v1 import types_pb2, worker_pb2
 from rpc.columns import UINT8, BadColumn, pack, unpack
+from rpc.prompt_reports import PromptReport
 from worker_svc.step import (
     BadStep,
     Cut,
     IntColumn,
     Limits,
     NewSequence,
+    Pooling,
     RowSampling,
     StepInput,
     StepOutput,
@@ -30,6 +32,11 @@ from worker_svc.step import (
 PROTOCOL_VERSION = 1
 MAX_GRANTED_STEPS = 64  # what one frame may keep the worker busy with, unheard
 _MAX_CUT_BYTES = 32
+_POOLINGS = {
+    types_pb2.POOLING_UNSPECIFIED: None,
+    types_pb2.POOLING_LAST: Pooling.LAST,
+    types_pb2.POOLING_MEAN: Pooling.MEAN,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +148,7 @@ def encode_output(output: StepOutput) -> bytes:
             copy_us=timings.copy_us,
         ),
         logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
+        prompt_reports=map(_encode_report, output.prompt_reports),
         state=None if state is None else worker_pb2.StateHashes(**state.pack()),
         row_errors=[
             worker_pb2.RowError(row=row, message=problem)
@@ -148,6 +156,14 @@ def encode_output(output: StepOutput) -> bytes:
         ],
     )
     return worker_pb2.AttachResponse(output=message).SerializeToString()
+
+
+def _encode_report(report: PromptReport) -> types_pb2.PromptReport:
+    logprobs = report.logprobs
+    return types_pb2.PromptReport(
+        logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
+        **report.pack(),
+    )
 
 
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
@@ -215,6 +231,8 @@ def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) ->
             f"{name}.num_prompt_tokens",
             f"{message.num_prompt_tokens}, must be 1 to the {len(token_ids)} token_ids",
         )
+    if message.prompt_only and message.num_prompt_tokens < len(token_ids):
+        raise BadStep(f"{name}.prompt_only", "there is output already")
     if message.num_computed_tokens >= len(token_ids):
         raise BadStep(
             f"{name}.num_computed_tokens",
@@ -234,6 +252,8 @@ def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) ->
         num_computed_tokens=message.num_computed_tokens,
         block_ids=block_ids.astype(np.int32),
         sampling=_sampling(message.sampling, f"{name}.sampling", limits),
+        report_begin=message.report_begin,
+        prompt_only=message.prompt_only,
     )
 
 
@@ -293,6 +313,20 @@ def _rules(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[s
         if message.HasField("logprobs")
         else None,
         "grammar": message.grammar,
+        **_questions(message, name, limits),
+    }
+
+
+def _questions(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[str, Any]:
+    """The fields of RowSampling that ask about the prompt."""
+    asks = message.HasField("prompt_logprobs")
+    if message.pooling not in _POOLINGS:
+        raise BadStep(f"{name}.pooling", f"{message.pooling} is unknown")
+    if asks and message.pooling:
+        raise BadStep(f"{name}.pooling", "cannot be had together with prompt_logprobs")
+    return {
+        "num_prompt_logprobs": min(message.prompt_logprobs, limits.vocab_size) if asks else None,
+        "pooling": _POOLINGS[message.pooling],
     }
 
 

@@ -24,6 +24,7 @@ from worker_svc.logprobs import Logprobs
 from worker_svc.model_runner import NO_CHOICE, ModelRunner, failed, to_output, us_since
 from worker_svc.models import Decoder
 from worker_svc.models.fused import FusedDecoder
+from worker_svc.prompt_reports import Found
 from worker_svc.sampler import SamplingRows
 from worker_svc.slots_on_device import Seen, SlotsOnDevice
 from worker_svc.step import (
@@ -60,6 +61,7 @@ class InFlight:
     beside: Beside
     timings: StepTimings
     started: float
+    asked: tuple[Found, ...] = ()  # of prompts
     seen: Seen | None = None  # the slots after it, if it wants their state
 
     def result(self) -> StepOutput:
@@ -71,6 +73,9 @@ class InFlight:
             columns = None if found is None else found.to_host()
             problems = self.beside.adjustments.problems()
             output = to_output(step_id, tokens, self._timings(), columns, problems)
+            if self.asked:
+                reports = tuple(found.to_host() for found in self.asked)
+                output = replace(output, prompt_reports=reports)
             if self.seen is not None:
                 output = replace(output, state=self.seen.hashes())
         except RuntimeError as error:
@@ -191,6 +196,7 @@ class CudaRunner(ModelRunner):
         self.slots.write(staged.table, np.array(new_slots, dtype=np.int64))
         clock = StepClock(self._device)
         beside, places, rows = Beside(), None, staged.rows
+        asked: list[Found] = []
         is_sampling = bool(rows.samples.any())
         if len(rows.slots) and rows.is_decode and self._is_plain(staged):
             prepare_us = us_since(started)
@@ -205,6 +211,7 @@ class CudaRunner(ModelRunner):
             clock.mark()
             hidden = self._forward(model_inputs)  # [T, hidden]
             clock.mark()
+            asked = self._find_out(staged, hidden)
             if sampling is not None:
                 if model_inputs.logit_rows is not None:
                     hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
@@ -223,6 +230,7 @@ class CudaRunner(ModelRunner):
             ring_row=self.slots.count() if is_sampling else None,
             places=places,
             beside=beside,
+            asked=tuple(asked),
             timings=StepTimings(queue_us=queue_us, prepare_us=prepare_us),
             started=started,
             seen=seen,

@@ -137,6 +137,10 @@ def _sampling(sampling: RowSampling) -> str:
     words += [f"{len(entries)} {name}" for name, entries in lists if entries]
     if sampling.num_top_logprobs is not None:
         words.append(f"logprobs {sampling.num_top_logprobs}")
+    if sampling.num_prompt_logprobs is not None:
+        words.append(f"prompt_logprobs {sampling.num_prompt_logprobs}")
+    if sampling.pooling is not None:
+        words.append(f"pooling {sampling.pooling.value}")
     if sampling.stop_token_ids:
         words.append("stop tokens " + ", ".join(map(str, sampling.stop_token_ids)))
     return "; ".join(words)

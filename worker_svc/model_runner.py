@@ -22,6 +22,7 @@ from worker_svc.grammars import Grammars
 from worker_svc.inputs import ModelInputs
 from worker_svc.kv_cache import KVCache
 from worker_svc.models import Decoder
+from worker_svc.prompt_reports import Found, find_out
 from worker_svc.sampler import Sampled, SamplingRows, sample
 from worker_svc.step import (
     ROW_DEAD_END,
@@ -142,12 +143,27 @@ class ModelRunner:
         clock.mark()
         hidden = self._forward(model_inputs)  # [T, hidden]
         clock.mark()
+        reports = tuple(found.to_host() for found in self._find_out(staged, hidden))
         if model_inputs.logit_rows is not None:
             hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
         tokens, logprobs = self._sample(hidden, sampling, rows, clock)
         forward_us, sample_us, copy_us = clock.spans_us()
         timings = StepTimings(queue_us, prepare_us, forward_us, sample_us, copy_us)
-        return to_output(step_id, tokens, timings, logprobs, sampling.adjustments.problems())
+        problems = sampling.adjustments.problems()
+        output = to_output(step_id, tokens, timings, logprobs, problems)
+        return replace(output, prompt_reports=reports) if reports else output
+
+    def _find_out(self, staged: Staged, hidden: torch.Tensor) -> list[Found]:
+        """What is asked about the prompts, from a step's hidden states [T, hidden]."""
+        if staged.rows.is_decode:
+            return []
+        return find_out(
+            self.state.prompt_parts(staged),
+            hidden,
+            self.state.token_rows,
+            self._model.logits,
+            self.limits.vocab_size,
+        )
 
     def _forward(self, model_inputs: ModelInputs) -> torch.Tensor:
         return self._model.forward(

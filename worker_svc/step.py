@@ -5,11 +5,13 @@ Plain data with numpy columns. Knows neither protobuf nor tensors.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rpc.logprobs import LogprobColumns
+from rpc.prompt_reports import PromptReport
 from rpc.state_hash import StateHashes
 
 IntColumn = NDArray[np.int64]
@@ -51,6 +53,13 @@ class Limits:
         return -(-self.max_model_len // self.block_size)
 
 
+class Pooling(Enum):
+    """Which hidden states stand for a whole prompt."""
+
+    LAST = "last"
+    MEAN = "mean"
+
+
 @dataclass(frozen=True, slots=True)
 class RowSampling:
     """How one row's tokens are chosen, with every default filled in."""
@@ -70,6 +79,8 @@ class RowSampling:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_top_logprobs: int | None = None  # None: report no log probabilities
     grammar: str = ""  # that the output follows; empty: none
+    num_prompt_logprobs: int | None = None  # the same of the prompt's tokens
+    pooling: Pooling | None = None  # None: report no hidden states
 
     @property
     def has_penalties(self) -> bool:
@@ -98,6 +109,17 @@ class NewSequence:
     num_computed_tokens: int
     block_ids: NDArray[np.int32]
     sampling: RowSampling = field(default_factory=RowSampling)
+    report_begin: int = 0  # before this position of the prompt nothing is to be reported
+    prompt_only: bool = False  # nothing is sampled
+
+    @property
+    def report_end(self) -> int:
+        """Behind the last position of the prompt that somebody asks about; 0: nobody does."""
+        if self.sampling.pooling is not None:
+            return self.num_prompt_tokens
+        if self.sampling.num_prompt_logprobs is not None:
+            return self.num_prompt_tokens - 1  # what follows the last one is no prompt
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +192,7 @@ class StepOutput:
     error: str = ""
     timings: StepTimings = field(default_factory=StepTimings)
     logprobs: LogprobColumns | None = None  # of the rows that asked for them
+    prompt_reports: tuple[PromptReport, ...] = ()  # of parts of prompts that are asked about
     state: StateHashes | None = None  # of the slots after it, if the step wanted that
     row_errors: dict[int, str] = field(default_factory=dict)  # why, for every ROW_DEAD_END
 

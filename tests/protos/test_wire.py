@@ -124,6 +124,25 @@ MESSAGES: dict[str, Message] = {
             )
         ]
     ),
+    "what a step found out about a prompt": worker_pb2.AttachResponse(
+        output=worker_pb2.ModelRunnerOutput(
+            step_id=301,
+            prompt_reports=[
+                types_pb2.PromptReport(
+                    owner=2, begin=16, count=2, hidden_sum=b"\0\0\x80\x3f\0\0\0\x40"
+                ),
+                types_pb2.PromptReport(owner=3, count=1, not_finite=True),
+            ],
+        )
+    ),
+    "embed a prompt": scheduler_pb2.SessionRequest(
+        submit=scheduler_pb2.Submit(
+            handle=8,
+            request_id="r-2",
+            prompt_token_ids=pack([1, 4093, 198]),
+            pooling=types_pb2.POOLING_MEAN,
+        )
+    ),
     "one step's log probabilities": scheduler_pb2.SessionResponse(
         handles=pack([7, 9], UINT32),
         token_ids=pack([504, 2]),

@@ -10,7 +10,7 @@ import pytest
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
 from simulator.fake_worker import FakeModel, StepTime, start
-from simulator.slots import logprob_of
+from simulator.questions import logprob_of
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 

@@ -1,0 +1,89 @@
+"""What is asked about prompts, computed from the hidden states of the steps that compute them.
+
+Log probabilities of the prompt's tokens, or hidden states to be pooled. Logits of a long prompt are
+never there all at once: they are made and looked up some rows at a time.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rpc.logprobs import LogprobColumns, join
+from rpc.prompt_reports import PromptReport
+from worker_svc.logprobs import Logprobs, look_up
+
+ToLogits = Callable[[Tensor], Tensor]  # [R, hidden] -> float32 [R, V]
+Pieces = Sequence[Tensor]
+
+MAX_LOGITS_BYTES = 64 << 20  # of float32 logits at a time; their temporaries are as large
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Positions of a prompt that a step computes and somebody asks about."""
+
+    slot: int
+    begin: int
+    end: int
+    first_row: int  # of the step's hidden states: that of `begin`
+    num_top: int | None  # likeliest tokens to report; None: hidden states are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found out about a part, on the device."""
+
+    part: Part
+    is_finite: Tensor  # bool
+    logprobs: tuple[Logprobs, ...] = ()  # of the tokens behind its positions, some each
+    hidden_sum: Tensor | None = None  # [hidden] float32
+
+    def to_host(self) -> PromptReport:
+        """As it travels."""
+        slot, begin, end = self.part.slot, self.part.begin, self.part.end
+        if not bool(self.is_finite):
+            return PromptReport(slot, begin, end, is_finite=False)
+        if self.hidden_sum is not None:
+            return PromptReport(slot, begin, end, hidden_sum=self.hidden_sum.cpu().numpy())
+        return PromptReport(slot, begin, end, logprobs=self._columns())
+
+    def _columns(self) -> LogprobColumns | None:
+        return join((len(some.rows), some.to_host()) for some in self.logprobs)
+
+
+def find_out(
+    parts: list[Part], hidden: Tensor, token_rows: Tensor, to_logits: ToLogits, vocab_size: int
+) -> list[Found]:
+    """Of hidden states [T, hidden] of a step, what is asked about these parts of prompts."""
+    num_rows = max(1, MAX_LOGITS_BYTES // (4 * vocab_size))
+    found = []
+    for part in parts:
+        states = hidden[part.first_row : part.first_row + part.end - part.begin]  # [N, hidden]
+        if part.num_top is None:
+            found.append(_pool(part, states))
+            continue
+        # A position's hidden state says how likely the token behind it was.
+        behind = token_rows[part.slot, part.begin + 1 : part.end + 1].long()  # [N]
+        found.append(
+            _score(part, torch.split(states, num_rows), torch.split(behind, num_rows), to_logits)
+        )
+    return found
+
+
+def _pool(part: Part, states: Tensor) -> Found:
+    hidden_sum = states.float().sum(0)
+    return Found(part, hidden_sum.isfinite().all(), hidden_sum=hidden_sum)
+
+
+def _score(part: Part, states: Pieces, token_ids: Pieces, to_logits: ToLogits) -> Found:
+    assert part.num_top is not None
+    logprobs, is_finite = [], []
+    for some, targets in zip(states, token_ids, strict=True):
+        logits = to_logits(some)  # [n, V] float32
+        is_finite.append(logits.sum(-1).isfinite().all())
+        everyone = np.arange(len(some))
+        logprobs.append(look_up(logits.log_softmax(-1), everyone, targets, part.num_top))
+    return Found(part, torch.stack(is_finite).all(), tuple(logprobs))
