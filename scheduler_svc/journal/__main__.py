@@ -10,7 +10,7 @@ from scheduler_svc.journal.recording import NotReplayable, Recording
 from scheduler_svc.journal.records import Damaged
 from scheduler_svc.journal.replay import Report, replay
 from scheduler_svc.journal.values import BadValues
-from scheduler_svc.journal.worker_replay import WorkerReplay
+from scheduler_svc.journal.worker_replay import replay_on
 from scheduler_svc.worker_link import LinkLost
 
 _EQUAL, _DIVERGED, _FAILED = 0, 1, 2
@@ -37,8 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _replay(options: argparse.Namespace) -> Report:
     recording = Recording(options.path)
     if options.worker:
-        worker_replay = WorkerReplay(recording, options.worker, options.step_timeout_s)
-        return asyncio.run(worker_replay.run(options.to_step))
+        return asyncio.run(
+            replay_on(recording, options.worker, options.step_timeout_s, options.to_step)
+        )
     return replay(recording, options.to_step)
 
 

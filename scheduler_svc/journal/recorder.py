@@ -23,6 +23,7 @@ from scheduler_svc.journal.mask import Mask
 logger = logging.getLogger(__name__)
 
 _SEGMENTS = 8  # that a full recording consists of
+_CHECKS = 8  # of the room left, while a segment is written
 _MAX_QUEUED = 100_000  # calls; a disk that is so far behind will not catch up
 _SERVICE_FOLDER = Path(__file__).parents[2]
 
@@ -106,7 +107,7 @@ class _Writer:
         self._mask = mask
         self._limits = limits
         self._number = 0  # of the last event
-        self._segment_bytes = 0
+        self._segment_bytes = self._checked_bytes = 0
         self._folding: subprocess.Popen[bytes] | None = None
         self._file = self._open_segment(1)
 
@@ -114,7 +115,7 @@ class _Writer:
         """Appends a call; begins a new segment before it when the last one is full."""
         if self._segment_bytes >= self._limits.segment_bytes:
             self._file.close()
-            self._make_room()
+            self._make_room(self._limits.segment_bytes)
             self._file = self._open_segment(self._header.segment + 1)
         for shown in [call] if self._mask is None else masked(call, self._mask):
             self._number += 1
@@ -123,6 +124,9 @@ class _Writer:
     def flush(self) -> None:
         """Hands everything to the operating system."""
         self._file.flush()
+        segment_bytes, written = self._limits.segment_bytes, self._segment_bytes
+        if written - self._checked_bytes >= segment_bytes // _CHECKS:
+            self._make_room(max(segment_bytes - written, 0))
 
     def close(self) -> None:
         """Nothing more comes."""
@@ -137,7 +141,7 @@ class _Writer:
     def _open_segment(self, number: int) -> BinaryIO:
         self._header.segment = number
         self._header.first_event = self._number + 1
-        self._segment_bytes = 0
+        self._segment_bytes = self._checked_bytes = 0
         self._file = segments.create(segments.segment_path(self._folder, number))
         self._append(JournalRecord(header=self._header))
         return self._file
@@ -147,21 +151,19 @@ class _Writer:
         self._file.write(packed)
         self._segment_bytes += len(packed)
 
-    def _make_room(self) -> None:
-        """Has the oldest segment turned into a snapshot when two more would be too many.
+    def _make_room(self, until_bytes: int) -> None:
+        """Has the oldest segment turned into a snapshot when there is no room for another one.
 
         That is a replay of the segment, so another process does it, behind everything else.
         """
+        self._checked_bytes = self._segment_bytes
         if self._folding is not None and self._folding.poll() is not None:
             if self._folding.returncode:
-                raise Stopped(
-                    f"the oldest segment could not be replayed: {self._folding.args!r} ended "
-                    f"with {self._folding.returncode}"
-                )
+                raise Stopped("the oldest segment does not replay, so it cannot be cut off")
             self._folding = None
-        total, limits = segments.size_bytes(self._folder), self._limits
-        if total + limits.segment_bytes > limits.max_bytes:
+        total, max_bytes = segments.size_bytes(self._folder), self._limits.max_bytes
+        if total + until_bytes > max_bytes:
             raise Stopped(f"{total} bytes are written and the oldest are not cut off yet")
-        if self._folding is None and total + 2 * limits.segment_bytes > limits.max_bytes:
+        if self._folding is None and total + until_bytes + self._limits.segment_bytes > max_bytes:
             command = [sys.executable, "-m", "scheduler_svc.journal.fold", str(self._folder)]
             self._folding = subprocess.Popen(command, cwd=_SERVICE_FOLDER)

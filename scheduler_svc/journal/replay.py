@@ -86,17 +86,24 @@ def play(
     """The same to a core that stands where the recording begins; leaves it where it ends."""
     report = Report()
     for stored in recording.events(num_segments):
-        event = stored.event
-        if to_step is not None and event.step.step_id > to_step:
-            break
-        report.divergence = _compare(event, core)
+        report.divergence = compare(stored.event, core)
         if report.divergence is not None:
             break
-        report.count(event)
+        report.count(stored.event)
+        if is_answer_to(stored.event, to_step):
+            break
     return report
 
 
-def _compare(event: JournalEvent, core: Scheduler) -> Divergence | None:
+def is_answer_to(event: JournalEvent, step_id: int | None) -> bool:
+    """Whether this is the result of the step, or of one behind it."""
+    if step_id is None or event.call != "update":
+        return False
+    return bool(arguments_of(event)[0].step_id >= step_id)
+
+
+def compare(event: JournalEvent, core: Scheduler) -> Divergence | None:
+    """Does to a core what an event says; tells what came out differently, if anything did."""
     arguments = arguments_of(event)
     where = f"event {event.number} ({event.call}{_about(event, arguments)})"
     answer: Any = None

@@ -17,7 +17,7 @@ from scheduler_svc.convert import to_result
 from scheduler_svc.core import StepResult
 from scheduler_svc.journal.events import arguments_of
 from scheduler_svc.journal.recording import NotReplayable, Recording
-from scheduler_svc.journal.replay import Divergence, Report
+from scheduler_svc.journal.replay import Divergence, Report, is_answer_to
 from scheduler_svc.worker_link import LinkLost, WorkerClient, WorkerLink
 
 _HEARTBEAT_TIMEOUT_S = 10.0
@@ -32,12 +32,31 @@ class _Sent:
     request_ids: list[str]
 
 
-class WorkerReplay:
+async def replay_on(
+    recording: Recording, address: str, step_timeout_s: float, to_step: int | None = None
+) -> Report:
+    """Everything from the first step on a fresh worker on, or up to the first divergence.
+
+    Raises NotReplayable, Damaged, BadValues, or LinkLost when there is no such worker.
+    """
+    if recording.header.prompts_replaced:
+        raise NotReplayable(
+            "the prompts of this recording were replaced, so no worker would answer with its "
+            "tokens; record with --record-prompts keep"
+        )
+    client = WorkerClient(address, _HEARTBEAT_TIMEOUT_S)
+    try:
+        return await _WorkerReplay(recording, client, step_timeout_s).run(to_step)
+    finally:
+        await client.close()
+
+
+class _WorkerReplay:
     """One recording and one worker."""
 
-    def __init__(self, recording: Recording, address: str, step_timeout_s: float) -> None:
+    def __init__(self, recording: Recording, client: WorkerClient, step_timeout_s: float) -> None:
         self._recording = recording
-        self._client = WorkerClient(address, _HEARTBEAT_TIMEOUT_S)
+        self._client = client
         self._step_timeout_s = step_timeout_s
         self._link: WorkerLink | None = None
         self._in_flight: deque[_Sent] = deque()
@@ -47,20 +66,10 @@ class WorkerReplay:
         self._report = Report()
 
     async def run(self, to_step: int | None = None) -> Report:
-        """Everything from the first step on a fresh worker on, or up to the first divergence.
-
-        Raises NotReplayable, Damaged, BadValues, or LinkLost when there is no such worker.
-        """
-        if self._recording.header.prompts_replaced:
-            raise NotReplayable(
-                "the prompts of this recording were replaced, so no worker would answer with its "
-                "tokens; record with --record-prompts keep"
-            )
         try:
             num_left_out = await self._run(to_step)
         finally:
             await self._detach()
-            await self._client.close()
         if not self._report.num_steps and self._report.divergence is None:
             raise NotReplayable(
                 f"none of the {num_left_out} steps of this recording is the first on a worker: its "
@@ -77,8 +86,6 @@ class WorkerReplay:
         self._skipped = self._find_skipped()
         for stored in self._recording.events():
             event = stored.event
-            if to_step is not None and event.step.step_id > to_step:
-                break
             if self._link is None and not event.step.reset:
                 num_left_out += event.HasField("step") and not report.num_steps
                 continue
@@ -86,6 +93,8 @@ class WorkerReplay:
             if report.divergence is not None:
                 break
             report.count(event)
+            if is_answer_to(event, to_step):
+                break
         return num_left_out
 
     def _find_skipped(self) -> set[int]:

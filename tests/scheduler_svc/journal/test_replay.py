@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.journal.recording import Recording
-from scheduler_svc.journal.replay import replay
+from scheduler_svc.journal.replay import compare, replay
+from scheduler_svc.journal.values import as_read
 from tests.scheduler_svc.journal.recorded import Run
 
 
@@ -26,3 +27,19 @@ def test_whatever_happened_replays_to_the_same_plans(
     assert report.num_workers_lost == called["worker_lost"] > 0
     if not is_masked:
         assert report.num_events == len(run.calls)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_core_that_is_written_and_read_goes_on_as_if_nothing_had_been(
+    tmp_path: Path, seed: int
+) -> None:
+    run = Run(tmp_path / "r", f"snapshot/{seed}", is_masked=False)
+    run.act(400)
+    run.close()
+    recording = Recording(tmp_path / "r")
+    core = recording.restore()
+    for number, stored in enumerate(recording.events()):
+        if number % 23 == 0:
+            core = as_read(core)
+        divergence = compare(stored.event, core)
+        assert divergence is None, str(divergence)

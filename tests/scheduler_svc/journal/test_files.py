@@ -1,0 +1,217 @@
+"""The files of a recording: damage has a place, an end may be torn, a beginning may be cut off."""
+
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scheduler_svc.journal import records, segments
+from scheduler_svc.journal.mask import Mask
+from scheduler_svc.journal.recorder import Limits, Recorder
+from scheduler_svc.journal.recording import NotReplayable, Recording
+from scheduler_svc.journal.replay import replay
+from tests.scheduler_svc.core.builders import SMALL, make_request
+from tests.scheduler_svc.journal.recorded import KEY, MIB, Run, header_for
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A segment of some hundred events."""
+    folder = tmp_path_factory.mktemp("recorded") / "r"
+    run = Run(folder, "files", is_masked=False)
+    run.act(300)
+    run.close()
+    return segments.segment_path(folder, 1)
+
+
+def copied(recorded: Path, tmp_path: Path, content: bytes) -> Path:
+    """The segment with other bytes."""
+    path = tmp_path / recorded.name
+    path.write_bytes(content)
+    return path
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
+@pytest.mark.parametrize("what", ["record", "length"])
+def test_a_flipped_byte_is_named_with_file_and_place(
+    recorded: Path, tmp_path: Path, share: float, what: str
+) -> None:
+    content = bytearray(recorded.read_bytes())
+    stored = list(records.read(recorded))[int(share * len(list(records.read(recorded))))]
+    content[stored.offset + (20 if what == "record" else 1)] ^= 0x10
+    path = copied(recorded, tmp_path, bytes(content))
+    with pytest.raises(records.Damaged, match=f"{path} at byte {stored.offset}: .*{what}"):
+        replay(Recording(path))
+
+
+def test_a_record_whose_end_was_not_written_is_left_out(recorded: Path, tmp_path: Path) -> None:
+    content, stored = recorded.read_bytes(), list(records.read(recorded))
+    last = stored[-1]
+    for end in (last.offset + 1, last.offset + 11, last.offset + 13, len(content) - 1):
+        path = copied(recorded, tmp_path, content[:end])
+        report = replay(Recording(path))
+        assert report.divergence is None
+        assert report.num_events == len(stored) - 2  # without the header and the torn one
+
+
+def test_a_record_that_was_cut_out_is_missed(recorded: Path, tmp_path: Path) -> None:
+    stored, content = list(records.read(recorded)), recorded.read_bytes()
+    first, after = stored[50], stored[51]
+    path = copied(recorded, tmp_path, content[: first.offset] + content[after.offset :])
+    with pytest.raises(records.Damaged, match="event 51 follows 49"):
+        replay(Recording(path))
+
+
+def test_only_the_one_who_records_may_read(recorded: Path) -> None:
+    assert stat.S_IMODE(recorded.stat().st_mode) == 0o600
+    assert stat.S_IMODE(recorded.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("is_masked", [False, True], ids=["kept", "replaced"])
+def test_what_is_left_of_a_long_recording_replays_from_where_it_begins(
+    tmp_path: Path, is_masked: bool
+) -> None:
+    folder, max_bytes = tmp_path / "r", MIB // 2
+    run = Run(folder, "ring", is_masked=is_masked, max_bytes=max_bytes)
+    while not segments.snapshot_path(folder, 3).exists():
+        run.act(40)
+        wait_until(run.recorder._queue.empty)
+        folding = run.recorder._writer._folding
+        wait_until(lambda: folding is None or folding.poll() is not None)  # a service is slower
+        assert segments.size_bytes(folder) <= max_bytes
+        assert run.recorder.why_stopped == ""
+    run.act(100)
+    run.close()
+    assert segments.numbers(folder)[0] >= 3
+    report = replay(Recording(folder))
+    assert report.divergence is None, str(report.divergence)
+    assert report.num_events > 1000
+    assert report.last_step_id == run.world.scheduler.last_step_id
+
+
+def test_a_segment_without_a_snapshot_says_where_to_begin(tmp_path: Path) -> None:
+    run = Run(tmp_path / "r", "begin", is_masked=False, max_bytes=8 * 20_000)
+    while len(segments.numbers(run.folder)) < 2:
+        run.act(40)
+    run.close()
+    with pytest.raises(NotReplayable, match=r"segment 2 .* has no snapshot: begin with the first"):
+        replay(Recording(segments.segment_path(run.folder, 2)))
+    segments.segment_path(run.folder, 1).rename(tmp_path / "elsewhere")
+    with pytest.raises(NotReplayable, match=r"segment 2 .* has no snapshot"):
+        replay(Recording(run.folder))
+
+
+def test_a_full_disk_stops_the_recording_and_nothing_else(tmp_path: Path) -> None:
+    run = Run(tmp_path / "r", "full", is_masked=False)
+
+    class Full:
+        def write(self, content: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+        def flush(self) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    run.act(50)
+    wait_until(run.recorder._queue.empty)
+    run.recorder._writer._file.close()
+    run.recorder._writer._file = Full()  # type: ignore[assignment]
+    run.act(200)
+    run.recorder.close()
+    assert "No space left" in run.recorder.why_stopped
+    report = replay(Recording(run.folder))
+    assert report.divergence is None
+    assert 0 < report.num_events < len(run.calls)
+
+
+def test_what_cannot_be_written_stops_the_recording_by_name(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "r", header_for(SMALL, None), None, Limits(MIB))
+    request = replace(make_request("a", 3), sampling=lambda: None)
+    recorder.tap("add", (request,), None, None)
+    recorder.close()
+    assert "function cannot be recorded" in recorder.why_stopped
+
+
+def test_old_recordings_make_room_unless_somebody_writes_them(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        folder = tmp_path / name
+        folder.mkdir()
+        segments.segment_path(folder, 1).write_bytes(bytes(1000))
+    claim = segments.Claim(tmp_path / "a")
+    assert segments.prune(tmp_path, 2000) == [tmp_path / "b"]
+    claim.release()
+    assert segments.prune(tmp_path, 1500) == [tmp_path / "a"]
+    assert [path.name for path in segments.recordings(tmp_path)] == ["c"]
+
+
+def test_stand_ins_keep_prefixes_apart_and_together() -> None:
+    mask = Mask(vocab_size=1000, max_num_seqs=4, key=KEY)
+    rng = np.random.default_rng(1)
+    shared = rng.integers(0, 1000, 30).astype(np.int32)
+    tails = [np.array([token], dtype=np.int32) for token in range(1000)]
+    masked = [mask.tokens(np.append(shared, tail).astype(np.int32)) for tail in tails]
+    assert all((m[:30] == masked[0][:30]).all() for m in masked)
+    assert sorted(int(m[30]) for m in masked) == list(range(1000))  # none lost, none twice
+
+
+def test_counting_stand_ins_tells_nothing_of_the_tokens() -> None:
+    mask = Mask(vocab_size=1000, max_num_seqs=4, key=KEY)
+    same = mask.tokens(np.full(20_000, 7, dtype=np.int32))
+    counts = np.bincount(same, minlength=1000)
+    assert counts.max() < 60 and (counts > 0).all()  # 20 of each on average
+    other = Mask(vocab_size=1000, max_num_seqs=4, key=bytes(16))
+    assert (other.tokens(np.full(100, 7, dtype=np.int32)) != same[:100]).mean() > 0.9
+
+
+def test_no_token_of_a_user_is_in_a_recording_that_replaces_them(tmp_path: Path) -> None:
+    run = Run(tmp_path / "r", "secret", is_masked=True)
+    prompts: list[Any] = []
+    run.act(300)
+    run.close()
+    for request in run.world.requests:
+        prompts.append(request.prompt_token_ids.astype(np.int32).tobytes())
+    content = b"".join(path.read_bytes() for path in run.folder.iterdir())
+    long = [prompt for prompt in prompts if len(prompt) >= 4 * 8]
+    assert long
+    assert not any(prompt in content for prompt in long)
+
+
+def test_the_command_names_the_first_plan_that_a_change_of_code_changes(recorded: Path) -> None:
+    """The core as it is replays; one that admits by another rule does not."""
+    command = [sys.executable, "-m", "scheduler_svc.journal", str(recorded)]
+    equal = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert equal.returncode == 0, equal.stderr
+    assert "every plan is equal" in equal.stdout
+    changed = (
+        "import sys\n"
+        "from scheduler_svc.core.slots import SlotTable\n"
+        "from scheduler_svc.core.residency import Residency\n"
+        "clear = Residency.clear\n"
+        "def other(self, num_blocks):\n"
+        "    clear(self, num_blocks)\n"
+        "    self.free_slots.reverse()\n"
+        "Residency.clear = other\n"
+        "from scheduler_svc.journal.__main__ import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", changed, str(recorded)]
+    differs = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert differs.returncode == 1, differs.stderr
+    assert "schedule of step 1): step.new_sequences[0].slot differs" in differs.stdout
+    assert "recorded: 0" in differs.stdout
