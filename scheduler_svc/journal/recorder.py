@@ -128,6 +128,10 @@ class _Writer:
         if written - self._checked_bytes >= segment_bytes // _CHECKS:
             self._make_room(max(segment_bytes - written, 0))
 
+    def is_settled(self) -> bool:
+        """Whether nothing is being cut off at the moment."""
+        return self._folding is None or self._folding.poll() is not None
+
     def close(self) -> None:
         """Nothing more comes."""
         try:
@@ -157,7 +161,7 @@ class _Writer:
         That is a replay of the segment, so another process does it, behind everything else.
         """
         self._checked_bytes = self._segment_bytes
-        if self._folding is not None and self._folding.poll() is not None:
+        if self._folding is not None and self.is_settled():
             if self._folding.returncode:
                 raise Stopped("the oldest segment does not replay, so it cannot be cut off")
             self._folding = None

@@ -183,7 +183,8 @@ class _Reader:
         value: Any = kind([], *more) if kind is deque else kind()
         self._made[number] = value
         if isinstance(value, dict):
-            value.update((self.read(key), self.read(held)) for key, held in content)
+            for key, held in content:  # Counter.update would count
+                value[self.read(key)] = self.read(held)
         else:
             (value.update if kind is set else value.extend)(self.read(held) for held in content)
         return value
