@@ -5,6 +5,7 @@ call that is neither an event nor a question cannot go unrecorded.
 """
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from typing import Any, TypeVar
 
 from scheduler_svc.core import (
@@ -19,16 +20,22 @@ from scheduler_svc.core import (
     StepPlan,
     StepResult,
 )
+from scheduler_svc.core.deadlines import Deadlines
+from scheduler_svc.core.moving import Moving
+from scheduler_svc.core.residency import Residency
 
-# What changes the core. `now_s` is the property of that name being set.
+# What changes the core. `now_s` is the property of that name being set; `adopt` and `hand_over` are
+# those of `moving`.
 EVENTS = frozenset(
     (
         "abort",
         "add",
+        "adopt",
         "cut",
         "expire",
         "fail",
         "grant",
+        "hand_over",
         "now_s",
         "promise",
         "reset_prefix_cache",
@@ -45,12 +52,14 @@ SET_STOP_IDS = "set_stop_ids"
 # What only looks.
 QUESTIONS = frozenset(
     (
+        "can_hold",
         "find",
         "is_cutting",
         "last_step_id",
         "live",
         "misfits",
         "next_deadline_s",
+        "num_cached_tokens",
         "num_cached_tokens",
         "num_in_flight",
         "num_running",
@@ -59,9 +68,13 @@ QUESTIONS = frozenset(
     )
 )
 
+_MOVES = ("adopt", "hand_over")
+
 Answer = TypeVar("Answer")
 # The name of a call, its arguments, what it answered, and the refusal that it raised instead.
 Tap = Callable[[str, tuple[Any, ...], Any, Refused | None], None]
+# Parts of a core that others look at, and change through events alone.
+PARTS = frozenset(("config", "counters", "intake", "moving", "output_lengths", "residency"))
 
 
 class UnknownCall(ValueError):
@@ -77,7 +90,8 @@ def perform(core: Scheduler, call: str, arguments: tuple[Any, ...]) -> Any:
         return _set_stop_ids(core, *arguments)
     if call not in EVENTS:
         raise UnknownCall(f"{call} is no call of this version of the core")
-    return getattr(core, call)(*arguments)
+    owner = core.moving if call in _MOVES else core
+    return getattr(owner, call)(*arguments)
 
 
 def _set_stop_ids(core: Scheduler, request_id: str, stop_ids: tuple[int, ...]) -> None:
@@ -96,6 +110,7 @@ class TappedScheduler(Scheduler):
         self._tap = tap
         self._is_inside = True  # the constructor's own calls are no events
         super().__init__(config)
+        self.moving = _TappedMoving(self.residency, self._live, self._deadlines, self._tell)
         self._is_inside = False
 
     def _tell(self, event: str, call: Callable[..., Answer], *arguments: Any) -> Answer:
@@ -164,3 +179,25 @@ class TappedScheduler(Scheduler):
 
     def fail(self, request_ids: Iterable[str], message: str) -> list[Finished]:
         return self._tell("fail", super().fail, list(request_ids), message)
+
+
+class _TappedMoving(Moving):
+    """The same of sequences that come from other cores and go there."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        live: dict[str, Sequence],
+        deadlines: Deadlines,
+        tell: Callable[..., Any],
+    ) -> None:
+        super().__init__(residency, live, deadlines)
+        self._tell = tell
+
+    def hand_over(self) -> list[Sequence]:
+        leaving: list[Sequence] = self._tell("hand_over", super().hand_over)
+        return leaving
+
+    def adopt(self, sequence: Sequence) -> None:
+        as_it_came = deepcopy(sequence)  # it is about to change, and goes on changing
+        self._tell("adopt", lambda _: super(_TappedMoving, self).adopt(sequence), as_it_came)

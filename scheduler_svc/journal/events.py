@@ -10,7 +10,16 @@ from typing import Any
 from pagewire.v1.journal_pb2 import JournalEvent, JournalPlanFacts
 from rpc.columns import pack
 from scheduler_svc.convert import to_step
-from scheduler_svc.core import Cut, Finished, RefusalKind, Refused, Request, StepOutputs, StepPlan
+from scheduler_svc.core import (
+    Cut,
+    Finished,
+    RefusalKind,
+    Refused,
+    Request,
+    Sequence,
+    StepOutputs,
+    StepPlan,
+)
 from scheduler_svc.journal import values
 from scheduler_svc.journal.calls import SET_STOP_IDS
 from scheduler_svc.journal.mask import Mask
@@ -73,6 +82,8 @@ def _outcome(answer: Any) -> Any:
             return {"num_tokens": len(answer.token_ids), "ended": _ends(answer.finished)}
         case Cut():
             return {"cut": [answer.first_step_id, answer.last_step_id]}
+        case [Sequence(), *_]:
+            return {"count": len(answer)}
         case int():
             return {"count": answer}
         case Finished():
@@ -106,6 +117,8 @@ def masked(call: Call, mask: Mask) -> Iterator[Call]:
             yield Call("now_s", (request.arrival_s,))
         case Call("add" | "promise", (Request() as request, *more)):
             yield Call(call.name, (mask.request(request), *more), None, call.refused)
+        case Call("adopt", (Sequence() as sequence,)):
+            yield Call("adopt", (mask.sequence(sequence),))
         case Call(answer=StepPlan() | (StepPlan(), *_)):
             plans = tuple(mask.plan(plan) for plan in plans_of(call.answer))
             answer = plans[0] if isinstance(call.answer, StepPlan) else plans

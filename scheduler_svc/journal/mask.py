@@ -20,6 +20,7 @@ from scheduler_svc.core import (
     NewSequence,
     Request,
     SchedulerConfig,
+    Sequence,
     StepOutputs,
     StepPlan,
     StepResult,
@@ -65,6 +66,14 @@ class Mask:
             prompt_token_ids=self.tokens(request.prompt_token_ids),
             cache_salt=salt.decode(),
         )
+
+    def sequence(self, sequence: Sequence) -> Sequence:
+        """A sequence that comes from another core; the copy given is changed."""
+        sequence.request = self.request(sequence.request)
+        sequence.token_ids = self.tokens(sequence.token_ids)
+        sequence.stop_ids = ()
+        sequence.forget_hashes()
+        return sequence
 
     def plan(self, plan: StepPlan) -> StepPlan:
         """The plan with stand-ins for the tokens that it sends."""

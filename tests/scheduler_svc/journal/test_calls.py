@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from scheduler_svc.core import Refused, Scheduler
-from scheduler_svc.journal.calls import EVENTS, QUESTIONS, TappedScheduler
+from scheduler_svc.core.moving import Moving
+from scheduler_svc.journal.calls import EVENTS, PARTS, QUESTIONS, TappedScheduler
 from tests.scheduler_svc.core.builders import SMALL, make_request
 
 Told = list[tuple[str, tuple[Any, ...]]]
@@ -22,13 +23,17 @@ def tapped(**limits: object) -> tuple[TappedScheduler, Told]:
 
 
 def test_everything_that_a_scheduler_offers_is_an_event_or_a_question() -> None:
-    offered = {name for name in dir(Scheduler) if not name.startswith("_")}
-    assert offered == EVENTS | QUESTIONS
+    offered = {name for kind in (Scheduler, Moving) for name in dir(kind)}
+    assert {name for name in offered if not name.startswith("_")} == EVENTS | QUESTIONS
     assert not EVENTS & QUESTIONS
+    attributes = {name for name in vars(Scheduler(SMALL)) if not name.startswith(("_", "num_"))}
+    assert attributes == PARTS
 
 
 def test_every_event_is_told_by_an_override_of_its_own() -> None:
-    assert vars(TappedScheduler).keys() >= EVENTS
+    scheduler, _ = tapped()
+    overridden = vars(TappedScheduler).keys() | vars(type(scheduler.moving)).keys()
+    assert overridden >= EVENTS
 
 
 def test_what_an_event_calls_itself_is_not_told_again() -> None:

@@ -43,3 +43,30 @@ def test_a_core_that_is_written_and_read_goes_on_as_if_nothing_had_been(
             core = as_read(core)
         divergence = compare(stored.event, core)
         assert divergence is None, str(divergence)
+
+
+@pytest.mark.parametrize("is_masked", [False, True], ids=["kept", "replaced"])
+def test_what_moves_to_another_scheduler_replays_on_both_sides(
+    tmp_path: Path, is_masked: bool
+) -> None:
+    names = ("lost", "taking over")
+    lost, other = (Run(tmp_path / name, "move", is_masked=is_masked) for name in names)
+    while lost.world.scheduler.num_running < 2 or not lost.world.scheduler.num_output_tokens:
+        lost.act(5)
+    scheduler, moving = lost.world.scheduler, other.world.scheduler.moving
+    scheduler.worker_lost()
+    leaving = scheduler.moving.hand_over()
+    for sequence in reversed(leaving):
+        moving.adopt(sequence)
+    assert len(leaving) >= 2 and "adopt" in other.calls
+    for _ in range(300):
+        other.world.schedule()
+        while other.world.results:
+            answer = other.world.results.popleft()
+            other.world.scheduler.update(answer)
+    assert not list(other.world.scheduler.live())
+    for run in (lost, other):
+        run.close()
+        report = replay(Recording(run.folder))
+        assert report.divergence is None, str(report.divergence)
+        assert report.num_events >= len(run.calls)
