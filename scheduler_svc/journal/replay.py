@@ -52,11 +52,14 @@ class Report:
         """Counts an event that came out as recorded."""
         self.num_events += 1
         if event.HasField("step"):
-            self.num_steps += 1
-            self.last_step_id = event.step.step_id
+            num_steps = max(event.step.granted_steps, 1)
+            self.num_steps += num_steps
+            self.last_step_id = event.step.step_id + num_steps - 1
             self.num_preemptions += len(event.plan.preempted)
         elif event.call == "update":
             self.num_tokens += outcome_of(event)["num_tokens"]
+        elif event.call == "skip":
+            self.num_steps -= outcome_of(event)["count"]
         elif event.call == "worker_lost":
             self.num_workers_lost += 1
 
