@@ -8,7 +8,9 @@ the step's last event has come.
 import gc
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -172,23 +174,34 @@ class CudaRunner(ModelRunner):
         self._graphs.capture(self._graphs.sizes[-1:])
         torch.cuda.synchronize(self._device)
 
-    def _rehearse_prefill(self) -> None:
+    def rehearsals(self) -> list[Callable[[], None]]:
+        """Every kind of step as a call that computes nothing for anybody, alike ones together."""
+        prefills = [partial(self._rehearse, lengths) for lengths in self._prefill_lengths()]
+        return [*prefills, *self._graphs.rehearsals()]
+
+    def _prefill_lengths(self) -> list[list[int]]:
+        """Whole prompts, as many short ones as there may be, whose logits are the largest, and one
+        chunk of each size for which kernels are compiled."""
         limits = self.limits
         most = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
         full, rest = divmod(most, limits.max_model_len)
-        # Whole prompts, as many short ones as there may be, whose logits are the largest, and one
-        # chunk of each size for which kernels are compiled.
-        for lengths in (
+        return [
             [limits.max_model_len] * full + [rest] * (rest > 0),
             [2] * max(1, min(limits.max_num_seqs, most // 2)),
             *([2**n] for n in range(1, min(most, limits.max_model_len, 256).bit_length())),
-        ):
-            idle = inputs.build_idle(limits, lengths, self._device)
-            hidden = self._forward(idle)[: len(lengths)]
-            nobody = np.full(len(lengths), -1, dtype=np.int64)
-            for all_greedy in (True, False):
-                self.slots.sample(self._fused.logits(hidden), nobody, all_greedy)
+        ]
+
+    def _rehearse_prefill(self) -> None:
+        for lengths in self._prefill_lengths():
+            self._rehearse(lengths)
         self.slots.restore(self.state.table)
+
+    def _rehearse(self, lengths: list[int]) -> None:
+        idle = inputs.build_idle(self.limits, lengths, self._device)
+        hidden = self._forward(idle)[: len(lengths)]
+        nobody = np.full(len(lengths), -1, dtype=np.int64)
+        for all_greedy in (True, False):
+            self.slots.sample(self._fused.logits(hidden), nobody, all_greedy)
 
     def _launch(self, staged: Staged, queue_us: int, started: float) -> InFlight:
         self.state.write(staged)

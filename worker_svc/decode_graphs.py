@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,11 @@ class DecodeGraphs:
         self._places: IntColumn = np.empty(0, dtype=np.int64)  # of these rows in the batch
         self._graphs: dict[_Variant, torch.cuda.CUDAGraph] = {}
 
+    def rehearsals(self) -> list[Callable[[], None]]:
+        """Each step that `capture` captures, as a call that runs it for nobody."""
+        variants = [_Variant(size, is_greedy) for size in self.sizes for is_greedy in (True, False)]
+        return [partial(self._step, variant) for variant in variants]
+
     def capture(self, sizes: tuple[int, ...] | None = None) -> None:
         """Captures all sizes or those given, largest first, since it decides the memory."""
         started = time.perf_counter()
@@ -79,7 +85,7 @@ class DecodeGraphs:
             for size in sorted(sizes or self.sizes, reverse=True):
                 for all_greedy in (True, False):
                     variant = _Variant(size, all_greedy)
-                    self._graphs[variant] = _capture(lambda: self._step(variant), pool)  # noqa: B023
+                    self._graphs[variant] = _capture(partial(self._step, variant), pool)
         stream.synchronize()
         log.info("%d graphs captured in %.1f s", len(self._graphs), time.perf_counter() - started)
 

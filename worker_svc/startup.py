@@ -2,13 +2,14 @@
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from rpc.grammar import Vocabulary, read_vocabulary
-from worker_svc import kv_sizing, model_config
+from worker_svc import compile_ahead, kv_sizing, model_config
+from worker_svc.compile_ahead import CompileAhead
 from worker_svc.config import WorkerConfig
 from worker_svc.description import Description, ModelFacts
 from worker_svc.device import resolve_device, resolve_dtype
@@ -35,6 +36,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     folder: Path
+    compiling: CompileAhead | None  # to be waited for before memory is measured
 
 
 def load(
@@ -47,6 +49,10 @@ def load(
     max_model_len = config.max_model_len or shape.max_model_len
     shape.check_length(max_model_len)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
+    compiling = None
+    if device.type == "cuda":
+        limits = _shape_limits(config, device, max_model_len, shape.vocab_size)
+        compiling = compile_ahead.start(folder, dtype, limits)
     decoder = load_model(folder, dtype, device, max_model_len)
     facts = ModelFacts(
         name=served_model_name or folder.resolve().name,
@@ -58,11 +64,13 @@ def load(
         tokenizer_sha256=_sha256(folder / "tokenizer.json"),
         dtype=_name(dtype),
     )
-    return LoadedModel(decoder, facts, dtype, device, folder)
+    return LoadedModel(decoder, facts, dtype, device, folder, compiling)
 
 
 def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelRunner:
     """Allocates the cache, `num_blocks` blocks or as many as fit, and the slots."""
+    if model.compiling is not None:
+        model.compiling.wait()
     num_blocks = num_blocks or _num_blocks_that_fit(config, model)
     kv_sizing.require_one_sequence(num_blocks, model.facts.max_model_len, config.block_size)
     log.info(
@@ -140,14 +148,25 @@ def _grammars(model: LoadedModel) -> Grammars:
 
 
 def _limits(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> Limits:
-    kind = model.device.type
-    return Limits(
+    facts = model.facts
+    return replace(
+        _shape_limits(config, model.device, facts.max_model_len, facts.vocab_size),
         num_blocks=num_blocks,
+    )
+
+
+def _shape_limits(
+    config: WorkerConfig, device: torch.device, max_model_len: int, vocab_size: int
+) -> Limits:
+    """All that is known before the cache has been sized."""
+    kind = device.type
+    return Limits(
+        num_blocks=1,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs or MAX_NUM_SEQS[kind],
         max_num_batched_tokens=config.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS[kind],
-        max_model_len=model.facts.max_model_len,
-        vocab_size=model.facts.vocab_size,
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
     )
 
 

@@ -213,7 +213,7 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"{text!r} never came: {process.log_path.read_text()}")
 
 
-def test_a_process_with_a_model_starts_up_serves_and_stops_within_a_second(
+def test_a_process_with_a_model_starts_up_serves_and_stops_soon(
     start_process: Process, llama_folder: Path
 ) -> None:
     process = start_process("--model", str(llama_folder), "--port", "0", "--num-kv-blocks", "20")
@@ -230,7 +230,7 @@ def test_a_process_with_a_model_starts_up_serves_and_stops_within_a_second(
         signalled_s = time.monotonic()
         assert attachment.status() is grpc.StatusCode.UNAVAILABLE
         assert process.wait(TIMEOUT_S) == 0
-        assert time.monotonic() - signalled_s < 1
+        assert time.monotonic() - signalled_s < 5
 
 
 def test_a_process_whose_model_cannot_be_loaded_says_why_and_exits_with_1(
