@@ -8,7 +8,7 @@ from typing import Any
 from gateway import json_schema
 from gateway.errors import RequestError, invalid, unsupported
 from gateway.generation import ServedModel
-from gateway.structure import JsonSchema, Structure
+from gateway.structure import CallList, JsonSchema, Structure
 from rpc.grammar import BadGrammar, BadVocabulary, Vocabulary, new_matcher, read_vocabulary
 
 MAX_KNOWN_GRAMMARS = 256
@@ -41,6 +41,12 @@ class Grammars:
     def _refusal(
         self, structure: Structure, problem: str, check: Callable[[str], None]
     ) -> RequestError:
+        if isinstance(structure, CallList):
+            for _, schema in structure.functions:
+                try:
+                    check(schema.to_grammar())
+                except BadGrammar as error:
+                    return self._refusal(schema, str(error), check)
         if not isinstance(structure, JsonSchema):
             return invalid(structure.place, problem)
 

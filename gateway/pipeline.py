@@ -92,13 +92,18 @@ class Pipeline:
         chat = request.prompt if isinstance(request.prompt, Conversation) else None
         if chat is not None:
             self._chat_format.check(chat)
+            structure = self._chat_format.structure(chat, request.structure)
+            request = replace(request, structure=structure)
         prompt = await tokenize(self._tokenizer, request.prompt, model, request.add_special_tokens)
         sampling = await self._resolve_bad_words(request)
         if request.structure is not None:
             grammar = await self._grammars.resolve(request.structure, model)
             sampling = replace(sampling, grammar=grammar)
         output, logprobs = self._output_text(request), self._logprob_reader(request)
-        reader = None if chat is None else self._chat_format.reader(chat, prompt.text)
+        reader = None
+        if chat is not None:
+            is_structured = request.structure is not None
+            reader = self._chat_format.reader(chat, prompt.text, is_structured=is_structured)
         live = self._link.submit(
             request.request_id, prompt.token_ids, sampling, request.standing, request.reuse
         )

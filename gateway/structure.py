@@ -102,7 +102,31 @@ class ContextFree:
             raise invalid(self.place, f"is no GBNF: {error}") from error
 
 
-Structure = JsonSchema | Regex | Choice | ContextFree
+@dataclass(frozen=True, slots=True)
+class CallList:
+    """A JSON list of calls, at least one, with arguments as their functions' schemas say."""
+
+    place: str
+    functions: tuple[tuple[str, JsonSchema], ...]  # by name
+    max_calls: int
+
+    def to_grammar(self) -> str:
+        """Raises RequestError with the place of what is wrong in a schema.
+
+        Each schema stays a grammar of its own, so that its references mean what they say.
+        """
+        kinds, grammars = [], []
+        for index, (name, schema) in enumerate(self.functions):
+            head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters": '
+            kinds.append(f'{json.dumps(head, ensure_ascii=False)} @f{index} "}}"')
+            (grammar,) = json.loads(schema.to_grammar())["grammars"]
+            grammars.append(grammar | {"name": f"f{index}"})
+        more = f'(", " call){{0,{self.max_calls - 1}}}' if self.max_calls > 1 else ""
+        lark = f'start: "[" call {more} "]"\ncall: ' + " | ".join(kinds)
+        return json.dumps({"grammars": [{"name": "start", "lark_grammar": lark}, *grammars]})
+
+
+Structure = JsonSchema | Regex | Choice | ContextFree | CallList
 
 _RULE_TEMPERATURE = re.compile(r"^\s*\w+\s*\[[^\]\n]*\btemperature\b", re.MULTILINE)
 

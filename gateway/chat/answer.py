@@ -7,15 +7,16 @@ the command line.
 from dataclasses import dataclass
 from enum import Enum
 
-from gateway.chat import formats
+from gateway.chat import forced, formats
 from gateway.chat.calls import Calls
-from gateway.chat.conversation import Conversation, ToolMode
-from gateway.chat.formats import ToolCallFormat
+from gateway.chat.conversation import Conversation
+from gateway.chat.formats import ToolCallFormat, long_id
 from gateway.chat.parts import Content, Part
 from gateway.chat.reasoning import OPEN, is_open_at_end, reasoning_parser
 from gateway.chat.source import Parser, Source, Steps
 from gateway.chat.template import ChatTemplate
-from gateway.errors import unsupported
+from gateway.errors import invalid, unsupported
+from gateway.structure import Structure
 
 AUTO, NONE = "auto", "none"
 
@@ -49,21 +50,34 @@ class ChatFormat:
             return
         if not self.takes_tools:
             raise unsupported("tools", "the model's chat template knows no tools")
-        if conversation.tool_choice.mode is ToolMode.REQUIRED:
-            raise unsupported("tool_choice", "this server cannot force a call; send 'auto'")
-        if self.tool_calls is None:
+        if self.tool_calls is None and not forced.is_forced(conversation):
             problem = "no --tool-call-parser is known for the model's chat template"
             raise unsupported("tools", problem)
 
+    def structure(self, conversation: Conversation, asked: Structure | None) -> Structure | None:
+        """What the answer must look like, for the tools' sake or because a request asks for it.
+
+        Raises RequestError when it asks for both: one or the other would never be.
+        """
+        if not conversation.usable_tools:
+            return asked
+        if asked is not None:
+            name = asked.place.partition(".")[0]
+            problem = "leaves no room for tools; leave them out or send tool_choice 'none'"
+            raise invalid(name, problem)
+        return forced.structure(conversation)
+
     def shown_tokens(self, conversation: Conversation) -> tuple[str, ...]:
         """Special tokens that the reader of the answer must see."""
-        if not conversation.usable_tools or self.tool_calls is None:
-            return ()
-        return self.tool_calls.shown_tokens
+        tool_format = self._format_for(conversation)
+        return () if tool_format is None else tool_format.shown_tokens
 
-    def reader(self, conversation: Conversation, prompt: str) -> "AnswerReader | None":
-        """For one answer; None when all of it is content."""
-        reasoning, calls = self._reasoning_parser(prompt), self._call_parser(conversation)
+    def reader(
+        self, conversation: Conversation, prompt: str, *, is_structured: bool
+    ) -> "AnswerReader | None":
+        """For one answer; None when all of it is content. One with a structure reasons nothing."""
+        reasoning = None if is_structured else self._reasoning_parser(prompt)
+        calls = self._call_parser(conversation)
         if reasoning is None and calls is None:
             return None
         return AnswerReader(reasoning, calls, conversation.include_reasoning)
@@ -74,13 +88,18 @@ class ChatFormat:
         is_open = self.reasoning is ReasoningFormat.DEEPSEEK_R1 or is_open_at_end(prompt)
         return reasoning_parser(is_open=is_open)
 
+    def _format_for(self, conversation: Conversation) -> ToolCallFormat | None:
+        if forced.is_forced(conversation):
+            new_id = long_id if self.tool_calls is None else self.tool_calls.new_id
+            return forced.tool_format(conversation, new_id)
+        return self.tool_calls if conversation.usable_tools else None
+
     def _call_parser(self, conversation: Conversation) -> Parser | None:
-        tools = conversation.usable_tools
-        if not tools or self.tool_calls is None:
+        tool_format = self._format_for(conversation)
+        if tool_format is None:
             return None
-        names = frozenset(tool.name for tool in tools)
+        names = frozenset(tool.name for tool in conversation.usable_tools)
         max_calls = None if conversation.parallel_tool_calls else 1
-        tool_format = self.tool_calls
 
         def parse(source: Source, events: list[Part]) -> Steps[None]:
             return tool_format.parse(source, Calls(names, events, tool_format.new_id, max_calls))

@@ -1,0 +1,62 @@
+"""Calls that the model must make: whatever its own format, the answer is held to plain JSON.
+
+One required function's answer is its arguments alone; of several it is a list of calls.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from gateway import limits
+from gateway.chat.calls import Calls
+from gateway.chat.conversation import Conversation, Tool, ToolMode
+from gateway.chat.formats import ToolCallFormat, read_list
+from gateway.chat.source import Source, Steps
+from gateway.structure import CallList, JsonSchema, Structure
+
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def is_forced(conversation: Conversation) -> bool:
+    """Whether the answer must be a call."""
+    return bool(conversation.tools) and conversation.tool_choice.mode is ToolMode.REQUIRED
+
+
+def structure(conversation: Conversation) -> Structure | None:
+    """What holds the model to it; None when nothing does."""
+    if not is_forced(conversation):
+        return None
+    schemas = {
+        tool.name: _schema(index, tool) for index, tool in enumerate(conversation.usable_tools)
+    }
+    if conversation.tool_choice.name is not None:
+        return schemas[conversation.tool_choice.name]
+    max_calls = limits.MAX_TOOL_CALLS if conversation.parallel_tool_calls else 1
+    return CallList("tools", tuple(schemas.items()), max_calls)
+
+
+def _schema(index: int, tool: Tool) -> JsonSchema:
+    schema = NO_ARGUMENTS if tool.parameters is None else tool.parameters
+    return JsonSchema(f"tools[{index}].function.parameters", schema)
+
+
+def tool_format(conversation: Conversation, new_id: Callable[[], str]) -> ToolCallFormat:
+    """How the answer is read."""
+    name = conversation.tool_choice.name
+    parse = _parse_list if name is None else partial(_parse_arguments, name=name)
+    return ToolCallFormat("forced", parse, new_id=new_id)
+
+
+def _parse_list(source: Source, calls: Calls) -> Steps[None]:
+    start = yield from source.skip_space(0)
+    yield from read_list(source, start, calls)
+    while (yield from source.more()):
+        pass
+    calls.say(source.take(len(source.text)))
+
+
+def _parse_arguments(source: Source, calls: Calls, *, name: str) -> Steps[None]:
+    calls.begin(name)
+    while True:
+        calls.add_arguments(source.take(len(source.text)))
+        if not (yield from source.more()):
+            return
