@@ -14,6 +14,7 @@ from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import RefusalKind, Refused, Request
 from scheduler_svc.group import WorkerGroup
 from scheduler_svc.outbox import Outbox
+from scheduler_svc.worker_link import OpenChannel, open_channel
 
 _DEADLINE_CHECK_S = 0.02  # between looks at the deadlines while no step does it
 
@@ -33,11 +34,13 @@ class Overloaded(Exception):
 class Engine:
     """Takes requests in, hands them to a worker group, and finds them again."""
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, open_channel: OpenChannel = open_channel) -> None:
         self.config = config
         self.readiness_changed = asyncio.Event()
         self._clients = Clients()
-        self.group = WorkerGroup(config, config.worker, self._clients, self.readiness_changed.set)
+        self.group = WorkerGroup(
+            config, config.worker, self._clients, self.readiness_changed.set, open_channel
+        )
         self._started_s = time.monotonic()
 
     @property

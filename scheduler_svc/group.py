@@ -22,7 +22,15 @@ from scheduler_svc.journal.start import make_core
 from scheduler_svc.pace import Pace
 from scheduler_svc.trace import Trace
 from scheduler_svc.watch import TICK_S
-from scheduler_svc.worker_link import FencedOut, LinkLost, WorkerClient, WorkerLink
+from scheduler_svc.worker_link import (
+    AttachRefused,
+    FencedOut,
+    LinkLost,
+    OpenChannel,
+    WorkerClient,
+    WorkerLink,
+    open_channel,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +51,7 @@ class WorkerGroup:
         address: str,
         clients: Clients,
         on_readiness: Callable[[], None],
+        open_channel: OpenChannel = open_channel,
     ) -> None:
         self.address = address
         self.core: Scheduler | None = None
@@ -58,9 +67,10 @@ class WorkerGroup:
         self._config = config
         self._clients = clients
         self._on_readiness = on_readiness
-        self._worker = WorkerClient(address, config.heartbeat_timeout_s)
+        self._worker = WorkerClient(address, config.heartbeat_timeout_s, open_channel)
         self._work = asyncio.Event()
         self._incarnation = 0
+        self._claimed_epoch = 0  # the worker may have taken it, though its greeting never came
         self._strikes = 0
 
     def wake(self) -> None:
@@ -98,10 +108,15 @@ class WorkerGroup:
 
     async def _attach(self) -> WorkerLink:
         seen = await self._worker.epoch()
-        if self.epoch and seen > self.epoch:
+        if self.epoch and seen > max(self.epoch, self._claimed_epoch):
             raise FencedOut(f"epoch {seen} has taken the worker from epoch {self.epoch}")
         first_step_id = self.core.last_step_id + 1 if self.core else 1
-        link = await self._worker.attach(seen + 1, first_step_id)
+        before, self._claimed_epoch = self._claimed_epoch, seen + 1
+        try:
+            link = await self._worker.attach(seen + 1, first_step_id)
+        except AttachRefused:
+            self._claimed_epoch = before
+            raise
         self.epoch = link.attached.epoch
         try:
             self._adopt(link.attached.description)

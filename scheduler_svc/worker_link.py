@@ -5,6 +5,7 @@ recovers and makes a new link.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
@@ -25,6 +26,10 @@ _PHASE_NAMES = {
 
 class LinkLost(Exception):
     """The stream to the worker ended or cannot be had; the message says why."""
+
+
+class AttachRefused(LinkLost):
+    """The worker has not taken the epoch under which it was to be attached."""
 
 
 class FencedOut(Exception):
@@ -114,15 +119,25 @@ class WorkerLink:
             await asyncio.gather(self._reading, return_exceptions=True)
 
 
+OpenChannel = Callable[[str], grpc.aio.Channel]
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to a worker that comes back soon when the worker does."""
+    options = [*CHANNEL_OPTIONS, ("grpc.initial_reconnect_backoff_ms", 200)]
+    options.append(("grpc.max_reconnect_backoff_ms", 1_000))
+    return grpc.aio.insecure_channel(address, options=options)
+
+
 class WorkerClient:
     """Attaches to the worker at one address."""
 
-    def __init__(self, address: str, heartbeat_timeout_s: float) -> None:
+    def __init__(
+        self, address: str, heartbeat_timeout_s: float, open_channel: OpenChannel = open_channel
+    ) -> None:
         self.address = address
         self._heartbeat_timeout_s = heartbeat_timeout_s
-        options = [*CHANNEL_OPTIONS, ("grpc.initial_reconnect_backoff_ms", 200)]
-        options.append(("grpc.max_reconnect_backoff_ms", 1_000))
-        self._channel = grpc.aio.insecure_channel(address, options=options)
+        self._channel = open_channel(address)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
 
     async def epoch(self) -> int:
@@ -152,7 +167,13 @@ class WorkerClient:
             first = await asyncio.wait_for(stream.read(), _ATTACH_TIMEOUT_S)
         except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
             stream.cancel()
-            raise LinkLost(f"worker {self.address}: {_reason(error)}") from error
+            message = f"worker {self.address}: {_reason(error)}"
+            if (
+                isinstance(error, grpc.aio.AioRpcError)
+                and error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            ):
+                raise AttachRefused(message) from error
+            raise LinkLost(message) from error
         if not isinstance(first, worker_pb2.AttachResponse) or not first.HasField("description"):
             stream.cancel()
             raise LinkLost(f"worker {self.address} did not describe itself")

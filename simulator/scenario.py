@@ -1,0 +1,223 @@
+"""One seed's story: limits, clients, workers, and what goes wrong when."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler_svc.config import ServiceConfig
+from scheduler_svc.core import Policy
+from scheduler_svc.core.step_time import StepTime
+from simulator.fake_worker import FakeModel
+from simulator.virtual_network import Weather
+from simulator.virtual_worker import VirtualWorker
+
+VOCAB_SIZE = 50
+HEARTBEAT_TIMEOUT_S, STEP_TIMEOUT_S = 1.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request that a client will make."""
+
+    at_s: float
+    prompt: tuple[int, ...]
+    max_tokens: int | None
+    min_tokens: int
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    seed: int
+    timeout_s: float | None
+    priority: int
+    tenant: str
+    gives_up_after_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mishap:
+    """Something that happens to a worker or its network, and what is needed to be over it."""
+
+    at_s: float
+    worker: int
+    name: str
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that a seed decides beforehand."""
+
+    seed: int
+    config: ServiceConfig
+    model: FakeModel
+    step_time: StepTime
+    clients: tuple[tuple[Ask, ...], ...]
+    mishaps: tuple[Mishap, ...]
+    loss: float  # of frames, while the weather is bad
+    repeat: float
+    reorder: float
+    delay_s: float
+    jitter_s: float
+    calm_from_s: float  # nothing goes wrong any more
+
+    @property
+    def num_workers(self) -> int:
+        """Worker groups."""
+        return len(self.addresses)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the workers are."""
+        return (self.config.worker,)
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    rng = random.Random(seed)
+    max_num_seqs = rng.randint(1, 6)
+    model = FakeModel(
+        num_blocks=rng.randint(12, 40),
+        block_size=rng.choice([2, 3, 4]),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=rng.randint(max_num_seqs, 32),
+        max_model_len=rng.randint(24, 64),
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=rng.choice([(), (0,)]),
+    )
+    calm_from_s = rng.uniform(2, 6)
+    is_bad = rng.random() < 0.4
+    return Scenario(
+        seed=seed,
+        config=_draw_config(rng, model),
+        model=model,
+        step_time=StepTime(rng.uniform(0.002, 0.03), rng.uniform(0, 1e-3), rng.uniform(0, 1e-5)),
+        clients=tuple(_draw_client(rng, model, calm_from_s) for _ in range(rng.randint(1, 3))),
+        mishaps=_draw_mishaps(rng, 1, calm_from_s),
+        loss=is_bad * rng.choice([0, 0.002, 0.01]),
+        repeat=is_bad * rng.choice([0, 0.002, 0.01]),
+        reorder=is_bad * rng.choice([0, 0.002, 0.01]),
+        delay_s=rng.choice([0.0001, 0.001, 0.01]),
+        jitter_s=rng.choice([0, 0.001, 0.02]),
+        calm_from_s=calm_from_s,
+    )
+
+
+def _draw_config(rng: random.Random, model: FakeModel) -> ServiceConfig:
+    return ServiceConfig(
+        worker="worker:0",
+        host="",
+        port=0,
+        max_num_seqs=model.max_num_seqs,
+        max_num_batched_tokens=model.max_num_batched_tokens,
+        long_prefill_token_threshold=rng.choice([0, 0, 4]),
+        enable_prefix_caching=rng.random() < 0.8,
+        lookahead=rng.choice([0, 1, 1, 2]),
+        step_timeout_s=STEP_TIMEOUT_S,
+        heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
+        policy=rng.choice(list(Policy)),
+        priority_ageing_s=rng.choice([0.5, 10.0]),
+        max_waiting_requests=rng.choice([0, 0, 4]),
+        max_waiting_requests_per_tenant=rng.choice([0, 0, 3]),
+    )
+
+
+def _draw_client(rng: random.Random, model: FakeModel, until_s: float) -> tuple[Ask, ...]:
+    asks = [_draw_ask(rng, model, until_s) for _ in range(rng.randint(2, 14))]
+    return tuple(sorted(asks, key=lambda ask: ask.at_s))
+
+
+def _draw_ask(rng: random.Random, model: FakeModel, until_s: float) -> Ask:
+    length = rng.randint(1, model.max_model_len - 1)
+    family = rng.randrange(3)
+    prompt = [(position * 7 + family) % VOCAB_SIZE for position in range(length)]
+    if rng.random() < 0.5:
+        prompt[-1] = rng.randrange(VOCAB_SIZE)
+    max_tokens = rng.randint(1, 24)
+    return Ask(
+        at_s=rng.uniform(0, until_s) if rng.random() < 0.7 else 0.0,
+        prompt=tuple(prompt),
+        max_tokens=max_tokens if rng.random() < 0.9 else None,
+        min_tokens=rng.choice([0, 0, 0, max_tokens]),
+        stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 0, 3]))),
+        ignore_eos=rng.random() < 0.2,
+        seed=rng.getrandbits(60),
+        timeout_s=rng.uniform(0.1, 5.0) if rng.random() < 0.15 else None,
+        priority=rng.randint(-1, 1),
+        tenant=rng.choice("ab"),
+        gives_up_after_s=rng.uniform(0.0, 2.0) if rng.random() < 0.1 else None,
+    )
+
+
+def _draw_mishaps(rng: random.Random, num_workers: int, until_s: float) -> tuple[Mishap, ...]:
+    mishaps = [
+        Mishap(
+            at_s=rng.uniform(0, until_s),
+            worker=rng.randrange(num_workers),
+            name=rng.choice(list(MISHAPS)),
+            lasts_s=rng.choice([0.05, 0.5, 3.0, 14.0]) * rng.uniform(0.5, 1.5),
+        )
+        for _ in range(rng.choice([0, 1, 2, 3, 5]))
+    ]
+    return tuple(sorted(mishaps, key=lambda mishap: mishap.at_s))
+
+
+# --- what can go wrong, and what ends it ---------------------------------------------------------
+
+Act = Callable[[VirtualWorker], None]
+
+
+def _nothing(worker: VirtualWorker) -> None:
+    pass
+
+
+def _part(worker: VirtualWorker) -> None:
+    worker.weather.is_parted = True
+
+
+def _part_upwards(worker: VirtualWorker) -> None:
+    worker.weather.is_parted_upwards = True
+
+
+def _rejoin(worker: VirtualWorker) -> None:
+    worker.weather.is_parted = worker.weather.is_parted_upwards = False
+
+
+def _slow_down(worker: VirtualWorker) -> None:
+    worker.slowness = 20.0
+
+
+def _speed_up(worker: VirtualWorker) -> None:
+    worker.slowness = 1.0
+
+
+def _kill_and_restart(worker: VirtualWorker) -> None:
+    worker.crash()
+    worker.restart()
+
+
+def _fault(name: str, count: int = 1) -> Act:
+    def act(worker: VirtualWorker) -> None:
+        setattr(worker.faults, name, count)
+
+    return act
+
+
+MISHAPS: dict[str, tuple[Act, Act]] = {
+    "crash": (VirtualWorker.crash, VirtualWorker.restart),
+    "vanish": (lambda worker: worker.crash(is_noticed=False), VirtualWorker.restart),
+    "stop": (VirtualWorker.stop, VirtualWorker.go_on),
+    "reset": (VirtualWorker.reset_connection, _nothing),
+    "partition": (_part, _rejoin),
+    "partition upwards": (_part_upwards, _rejoin),
+    "slow": (_slow_down, _speed_up),
+    "hang": (_fault("hang"), _kill_and_restart),
+    "failed step": (_fault("fail"), _nothing),
+    "failed steps": (_fault("fail", 4), _nothing),
+    "short answer": (_fault("short"), _nothing),
+    "bad row": (_fault("bad_row"), _nothing),
+}
+
+
+def calm(weather: Weather) -> None:
+    """The network is itself again."""
+    weather.loss = weather.repeat = weather.reorder = 0.0
+    weather.is_parted = weather.is_parted_upwards = False

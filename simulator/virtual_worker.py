@@ -1,0 +1,268 @@
+"""A worker process under virtual time: the step stream's rules, and every way to break them.
+
+Computes nothing but tokens that follow from seed and position (`slots.FakeSlots`). It crashes,
+stops, hangs, slows down and answers wrongly when it is told to; a scheduler that survives it loses
+nothing that its clients can see.
+"""
+
+import asyncio
+import random
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from pagewire.v1 import types_pb2, worker_pb2
+from rpc.columns import BadColumn, pack
+from scheduler_svc.core.step_time import StepTime
+from simulator.fake_worker import FakeModel
+from simulator.slots import BadStep, FakeSlots
+from simulator.virtual_network import Weather, WorkerEnd
+
+
+@dataclass(slots=True)
+class Faults:
+    """What goes wrong with the next steps; counts run down."""
+
+    fail: int = 0  # answered with an error
+    short: int = 0  # answered with a token too few
+    bad_row: int = 0  # one row's logits are not finite
+    hang: int = 0  # never answered, though heartbeats come
+
+
+@dataclass(slots=True)
+class _Attachment:
+    """One scheduler's stream, and what was asked on it."""
+
+    end: WorkerEnd
+    hello: worker_pb2.Hello
+    slots: FakeSlots
+    steps: asyncio.Queue[worker_pb2.SchedulerOutput] = field(default_factory=asyncio.Queue)
+    next_step_id: int = 0
+    last_begun: int = 0
+    left_out: list[range] = field(default_factory=list)
+    num_received: int = 0
+    num_sent: int = 0
+    last_sent_s: float = 0.0
+
+
+class VirtualWorker:
+    """One process at one address, and its restarts."""
+
+    def __init__(
+        self, name: str, model: FakeModel, step_time: StepTime, weather: Weather, rng: random.Random
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.step_time = step_time
+        self.weather = weather
+        self.faults = Faults()
+        self.slowness = 1.0
+        self.bad_rows: list[tuple[int, int]] = []  # step id and row of those that were answered
+        self.num_steps = 0
+        self._rng = rng
+        self._is_up = True
+        self._is_running = asyncio.Event()  # not stopped by a signal
+        self._is_running.set()
+        self._start()
+
+    def _start(self) -> None:
+        self._incarnation = self._rng.getrandbits(62)
+        self._epoch = 0
+        self._attached: _Attachment | None = None
+        self._device = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- what may happen to a process ------------------------------------------------------------
+
+    def crash(self, is_noticed: bool = True) -> None:
+        """The process dies; its peers notice at once, or the host is gone without a word."""
+        for task in self._tasks:
+            task.cancel()
+        if self._attached is not None:
+            self._attached.end.reset() if is_noticed else self._attached.end.vanish()
+        self._is_up = False
+
+    def restart(self) -> None:
+        """A new process at the same address, which knows nothing."""
+        if not self._is_up:
+            self._is_up = True
+            self._is_running.set()
+            self.faults = Faults()
+            self._start()
+
+    def stop(self) -> None:
+        """As SIGSTOP does."""
+        self._is_running.clear()
+
+    def go_on(self) -> None:
+        """As SIGCONT does."""
+        self._is_running.set()
+
+    def reset_connection(self) -> None:
+        """The stream breaks; the process lives."""
+        if self._attached is not None:
+            self._attached.end.reset()
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def describe(self) -> worker_pb2.DescribeResponse | None:
+        """The answer to Describe."""
+        if not self._is_up or not self._is_running.is_set():
+            return None
+        return worker_pb2.DescribeResponse(
+            phase=worker_pb2.WORKER_PHASE_READY,
+            description=self._description(),
+            epoch=self._epoch,
+        )
+
+    def accept(self, end: WorkerEnd) -> bool:
+        """A new stream."""
+        if self._is_up:
+            self._spawn(self._serve(end))
+        return self._is_up
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.result()  # a bug of this simulation shall not go unnoticed
+
+    def _description(self) -> worker_pb2.WorkerDescription:
+        model = self.model
+        return worker_pb2.WorkerDescription(
+            model=types_pb2.ModelInfo(
+                model="fake",
+                vocab_size=model.vocab_size,
+                max_model_len=model.max_model_len,
+                eos_token_ids=model.eos_token_ids,
+                config_sha256="simulated",
+            ),
+            incarnation=self._incarnation,
+            num_blocks=model.num_blocks,
+            block_size=model.block_size,
+            max_num_seqs=model.max_num_seqs,
+            max_num_batched_tokens=model.max_num_batched_tokens,
+            world_size=1,
+            sends_heartbeats=True,
+        )
+
+    # --- the step stream -------------------------------------------------------------------------
+
+    async def _serve(self, end: WorkerEnd) -> None:
+        first = await end.frames.get()
+        await self._is_running.wait()
+        if first is None or not first.HasField("hello"):
+            end.end(grpc.StatusCode.INVALID_ARGUMENT, "the first frame is not a hello")
+            return
+        hello = first.hello
+        if hello.epoch <= self._epoch:
+            end.end(grpc.StatusCode.FAILED_PRECONDITION, f"epoch {hello.epoch} is not higher")
+            return
+        self._epoch = hello.epoch
+        if self._attached is not None:
+            self._attached.end.end(grpc.StatusCode.ABORTED, f"epoch {hello.epoch} took over")
+        model = self.model
+        slots = FakeSlots(model.max_num_seqs, model.vocab_size, model.block_size)
+        attached = self._attached = _Attachment(
+            end, hello, slots, next_step_id=hello.first_step_id, last_begun=hello.first_step_id - 1
+        )
+        async with self._device:  # whatever was computed for an older stream is done
+            end.send(worker_pb2.AttachResponse(description=self._description()))
+        self._spawn(self._beat(attached))
+        self._spawn(self._compute(attached))
+        await self._read(attached)
+
+    async def _read(self, attached: _Attachment) -> None:
+        while (frame := await attached.end.frames.get()) is not None:
+            await self._is_running.wait()
+            attached.num_received += 1
+            if frame.HasField("cut"):
+                self._cut(attached, frame.cut)
+            else:
+                attached.steps.put_nowait(frame.step)
+
+    def _cut(self, attached: _Attachment, cut: worker_pb2.Cut) -> None:
+        """Says at once what is left out: whatever has not begun."""
+        first = min(max(cut.first_step_id, attached.last_begun + 1), cut.last_step_id + 1)
+        attached.left_out.append(range(first, cut.last_step_id + 1))
+        skipped = worker_pb2.Skipped(first_step_id=first, last_step_id=cut.last_step_id)
+        self._send(attached, worker_pb2.AttachResponse(skipped=skipped))
+
+    async def _compute(self, attached: _Attachment) -> None:
+        while not attached.end.is_over:
+            frame = await attached.steps.get()
+            if frame.step_id != attached.next_step_id:
+                message = f"step_id {frame.step_id}, expected {attached.next_step_id}"
+                attached.end.end(grpc.StatusCode.ABORTED, message)
+                return
+            attached.next_step_id = frame.step_id + max(frame.granted_steps, 1)
+            async with self._device:
+                try:
+                    await self._run(attached, frame)
+                except (BadStep, BadColumn, IndexError) as error:
+                    attached.end.end(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                    return
+
+    async def _run(self, attached: _Attachment, frame: worker_pb2.SchedulerOutput) -> None:
+        for step in _single_steps(frame):
+            if attached.end.is_over:
+                return
+            if any(step.step_id in steps for steps in attached.left_out):
+                return
+            attached.last_begun = step.step_id
+            if self.faults.hang:
+                self.faults.hang -= 1
+                await asyncio.Event().wait()
+            output = await self._step(attached, step)
+            self._send(attached, worker_pb2.AttachResponse(output=output))
+
+    async def _step(
+        self, attached: _Attachment, step: worker_pb2.SchedulerOutput
+    ) -> worker_pb2.ModelRunnerOutput:
+        self.num_steps += 1
+        faults = self.faults
+        if faults.fail:
+            faults.fail -= 1
+            return worker_pb2.ModelRunnerOutput(step_id=step.step_id, error="a planned failure")
+        outcome = attached.slots.apply(step)
+        context = attached.slots.context_tokens
+        await asyncio.sleep(self.slowness * self.step_time.of(outcome.num_computed_tokens, context))
+        await self._is_running.wait()
+        token_ids = outcome.token_ids
+        output = worker_pb2.ModelRunnerOutput(step_id=step.step_id)
+        if faults.short and len(token_ids):
+            faults.short -= 1
+            token_ids = token_ids[:-1]
+        elif faults.bad_row and len(token_ids):
+            faults.bad_row -= 1
+            row = self._rng.randrange(len(token_ids))
+            self.bad_rows.append((step.step_id, row))
+            output.row_status = bytes(int(i == row) for i in range(len(token_ids)))
+        output.token_ids = pack(token_ids)
+        return output
+
+    async def _beat(self, attached: _Attachment) -> None:
+        interval_s = attached.hello.heartbeat_interval_ms / 1e3
+        while interval_s and not attached.end.is_over:
+            await asyncio.sleep(interval_s)
+            await self._is_running.wait()
+            beat = worker_pb2.Heartbeat(
+                num_frames_received=attached.num_received, num_frames_sent=attached.num_sent
+            )
+            attached.end.send(worker_pb2.AttachResponse(heartbeat=beat))
+
+    def _send(self, attached: _Attachment, response: worker_pb2.AttachResponse) -> None:
+        attached.num_sent += 1
+        attached.end.send(response)
+
+
+def _single_steps(frame: worker_pb2.SchedulerOutput) -> Iterator[worker_pb2.SchedulerOutput]:
+    """The steps of a frame, as if each had come by itself."""
+    yield frame
+    for later in range(1, frame.granted_steps):
+        yield worker_pb2.SchedulerOutput(step_id=frame.step_id + later, same_rows=True)
