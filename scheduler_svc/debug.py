@@ -108,7 +108,7 @@ def _holders(core: Scheduler) -> dict[int, list[str]]:
     holders: dict[int, list[str]] = defaultdict(list)
     for sequence in core.residency.roster.sequences:
         assert sequence.slot is not None
-        for block_id in core.residency.table.blocks(sequence.slot):
+        for block_id in core.residency.table.held_blocks(sequence.slot):
             holders[block_id].append(sequence.request.request_id)
     return holders
 

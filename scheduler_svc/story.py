@@ -8,6 +8,7 @@ from scheduler_svc.trace import Trace
 
 _WAITS = {
     Cause.BUDGET: "the step's token budget (max_num_batched_tokens) was used up",
+    Cause.SIBLING: "the first in line awaited a prompt that a sibling computes",
     Cause.TOKEN: "the first in line awaited a token that was on its way",
     Cause.PREEMPTION: "a running request was sent back, and must not be overtaken",
 }

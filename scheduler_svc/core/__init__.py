@@ -5,7 +5,8 @@ could read a clock, open a socket or draw a random number. Start reading at `sch
 then `planner`, `residency`, `slots`, `block_pool`, `prefix_cache`.
 """
 
-from scheduler_svc.core.config import Policy, SchedulerConfig
+from scheduler_svc.core.block_moves import BlockMoves
+from scheduler_svc.core.config import Policy, Preemption, SchedulerConfig
 from scheduler_svc.core.grants import Cut
 from scheduler_svc.core.losses import hopeless
 from scheduler_svc.core.plan import (
@@ -26,6 +27,7 @@ from scheduler_svc.core.timeline import Phase, Timeline
 
 __all__ = [
     "Asked",
+    "BlockMoves",
     "Cause",
     "Cut",
     "FinishReason",
@@ -35,6 +37,7 @@ __all__ = [
     "OutOfStep",
     "Phase",
     "Policy",
+    "Preemption",
     "RefusalKind",
     "Refused",
     "Report",

@@ -4,14 +4,46 @@ The order says whose turn it is; this module says whether there is room, what an
 computes first, whom to look past, and who makes way for somebody more urgent.
 """
 
+from enum import Enum
+
 from scheduler_svc.core.config import Policy, SchedulerConfig
 from scheduler_svc.core.draft import Counters, Draft
 from scheduler_svc.core.plan import Cause, Held, NewSequence
 from scheduler_svc.core.residency import Residency
+from scheduler_svc.core.reuse import Reuse
 from scheduler_svc.core.sealing import seal_slot
 from scheduler_svc.core.sequence import Sequence, Status
+from scheduler_svc.core.start import Start
 
+MAX_AWAITING = 64  # looked at in a step although they wait for a sibling
 _HELD_BY_SLOTS, _HELD_BY_BUDGET = Held(Cause.SLOTS), Held(Cause.BUDGET)
+
+
+class _Outcome(Enum):
+    """What came of a sequence whose turn it was."""
+
+    ENTERED = "entered"
+    NO_ROOM = "no room"
+    AWAITS_SIBLING = "awaits sibling"  # somebody computes what it would compute, too
+
+
+class _SetAside:
+    """Sequences that had their turn in a step and did not enter, in the order of their turns."""
+
+    def __init__(self) -> None:
+        self.everyone: list[Sequence] = []
+        self.passed: list[Sequence] = []  # of these, the ones without room
+
+    @property
+    def num_awaiting(self) -> int:
+        """Of these, the ones that wait for a sibling."""
+        return len(self.everyone) - len(self.passed)
+
+    def add(self, sequence: Sequence, outcome: _Outcome) -> None:
+        """It did not enter."""
+        self.everyone.append(sequence)
+        if outcome is _Outcome.NO_ROOM:
+            self.passed.append(sequence)
 
 
 class Admission:
@@ -21,6 +53,7 @@ class Admission:
         self._config = config
         self._residency = residency
         self._counters = counters
+        self.reuse = Reuse(config, residency)
         # Who did not fit when so many blocks were free, and by how many it was short.
         self._blocked: dict[Sequence, tuple[int, int]] = {}
 
@@ -36,44 +69,47 @@ class Admission:
         if not len(residency.waiting):
             return
         entered: list[Sequence] = []
-        passed: list[Sequence] = []
-        while draft.budget > 0 and residency.free_slots and self._may_look_past(passed):
+        aside = _SetAside()
+        while draft.budget > 0 and residency.free_slots and self._may_look_past(aside):
             sequence = residency.waiting.take()
             if sequence is None:
                 break
-            if sequence.num_awaited or self._would_rob(passed, sequence):
-                passed.append(sequence)
+            if sequence.num_awaited or self._would_rob(aside, sequence):
+                aside.add(sequence, _Outcome.NO_ROOM)
                 break
-            if not self._admit(draft, sequence):
-                passed.append(sequence)
+            outcome = self._admit(draft, sequence)
+            if outcome is not _Outcome.ENTERED:
+                aside.add(sequence, outcome)
                 continue
             entered.append(sequence)
-            for overtaken in passed:
+            for overtaken in aside.passed:
                 overtaken.num_overtaken += 1
-        draft.held = self._why_held(draft, passed)
-        for sequence in reversed(passed):
+        draft.held = self._why_held(draft, aside)
+        for sequence in reversed(aside.everyone):
             residency.waiting.put_back(sequence)
-        self._blocked = {s: self._blocked[s] for s in passed if s in self._blocked}
+        self._blocked = {s: self._blocked[s] for s in aside.passed if s in self._blocked}
         if entered:
             residency.join_roster(entered)
 
-    def _may_look_past(self, passed: list[Sequence]) -> bool:
-        """Whether the next may be tried although these did not fit.
+    def _may_look_past(self, aside: _SetAside) -> bool:
+        """Whether the next may be tried although these did not enter.
 
         A sequence that was preempted is not passed at all: it would be robbed of what it gave up.
+        Whoever waits for a sibling is passed freely: it needs no room yet.
         """
-        return len(passed) <= self._config.queue_window and all(
-            s.status is Status.WAITING and s.num_overtaken < self._config.max_overtakes
-            for s in passed
+        if len(aside.passed) > self._config.queue_window or aside.num_awaiting > MAX_AWAITING:
+            return False
+        return all(s.status is Status.WAITING for s in aside.everyone) and all(
+            s.num_overtaken < self._config.max_overtakes for s in aside.passed
         )
 
-    def _would_rob(self, passed: list[Sequence], sequence: Sequence) -> bool:
+    def _would_rob(self, aside: _SetAside, sequence: Sequence) -> bool:
         order = self._residency.waiting.order
-        return any(order.is_more_urgent(waiting, sequence) for waiting in passed)
+        return any(order.is_more_urgent(waiting, sequence) for waiting in aside.everyone)
 
-    def _why_held(self, draft: Draft, passed: list[Sequence]) -> Held | None:
-        residency = self._residency
-        if not passed and not len(residency.waiting):
+    def _why_held(self, draft: Draft, aside: _SetAside) -> Held | None:
+        residency, passed = self._residency, aside.passed
+        if not aside.everyone and not len(residency.waiting):
             return None
         if passed:
             if passed[0].num_awaited:
@@ -83,50 +119,56 @@ class Admission:
                 if sequence in passed:
                     short[sequence.request.request_id] = short_then + num_free_then - num_free
             return Held(Cause.BLOCKS, passed[0].request.request_id, short)
+        if aside.everyone:
+            return Held(Cause.SIBLING, first=aside.everyone[0].request.request_id)
         return _HELD_BY_BUDGET if residency.free_slots else _HELD_BY_SLOTS
 
-    def _admit(self, draft: Draft, sequence: Sequence) -> bool:
+    def _admit(self, draft: Draft, sequence: Sequence) -> _Outcome:
         """Moves a sequence into a slot, if there are blocks for its first chunk."""
         config, residency = self._config, self._residency
-        num_free = residency.pool.num_free
-        if sequence in self._blocked and num_free <= self._blocked[sequence][0]:
-            return False  # looking its prompt up again would cost more the longer it is
-        shared, chunk, num_new = self._first_chunk(sequence, draft.budget)
+        num_free, is_sibling = residency.pool.num_free, bool(sequence.request.fork_group)
+        if not is_sibling and sequence in self._blocked and num_free <= self._blocked[sequence][0]:
+            return _Outcome.NO_ROOM  # looking its prompt up again would cost more the longer it is
+        start = self.reuse.find(sequence, draft.admitted)
+        if start is None:
+            return _Outcome.AWAITS_SIBLING
+        chunk, num_new = self._first_chunk(sequence, start, draft.budget)
         # Shared blocks that nobody holds leave the free queue, too.
-        short = num_new + residency.pool.num_free_among(shared) - num_free
+        short = num_new + residency.pool.num_free_among(start.shared) - num_free
         if short > 0:
             self._blocked[sequence] = num_free, short
-            return False
+            return _Outcome.NO_ROOM
         self._blocked.pop(sequence, None)
-        num_cached = len(shared) * config.block_size
-        block_ids = residency.enter(sequence, shared, num_new)
+        block_ids = residency.enter(sequence, start, num_new)
         if sequence.num_cached is None:
-            sequence.num_cached = num_cached
-            num_tokens = len(sequence.token_ids)
-            self._counters.prefix_query_tokens += num_tokens
-            self._counters.prefix_hit_tokens += num_cached
+            self._count_first(sequence, start)
             if config.policy is Policy.FAIR:
-                residency.share.charge_prompt(sequence.request.tenant, num_tokens - num_cached)
-        self._draft_entry(draft, sequence, num_cached, chunk, block_ids)
-        return True
+                num_tokens = len(sequence.token_ids) - start.num_computed
+                residency.share.charge_prompt(sequence.request.tenant, num_tokens)
+        if start.sibling is not None and start.sibling.slot is not None:
+            # The step reads its blocks, even if it computes nothing itself.
+            draft.read_slots.append(start.sibling.slot)
+        self._draft_entry(draft, sequence, start.num_computed, chunk, block_ids)
+        return _Outcome.ENTERED
 
-    def _first_chunk(self, sequence: Sequence, budget: int) -> tuple[list[int], int, int]:
-        """The cached blocks, the tokens computed at once, and the blocks that these need."""
+    def _count_first(self, sequence: Sequence, start: Start) -> None:
+        """Books what was there at the first admission; forks are no hits, since nothing is looked
+        up for them."""
+        sequence.num_cached = start.num_computed
+        if start.sibling is not None:
+            self._counters.num_forks += 1
+            return
+        self._counters.prefix_query_tokens += len(sequence.token_ids)
+        self._counters.prefix_hit_tokens += start.num_computed
+
+    def _first_chunk(self, sequence: Sequence, start: Start, budget: int) -> tuple[int, int]:
+        """The tokens computed at once, and the new blocks that these and the start need."""
         config = self._config
-        shared = self.cached_blocks(sequence)
-        num_cached = len(shared) * config.block_size
-        chunk = min(len(sequence.token_ids) - num_cached, budget)
+        chunk = min(len(sequence.token_ids) - start.num_computed, budget)
         if config.long_prefill_token_threshold:
             chunk = min(chunk, config.long_prefill_token_threshold)
-        return shared, chunk, -(-(num_cached + chunk) // config.block_size) - len(shared)
-
-    def cached_blocks(self, sequence: Sequence) -> list[int]:
-        """Blocks of the longest cached prefix that leaves what has to be computed."""
-        if not self._config.enable_prefix_caching or sequence.is_private:
-            return []
-        usable = sequence.num_skippable // self._config.block_size
-        hashes = sequence.block_hashes(self._config.block_size)[:usable]
-        return self._residency.pool.cache.lookup(hashes, sequence.token_ids, sequence.root)
+        num_blocks = -(-(start.num_computed + chunk) // config.block_size)
+        return chunk, num_blocks - start.num_null - len(start.shared)
 
     def _draft_entry(
         self, draft: Draft, sequence: Sequence, num_cached: int, chunk: int, block_ids: list[int]
@@ -179,10 +221,14 @@ class Admission:
         is_more_urgent = residency.waiting.order.is_more_urgent
         if not is_more_urgent(head, running[-1]):
             return
-        shared, _, num_new = self._first_chunk(head, self._config.max_num_batched_tokens)
-        need = num_new + residency.pool.num_free_among(shared)
+        start = self.reuse.find(head, [])
+        if start is None:
+            return
+        _, num_new = self._first_chunk(head, start, self._config.max_num_batched_tokens)
+        need = num_new + residency.pool.num_free_among(start.shared)
         victims = [s for s in running if is_more_urgent(head, s)]
-        to_gain = sum(int(residency.table.num_blocks[s.slot]) for s in victims)
+        table = residency.table
+        to_gain = sum(int(table.num_blocks[s.slot] - table.num_null[s.slot]) for s in victims)
         if need > residency.num_coming_blocks + to_gain:
             return
         while need > residency.num_coming_blocks or not residency.num_coming_slots:

@@ -11,9 +11,7 @@ is handed out first.
 from array import array
 from collections.abc import Iterable, Sequence
 
-from scheduler_svc.core.prefix_cache import PrefixCache
-
-NULL_BLOCK = 0
+from scheduler_svc.core.prefix_cache import NULL_BLOCK, PrefixCache
 
 
 class OutOfBlocks(Exception):

@@ -13,7 +13,16 @@ class Policy(Enum):
     FAIR = "fair"  # the tenant served least first
 
 
+class Preemption(Enum):
+    """Where the KV of a sequence that gives way goes."""
+
+    RECOMPUTE = "recompute"  # nowhere: it is computed again
+    SWAP = "swap"  # to host memory, as far as there is room
+
+
 _NOT_NEGATIVE = (
+    "num_host_blocks",
+    "sliding_window",
     "long_prefill_token_threshold",
     "queue_window",
     "max_overtakes",
@@ -42,6 +51,9 @@ class SchedulerConfig:
         0  # most prompt tokens of one sequence in a step; 0: no limit
     )
     enable_prefix_caching: bool = True
+    sliding_window: int = 0  # tokens that each token reads, itself included; 0: all before it
+    preemption: Preemption = Preemption.RECOMPUTE
+    num_host_blocks: int = 0  # in host memory, for the swapped
     policy: Policy = Policy.FCFS
     priority_ageing_s: float = 60.0  # a wait that counts as much as one priority level
     tenant_weights: tuple[tuple[str, float], ...] = ()  # of the fair share; others have 1
@@ -71,6 +83,8 @@ class SchedulerConfig:
         for name in _NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if self.sliding_window == 1:
+            raise ValueError("sliding_window is 1: a token would read nothing but itself")
         if not 0 < self.priority_ageing_s < math.inf:
             raise ValueError(f"priority_ageing_s is {self.priority_ageing_s}, must be positive")
         for tenant, weight in self.tenant_weights:

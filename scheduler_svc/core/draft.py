@@ -19,6 +19,7 @@ class Counters:
     num_prefill_tokens: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    num_forks: int = 0
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class Draft:
     admitted_sampled: list[int] = field(default_factory=list)  # slots
     asked: list[Asked] = field(default_factory=list)
     prompt_ends: list[Sequence] = field(default_factory=list)
+    read_slots: list[int] = field(default_factory=list)  # whose blocks are shared or copied
     held: Held | None = None  # why the queue did not move on; None: nobody waits
 
     def inquire(self, sequence: Sequence, slot: int, end: int) -> None:

@@ -53,7 +53,7 @@ class _Run:
             slot = sequence.slot
             known, computed = int(table.num_tokens[slot]), int(table.num_computed[slot])
             unfinished += max(known - computed - 1, 0)
-            self._start(sequence, known, int(table.num_blocks[slot]))
+            self._start(sequence, known, int(table.num_blocks[slot] - table.num_null[slot]))
         self._prefill(unfinished)
 
     def admit(self, sequence: Sequence) -> None:

@@ -5,24 +5,28 @@ from collections.abc import Container
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.promises import Promises
 from scheduler_svc.core.request import RefusalKind, Refused, Request
+from scheduler_svc.core.siblings import Siblings
+from scheduler_svc.core.sliding_window import blocks_needed
 from scheduler_svc.core.waiting import Load, WaitingQueue
 
 MAX_TENANT_BYTES = 64
 MAX_CACHE_SALT_BYTES = 256
+MAX_FORK_GROUP_BYTES = 256
 
 
 class Intake:
     """Checks requests against the model's limits and against what waits already."""
 
-    def __init__(self, config: SchedulerConfig, waiting: WaitingQueue) -> None:
+    def __init__(self, config: SchedulerConfig, waiting: WaitingQueue, siblings: Siblings) -> None:
         self._config = config
+        self._siblings = siblings
         self._waiting = waiting
         self.promises = Promises()
         self.num_refused = 0  # for overload
 
     def check(self, request: Request, live: Container[str], num_usable_blocks: int) -> int:
         """The length at which the request ends at the latest. Raises Refused, naming the field."""
-        problem = self._problem(request)
+        problem = self._problem(request) or self._siblings.problem(request)
         if problem is not None:
             raise Refused(RefusalKind.INVALID, problem)
         if request.request_id in live:
@@ -30,8 +34,7 @@ class Intake:
                 RefusalKind.DUPLICATE, f"request_id {request.request_id!r} is live already"
             )
         max_len = self._max_len(request)
-        # The last token is never computed, so it needs no room.
-        num_blocks = -(-(max_len - 1) // self._config.block_size)
+        num_blocks = blocks_needed(self._config, max_len)
         if num_blocks > num_usable_blocks:
             raise Refused(
                 RefusalKind.NEVER_FITS,
@@ -77,6 +80,8 @@ class Intake:
             return f"tenant is longer than {MAX_TENANT_BYTES} bytes"
         if len(request.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
             return f"cache_salt is longer than {MAX_CACHE_SALT_BYTES} bytes"
+        if len(request.fork_group.encode()) > MAX_FORK_GROUP_BYTES:
+            return f"fork_group is longer than {MAX_FORK_GROUP_BYTES} bytes"
         return None
 
     def _check_load(self, request: Request) -> None:

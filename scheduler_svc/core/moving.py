@@ -7,6 +7,7 @@ preempted there. What goes along is the sequence: its request, tokens, limits an
 from scheduler_svc.core.deadlines import Deadlines
 from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.sequence import Sequence, Status
+from scheduler_svc.core.sliding_window import blocks_needed
 from scheduler_svc.core.timeline import Phase
 
 
@@ -30,6 +31,7 @@ class Moving:
             leaving.append(sequence)
         assert len(leaving) == len(self._live)
         self._live.clear()
+        self._residency.siblings.clear()
         self._deadlines.clear()
         self.num_handed_over += len(leaving)
         return leaving
@@ -38,8 +40,9 @@ class Moving:
         """Whether a sequence may be adopted: it fits, and nobody else has its id."""
         config = self._residency.config
         most = config.max_model_len + sequence.request.is_prompt_only
-        most = min(most, self._residency.pool.num_usable * config.block_size + 1)
-        return sequence.max_len <= most and sequence.request.request_id not in self._live
+        num_blocks = blocks_needed(config, sequence.max_len)
+        fits = sequence.max_len <= most and num_blocks <= self._residency.pool.num_usable
+        return fits and sequence.request.request_id not in self._live
 
     def adopt(self, sequence: Sequence) -> None:
         """Takes over a sequence that another scheduler has handed over.
@@ -52,6 +55,7 @@ class Moving:
         sequence.forget_hashes()
         self._live[sequence.request.request_id] = sequence
         self._deadlines.add(sequence)
+        residency.siblings.add(sequence)
         if has_run:
             residency.waiting.put_back(sequence)
         else:

@@ -7,6 +7,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.block_moves import BlockMoves
 from scheduler_svc.core.reports import Asked, Report, Told
 from scheduler_svc.core.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.sequence import Sequence
@@ -37,6 +38,7 @@ class Cause(Enum):
     SLOTS = "slots"
     BUDGET = "budget"
     BLOCKS = "blocks"
+    SIBLING = "sibling"  # the first in line awaits a prompt that a sibling computes
     TOKEN = "token"  # the first in line awaits one that is on its way
     PREEMPTION = "preemption"  # somebody was just sent back, and must not be overtaken
 
@@ -70,6 +72,7 @@ class StepPlan:
     preempted: list[str] = field(default_factory=list)
     num_free_blocks: int = 0
     held: Held | None = None  # None: nobody waits
+    moves: BlockMoves | None = None
     grant_id: int | None = None  # the first step of the grant that it belongs to, if of any
     asked: list[Asked] = field(default_factory=list)  # in batch order
     prompt_ends: list[Sequence] = field(default_factory=list)  # done with this step, unsampled

@@ -41,9 +41,9 @@ class Planner:
         self._previous_slots = None
         self._admission.reset()
 
-    def cached_blocks(self, sequence: Sequence) -> list[int]:
-        """Blocks of the longest cached prefix that leaves at least one token to compute."""
-        return self._admission.cached_blocks(sequence)
+    def num_cached_tokens(self, sequence: Sequence) -> int:
+        """How many tokens of a sequence the prefix cache spares it to compute."""
+        return self._admission.reuse.cached(sequence).num_computed
 
     @property
     def last_step_id(self) -> int:
@@ -53,6 +53,8 @@ class Planner:
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute now."""
         self._admission.make_way()
+        if self._config.sliding_window:
+            self._residency.slide()
         num_preemptions = self._residency.num_preemptions
         draft = self._draft_running()
         if self._residency.num_preemptions == num_preemptions:
@@ -81,6 +83,8 @@ class Planner:
             return ()
         draft = Draft(self._next_step_id, slots, index, computed, planned)
         draft.num_steps = min(max_steps, int(left.min()))
+        if self._config.sliding_window:
+            residency.slide()
         if not self._grow_for_grant(draft):
             return ()
         first = self._commit(draft, is_grant=True)
@@ -129,6 +133,7 @@ class Planner:
             same_rows=True,
             num_computed=first.num_computed + later,
             preempted=[],
+            moves=None,
         )
 
     # --- the running -----------------------------------------------------------------------------
@@ -221,10 +226,21 @@ class Planner:
         while need > residency.pool.num_free:
             if need <= residency.pool.num_free + residency.num_fenced_blocks:
                 return False  # enough is on its way: this row sits the step out
+            if self._may_slide(running):
+                return False
             residency.preempt(running.pop())
             if row >= len(running):
                 return False
         return True
+
+    def _may_slide(self, running: list[Sequence]) -> bool:
+        """Whether the only one left gives blocks back by itself once the steps in flight are done.
+
+        What they compute decides how far its window reaches; with none in flight it has room.
+        """
+        slot = running[-1].slot
+        is_in_flight = self._residency.table.last_step[slot] > self._residency.acked_step
+        return bool(self._config.sliding_window and len(running) == 1 and is_in_flight)
 
     # --- the plan --------------------------------------------------------------------------------
 
@@ -257,6 +273,7 @@ class Planner:
             preempted=residency.preempted,
             num_free_blocks=residency.pool.num_free,
             held=draft.held,
+            moves=residency.take_moves(),
             grant_id=step_id if is_grant else None,
             asked=draft.asked,
             prompt_ends=draft.prompt_ends,
@@ -273,6 +290,8 @@ class Planner:
         """Counts the running rows' chunks as computed; returns the slots that sample."""
         table, index, chunks = self._residency.table, draft.index, draft.chunks
         table.last_step[index] = step_id + draft.num_steps - 1
+        if draft.read_slots:
+            table.last_step[draft.read_slots] = step_id
         if chunks is None:
             table.num_computed[index] = draft.computed + draft.num_steps
             table.num_planned[index] = draft.planned + draft.num_steps

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.block_hash import NO_PARENT
 from scheduler_svc.core.request import TokenIds
+from scheduler_svc.core.sliding_window import first_read
+
+NULL_BLOCK = 0  # filler of block tables, never handed out
 
 
 class PrefixCache:
@@ -49,17 +52,45 @@ class PrefixCache:
             found.append(block_id)
         return found[: self._num_equal(found, hashes, token_ids, root)]
 
+    def lookup_window(
+        self, hashes: Sequence[int], token_ids: TokenIds, root: int, window: int
+    ) -> tuple[int, list[int]]:
+        """The same where only the last `window` tokens are read: what lies before need not be here.
+
+        Returns how many leading blocks nobody reads, and the blocks behind them.
+        """
+        if not hashes:
+            return 0, []
+        found = [self._block_of.get(block_hash, NULL_BLOCK) for block_hash in hashes]
+        is_here = self._is_equal(found, hashes, token_ids, root) & (np.array(found) != NULL_BLOCK)
+        num_in_a_row, runs = 0, []
+        for is_next_here in is_here.tolist():
+            num_in_a_row = num_in_a_row + 1 if is_next_here else 0
+            runs.append(num_in_a_row)
+        for end in range(len(found), 0, -1):
+            begin = first_read(end * self._block_size, window) // self._block_size
+            if runs[end - 1] >= end - begin:
+                return begin, found[begin:end]
+        return 0, []
+
     def _num_equal(
         self, found: list[int], hashes: Sequence[int], token_ids: TokenIds, root: int
     ) -> int:
         if not found:
             return 0
-        ids = np.array(found)
+        equal = self._is_equal(found, hashes, token_ids, root)
+        return len(found) if equal.all() else int(equal.argmin())
+
+    def _is_equal(
+        self, found: list[int], hashes: Sequence[int], token_ids: TokenIds, root: int
+    ) -> NDArray[np.bool_]:
+        """Which of the blocks hold the tokens that they were found for, behind the same parent."""
+        ids = np.array(found, dtype=np.intp)
         expected = token_ids[: len(found) * self._block_size].reshape(len(found), -1)
         parents = np.array([root, *hashes[: len(found) - 1]], dtype=np.uint64)
-        equal = (self._tokens[ids] == expected).all(axis=1)
+        equal: NDArray[np.bool_] = (self._tokens[ids] == expected).all(axis=1)
         equal &= self._parents[ids] == parents
-        return len(found) if equal.all() else int(equal.argmin())
+        return equal
 
     def insert(
         self,

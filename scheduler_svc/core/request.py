@@ -65,6 +65,7 @@ class Request:
     tenant: str = ""  # who shares with whom
     cache_salt: str = ""  # cached prefixes are found by requests of the same salt alone
     skip_prefix_cache: bool = False  # neither looks for a cached prefix nor leaves one
+    fork_group: str = ""  # requests of the same prompt that compute it once
     # Positions of the prompt that the worker reports on when it computes them; none where equal.
     report_begin: int = 0
     report_end: int = 0

@@ -7,22 +7,29 @@ such step was acknowledged.
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from scheduler_svc.core.block_moves import BlockMoves
 from scheduler_svc.core.block_pool import BlockPool
-from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.config import Preemption, SchedulerConfig
 from scheduler_svc.core.fair_share import FairShare
+from scheduler_svc.core.host_pool import HostPool
 from scheduler_svc.core.order import make_order
+from scheduler_svc.core.prefix_cache import NULL_BLOCK
 from scheduler_svc.core.sequence import Sequence, Status
+from scheduler_svc.core.siblings import Siblings
 from scheduler_svc.core.slots import Roster, SlotTable
+from scheduler_svc.core.start import Start
 from scheduler_svc.core.timeline import Phase
 from scheduler_svc.core.waiting import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
 class _Fenced:
-    """A slot and blocks that step `last_step` may still touch."""
+    """A slot, if one was left, and blocks that step `last_step` may still touch."""
 
     last_step: int
-    slot: int
+    slot: int | None
     block_ids: list[int]
 
 
@@ -34,17 +41,22 @@ class Residency:
         self.share = FairShare(config.tenant_weights)
         self.waiting = WaitingQueue(make_order(config, self.share))
         self.table = SlotTable(config.max_num_seqs, config.max_model_len, config.block_size)
+        self.siblings = Siblings()
         self.num_preemptions = 0
+        self.num_swapped_out = 0  # blocks
+        self.num_swapped_in = 0
         self.now_s = 0.0  # as far as the shell has told
         self.acked_step = 0
         self._num_evictions_before = 0  # in pools of workers that are gone
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self.is_worker_away = False
         self._next_number = 0
-        self.clear(config.num_blocks)
+        self.clear(config.num_blocks, config.num_host_blocks)
 
-    def clear(self, num_blocks: int) -> None:
+    def clear(self, num_blocks: int, num_host_blocks: int) -> None:
         """All slots and blocks free, as on a worker that has just started."""
+        self.host = HostPool(num_host_blocks)
+        self._moves = BlockMoves()  # since the last plan
         self._num_evictions_before += self.pool.cache.num_evictions
         self.pool = BlockPool(num_blocks, self.config.block_size)
         self.roster = Roster(())
@@ -68,24 +80,52 @@ class Residency:
     @property
     def num_coming_slots(self) -> int:
         """The same of slots."""
-        return len(self.free_slots) + len(self._fenced)
+        return len(self.free_slots) + sum(fenced.slot is not None for fenced in self._fenced)
 
     @property
     def num_evictions(self) -> int:
         """Blocks handed out anew since the start although their content could have been found."""
         return self._num_evictions_before + self.pool.cache.num_evictions
 
-    def enter(self, sequence: Sequence, shared: list[int], num_new_blocks: int) -> list[int]:
-        """Gives a waiting sequence a slot, the cached blocks found for it and new ones behind them.
+    def enter(self, sequence: Sequence, start: Start, num_new_blocks: int) -> list[int]:
+        """Gives a waiting sequence a slot, the blocks that it starts from, and new ones behind.
 
         The caller has checked that a slot and enough blocks are free, and appends to the roster.
         """
-        self.pool.share(shared)
-        block_ids = shared + self.pool.take(num_new_blocks)
-        num_cached = len(shared) * self.config.block_size
-        self.table.enter(sequence, self.free_slots.pop(), block_ids, num_cached)
+        self.pool.share(start.shared)
+        new_blocks = self.pool.take(num_new_blocks)
+        self._fill(start, new_blocks)
+        self.host.release(sequence)
+        block_ids = [NULL_BLOCK] * start.num_null + start.shared + new_blocks
+        num_sealed = start.num_null + len(start.shared) if self.config.enable_prefix_caching else 0
+        self.table.enter(
+            sequence,
+            self.free_slots.pop(),
+            block_ids,
+            start.num_computed,
+            start.num_null,
+            num_sealed,
+        )
         sequence.timeline.enter(Phase.PREFILL, self.now_s)
         return block_ids
+
+    def _fill(self, start: Start, new_blocks: list[int]) -> None:
+        """Notes what the worker moves into the first new blocks."""
+        if start.host_blocks:
+            self._moves.from_host.extend(start.host_blocks)
+            self._moves.swapped_in.extend(new_blocks[: len(start.host_blocks)])
+            self.num_swapped_in += len(start.host_blocks)
+        if start.copied_from is not None:
+            self._moves.copied_from.append(start.copied_from)
+            self._moves.copied_to.append(new_blocks[0])
+
+    def take_moves(self) -> BlockMoves | None:
+        """What the plan in the making has the worker move."""
+        self.host.planned()
+        if not self._moves:
+            return None
+        moves, self._moves = self._moves, BlockMoves()
+        return moves
 
     def leave(self, sequence: Sequence, status: Status) -> None:
         """Takes a running sequence's slot and blocks away; the roster is the caller's to renew."""
@@ -93,7 +133,7 @@ class Residency:
         assert slot is not None
         table = self.table
         sequence.num_awaited = int(table.num_planned[slot] - table.num_tokens[slot])
-        block_ids = table.blocks(slot)
+        block_ids = table.held_blocks(slot)
         table.leave(slot, status)
         if table.last_step[slot] <= self.acked_step:
             self._recycle(slot, block_ids)
@@ -108,11 +148,13 @@ class Residency:
 
         The slot may be fenced: its row still lists the blocks.
         """
-        for block_id in self.table.blocks(slot):
+        for block_id in self.table.held_blocks(slot):
             self.pool.cache.evict(block_id)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Sends a running sequence back to the queue; its tokens are kept."""
+        """Sends a running sequence back to the queue; it keeps its tokens, and its KV if it can."""
+        if self.config.preemption is not Preemption.SWAP or not self._swap_out(sequence):
+            sequence.lose_kv()
         self.leave(sequence, Status.PREEMPTED)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
@@ -120,11 +162,46 @@ class Residency:
         sequence.timeline.enter(Phase.PREEMPTED, self.now_s)
         self.waiting.put_back(sequence)
 
+    def _swap_out(self, sequence: Sequence) -> bool:
+        """Has the worker take a copy of a sequence's KV; False if the host has no room for it.
+
+        The blocks may go to somebody else as usual: the copy is taken before any row computes.
+        """
+        slot, table = sequence.slot, self.table
+        assert slot is not None
+        num_computed, num_null = int(table.num_computed[slot]), int(table.num_null[slot])
+        num_blocks = -(-num_computed // self.config.block_size) - num_null
+        host_blocks = self.host.put(sequence, num_blocks, num_computed, num_null)
+        if host_blocks is None:
+            return False
+        self._moves.swapped_out.extend(table.held_blocks(slot)[:num_blocks])
+        self._moves.to_host.extend(host_blocks)
+        self.num_swapped_out += num_blocks
+        return True
+
+    def slide(self) -> None:
+        """Gives back the blocks that no token to come will read."""
+        table, index = self.table, self.roster.index
+        # Steps in flight compute known tokens, and those behind them.
+        computed = np.minimum(table.num_computed[index], table.num_tokens[index] - 1)
+        num_null = (computed - self.config.sliding_window + 1) // self.config.block_size
+        for row in (num_null > table.num_null[index]).nonzero()[0].tolist():
+            slot = int(index[row])
+            block_ids = table.drop_blocks(slot, int(num_null[row]))
+            if table.last_step[slot] <= self.acked_step:
+                self.pool.release(block_ids)
+            else:
+                self._fenced.append(_Fenced(int(table.last_step[slot]), None, block_ids))
+                self.num_fenced_blocks += len(block_ids)
+
     def forget_prefixes(self) -> int:
         """Empties the prefix cache; nothing computed so far is ever found again.
 
-        Whoever runs keeps its blocks. Returns how many blocks were forgotten.
+        Whoever runs keeps its blocks, and who is swapped out its copy. Returns how many blocks were
+        forgotten.
         """
+        for sequence in self.host.sequences:
+            sequence.is_private = True
         for sequence in self.roster.sequences:
             assert sequence.slot is not None
             sequence.is_private = True
@@ -161,8 +238,11 @@ class Residency:
                 still_fenced.append(fenced)
                 continue
             self.num_fenced_blocks -= len(fenced.block_ids)
-            self.departed.pop(fenced.slot, None)
-            self._recycle(fenced.slot, fenced.block_ids)
+            if fenced.slot is None:
+                self.pool.release(fenced.block_ids)
+            else:
+                self.departed.pop(fenced.slot, None)
+                self._recycle(fenced.slot, fenced.block_ids)
         self._fenced = still_fenced
 
     def move_fence(self, last_step: int) -> None:
@@ -171,19 +251,21 @@ class Residency:
             replace(fenced, last_step=min(fenced.last_step, last_step)) for fenced in self._fenced
         ]
 
-    def evacuate(self, num_blocks: int) -> int:
-        """The worker is gone, and every KV block with it: all who ran wait again, in their order.
+    def evacuate(self, num_blocks: int, num_host_blocks: int) -> int:
+        """The worker is gone, and all KV with it: all who ran wait again, in their order.
 
         Returns how many ran.
         """
         survivors = self.roster.sequences
         for sequence in self.departed.values():
             sequence.num_awaited = 0  # those tokens will never come; they are sampled anew
+        for sequence in (*survivors, *self.host.sequences):
+            sequence.lose_kv()
         for sequence in reversed(survivors):
             assert sequence.slot is not None
             self.table.leave(sequence.slot, Status.PREEMPTED)
             self.waiting.put_back(sequence)
-        self.clear(num_blocks)
+        self.clear(num_blocks, num_host_blocks)
         return len(survivors)
 
     def _recycle(self, slot: int, block_ids: list[int]) -> None:

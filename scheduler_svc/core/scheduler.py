@@ -29,6 +29,7 @@ from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.sequence import Sequence, Status
+from scheduler_svc.core.sliding_window import blocks_needed
 from scheduler_svc.core.timeline import Phase
 
 
@@ -44,7 +45,7 @@ class Scheduler:
         self._grants = Grants(self._in_flight, self.residency)
         self._arrivals = Arrivals(config, self.residency)
         self._live: dict[str, Sequence] = {}
-        self.intake = Intake(config, self.residency.waiting)
+        self.intake = Intake(config, self.residency.waiting, self.residency.siblings)
         self.output_lengths = OutputLengths()
         self._deadlines = Deadlines()
         self.moving = Moving(self.residency, self._live, self._deadlines)
@@ -125,7 +126,7 @@ class Scheduler:
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """How many tokens of a sequence that has no slot need not be computed here."""
-        return len(self._planner.cached_blocks(sequence)) * self.config.block_size
+        return self._planner.num_cached_tokens(sequence)
 
     def find(self, request_id: str) -> Sequence | None:
         """A live sequence by its request's id."""
@@ -143,6 +144,7 @@ class Scheduler:
         if self.residency.is_worker_away:
             sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
         self._live[request.request_id] = sequence
+        self.residency.siblings.add(sequence)
         self.residency.waiting.append(sequence)
         self._deadlines.add(sequence)
         self.num_accepted += 1
@@ -185,6 +187,8 @@ class Scheduler:
         else:
             sequence.status = Status.FINISHED
             self.residency.waiting.discard(sequence)
+            self.residency.host.release(sequence)
+        self.residency.siblings.remove(sequence)
         del self._live[sequence.request.request_id]
         self.num_finished += 1
 
@@ -276,11 +280,11 @@ class Scheduler:
 
     # --- failures --------------------------------------------------------------------------------
 
-    def worker_lost(self, num_blocks: int | None = None) -> int:
+    def worker_lost(self, num_blocks: int | None = None, num_host_blocks: int | None = None) -> int:
         """The worker and its KV are gone: everyone who ran waits again, with every token received.
 
-        Results still on their way are void. `num_blocks` is the new worker's, if it differs.
-        Returns how many requests ran.
+        Results still on their way are void. `num_blocks` and `num_host_blocks` are the new
+        worker's, if they differ. Returns how many requests ran.
         """
         oldest = self.oldest_in_flight
         self._in_flight.clear()
@@ -291,7 +295,11 @@ class Scheduler:
         for sequence in self._live.values():
             sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
             sequence.num_report_planned = sequence.num_reported
-        num_ran = self.residency.evacuate(num_blocks or self.residency.pool.num_blocks)
+        if num_host_blocks is None:
+            num_host_blocks = self.residency.host.num_blocks
+        num_ran = self.residency.evacuate(
+            num_blocks or self.residency.pool.num_blocks, num_host_blocks
+        )
         if oldest is not None:
             note_loss(oldest)
         return num_ran
@@ -306,8 +314,12 @@ class Scheduler:
     def misfits(self) -> list[str]:
         """Live requests that the KV cache cannot hold; there are some only after a worker with
         fewer blocks took over. They would wait for ever, so the caller should fail them."""
-        max_len = self.residency.pool.num_usable * self.config.block_size + 1
-        return [i for i, sequence in self._live.items() if sequence.max_len > max_len]
+        num_usable = self.residency.pool.num_usable
+        return [
+            request_id
+            for request_id, sequence in self._live.items()
+            if blocks_needed(self.config, sequence.max_len) > num_usable
+        ]
 
     def fail(self, request_ids: Iterable[str], message: str) -> list[Finished]:
         """Ends live requests with an error; unknown ids are skipped."""

@@ -104,6 +104,10 @@ class Sequence:
         """Adds a token that arrived after the sequence lost its slot."""
         self.token_ids = np.append(self.token_ids, np.int32(token_id))
 
+    def lose_kv(self) -> None:
+        """What it has computed is gone, or will be: what it computes next is like new."""
+        self.is_private = self.request.skip_prefix_cache
+
     def forget_hashes(self) -> None:
         """Blocks may have another size from now on."""
         self._hashes = []

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.block_hash import NO_PARENT
+from scheduler_svc.core.prefix_cache import NULL_BLOCK
 from scheduler_svc.core.request import TokenIds
 from scheduler_svc.core.sequence import Sequence, Status
 
@@ -52,6 +53,7 @@ class SlotTable:
         self.num_planned = column()  # known, and awaited from steps in flight
         self.num_computed = column()  # whose KV is computed, or will be by steps in flight
         self.num_blocks = column()  # entries of the block table
+        self.num_null = column()  # of these, leading null blocks: nobody reads so far back
         self.capacity = column()  # tokens these blocks hold
         self.num_sealed = column()  # leading blocks that are in the prefix cache
         self.last_hash: NDArray[np.uint64] = np.zeros(max_num_seqs, dtype=np.uint64)
@@ -65,16 +67,25 @@ class SlotTable:
         # One column for the first stop token of every slot, one for the second, as many as needed.
         self.stop_ids: list[NDArray[np.int32]] = []
 
-    def enter(self, sequence: Sequence, slot: int, block_ids: list[int], num_cached: int) -> None:
-        """Fills a slot's row; the first num_cached tokens' blocks are shared and sealed already."""
+    def enter(
+        self,
+        sequence: Sequence,
+        slot: int,
+        block_ids: list[int],
+        num_computed: int,
+        num_null: int,
+        num_sealed: int,
+    ) -> None:
+        """Fills a slot's row; the prefix cache knows its first num_sealed blocks already."""
         num_tokens = len(sequence.token_ids)
         self.token_ids[slot, :num_tokens] = sequence.token_ids
         self.num_tokens[slot] = self.num_planned[slot] = num_tokens
-        self.num_computed[slot] = num_cached
+        self.num_computed[slot] = num_computed
         self.block_table[slot, : len(block_ids)] = block_ids
         self.num_blocks[slot] = len(block_ids)
+        self.num_null[slot] = num_null
         self.capacity[slot] = len(block_ids) * self.block_size
-        self._enter_sealed(sequence, slot, num_cached // self.block_size)
+        self._enter_sealed(sequence, slot, num_sealed)
         self.max_len[slot] = sequence.max_len
         self.min_len[slot] = sequence.min_len
         self.client[slot] = sequence.request.client
@@ -126,6 +137,20 @@ class SlotTable:
         """The block table of a slot's sequence."""
         block_ids: list[int] = self.block_table[slot, : self.num_blocks[slot]].tolist()
         return block_ids
+
+    def held_blocks(self, slot: int) -> list[int]:
+        """The blocks of a slot's sequence: its block table without leading null blocks."""
+        row = self.block_table[slot, self.num_null[slot] : self.num_blocks[slot]]
+        block_ids: list[int] = row.tolist()
+        return block_ids
+
+    def drop_blocks(self, slot: int, num_null: int) -> list[int]:
+        """Replaces a slot's first blocks by null blocks; returns those that were none before."""
+        row = self.block_table[slot, self.num_null[slot] : num_null]
+        dropped: list[int] = row.tolist()
+        row[:] = NULL_BLOCK
+        self.num_null[slot] = num_null
+        return dropped
 
     def append_blocks(self, slot: int, block_ids: list[int]) -> None:
         """Gives a slot more blocks."""

@@ -171,8 +171,8 @@ class TappedScheduler(Scheduler):
     def update(self, result: StepResult) -> StepOutputs:
         return self._tell("update", super().update, result)
 
-    def worker_lost(self, num_blocks: int | None = None) -> int:
-        return self._tell("worker_lost", super().worker_lost, num_blocks)
+    def worker_lost(self, num_blocks: int | None = None, num_host_blocks: int | None = None) -> int:
+        return self._tell("worker_lost", super().worker_lost, num_blocks, num_host_blocks)
 
     def worker_back(self) -> None:
         self._tell("worker_back", super().worker_back)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core import Report, Request, StepPlan, StepResult
+from scheduler_svc.core import BlockMoves, Report, Request, StepPlan, StepResult
 from scheduler_svc.core.block_hash import root_of
 
 Content = int  # hash of a token and everything before it
+_Memory = dict[tuple[int, int], Content]
 
 
 def sampled_token(request_id: str, position: int, vocab_size: int) -> int:
@@ -42,22 +43,26 @@ class _Slot:
 class FakeWorker:
     """Executes plans in order; asserts that each is one a real worker could execute."""
 
-    def __init__(self, block_size: int, vocab_size: int) -> None:
+    def __init__(self, block_size: int, vocab_size: int, sliding_window: int = 0) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
-        self.kv: dict[tuple[int, int], Content] = {}
+        self.sliding_window = sliding_window
+        self.kv: dict[tuple[int, int], Content] = {}  # of a block and an offset
+        self.host_kv: dict[tuple[int, int], Content] = {}  # of a host block and an offset
         self.slots: dict[int, _Slot] = {}
         self.reported: dict[int, list[Request]] = {}  # by step: on whose prompts
         self.last_step_id: int | None = None
         self.roots: dict[int, Content] = {}  # what first blocks follow, by its hash
         self._previous_rows: list[int] = []
         self._num_resets = 0
+        self._root_of: dict[str, Content] = {}  # by request: of the KV that it has computed
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step."""
         if plan.reset:
             self.slots.clear()
             self.kv.clear()
+            self.host_kv.clear()
         else:
             assert plan.step_id == (self.last_step_id or 0) + 1
         self.last_step_id = plan.step_id
@@ -79,25 +84,58 @@ class FakeWorker:
     def _apply_changes(self, plan: StepPlan) -> None:
         for slot in plan.freed_slots:
             del self.slots[slot]
+        # Whoever comes later may share at once what is swapped in for an earlier one.
+        swapped_in = set(plan.moves.swapped_in) if plan.moves is not None else set()
         for new in plan.new_sequences:
+            is_swapped_in = not swapped_in.isdisjoint(new.block_ids)
+            swapped_in -= set(new.block_ids)
             assert new.slot not in self.slots, f"slot {new.slot} given away twice"
             self.slots[new.slot] = _Slot(
                 new.request,
                 new.token_ids.tolist(),
                 new.num_computed_tokens,
                 list(new.block_ids),
-                self._root(new.request),
+                self._root(new.request, is_swapped_in),
                 report_begin=new.report_begin,
             )
         for slot, block_id in zip(plan.appended_slots, plan.appended_block_ids, strict=True):
             self.slots[slot].block_ids.append(block_id)
+        if plan.moves is not None:
+            self._move(plan.moves)
 
-    def _root(self, request: Request) -> Content:
-        """Two sequences may read each other's KV if it is the same, and their tokens are."""
+    def _root(self, request: Request, is_swapped_in: bool) -> Content:
+        """Two sequences may read each other's KV if it is the same, and their tokens are.
+
+        What comes back from the host was computed when it last entered.
+        """
         if request.skip_prefix_cache:
-            return hash(request.request_id)
-        fresh = hash((request.cache_salt, len(self.roots), self._num_resets))
-        return self.roots.setdefault(root_of(request.cache_salt), fresh)
+            root = hash((request.tenant, request.fork_group or request.request_id))
+        elif is_swapped_in:
+            root = self._root_of[request.request_id]
+        else:
+            fresh = hash((request.cache_salt, len(self.roots), self._num_resets))
+            root = self.roots.setdefault(root_of(request.cache_salt), fresh)
+        self._root_of[request.request_id] = root
+        return root
+
+    def _move(self, moves: BlockMoves) -> None:
+        for source, target in zip(moves.swapped_out, moves.to_host, strict=True):
+            self._copy(self.kv, source, self.host_kv, target)
+        for source, target in zip(moves.from_host, moves.swapped_in, strict=True):
+            assert (source, 0) in self.host_kv, f"nothing was put into host block {source}"
+            self._copy(self.host_kv, source, self.kv, target)
+        for source, target in zip(moves.copied_from, moves.copied_to, strict=True):
+            self._copy(self.kv, source, self.kv, target)
+        for targets in (moves.to_host, moves.swapped_in, moves.copied_to):
+            assert len(set(targets)) == len(targets), "two contents for one block"
+
+    def _copy(self, source: _Memory, block: int, target: _Memory, to_block: int) -> None:
+        for offset in range(self.block_size):
+            content = source.get((block, offset))
+            if content is None:
+                target.pop((to_block, offset), None)
+            else:
+                target[to_block, offset] = content
 
     def forget_prefixes(self) -> None:
         """What was computed so far must not be read by whoever enters from now on."""
@@ -130,10 +168,13 @@ class FakeWorker:
 
     def _read(self, row: int, count: int) -> None:
         slot = self.slots[row]
-        for position in range(slot.num_computed + count):
+        for position in range(self._first_read(slot.num_computed), slot.num_computed + count):
             found = self.kv.get(self._cell(slot, position))
             name = slot.request.request_id
             assert found == slot.content(position), f"{name} reads a stranger's KV at {position}"
+
+    def _first_read(self, position: int) -> int:
+        return max(0, position - self.sliding_window + 1) if self.sliding_window else 0
 
     def _cell(self, slot: _Slot, position: int) -> tuple[int, int]:
         block_id = slot.block_ids[position // self.block_size]

@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 
-from scheduler_svc.core import Scheduler, Sequence, Status
+from scheduler_svc.core import Preemption, Scheduler, Sequence, Status
 from scheduler_svc.core.block_hash import chain
 from scheduler_svc.core.promises import LEAD_S
 
@@ -17,6 +17,8 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_sharing(scheduler)
     _check_cache(scheduler)
     _check_promises(scheduler)
+    _check_host(scheduler)
+    _check_siblings(scheduler)
 
 
 def _check_sequences(scheduler: Scheduler) -> None:
@@ -50,7 +52,7 @@ def _check_sequences(scheduler: Scheduler) -> None:
 def _check_slots(scheduler: Scheduler) -> None:
     residency = scheduler.residency
     running = [s.slot for s in residency.roster.sequences if s.slot is not None]
-    fenced = [entry.slot for entry in residency._fenced]
+    fenced = [entry.slot for entry in residency._fenced if entry.slot is not None]
     everyone = sorted([*running, *fenced, *residency.free_slots])
     assert everyone == list(range(scheduler.config.max_num_seqs)), "a slot is lost or doubled"
     assert residency.roster.slots.tolist() == running == residency.roster.index.tolist()
@@ -69,7 +71,10 @@ def _check_blocks(scheduler: Scheduler) -> None:
     held: Counter[int] = Counter()
     for sequence in residency.roster.sequences:
         assert sequence.slot is not None
-        held.update(table.blocks(sequence.slot))
+        held.update(table.held_blocks(sequence.slot))
+        num_null = int(table.num_null[sequence.slot])
+        assert not any(table.blocks(sequence.slot)[:num_null])
+        assert not num_null or scheduler.config.sliding_window
     fenced = [block_id for entry in residency._fenced for block_id in entry.block_ids]
     held.update(fenced)
     assert residency.num_fenced_blocks == len(fenced)
@@ -117,6 +122,8 @@ def _check_sharing(scheduler: Scheduler) -> None:
         size = scheduler.config.block_size
         token_ids = [sequence.request.cache_salt, *residency.table.tokens(sequence.slot).tolist()]
         for index, block_id in enumerate(residency.table.blocks(sequence.slot)):
+            if not block_id:
+                continue
             content = token_ids[: 1 + (index + 1) * size]
             if block_id in owner:
                 other, same = owner[block_id]
@@ -145,6 +152,7 @@ def _check_cache(scheduler: Scheduler) -> None:
         covered = min(int(table.num_tokens[slot]), int(table.num_computed[slot]))
         # A block that a decode fills is sealed when that decode's token comes.
         assert (covered - 1) // size <= sealed <= covered // size, "full is findable"
+        assert int(table.num_null[slot]) <= sealed, "a block was given back before it was sealed"
         expected = chain(table.tokens(slot)[: sealed * size], size, sequence.root or None)
         found = [pool.cache.hash_of(b) for b in table.blocks(slot)[:sealed]]
         assert all(h in (e, None) for h, e in zip(found, expected, strict=True))
@@ -158,3 +166,30 @@ def _check_promises(scheduler: Scheduler) -> None:
     assert promises.due.num_tokens == sum(p.num_tokens for p in due)
     for tenant in {p.tenant for p in due}:
         assert promises.due_of(tenant).num_sequences == sum(p.tenant == tenant for p in due)
+
+
+def _check_host(scheduler: Scheduler) -> None:
+    """Every host block is free or holds something of one sequence that waits to go on."""
+    residency = scheduler.residency
+    host, block_size = residency.host, scheduler.config.block_size
+    held = [block_id for s in host.sequences for block_id in host._held[s].host_blocks]
+    assert sorted([*held, *host._free, *host._freed]) == list(range(host.num_blocks))
+    assert host.num_free == host.num_blocks - len(held)
+    for sequence in host.sequences:
+        swapped = host.find(sequence)
+        assert swapped is not None and sequence.status is Status.PREEMPTED
+        num_blocks = swapped.num_null + len(swapped.host_blocks)
+        assert num_blocks == -(-swapped.num_computed // block_size)
+    assert held == [] or scheduler.config.preemption is Preemption.SWAP
+
+
+def _check_siblings(scheduler: Scheduler) -> None:
+    """Everyone who names a group is in it, and nobody else."""
+    siblings = scheduler.residency.siblings
+    named = [s for s in scheduler.live() if s.request.fork_group]
+    assert sum(map(len, siblings._groups.values())) == sum(bool(siblings.of(s)) for s in named)
+    for sequence in named:
+        members = siblings.of(sequence)
+        assert sequence in members or siblings.problem(sequence.request)
+        prompts = {s.request.prompt_token_ids.tobytes() for s in members}
+        assert len(prompts) <= 1, "siblings of different prompts"

@@ -140,6 +140,47 @@ def submit_without_the_prefix_cache(world: World, draw: Draw) -> None:
         world.submit(prompt, skip_prefix_cache=skips)
 
 
+@rule(weight=3)
+def submit_siblings(world: World, draw: Draw) -> None:
+    """As for n outputs of one prompt; one may come later than the others, or opt out."""
+    group, prompt = f"g{len(world.requests)}", world.draw_prompt(draw, 1, 20)
+    skips = draw.pick([False, False, True])
+    for _ in range(draw.integer(2, 4)):
+        world.submit(
+            prompt, max_tokens=draw.integer(1, 10), fork_group=group, skip_prefix_cache=skips
+        )
+
+
+@rule(weight=2, when=lambda world: any(s.request.fork_group for s in world.scheduler.live()))
+def submit_a_late_sibling(world: World, draw: Draw) -> None:
+    other = draw.pick([s.request for s in world.scheduler.live() if s.request.fork_group])
+    world.submit(
+        other.prompt_token_ids.tolist(),
+        max_tokens=draw.integer(1, 10),
+        fork_group=other.fork_group,
+        tenant=other.tenant,
+        cache_salt=other.cache_salt,
+        skip_prefix_cache=other.skip_prefix_cache,
+    )
+
+
+@rule(weight=0.5, when=lambda world: any(s.request.fork_group for s in world.scheduler.live()))
+def submit_a_sibling_that_is_none(world: World, draw: Draw) -> None:
+    other = draw.pick([s.request for s in world.scheduler.live() if s.request.fork_group])
+    prompt = np.append(other.prompt_token_ids[:-1], [VOCAB_SIZE - 1, 0][: draw.integer(1, 2)])
+    if np.array_equal(prompt, other.prompt_token_ids):
+        return
+    request = Request(
+        "bad",
+        prompt.astype(np.int32),
+        1,
+        arrival_s=world.scheduler.now_s,
+        fork_group=other.fork_group,
+        skip_prefix_cache=other.skip_prefix_cache,
+    )
+    _expect_refusal(world, request, RefusalKind.INVALID)
+
+
 @rule(weight=2, when=lambda world: bool(world.live))
 def change_a_priority(world: World, draw: Draw) -> None:
     world.set_priority(draw.pick(world.live), draw.integer(-2, 2))
@@ -191,6 +232,7 @@ _INVALID: tuple[dict[str, object], ...] = (
     {"stop_token_ids": (VOCAB_SIZE,)},
     {"tenant": "t" * 65},
     {"cache_salt": "s" * 257},
+    {"fork_group": "g" * 257},
 )
 
 

@@ -118,7 +118,7 @@ def restart_the_worker(world: World, draw: Draw) -> None:
 
 @rule(weight=0.2, when=lambda world: not world.is_worker_away)
 def replace_the_worker(world: World, draw: Draw) -> None:
-    world.lose_worker(draw.integer(2, 24))
+    world.lose_worker(draw.integer(2, 24), draw.integer(0, 24))
 
 
 @rule(weight=0.2)

@@ -30,7 +30,7 @@ class Simulation:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
-        self.worker = FakeWorker(config.block_size, config.vocab_size)
+        self.worker = self._fresh_worker()
         self.results: deque[StepResult] = deque()
         self.requests: list[Request] = []  # by handle
         self.outputs: list[list[int]] = []  # by handle
@@ -39,6 +39,10 @@ class Simulation:
         self.num_lost = 0
         self._free_queue = FreeQueueWatch()
         self._cache_truth = CacheTruth(config.block_size)
+
+    def _fresh_worker(self) -> FakeWorker:
+        config = self.config
+        return FakeWorker(config.block_size, config.vocab_size, config.sliding_window)
 
     @property
     def live(self) -> list[str]:
@@ -121,22 +125,26 @@ class Simulation:
             self._end(finished)
         self.check()
 
-    def lose_worker(self, num_blocks: int | None = None) -> None:
+    def lose_worker(
+        self, num_blocks: int | None = None, num_host_blocks: int | None = None
+    ) -> None:
         """The worker dies with every result that was on its way; another takes its place."""
         self.send_worker_away()
-        self.bring_worker_back(num_blocks)
+        self.bring_worker_back(num_blocks, num_host_blocks)
 
     def send_worker_away(self) -> None:
         """The worker dies with every result that was on its way, and none takes its place yet."""
         self.scheduler.worker_lost()
-        self.worker = FakeWorker(self.config.block_size, self.config.vocab_size)
+        self.worker = self._fresh_worker()
         self.results.clear()
         self.num_lost += 1
         self.check()
 
-    def bring_worker_back(self, num_blocks: int | None = None) -> None:
+    def bring_worker_back(
+        self, num_blocks: int | None = None, num_host_blocks: int | None = None
+    ) -> None:
         """A worker attaches; requests that it can never hold are given up."""
-        self.scheduler.worker_lost(num_blocks)
+        self.scheduler.worker_lost(num_blocks, num_host_blocks)
         self.fail(self.scheduler.misfits())
         self.scheduler.worker_back()
         self.check()

@@ -18,15 +18,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.arrivals import Arrivals
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.prefix_cache import PrefixCache
 from scheduler_svc.core.residency import Residency
+from scheduler_svc.core.reuse import Reuse
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.slots import SlotTable
+from scheduler_svc.core.start import Start
 from tests.scheduler_svc.core.draws import HypothesisDraw
 from tests.scheduler_svc.core.soak import Failed, Tally, run_episode
 from tests.scheduler_svc.core.world import RULES, Rule, World, draw_config
@@ -126,13 +127,14 @@ def _compare_no_parents(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _take_a_full_hit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cached(self: Admission, sequence: Sequence) -> list[int]:
+    def cached(self: Reuse, sequence: Sequence) -> Start:
         if not self._config.enable_prefix_caching:
-            return []
+            return Start()
         hashes = sequence.block_hashes(self._config.block_size)
-        return self._residency.pool.cache.lookup(hashes, sequence.token_ids)
+        shared = self._residency.pool.cache.lookup(hashes, sequence.token_ids)
+        return Start(len(shared) * self._config.block_size, shared=shared)
 
-    monkeypatch.setattr(Admission, "cached_blocks", cached)
+    monkeypatch.setattr(Reuse, "cached", cached)
 
 
 def _forget_that_hits_leave_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:

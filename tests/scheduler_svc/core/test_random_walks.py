@@ -6,7 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_svc.core import FinishReason, Policy, RefusalKind, Refused, Request, SchedulerConfig
+from scheduler_svc.core import (
+    FinishReason,
+    Policy,
+    Preemption,
+    RefusalKind,
+    Refused,
+    Request,
+    SchedulerConfig,
+)
 from tests.scheduler_svc.core.simulation import Simulation
 
 VOCAB_SIZE = 40
@@ -25,6 +33,9 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         eos_token_ids=rng.choice([(), (0,), (0, 1)]),
         long_prefill_token_threshold=rng.choice([0, 0, 1, 5]),
         enable_prefix_caching=rng.random() < 0.85,
+        sliding_window=rng.choice([0, 0, 0, 2, 3, 10]),
+        preemption=rng.choice(list(Preemption)),
+        num_host_blocks=rng.choice([0, 5, 24]),
         policy=rng.choice(list(Policy)),
         priority_ageing_s=rng.choice([0.5, 4.0]),
         tenant_weights=(("a", 2.0),),

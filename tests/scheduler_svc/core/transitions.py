@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 from scheduler_svc.core import Scheduler
+from scheduler_svc.core.block_hash import chain
 from scheduler_svc.core.block_pool import BlockPool
 from tests.scheduler_svc.core.fake_worker import Content, FakeWorker
 
@@ -25,7 +26,7 @@ class FreeQueueWatch:
         pool = scheduler.residency.pool
         free = list(pool.free_queue())
         if pool is self._pool:
-            self._check_order(free)
+            self._check_order(free, is_sliding=bool(scheduler.config.sliding_window))
             if not may_forget:
                 for block_id in free:
                     expected = self._hash_of.get(block_id, pool.cache.hash_of(block_id))
@@ -34,11 +35,13 @@ class FreeQueueWatch:
         self._hash_of = {block_id: pool.cache.hash_of(block_id) for block_id in free}
         self._holders = _holders(scheduler)
 
-    def _check_order(self, free: list[int]) -> None:
+    def _check_order(self, free: list[int], is_sliding: bool) -> None:
         before, now = set(self._free), set(free)
         stayed = [block_id for block_id in self._free if block_id in now]
         assert free[: len(stayed)] == stayed, "the free queue was shuffled"
         place = {block_id: index for index, block_id in enumerate(free)}
+        if is_sliding:  # heads are given back while their tails are still read
+            return
         freed = now - before
         for block_ids in self._holders:
             for block_id, following in pairwise(block_ids):
@@ -51,7 +54,7 @@ class FreeQueueWatch:
 
 def _holders(scheduler: Scheduler) -> list[list[int]]:
     residency = scheduler.residency
-    running = [residency.table.blocks(s.slot) for s in residency.roster.sequences]
+    running = [residency.table.held_blocks(s.slot) for s in residency.roster.sequences]
     return running + [list(entry.block_ids) for entry in residency._fenced]
 
 
@@ -72,12 +75,30 @@ class CacheTruth:
         unknown = {b: h for b, h in entries.items() if h is not None and h not in self._contents}
         while unknown:
             known = [b for b in unknown if self._learn(scheduler, b, unknown[b])]
+            if not known and scheduler.config.sliding_window:
+                self._learn_from_sequences(scheduler)
+                known = [b for b in unknown if unknown[b] in self._contents]
             assert known, f"blocks {sorted(unknown)} follow a parent that was never sealed"
             unknown = {b: h for b, h in unknown.items() if b not in known}
         for block_id, block_hash in entries.items():
             if block_hash is not None:
                 cells = [worker.kv.get((block_id, i)) for i in range(self._block_size)]
                 assert cells == self._contents[block_hash], f"block {block_id} holds other tokens"
+
+    def _learn_from_sequences(self, scheduler: Scheduler) -> None:
+        """A block behind the window may have been given up before it was sealed."""
+        for sequence in scheduler.live():
+            slot, size = sequence.slot, self._block_size
+            if sequence.is_private or sequence.root not in self._roots:
+                continue
+            tokens = sequence.token_ids if slot is None else scheduler.residency.table.tokens(slot)
+            content = self._roots[sequence.root]
+            for index, block_hash in enumerate(chain(tokens, size, sequence.root or None)):
+                contents = []
+                for token_id in tokens[index * size : (index + 1) * size].tolist():
+                    content = hash((content, token_id))
+                    contents.append(content)
+                self._contents.setdefault(block_hash, contents)
 
     def _learn(self, scheduler: Scheduler, block_id: int, block_hash: int) -> bool:
         cache = scheduler.residency.pool.cache

@@ -14,6 +14,7 @@ import numpy as np
 from scheduler_svc.core import (
     Cut,
     Policy,
+    Preemption,
     RefusalKind,
     Refused,
     Request,
@@ -21,6 +22,7 @@ from scheduler_svc.core import (
     Sequence,
     Status,
 )
+from scheduler_svc.core.sliding_window import blocks_needed
 from tests.scheduler_svc.core.draws import Draw
 from tests.scheduler_svc.core.granting import Granting
 
@@ -40,6 +42,9 @@ def draw_config(draw: Draw) -> SchedulerConfig:
         eos_token_ids=draw.pick([(), (0,), (0, 1)]),
         long_prefill_token_threshold=draw.pick([0, 0, 1, 5]),
         enable_prefix_caching=draw.pick([True, True, True, False]),
+        sliding_window=draw.pick([0, 0, 0, 2, 3, 10]),
+        preemption=draw.pick(list(Preemption)),
+        num_host_blocks=draw.integer(0, 24),
         policy=draw.pick(list(Policy)),
         priority_ageing_s=draw.pick([0.5, 4.0]),
         tenant_weights=(("a", 2.0),),
@@ -96,7 +101,7 @@ class World(Granting):
             if request.max_tokens is not None:
                 num_tokens = max(request.max_tokens, 1)  # an unsampled end needs room, too
                 longest = min(longest, len(request.prompt_token_ids) + num_tokens)
-            assert longest - 1 > num_usable * config.block_size, refused
+            assert blocks_needed(config, longest) > num_usable, refused
         else:
             assert refused.kind is RefusalKind.OVERLOADED, refused
             assert len(self.scheduler.residency.waiting), "an empty queue takes anything"
@@ -147,8 +152,10 @@ class World(Granting):
         self.is_worker_away = True
         self.cut_asked = self.first_left_out = None
 
-    def bring_worker_back(self, num_blocks: int | None = None) -> None:
-        super().bring_worker_back(num_blocks)
+    def bring_worker_back(
+        self, num_blocks: int | None = None, num_host_blocks: int | None = None
+    ) -> None:
+        super().bring_worker_back(num_blocks, num_host_blocks)
         self.is_worker_away = False
 
     # --- what must change nothing ----------------------------------------------------------------

@@ -1,0 +1,58 @@
+"""Requests for several outputs of one prompt: who belongs together.
+
+A group is named by its requests. It lives as long as one of them does, and all of them have the
+same prompt, so that one computes it and the others take its KV over.
+"""
+
+import numpy as np
+
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.sequence import Sequence
+
+_Key = tuple[str, str, str]
+
+
+class Siblings:
+    """Live sequences by group."""
+
+    def __init__(self) -> None:
+        self._groups: dict[_Key, list[Sequence]] = {}
+
+    def problem(self, request: Request) -> str | None:
+        """Why a request cannot belong to the group that it names, if it names one."""
+        members = self._groups.get(_key(request)) if request.fork_group else None
+        if not members:
+            return None
+        other = members[0].request
+        if not np.array_equal(request.prompt_token_ids, other.prompt_token_ids):
+            return f"fork_group {request.fork_group!r} is live with another prompt"
+        if request.skip_prefix_cache != other.skip_prefix_cache:
+            return f"fork_group {request.fork_group!r} is live with another skip_prefix_cache"
+        return None
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence. One from elsewhere whose group is another one here stays alone."""
+        if sequence.request.fork_group and self.problem(sequence.request) is None:
+            self._groups.setdefault(_key(sequence.request), []).append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        members = self.of(sequence)
+        if members:
+            members.remove(sequence)
+            if not members:
+                del self._groups[_key(sequence.request)]
+
+    def of(self, sequence: Sequence) -> list[Sequence]:
+        """The live members of a sequence's group, itself included; none if it is in no group."""
+        request = sequence.request
+        members = self._groups.get(_key(request), []) if request.fork_group else []
+        return members if sequence in members else []
+
+    def clear(self) -> None:
+        """Everyone is gone."""
+        self._groups.clear()
+
+
+def _key(request: Request) -> _Key:
+    return request.tenant, request.cache_salt, request.fork_group
