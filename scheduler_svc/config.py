@@ -9,7 +9,9 @@ from typing import Any
 from scheduler_svc.core import Policy
 from scheduler_svc.journal.start import RecordOptions
 
+MAX_GRANT = 64
 _NOT_NEGATIVE = (
+    "state_check_interval",
     "queue_window",
     "max_overtakes",
     "max_waiting_requests",
@@ -34,6 +36,8 @@ class ServiceConfig:
     lookahead: int  # steps planned before the result of the one running is known
     step_timeout_s: float  # a step that takes longer means a hung worker, unless it is a long one
     heartbeat_timeout_s: float = 3.0  # a worker silent for so long is lost
+    max_grant: int = 8  # decode steps in one frame; 0 or 1: no grants
+    state_check_interval: int = 64  # steps; 0: the worker's state is never checked
     policy: Policy = Policy.FCFS
     priority_ageing_s: float = 60.0
     tenant_weights: tuple[tuple[str, float], ...] = ()
@@ -46,6 +50,8 @@ class ServiceConfig:
     record: RecordOptions | None = None
 
     def __post_init__(self) -> None:
+        if not 0 <= self.max_grant <= MAX_GRANT:
+            raise ValueError(f"max_grant is {self.max_grant}, must be 0 to {MAX_GRANT}")
         if self.lookahead not in (0, 1, 2):
             raise ValueError(f"lookahead is {self.lookahead}, must be 0, 1 or 2")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -94,6 +100,19 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
         default=1,
         help="steps planned before the running one's result is known: 0, 1 or 2; a step more hides "
         "the wire behind steps shorter than 2 ms, and an ended request computes one token more",
+    )
+    parser.add_argument(
+        "--max-grant",
+        type=int,
+        default=8,
+        help="most decode steps that a worker may be given at once while nothing else is to be "
+        "done; 0 or 1 is one at a time",
+    )
+    parser.add_argument(
+        "--state-check-interval",
+        type=int,
+        default=64,
+        help="steps after which the worker's slots are compared with the scheduler's; 0 is never",
     )
     parser.add_argument(
         "--step-timeout-s",

@@ -10,6 +10,7 @@ from pagewire.v1 import scheduler_pb2, types_pb2, worker_pb2
 from rpc.columns import INT32, UINT8, UINT32, pack, unpack
 from rpc.logprobs import LogprobColumns
 from rpc.prompt_reports import PromptReport
+from rpc.state_hash import StateHashes
 from scheduler_svc.core import (
     Finished,
     FinishReason,
@@ -101,13 +102,17 @@ def _asked_about(sampling: Sampling, num_prompt: int) -> range:
     return range(0 if sampling.num_prompt_logprobs is None else max(num_prompt - 1, 0))
 
 
-def to_step(plan: StepPlan) -> worker_pb2.SchedulerOutput:
-    """A plan as the worker reads it."""
+def to_step(
+    plan: StepPlan, granted_steps: int = 0, wants_state: bool = False
+) -> worker_pb2.SchedulerOutput:
+    """A plan as the worker reads it, or so many granted ones of which it is the first."""
     step = worker_pb2.SchedulerOutput(
         step_id=plan.step_id,
         ack_step_id=plan.ack_step_id,
         reset=plan.reset,
         same_rows=plan.same_rows,
+        granted_steps=granted_steps,
+        wants_state=wants_state,
     )
     if not plan.same_rows:
         step.slots = plan.slots.tobytes()
@@ -167,6 +172,13 @@ def to_logprobs(output: worker_pb2.ModelRunnerOutput) -> LogprobColumns | None:
     if not output.HasField("logprobs"):
         return None
     return LogprobColumns.unpack(output.logprobs, len(output.token_ids) // INT32.itemsize)
+
+
+def to_state(output: worker_pb2.ModelRunnerOutput) -> StateHashes | None:
+    """The slots' hashes, if the step was asked for them. Raises BadColumn."""
+    if not output.HasField("state"):
+        return None
+    return StateHashes.unpack(output.state.slots, output.state.hashes)
 
 
 def to_reports(output: worker_pb2.ModelRunnerOutput) -> list[PromptReport]:

@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable
 
 from pagewire.v1 import types_pb2, worker_pb2
-from rpc.columns import BadColumn
 from scheduler_svc.clients import Clients
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.convert import to_logprobs, to_reports, to_result, to_step
-from scheduler_svc.core import OutOfStep, Scheduler, StepPlan
+from scheduler_svc.core import Scheduler, StepPlan
 from scheduler_svc.core_config import core_config
 from scheduler_svc.journal.recorder import Recorder
 from scheduler_svc.journal.start import make_core
 from scheduler_svc.pace import Pace
+from scheduler_svc.state_check import StateCheck
+from scheduler_svc.stepping import Stepping
 from scheduler_svc.trace import Trace
 from scheduler_svc.watch import TICK_S
 from scheduler_svc.worker_link import (
@@ -62,6 +62,7 @@ class WorkerGroup:
         self.reason = "no worker has attached yet"
         self.trace = Trace()
         self.pace = Pace()
+        self.state_check: StateCheck | None = None  # of the stream under way
         self.num_recoveries = 0
         self.why_lost = ""  # the worker, the last time
         self._config = config
@@ -181,34 +182,18 @@ class WorkerGroup:
                 return
 
     async def _step_by_step(self, link: WorkerLink, core: Scheduler) -> None:
+        stepping = Stepping(self._config, core, link, self._clients, self.trace, self.pace)
+        self.state_check = stepping.state_check
         while True:
             self.expire()
-            while core.num_in_flight <= self._config.lookahead:
-                plan = core.schedule()
-                if plan is None:
-                    break
-                self.trace.sent(plan, time.monotonic())
-                self._clients.tell_admitted(plan)
-                await link.send(to_step(plan))
-            if core.num_in_flight:
-                output = await link.receive()
-                self._apply(core, output)
-            else:
+            await stepping.plan_ahead()
+            if not stepping.awaits_answer:
                 await self._idle(link)
-
-    def _apply(self, core: Scheduler, output: worker_pb2.ModelRunnerOutput) -> None:
-        if output.error:
-            raise LinkLost(f"step {output.step_id} failed: {output.error}")
-        self.expire()
-        try:
-            logprobs, reports = to_logprobs(output), to_reports(output)
-            outputs = core.update(to_result(output, reports))
-        except (BadColumn, OutOfStep) as error:  # the core is as before: the step is done again
-            raise LinkLost(f"step {output.step_id}: {error}") from error
-        self._clients.deliver(outputs, logprobs, reports)
-        record, now_s = self.trace.done(output.step_id, time.monotonic()), core.now_s
-        self.pace.stepped(record.plan, record.sent_s, now_s)
-        self._strikes = 0
+                continue
+            answer = await link.receive()
+            self.expire()
+            if stepping.apply(answer):
+                self._strikes = 0
 
     async def _idle(self, link: WorkerLink) -> None:
         """Waits for work; notices meanwhile that the worker is gone."""

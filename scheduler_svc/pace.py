@@ -14,6 +14,7 @@ _MIN_RETRY_S = 0.05
 _MAX_RETRY_S = 600.0
 _UNMEASURED_TIMEOUT_S = 60.0  # the least for a step unlike any that the worker has done
 _PATIENCE = 10.0  # times the time that a step should take
+_GRANT_S = 0.02  # the most that a grant spans: longer steps hide the wire without one
 _MARGIN = 1.05  # coming a little late costs less than being refused again
 
 
@@ -24,11 +25,13 @@ class Pace:
         self._fit = StepTimeFit()
         self._last_done_s = 0.0
         self._most_tokens = 0  # of the steps that this worker has done
+        self._decode_s: float | None = None  # recent steps of the kind that is granted
         self._forecast: tuple[float, Forecast] | None = None
 
     def new_worker(self) -> None:
         """The process is another: its first steps may take longer than they will later."""
         self._most_tokens = 0
+        self._decode_s = None
 
     @property
     def step_time(self) -> StepTime | None:
@@ -40,8 +43,21 @@ class Pace:
         duration_s = now_s - max(sent_s, self._last_done_s)
         self._last_done_s = now_s
         self._most_tokens = max(self._most_tokens, plan.num_tokens)
+        if plan.num_scheduled is None:
+            before_s = duration_s if self._decode_s is None else self._decode_s
+            self._decode_s = 0.9 * before_s + 0.1 * duration_s
         if not plan.reset:  # the first step on a worker warms it up
             self._fit.observe(plan.num_tokens, int(plan.num_computed.sum()), duration_s)
+
+    def steps_to_grant(self, most: int) -> int:
+        """How many decode steps to grant at once; 1 while none was measured, or if they are long.
+
+        A row that stops inside a grant computes in vain, and an arrival waits for the step under
+        way: what is granted should hide the way to the worker and no more.
+        """
+        if self._decode_s is None:
+            return 1
+        return max(1, min(most, int(_GRANT_S / max(self._decode_s, 1e-6))))
 
     def timeout_s(self, plan: StepPlan, least_s: float) -> float:
         """How long a step may take before the worker counts as hung: a long prompt is no hang."""

@@ -23,18 +23,28 @@ class Trace:
 
     def __init__(self) -> None:
         self._records: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
+        self._last_done_s = 0.0
 
     def sent(self, plan: StepPlan, now_s: float) -> None:
         """Notes a step that goes out."""
         self._records.append(StepRecord(plan, now_s))
 
     def done(self, step_id: int, now_s: float) -> StepRecord:
-        """Notes that a step's output was applied; the step is one of the last sent."""
+        """Notes that a step's output was applied; the step is one of the last sent.
+
+        It began when it was sent, or when the one before it was done.
+        """
         for record in reversed(self._records):
             if record.plan.step_id == step_id:
-                record.duration_s = now_s - record.sent_s
+                record.duration_s = now_s - max(record.sent_s, self._last_done_s)
+                self._last_done_s = now_s
                 return record
         raise KeyError(f"step {step_id} was never sent")
+
+    def skipped(self, first_step_id: int) -> None:
+        """Forgets the steps from this one on: they will never run."""
+        while self._records and self._records[-1].plan.step_id >= first_step_id:
+            self._records.pop()
 
     def newest_first(self) -> Iterator[StepRecord]:
         """The records kept."""

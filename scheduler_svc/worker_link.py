@@ -24,6 +24,9 @@ _PHASE_NAMES = {
 }
 
 
+Answer = worker_pb2.ModelRunnerOutput | worker_pb2.Skipped
+
+
 class LinkLost(Exception):
     """The stream to the worker ended or cannot be had; the message says why."""
 
@@ -57,13 +60,21 @@ class WorkerLink:
         self.attached = attached
         self.watch = Watch(heartbeat_timeout_s if beats else None)
         self._stream = stream
-        self._reading: asyncio.Task[worker_pb2.ModelRunnerOutput] | None = None
+        self._reading: asyncio.Task[Answer] | None = None
         self._why_lost = ""
 
     async def send(self, step: worker_pb2.SchedulerOutput) -> None:
         """Puts a step on the stream."""
+        await self._write(worker_pb2.AttachRequest(step=step))
+
+    async def cut(self, first_step_id: int, last_step_id: int) -> None:
+        """Asks the worker to leave these granted steps out; it answers with a Skipped."""
+        cut = worker_pb2.Cut(first_step_id=first_step_id, last_step_id=last_step_id)
+        await self._write(worker_pb2.AttachRequest(cut=cut))
+
+    async def _write(self, frame: worker_pb2.AttachRequest) -> None:
         try:
-            await self._stream.write(worker_pb2.AttachRequest(step=step))
+            await self._stream.write(frame)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise LinkLost(self._why_lost or _reason(error)) from error
         except asyncio.CancelledError as error:
@@ -71,18 +82,18 @@ class WorkerLink:
             raise
         self.watch.frame_sent()
 
-    def reading(self) -> asyncio.Task[worker_pb2.ModelRunnerOutput]:
-        """The wait for the next output, as a task; for waiting for something else as well."""
+    def reading(self) -> asyncio.Task[Answer]:
+        """The wait for the next answer, as a task; for waiting for something else as well."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
         return self._reading
 
-    async def receive(self) -> worker_pb2.ModelRunnerOutput:
-        """The next output. Whoever is cancelled here has given up the link."""
+    async def receive(self) -> Answer:
+        """The next output, or the answer to a cut. Whoever is cancelled has given up the link."""
         reading, self._reading = self._reading, None
         return await (reading or self._read())
 
-    async def _read(self) -> worker_pb2.ModelRunnerOutput:
+    async def _read(self) -> Answer:
         while True:
             try:
                 response = await self._stream.read()
@@ -96,7 +107,7 @@ class WorkerLink:
                 raise LinkLost(f"the worker closed the stream: {details}")
             if not response.HasField("heartbeat"):
                 self.watch.output_came()
-                return response.output
+                return response.skipped if response.HasField("skipped") else response.output
             if why := self.watch.heartbeat_came(response.heartbeat):
                 raise LinkLost(why)
 

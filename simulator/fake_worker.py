@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import numpy as np
 
 from pagewire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from rpc.columns import BadColumn, pack
 from rpc.server import SERVER_OPTIONS, bind
-from simulator.slots import BadStep, FakeSlots
+from rpc.state_hash import StateHashes
+from simulator.slots import MAX_GRANTED_STEPS, BadStep, FakeSlots
+from simulator.stream import Refused, Stream, steps_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -51,24 +54,6 @@ class FakeModel:
     eos_token_ids: tuple[int, ...] = ()
 
 
-class _Refused(Exception):
-    """A frame that ends the stream."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-async def _result(
-    answering: asyncio.Task[worker_pb2.ModelRunnerOutput | None], context: Context
-) -> worker_pb2.ModelRunnerOutput | None:
-    try:
-        return await answering
-    except _Refused as refused:
-        await context.abort(refused.code, str(refused))
-        raise AssertionError("abort raises") from refused
-
-
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     """Describe and Attach; the life-cycle calls have nothing to do here."""
 
@@ -83,13 +68,16 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.fail_steps = 0  # this many next steps answer with an error
         self.short_steps = 0  # this many next steps answer with a token too few
         self.hang_steps = 0  # this many next steps are never answered, though heartbeats come
+        self.bad_states = 0  # this many next state hashes are wrong
         self.is_silent = False  # nothing is sent at all, as by a process that is stopped
         self._slots = self._fresh_slots()
         self._free_at_s = 0.0
 
     def _fresh_slots(self) -> FakeSlots:
         model = self.model
-        return FakeSlots(model.max_num_seqs, model.vocab_size, model.block_size)
+        return FakeSlots(
+            model.max_num_seqs, model.vocab_size, model.block_size, model.max_model_len
+        )
 
     def description(self) -> worker_pb2.WorkerDescription:
         """What the handshake tells."""
@@ -111,6 +99,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             world_size=1,
             device="none",
             sends_heartbeats=True,
+            max_granted_steps=MAX_GRANTED_STEPS,
+            has_state_hashes=True,
         )
 
     async def Describe(
@@ -139,48 +129,65 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.last_step_id = hello.first_step_id - 1
         self._slots = self._fresh_slots()
         yield worker_pb2.AttachResponse(description=self.description())
-        beat = worker_pb2.Heartbeat()
-        answering = asyncio.create_task(self._next_output(request_iterator, hello, beat))
+        stream = Stream(hello)
+        tasks = [
+            asyncio.create_task(stream.read(request_iterator)),
+            asyncio.create_task(self._run(stream)),
+        ]
         try:
-            while True:
-                timeout_s = hello.heartbeat_interval_ms / 1e3 or None
-                await asyncio.wait({answering}, timeout=timeout_s)
-                if hello.epoch != self.epoch:
-                    await context.abort(grpc.StatusCode.ABORTED, f"epoch {self.epoch} took over")
-                if self.is_silent:
-                    await asyncio.sleep(0.01)
-                elif not answering.done():
-                    yield worker_pb2.AttachResponse(heartbeat=beat)
-                elif (output := await _result(answering, context)) is None:
-                    return
-                else:
-                    beat.num_frames_sent += 1
-                    yield worker_pb2.AttachResponse(output=output)
-                    answering = asyncio.create_task(
-                        self._next_output(request_iterator, hello, beat)
-                    )
+            while (answer := await self._next_answer(stream)) is not None:
+                if isinstance(answer, Refused):
+                    await context.abort(grpc.StatusCode[answer.status], str(answer))
+                yield answer
         finally:
-            answering.cancel()
+            for task in tasks:
+                task.cancel()
 
-    async def _next_output(
-        self,
-        requests: AsyncIterator[worker_pb2.AttachRequest],
-        hello: worker_pb2.Hello,
-        beat: worker_pb2.Heartbeat,
-    ) -> worker_pb2.ModelRunnerOutput | None:
-        """Takes a step from the stream and answers it; None at the stream's end."""
-        request = await anext(requests, None)
-        if request is None:
-            return None
-        beat.num_frames_received += 1
-        if hello.epoch != self.epoch:
-            raise _Refused(grpc.StatusCode.ABORTED, f"epoch {self.epoch} took over")
-        return await self._answer(request.step)
+    async def _next_answer(self, stream: Stream) -> worker_pb2.AttachResponse | Refused | None:
+        """What to send next: an answer, or a heartbeat when there was none for long enough."""
+        while True:
+            try:
+                async with asyncio.timeout(stream.heartbeat_interval_s):
+                    answer = await stream.answers.get()
+            except TimeoutError:
+                answer = worker_pb2.AttachResponse(heartbeat=stream.beat)
+            else:
+                stream.beat.num_frames_sent += 1
+            if stream.epoch != self.epoch:
+                return Refused("ABORTED", f"epoch {self.epoch} took over")
+            while self.is_silent:
+                await asyncio.sleep(0.01)
+            return answer
+
+    async def _run(self, stream: Stream) -> None:
+        """Computes frame after frame, and of a grant step after step."""
+        try:
+            while (frame := await stream.next_frame()) is not None:
+                for step in steps_of(frame):
+                    if stream.epoch != self.epoch:
+                        raise Refused("ABORTED", f"epoch {self.epoch} took over")
+                    if not stream.begin(step.step_id):
+                        self._skip_rest(frame, step)
+                        break
+                    output = await self._answer(step)
+                    stream.answers.put_nowait(worker_pb2.AttachResponse(output=output))
+            stream.answers.put_nowait(None)
+        except Refused as refused:
+            stream.answers.put_nowait(refused)
+
+    def _skip_rest(
+        self, frame: worker_pb2.SchedulerOutput, step: worker_pb2.SchedulerOutput
+    ) -> None:
+        """Nothing is computed from this step of the frame on, but its changes apply."""
+        if not frame.granted_steps:
+            raise Refused("INVALID_ARGUMENT", f"cut: step {step.step_id} was not granted")
+        self.last_step_id = frame.step_id + frame.granted_steps - 1
+        self._slots.skip(frame if step is frame else None)
 
     async def _answer(self, step: worker_pb2.SchedulerOutput) -> worker_pb2.ModelRunnerOutput:
         if step.step_id != self.last_step_id + 1:
             message = f"step {step.step_id} does not follow {self.last_step_id}"
-            raise _Refused(grpc.StatusCode.ABORTED, message)
+            raise Refused("ABORTED", message)
         self.last_step_id = step.step_id
         self.num_steps += 1
         if self.hang_steps:
@@ -192,7 +199,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         try:
             outcome = self._slots.apply(step)
         except (BadStep, BadColumn, IndexError) as error:
-            raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+            raise Refused("INVALID_ARGUMENT", str(error)) from error
         num_tokens = outcome.num_computed_tokens
         await self._compute(self.step_time.of(num_tokens, self._slots.context_tokens))
         token_ids = outcome.token_ids
@@ -206,7 +213,16 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 told.logprobs.CopyFrom(types_pb2.LogprobColumns(**report.logprobs.pack()))
         if outcome.logprobs is not None:
             output.logprobs.CopyFrom(types_pb2.LogprobColumns(**outcome.logprobs.pack()))
+        if step.wants_state:
+            output.state.CopyFrom(worker_pb2.StateHashes(**self._state().pack()))
         return output
+
+    def _state(self) -> StateHashes:
+        state = self._slots.state()
+        if self.bad_states and len(state.hashes):
+            self.bad_states -= 1
+            return StateHashes(state.slots, state.hashes ^ np.uint64(1))
+        return state
 
     async def _compute(self, duration_s: float) -> None:
         """Holds the device: a step begins when the one before has ended, however late it came."""

@@ -8,12 +8,17 @@ from numpy.typing import NDArray
 from pagewire.v1.worker_pb2 import NewSequence, SchedulerOutput
 from rpc.columns import unpack
 from rpc.logprobs import LogprobColumns
+<<<<<<< HEAD
 from rpc.prompt_reports import PromptReport
 from simulator.questions import Question, logprob_of
+=======
+from rpc.state_hash import StateHashes, block_weights, slot_hashes, table_sums
+>>>>>>> dfc0dc7 (Scheduler shell: grants by the measured pace, cuts, and checks of the worker's state; the fake worker obeys)
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 NO_LOGPROBS = -1
+MAX_GRANTED_STEPS = 64
 
 
 class BadStep(ValueError):
@@ -42,7 +47,9 @@ class Outcome:
 class FakeSlots:
     """Columns by slot; every delta is checked as strictly as a real worker would."""
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, block_size: int) -> None:
+    def __init__(
+        self, max_num_seqs: int, vocab_size: int, block_size: int, max_model_len: int
+    ) -> None:
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._live = np.zeros(max_num_seqs, dtype=np.bool_)
@@ -51,9 +58,18 @@ class FakeSlots:
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self._num_top = np.full(max_num_seqs, NO_LOGPROBS)
+<<<<<<< HEAD
         self._is_prompt_only = np.zeros(max_num_seqs, dtype=np.bool_)
         self._questions: dict[int, Question] = {}  # by slot
         self._rows: NDArray[np.integer] = np.empty(0, dtype=np.int32)
+=======
+        self._rows: NDArray[np.integer] | None = None  # of the last step, if it was computed
+        # Rows that nobody touches cost address space, not memory.
+        max_blocks = -(-max_model_len // block_size)
+        self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+        self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
+        self._weights = block_weights(max_blocks)
+>>>>>>> dfc0dc7 (Scheduler shell: grants by the measured pace, cuts, and checks of the worker's state; the fake worker obeys)
 
     @property
     def num_live(self) -> int:
@@ -63,22 +79,53 @@ class FakeSlots:
     @property
     def context_tokens(self) -> int:
         """Tokens with KV of the rows of the last step."""
-        return int(self._num_computed[self._rows].sum())
+        return 0 if self._rows is None else int(self._num_computed[self._rows].sum())
 
     def apply(self, step: SchedulerOutput) -> Outcome:
         """Applies a step and samples; raises BadStep naming the field."""
-        if step.reset:
-            self._live[:] = False
-        self._live[unpack(step.freed_slots, name="freed_slots")] = False
-        for new in step.new_sequences:
-            self._enter(new)
-        appended = unpack(step.appended_slots, name="appended_slots")
-        np.add.at(self._num_blocks, appended, 1)
+        self._change(step)
         if not step.same_rows:
             self._rows = unpack(step.slots, name="slots")
-        return self._compute(unpack(step.num_scheduled, name="num_scheduled"))
+        if self._rows is None:
+            raise BadStep("same_rows: the step before it was not computed")
+        return self._compute(self._rows, unpack(step.num_scheduled, name="num_scheduled"), step)
+
+    def skip(self, frame: SchedulerOutput | None) -> None:
+        """A grant ends without computing; what its frame changes applies, unless it has already."""
+        if frame is not None:
+            self._change(frame)
+        self._rows = None
+
+    def state(self) -> StateHashes:
+        """The hash of each live slot."""
+        slots = np.flatnonzero(self._live)
+        num_computed = self._num_computed[slots]
+        tokens = self._token_ids[slots, np.maximum(num_computed - 1, 0)]
+        width = int(self._num_blocks[slots].max(initial=0))
+        sums = table_sums(self._tables[slots, :width], self._weights)
+        return StateHashes(slots, slot_hashes(slots, sums, num_computed, tokens))
+
+    def _change(self, step: SchedulerOutput) -> None:
+        if step.granted_steps > MAX_GRANTED_STEPS:
+            raise BadStep(f"granted_steps: {step.granted_steps} of at most {MAX_GRANTED_STEPS}")
+        if step.granted_steps and (step.reset or step.new_sequences or step.num_scheduled):
+            raise BadStep("granted_steps: every row of a grant decodes")
+        if step.reset:
+            self._live[:] = False
+        freed = unpack(step.freed_slots, name="freed_slots")
+        if not self._live[freed].all():
+            raise BadStep("freed_slots: a slot is empty")
+        self._live[freed] = False
+        for new in step.new_sequences:
+            self._enter(new)
+        appended = unpack(step.appended_slots, name="appended_slots").tolist()
+        block_ids = unpack(step.appended_block_ids, name="appended_block_ids").tolist()
+        for slot, block_id in zip(appended, block_ids, strict=True):
+            self._tables[slot, self._num_blocks[slot]] = block_id
+            self._num_blocks[slot] += 1
 
     def _enter(self, new: NewSequence) -> None:
+<<<<<<< HEAD
         if self._live[new.slot]:
             raise BadStep(f"new_sequences: slot {new.slot} is taken")
         self._live[new.slot] = True
@@ -93,17 +140,36 @@ class FakeSlots:
             if new.num_computed_tokens > question.begin < question.end:
                 raise BadStep("report_begin: what is to be reported is computed already")
             self._questions[new.slot] = question
+=======
+        slot = new.slot
+        if self._live[slot]:
+            raise BadStep(f"new_sequences: slot {slot} is taken")
+        token_ids = unpack(new.token_ids, name="token_ids")
+        block_ids = unpack(new.block_ids, name="block_ids")
+        self._live[slot] = True
+        self._token_ids[slot, : len(token_ids)] = token_ids
+        self._num_tokens[slot] = len(token_ids)
+        self._num_computed[slot] = new.num_computed_tokens
+        self._tables[slot] = 0
+        self._tables[slot, : len(block_ids)] = block_ids
+        self._num_blocks[slot] = len(block_ids)
+        self._seed[slot] = new.sampling.seed
+>>>>>>> dfc0dc7 (Scheduler shell: grants by the measured pace, cuts, and checks of the worker's state; the fake worker obeys)
         asks = new.sampling.HasField("logprobs")
-        self._num_top[new.slot] = new.sampling.logprobs if asks else NO_LOGPROBS
+        self._num_top[slot] = new.sampling.logprobs if asks else NO_LOGPROBS
 
-    def _compute(self, chunks: NDArray[np.integer]) -> Outcome:
-        rows = self._rows
+    def _compute(
+        self, rows: NDArray[np.integer], chunks: NDArray[np.integer], step: SchedulerOutput
+    ) -> Outcome:
         if not self._live[rows].all():
             raise BadStep("slots: a row's slot is empty")
         after = self._num_computed[rows] + (chunks if len(chunks) else 1)
         if (after > self._num_tokens[rows]).any():
             raise BadStep("num_scheduled: a row computes tokens that do not exist")
-        if (after > self._num_blocks[rows] * self._block_size).any():
+        if step.granted_steps and (after < self._num_tokens[rows]).any():
+            raise BadStep("granted_steps: a row does not decode")
+        last = after + max(step.granted_steps - 1, 0)
+        if (last > self._num_blocks[rows] * self._block_size).any():
             raise BadStep("num_scheduled: a row's block table is too short")
         reports = self._reports(rows, after)
         self._num_computed[rows] = after
@@ -112,6 +178,7 @@ class FakeSlots:
         self._num_tokens[sampled] += 1
         num_computed = int(chunks.sum()) if len(chunks) else len(rows)
         token_ids = token_at(self._seed[sampled], positions, self._vocab_size)
+<<<<<<< HEAD
         return Outcome(token_ids, num_computed, self._logprobs(sampled, token_ids), reports)
 
     def _reports(self, rows: NDArray[np.integer], after: NDArray[np.integer]) -> list[PromptReport]:
@@ -123,6 +190,10 @@ class FakeSlots:
             if slot in self._questions
         ]
         return [answer for answer in answers if answer is not None]
+=======
+        self._token_ids[sampled, positions] = token_ids
+        return Outcome(token_ids, num_computed, self._logprobs(sampled, token_ids))
+>>>>>>> dfc0dc7 (Scheduler shell: grants by the measured pace, cuts, and checks of the worker's state; the fake worker obeys)
 
     def _logprobs(
         self, slots: NDArray[np.integer], token_ids: NDArray[np.int32]

@@ -1,0 +1,137 @@
+"""Whether the worker holds what the scheduler believes: a hash per slot, every so many steps.
+
+A frame asks for the hashes after its first step. What is known at that moment is noted; the last
+computed tokens are filled in when the answer comes, because the last of them is then known. A slot
+whose sequence has left meanwhile is not compared.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpc.state_hash import Hashes, StateHashes, block_weights, slot_hashes
+from scheduler_svc.core import Scheduler, Sequence, StepPlan
+from scheduler_svc.core.slots import Index
+
+_NAMED_SLOTS = 8  # at most so many are named in a message
+_FEW_BLOCKS = 8  # appended since the last check; more of them are summed slot by slot
+
+
+class StateDiffers(Exception):
+    """The worker's slots are not what the scheduler has planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """What the slots should be after a step, but for the tokens."""
+
+    slots: Index  # ascending
+    sequences: list[Sequence]
+    num_preemptions: list[int]
+    num_computed: NDArray[np.int32]
+    tables: Hashes
+    is_free: NDArray[np.bool_]  # by slot: the worker must know of nobody there
+
+
+class StateCheck:
+    """Compares one worker with one core, from the first step of a stream on."""
+
+    def __init__(self, core: Scheduler, interval: int) -> None:
+        """Checks every `interval` steps; never if that is 0."""
+        self._core = core
+        self._interval = interval
+        self._last_asked = core.last_step_id
+        self._pending: dict[int, _Noted] = {}
+        self.num_compared = 0
+        _, max_blocks = core.residency.table.block_table.shape
+        self._weights = block_weights(max_blocks)
+        # The sum over the first so many blocks of each slot's table.
+        self._num_summed = np.zeros(core.config.max_num_seqs, dtype=np.intp)
+        self._sums = np.zeros(core.config.max_num_seqs, dtype=np.uint64)
+
+    def wants(self, plan: StepPlan) -> bool:
+        """Whether to ask for the state after this step, the first of the newest frame."""
+        if not self._interval:
+            return False
+        for new in plan.new_sequences:
+            self._num_summed[new.slot] = self._sums[new.slot] = 0
+        if plan.step_id - self._last_asked < self._interval:
+            return False
+        self._last_asked = plan.step_id
+        self._pending[plan.step_id] = self._note(plan)
+        return True
+
+    def skipped(self, first_step_id: int) -> None:
+        """Nobody will answer from this step on."""
+        self._pending = {i: noted for i, noted in self._pending.items() if i < first_step_id}
+
+    def compare(self, step_id: int, found: StateHashes | None) -> None:
+        """Checks an answer, before it is applied. Raises StateDiffers, naming slots."""
+        noted = self._pending.pop(step_id, None)
+        if noted is None:
+            return
+        if found is None:
+            raise StateDiffers(f"step {step_id} was asked for the worker's state and told none")
+        self.num_compared += 1
+        strangers = found.slots[noted.is_free[found.slots]]
+        if len(strangers):
+            raise StateDiffers(f"after step {step_id} the worker holds {_names(strangers)}, freed")
+        comparable = [n for n in range(len(noted.slots)) if self._is_there(noted, n)]
+        slots, num_computed = noted.slots[comparable], noted.num_computed[comparable]
+        tokens = self._core.residency.table.token_ids[slots, num_computed - 1]
+        expected = slot_hashes(slots, noted.tables[comparable], num_computed, tokens)
+        told = dict(zip(found.slots.tolist(), found.hashes.tolist(), strict=True))
+        pairs = zip(slots.tolist(), expected.tolist(), strict=True)
+        if wrong := [slot for slot, value in pairs if told.get(slot) != value]:
+            raise StateDiffers(
+                f"after step {step_id} the worker's state differs in {_names(wrong)}"
+            )
+
+    def _note(self, plan: StepPlan) -> _Noted:
+        residency = self._core.residency
+        table = residency.table
+        slots = np.flatnonzero(table.is_live)
+        self._sum_new_blocks(slots)
+        num_computed = table.num_computed.copy()
+        chunks = 1 if plan.num_scheduled is None else plan.num_scheduled
+        num_computed[plan.slots] = plan.num_computed + chunks
+        sequences = [s for s in map(table.sequence.__getitem__, slots.tolist()) if s is not None]
+        is_free = np.zeros(len(table.is_live), dtype=np.bool_)
+        is_free[residency.free_slots] = True
+        return _Noted(
+            slots=slots,
+            sequences=sequences,
+            num_preemptions=[sequence.num_preemptions for sequence in sequences],
+            num_computed=num_computed[slots],
+            tables=self._sums[slots],
+            is_free=is_free,
+        )
+
+    def _sum_new_blocks(self, slots: Index) -> None:
+        """Blocks are only ever appended, so each is summed once however long its table is."""
+        table = self._core.residency.table
+        num_blocks = table.num_blocks
+        for slot in slots[num_blocks[slots] - self._num_summed[slots] > _FEW_BLOCKS].tolist():
+            begin, end = int(self._num_summed[slot]), int(num_blocks[slot])
+            added = table.block_table[slot, begin:end].astype(np.uint64) * self._weights[begin:end]
+            self._sums[slot] += added.sum(dtype=np.uint64)
+            self._num_summed[slot] = end
+        while len(slots := slots[self._num_summed[slots] < num_blocks[slots]]):
+            at = self._num_summed[slots]
+            self._sums[slots] += table.block_table[slots, at].astype(np.uint64) * self._weights[at]
+            self._num_summed[slots] = at + 1
+
+    def _is_there(self, noted: _Noted, number: int) -> bool:
+        """Whether a slot still has the sequence that it had, at its first stay."""
+        sequence = noted.sequences[number]
+        return (
+            self._core.residency.table.sequence[noted.slots[number]] is sequence
+            and sequence.num_preemptions == noted.num_preemptions[number]
+        )
+
+
+def _names(slots: list[int] | NDArray[np.integer]) -> str:
+    names = ", ".join(map(str, slots[:_NAMED_SLOTS]))
+    more = len(slots) - _NAMED_SLOTS
+    return f"slots {names}" + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,103 @@
+"""Steps over one link: how far to plan ahead, what to send, and what an answer means.
+
+While nothing happens decode steps are granted several at a time; the worker then has the next ones
+before it has done the last, however long the way between the two. Whatever comes up cuts them
+short.
+"""
+
+import time
+
+from pagewire.v1 import worker_pb2
+from rpc.columns import BadColumn
+from scheduler_svc.clients import Clients
+from scheduler_svc.config import ServiceConfig
+from scheduler_svc.convert import to_logprobs, to_result, to_state, to_step
+from scheduler_svc.core import OutOfStep, Scheduler, StepPlan
+from scheduler_svc.pace import Pace
+from scheduler_svc.state_check import StateCheck, StateDiffers
+from scheduler_svc.trace import Trace
+from scheduler_svc.worker_link import Answer, LinkLost, WorkerLink
+
+
+class Stepping:
+    """One core and one stream, from the handshake to the end of the stream."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        core: Scheduler,
+        link: WorkerLink,
+        clients: Clients,
+        trace: Trace,
+        pace: Pace,
+    ) -> None:
+        worker = link.attached.description
+        self._core = core
+        self._link = link
+        self._clients = clients
+        self._trace = trace
+        self._pace = pace
+        self._lookahead = config.lookahead
+        self._max_grant = min(config.max_grant, worker.max_granted_steps)
+        interval = config.state_check_interval if worker.has_state_hashes else 0
+        self.state_check = StateCheck(core, interval)
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether something was asked of the worker."""
+        return bool(self._core.num_in_flight or self._core.is_cutting)
+
+    async def plan_ahead(self) -> None:
+        """Sends as many steps as the worker should have, or takes back those it should not."""
+        core = self._core
+        cut = core.cut(self._lookahead)
+        if cut is not None:
+            await self._link.cut(cut.first_step_id, cut.last_step_id)
+            return
+        while steps := self._next_steps():
+            now_s, first = time.monotonic(), steps[0]
+            for plan in steps:
+                self._trace.sent(plan, now_s)
+            self._clients.tell_admitted(first)
+            granted = len(steps) if first.grant_id is not None else 0
+            await self._link.send(to_step(first, granted, self.state_check.wants(first)))
+
+    def apply(self, answer: Answer) -> bool:
+        """Takes an answer in; True if a step is done. Raises LinkLost when it makes no sense."""
+        try:
+            if isinstance(answer, worker_pb2.Skipped):
+                self._skip(answer)
+                return False
+            self._update(answer)
+        except (BadColumn, OutOfStep, StateDiffers) as error:
+            # The core is as before: everything since is done again.
+            if isinstance(answer, worker_pb2.ModelRunnerOutput):
+                raise LinkLost(f"step {answer.step_id}: {error}") from error
+            raise LinkLost(str(error)) from error
+        return True
+
+    def _next_steps(self) -> tuple[StepPlan, ...]:
+        """A grant if all is quiet, else a step if the look-ahead allows one more."""
+        core, num_in_flight = self._core, self._core.num_in_flight
+        num_steps = self._pace.steps_to_grant(self._max_grant)
+        # The next grant follows when half of one is left, so that the worker never waits for it.
+        most = max(self._lookahead, num_steps // 2) if self._lookahead else 0
+        if num_steps > 1 and num_in_flight <= most and (steps := core.grant(num_steps)):
+            return steps
+        plan = core.schedule() if num_in_flight <= self._lookahead else None
+        return () if plan is None else (plan,)
+
+    def _update(self, output: worker_pb2.ModelRunnerOutput) -> None:
+        if output.error:
+            raise LinkLost(f"step {output.step_id} failed: {output.error}")
+        result, logprobs = to_result(output), to_logprobs(output)
+        self.state_check.compare(output.step_id, to_state(output))
+        outputs = self._core.update(result)
+        self._clients.deliver(outputs, logprobs)
+        record = self._trace.done(output.step_id, time.monotonic())
+        self._pace.stepped(record.plan, record.sent_s, self._core.now_s)
+
+    def _skip(self, skipped: worker_pb2.Skipped) -> None:
+        self._core.skip(skipped.first_step_id, skipped.last_step_id)
+        self.state_check.skipped(skipped.first_step_id)
+        self._trace.skipped(skipped.first_step_id)

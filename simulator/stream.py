@@ -1,0 +1,63 @@
+"""One attached scheduler as a fake worker sees it: frames in, answers out, what cuts took back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+from pagewire.v1 import worker_pb2
+
+
+class Refused(Exception):
+    """A frame that ends the stream; says why and with which gRPC status (its name)."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Stream:
+    """Frames that wait and answers to send; all of it on one event loop."""
+
+    def __init__(self, hello: worker_pb2.Hello) -> None:
+        self.epoch = hello.epoch
+        self.beat = worker_pb2.Heartbeat()
+        self.heartbeat_interval_s = hello.heartbeat_interval_ms / 1e3 or None
+        # A refusal ends the stream, None ends it well.
+        self.answers: asyncio.Queue[worker_pb2.AttachResponse | Refused | None] = asyncio.Queue()
+        self._steps: asyncio.Queue[worker_pb2.SchedulerOutput | None] = asyncio.Queue()
+        self._last_begun = hello.first_step_id - 1
+        self._left_out: list[range] = []
+
+    async def read(self, requests: AsyncIterator[worker_pb2.AttachRequest]) -> None:
+        """Takes frames from the wire: steps wait for their turn, a cut is obeyed at once."""
+        async for request in requests:
+            self.beat.num_frames_received += 1
+            if request.HasField("cut"):
+                self._cut(request.cut)
+            else:
+                self._steps.put_nowait(request.step)
+        self._steps.put_nowait(None)
+
+    async def next_frame(self) -> worker_pb2.SchedulerOutput | None:
+        """The next step or grant; None at the end."""
+        return await self._steps.get()
+
+    def begin(self, step_id: int) -> bool:
+        """Whether a step is still to be computed; from now on it cannot be cut."""
+        if any(step_id in ids for ids in self._left_out):
+            return False
+        self._last_begun = step_id
+        return True
+
+    def _cut(self, cut: worker_pb2.Cut) -> None:
+        first = min(max(cut.first_step_id, self._last_begun + 1), cut.last_step_id + 1)
+        self._left_out = [ids for ids in self._left_out if ids.stop > self._last_begun]
+        self._left_out.append(range(first, cut.last_step_id + 1))
+        skipped = worker_pb2.Skipped(first_step_id=first, last_step_id=cut.last_step_id)
+        self.answers.put_nowait(worker_pb2.AttachResponse(skipped=skipped))
+
+
+def steps_of(frame: worker_pb2.SchedulerOutput) -> Iterator[worker_pb2.SchedulerOutput]:
+    """The step of a frame, and the others that it grants."""
+    yield frame
+    for step_id in range(frame.step_id + 1, frame.step_id + frame.granted_steps):
+        yield worker_pb2.SchedulerOutput(step_id=step_id, same_rows=True)
