@@ -11,7 +11,7 @@ from pagewire.v1 import worker_pb2
 from rpc.columns import BadColumn
 from scheduler_svc.clients import Clients
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.convert import to_logprobs, to_result, to_state, to_step
+from scheduler_svc.convert import to_logprobs, to_reports, to_result, to_state, to_step
 from scheduler_svc.core import OutOfStep, Scheduler, StepPlan
 from scheduler_svc.pace import Pace
 from scheduler_svc.state_check import StateCheck, StateDiffers
@@ -90,10 +90,11 @@ class Stepping:
     def _update(self, output: worker_pb2.ModelRunnerOutput) -> None:
         if output.error:
             raise LinkLost(f"step {output.step_id} failed: {output.error}")
-        result, logprobs = to_result(output), to_logprobs(output)
+        logprobs, reports = to_logprobs(output), to_reports(output)
+        result = to_result(output, reports)
         self.state_check.compare(output.step_id, to_state(output))
         outputs = self._core.update(result)
-        self._clients.deliver(outputs, logprobs)
+        self._clients.deliver(outputs, logprobs, reports)
         record = self._trace.done(output.step_id, time.monotonic())
         self._pace.stepped(record.plan, record.sent_s, self._core.now_s)
 

@@ -8,12 +8,9 @@ from numpy.typing import NDArray
 from pagewire.v1.worker_pb2 import NewSequence, SchedulerOutput
 from rpc.columns import unpack
 from rpc.logprobs import LogprobColumns
-<<<<<<< HEAD
 from rpc.prompt_reports import PromptReport
-from simulator.questions import Question, logprob_of
-=======
 from rpc.state_hash import StateHashes, block_weights, slot_hashes, table_sums
->>>>>>> dfc0dc7 (Scheduler shell: grants by the measured pace, cuts, and checks of the worker's state; the fake worker obeys)
+from simulator.questions import Question, logprob_of
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -58,18 +55,14 @@ class FakeSlots:
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self._num_top = np.full(max_num_seqs, NO_LOGPROBS)
-<<<<<<< HEAD
         self._is_prompt_only = np.zeros(max_num_seqs, dtype=np.bool_)
         self._questions: dict[int, Question] = {}  # by slot
-        self._rows: NDArray[np.integer] = np.empty(0, dtype=np.int32)
-=======
         self._rows: NDArray[np.integer] | None = None  # of the last step, if it was computed
         # Rows that nobody touches cost address space, not memory.
         max_blocks = -(-max_model_len // block_size)
         self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self._weights = block_weights(max_blocks)
->>>>>>> dfc0dc7 (Scheduler shell: grants by the measured pace, cuts, and checks of the worker's state; the fake worker obeys)
 
     @property
     def num_live(self) -> int:
@@ -125,22 +118,6 @@ class FakeSlots:
             self._num_blocks[slot] += 1
 
     def _enter(self, new: NewSequence) -> None:
-<<<<<<< HEAD
-        if self._live[new.slot]:
-            raise BadStep(f"new_sequences: slot {new.slot} is taken")
-        self._live[new.slot] = True
-        self._num_tokens[new.slot] = len(new.token_ids) // 4
-        self._num_computed[new.slot] = new.num_computed_tokens
-        self._num_blocks[new.slot] = len(new.block_ids) // 4
-        self._seed[new.slot] = new.sampling.seed
-        self._is_prompt_only[new.slot] = new.prompt_only
-        self._questions.pop(new.slot, None)
-        question = Question.of(new, self._vocab_size)
-        if question is not None:
-            if new.num_computed_tokens > question.begin < question.end:
-                raise BadStep("report_begin: what is to be reported is computed already")
-            self._questions[new.slot] = question
-=======
         slot = new.slot
         if self._live[slot]:
             raise BadStep(f"new_sequences: slot {slot} is taken")
@@ -154,7 +131,13 @@ class FakeSlots:
         self._tables[slot, : len(block_ids)] = block_ids
         self._num_blocks[slot] = len(block_ids)
         self._seed[slot] = new.sampling.seed
->>>>>>> dfc0dc7 (Scheduler shell: grants by the measured pace, cuts, and checks of the worker's state; the fake worker obeys)
+        self._is_prompt_only[slot] = new.prompt_only
+        self._questions.pop(slot, None)
+        question = Question.of(new, self._vocab_size)
+        if question is not None:
+            if new.num_computed_tokens > question.begin < question.end:
+                raise BadStep("report_begin: what is to be reported is computed already")
+            self._questions[slot] = question
         asks = new.sampling.HasField("logprobs")
         self._num_top[slot] = new.sampling.logprobs if asks else NO_LOGPROBS
 
@@ -178,7 +161,7 @@ class FakeSlots:
         self._num_tokens[sampled] += 1
         num_computed = int(chunks.sum()) if len(chunks) else len(rows)
         token_ids = token_at(self._seed[sampled], positions, self._vocab_size)
-<<<<<<< HEAD
+        self._token_ids[sampled, positions] = token_ids
         return Outcome(token_ids, num_computed, self._logprobs(sampled, token_ids), reports)
 
     def _reports(self, rows: NDArray[np.integer], after: NDArray[np.integer]) -> list[PromptReport]:
@@ -190,10 +173,6 @@ class FakeSlots:
             if slot in self._questions
         ]
         return [answer for answer in answers if answer is not None]
-=======
-        self._token_ids[sampled, positions] = token_ids
-        return Outcome(token_ids, num_computed, self._logprobs(sampled, token_ids))
->>>>>>> dfc0dc7 (Scheduler shell: grants by the measured pace, cuts, and checks of the worker's state; the fake worker obeys)
 
     def _logprobs(
         self, slots: NDArray[np.integer], token_ids: NDArray[np.int32]

@@ -168,9 +168,12 @@ class _WorkerReplay:
         assert self._link is not None
         try:
             async with asyncio.timeout(self._step_timeout_s):
-                return await self._link.receive()
+                answer = await self._link.receive()
         except TimeoutError as error:
             raise LinkLost(f"none within {self._step_timeout_s:g} s") from error
+        if isinstance(answer, worker_pb2.Skipped):
+            raise LinkLost("steps were skipped, though nothing was cut")
+        return answer
 
     # --- the stream ------------------------------------------------------------------------------
 

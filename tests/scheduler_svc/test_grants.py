@@ -1,4 +1,4 @@
-"""Grants through the shell and the wire: nobody's tokens differ, and what comes up is heard soon."""
+"""Grants through the shell: nobody's tokens differ, and what comes up is heard of soon."""
 
 import asyncio
 import time
