@@ -36,6 +36,32 @@ from gateway.readiness import ReadinessWatch
 from gateway.tokenizer import Tokenizer
 
 OWNER = "pagewire"
+API_VERSION = "1"
+DESCRIPTION = "OpenAI's API with vLLM's extra fields; docs/api.md says what is supported, and how."
+_TEXT = {"type": "string"}
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "message": _TEXT,
+        "type": _TEXT,
+        "param": {"anyOf": [_TEXT, {"type": "null"}]},
+        "code": _TEXT,
+    },
+    "required": ["message", "type", "param", "code"],
+}
+_ERROR_BODY = {"type": "object", "properties": {"error": _ERROR}, "required": ["error"]}
+FAILURES: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "Every failure; param names the field at fault, where one is.",
+        "content": {"application/json": {"schema": _ERROR_BODY}},
+    }
+}
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "OpenAI's answer or, with stream, its events.",
+        "content": {"application/json": {}, "text/event-stream": {"schema": _TEXT}},
+    }
+}
 
 
 def create_app(
@@ -46,7 +72,15 @@ def create_app(
 ) -> FastAPI:
     """The application; it starts and stops nothing."""
     # The documentation pages would load scripts from a foreign host: the schema alone is served.
-    app = FastAPI(title="pagewire", docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="pagewire",
+        version=API_VERSION,
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        responses=FAILURES,
+        generate_unique_id_function=lambda route: route.name,
+    )
     app.add_middleware(BodyLimit)
     if api_key is not None:
         app.add_middleware(ApiKeyGuard, api_key=api_key)
@@ -61,15 +95,15 @@ def create_app(
 
 
 def _add_generation_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> None:
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=ANSWERS)
     async def chat_completions(body: ChatCompletionBody, request: Request) -> Response:
         return await answer(CHAT, body, request, pipeline)
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=ANSWERS)
     async def completions(body: CompletionBody, request: Request) -> Response:
         return await answer(COMPLETION, body, request, pipeline)
 
-    @app.post("/v1/responses")
+    @app.post("/v1/responses", responses=ANSWERS)
     async def responses(body: ResponseBody, request: Request) -> Response:
         return await respond(body, request, pipeline, tokenizer)
 

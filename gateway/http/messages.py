@@ -48,11 +48,17 @@ def _as_parts(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
+Content = Annotated[
+    list[TextPart] | None,
+    BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart] | None),
+]
+
+
 class ChatMessage(Strict):
     """One turn. Text parts are joined with newlines."""
 
     role: str
-    content: Annotated[list[TextPart] | None, BeforeValidator(_as_parts)] = None
+    content: Content = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # the same by another name

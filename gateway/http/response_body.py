@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, PlainValidator
-from pydantic import WithJsonSchema as JsonSchema
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from gateway import limits
 from gateway.chat.conversation import (
@@ -22,6 +21,8 @@ from gateway.generation import GenerationRequest, SamplingParams
 from gateway.http import fields
 from gateway.http.messages import Strict, check_list, parse_choice
 from gateway.http.schema import Body, Neutral, StreamOptions
+from gateway.http.structured import FORMATS
+from gateway.structure import ANY_OBJECT, JsonSchema, Structure
 
 # What clients send along with items that they had from an earlier answer; it says nothing new.
 _BOOKKEEPING = frozenset({"id", "status", "annotations", "logprobs"})
@@ -53,7 +54,10 @@ def _without_bookkeeping(item: Any) -> Any:
     }
 
 
-TextParts = Annotated[list[TextItemPart], BeforeValidator(_as_parts)]
+TextParts = Annotated[
+    list[TextItemPart],
+    BeforeValidator(_as_parts, json_schema_input_type=str | list[TextItemPart]),
+]
 
 
 def _text_of(parts: list[TextItemPart]) -> str:
@@ -120,7 +124,9 @@ def _parse_item(path: str, item: Any) -> Any:
     return _KINDS[kind].model_validate(_without_bookkeeping(item))
 
 
-Input = Annotated[list[Item], BeforeValidator(_parse_input)]
+Input = Annotated[
+    list[Item], BeforeValidator(_parse_input, json_schema_input_type=str | list[Item])
+]
 
 
 class FunctionTool(Strict):
@@ -168,9 +174,21 @@ class ReasoningOptions(Strict):
 
 
 class TextFormat(Strict):
-    """What the text must look like: anything."""
+    """What the text must look like; a schema binds whatever `strict` says."""
 
-    type: Literal["text"]
+    type: str
+    name: str | None = None
+    description: str | None = None
+    schema_: Any = Field(None, alias="schema")
+    strict: bool | None = None
+
+    def to_structure(self) -> Structure | None:
+        """None for plain text."""
+        if self.type not in FORMATS:
+            raise unsupported("text.format.type", "must be one of " + ", ".join(FORMATS))
+        if self.type != "json_schema":
+            return JsonSchema("text.format", ANY_OBJECT) if self.type == "json_object" else None
+        return JsonSchema("text.format.schema", {} if self.schema_ is None else self.schema_)
 
 
 class TextOptions(Strict):
@@ -192,7 +210,7 @@ class ResponseBody(Body):
     top_p: float | None = None
     tools: Annotated[list[FunctionTool], BeforeValidator(_check_tools)] | None = None
     tool_choice: (
-        Annotated[ToolChoice, PlainValidator(_parse_choice), JsonSchema(_CHOICE_SCHEMA)] | None
+        Annotated[ToolChoice, PlainValidator(_parse_choice), WithJsonSchema(_CHOICE_SCHEMA)] | None
     ) = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
@@ -220,7 +238,14 @@ class ResponseBody(Body):
             parallel_tool_calls=self.parallel_tool_calls is not False,
             rendering=Rendering(reasoning_effort=effort),
         )
-        return GenerationRequest(request_id, conversation, sampling, model=self.model)
+        form = None if self.text is None else self.text.format
+        return GenerationRequest(
+            request_id,
+            conversation,
+            sampling,
+            model=self.model,
+            structure=None if form is None else form.to_structure(),
+        )
 
     def _messages(self) -> list[Message]:
         turns: list[Message] = []

@@ -17,7 +17,7 @@ from gateway.generation import Delta, Finish, FinishReason, GenerationRequest
 from gateway.http.completions import EventStream, first_of, unless_disconnected
 from gateway.http.events import encode_json, error_body
 from gateway.http.headers import REQUEST_ID, standing_of
-from gateway.http.response_body import ResponseBody
+from gateway.http.response_body import ResponseBody, TextOptions
 from gateway.http.response_items import COMPLETED, IN_PROGRESS, INCOMPLETE, Items
 from gateway.pipeline import Pipeline
 from gateway.tokenizer import Tokenizer
@@ -151,7 +151,7 @@ def _head(response_id: str, model: str, body: ResponseBody) -> dict[str, Any]:
         "reasoning": {"effort": effort, "summary": None},
         "store": False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": _format_body(body.text)},
         "tool_choice": _choice_body(body.tool_choice or ToolChoice()),
         "tools": [tool.model_dump() for tool in body.tools or ()],
         "top_p": 1.0 if body.top_p is None else body.top_p,
@@ -159,6 +159,12 @@ def _head(response_id: str, model: str, body: ResponseBody) -> dict[str, Any]:
         "usage": None,
         "user": body.user,
     }
+
+
+def _format_body(text: TextOptions | None) -> dict[str, Any]:
+    if text is None or text.format is None:
+        return {"type": "text"}
+    return text.format.model_dump(by_alias=True, exclude_none=True)
 
 
 def _choice_body(choice: ToolChoice) -> Any:

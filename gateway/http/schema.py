@@ -56,7 +56,9 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-StopStrings = Annotated[list[str], BeforeValidator(_as_list)]
+StopStrings = Annotated[
+    list[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str])
+]
 
 
 def _parse_biases(value: Any) -> tuple[tuple[int, float], ...]:

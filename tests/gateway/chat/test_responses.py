@@ -154,6 +154,24 @@ async def test_an_answer_and_the_results_of_its_calls_can_be_sent_back(
     assert running.scheduler.prompt_of(1) == running.scheduler.prompt_of(2)
 
 
+async def test_text_may_be_held_to_a_schema(client: openai.AsyncOpenAI, running: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form: Any = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    answer = await client.responses.create(model="tiny", input="Hello", text={"format": form})
+    assert answer.text is not None
+    assert answer.text.format.model_dump(by_alias=True, exclude_none=True) == form
+    chat: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    await client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "Hello"}], response_format=chat
+    )
+    first, second = (submit.sampling.grammar for submit in running.scheduler.submits)
+    assert first == second != ""
+    bad: Any = {"type": "json_schema", "name": "x", "schema": {"type": "no such type"}}
+    with pytest.raises(openai.BadRequestError) as refusal:
+        await client.responses.create(model="tiny", input="Hello", text={"format": bad})
+    assert refusal.value.param == "text.format.schema"
+
+
 async def test_a_failure_half_way_is_the_clients_error(
     client: openai.AsyncOpenAI, running: Any
 ) -> None:
