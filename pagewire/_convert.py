@@ -7,6 +7,7 @@ from typing import Any
 from google.protobuf.message import Message as ProtoMessage
 
 from pagewire._errors import Internal, InvalidArgument
+from pagewire._structure import to_structured_output
 from pagewire._types import (
     CallOptions,
     Completion,
@@ -106,6 +107,8 @@ def _to_options(params: SamplingParams | None, options: CallOptions) -> pb.Gener
     for token_id, bias in (params.logit_bias or {}).items():
         entry = message.sampling.logit_bias.add()
         _set(entry, {"token_id": token_id, "bias": bias}, name="logit_bias")
+    if params.structured_output is not None:
+        message.structured_output.CopyFrom(to_structured_output(params.structured_output))
     return message
 
 

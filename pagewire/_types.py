@@ -6,6 +6,8 @@ from enum import StrEnum
 from os import PathLike
 from typing import TypedDict
 
+from pagewire._structure import StructuredOutput
+
 
 class FinishReason(StrEnum):
     """Why an output ended; equal to its string, so `reason == "stop"` holds."""
@@ -69,6 +71,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] = ()  # empty: all
     bad_words: Sequence[str] = ()
     logprobs: int | None = None  # likeliest tokens to report per token, 0 to 20; None: nothing
+    structured_output: StructuredOutput | None = None  # what it must look like; None: anything
 
 
 class CallOptions(TypedDict, total=False):
@@ -101,6 +104,7 @@ class CallOptions(TypedDict, total=False):
     allowed_token_ids: Sequence[int]
     bad_words: Sequence[str]
     logprobs: int | None
+    structured_output: StructuredOutput | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,5 +51,6 @@ def test_the_package_says_that_it_is_typed():
 
 
 def test_the_examples_in_docstrings_hold():
-    example = doctest.DocTestFinder().find(SamplingParams, globs={"SamplingParams": SamplingParams})
-    assert doctest.DocTestRunner().run(example[0]) == (0, 1)
+    for value in (SamplingParams, pagewire.JsonSchema, pagewire.Choice):
+        example = doctest.DocTestFinder().find(value, globs={value.__name__: value})
+        assert doctest.DocTestRunner().run(example[0]) == (0, 1)
