@@ -106,8 +106,10 @@ async def test_blanks_are_bounded_and_keys_have_one_spelling(
     body = ROUTES[CHAT] | {"guided_json": schema}
     assert (await running.http.post(CHAT, json=body)).status_code == 200
     grammar = running.scheduler.submits[0].sampling.grammar
-    assert accepts(grammar, '{"a":' + " " * 32 + "1}")
-    assert not accepts(grammar, '{"a":' + " " * 33 + "1}")
+    for blanks in ("", " " * 4, "\n", "\r\n\t", "\n" + " " * 32):
+        assert accepts(grammar, '{"a":' + blanks + "1}")
+    for blanks in (" " * 5, "\n\n", " \n", "\n" + " " * 33):
+        assert not accepts(grammar, '{"a":' + blanks + "1}")
     assert accepts(grammar, '{"b": "x\\n"}')
     assert not accepts(grammar, '{"\\u0061": "x"}')
 

@@ -1,0 +1,178 @@
+"""Time what structured output costs: reading a vocabulary, building a matcher, filling masks.
+
+Needs a folder with a tokenizer.json, no model. With `--engine xgrammar` the same for that library,
+where it is installed: the comparison behind docs/decisions/0010.
+"""
+
+import argparse
+import importlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+
+from bench.product import commit, hardware
+from gateway.structure import JsonSchema
+from rpc.grammar import Matcher, new_matcher, read_vocabulary
+
+ADDRESS = {
+    "type": "object",
+    "properties": {
+        "street": {"type": "string"},
+        "zip": {"type": "string", "pattern": "^[0-9]{5}$"},
+    },
+    "required": ["street", "zip"],
+    "additionalProperties": False,
+}
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "email": {"type": "string", "format": "email"},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 3},
+        "address": ADDRESS,
+    },
+    "required": ["name", "age", "address"],
+    "additionalProperties": False,
+}
+ADA = {
+    "name": "Ada Lovelace",
+    "age": 36,
+    "email": "ada@example.com",
+    "tags": ["a", "b"],
+    "address": {"street": "12 St James's Square, London", "zip": "12345"},
+}
+MANY = {f"field_{i}": {"type": "string", "maxLength": 50} for i in range(300)}
+CASES: dict[str, tuple[Any, Any]] = {
+    "any object": ({"type": "object"}, ADA),
+    "a person": (PERSON, ADA),
+    "300 properties": ({"type": "object", "properties": MANY}, dict.fromkeys(MANY, "x")),
+    "5000 names": ({"enum": [f"value-{i}" for i in range(5000)]}, "value-4711"),
+}
+
+
+class Place(Protocol):
+    """Where an output stands in its grammar."""
+
+    def fill(self) -> None:
+        """Computes the mask of the next token."""
+
+    def read(self, token_id: int) -> bool:
+        """Moves on; False if the token does not fit."""
+
+
+class Llguidance:
+    """The engine in use."""
+
+    def __init__(self, definition: str, vocab_size: int) -> None:
+        self._vocabulary = read_vocabulary(definition, vocab_size, [0])
+
+    def start(self, schema: Any) -> Place:
+        """A matcher with its first mask, as gateway and worker build it."""
+        return _Llguidance(new_matcher(self._vocabulary, JsonSchema("", schema).to_grammar()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Llguidance:
+    matcher: Matcher
+
+    def fill(self) -> None:
+        self.matcher.compute_bitmask()
+
+    def read(self, token_id: int) -> bool:
+        return self.matcher.consume_token(token_id)
+
+
+class Xgrammar:
+    """The other engine; byte-level vocabularies only."""
+
+    def __init__(self, definition: str, vocab_size: int) -> None:
+        self._library = importlib.import_module("xgrammar")
+        names = [""] * vocab_size
+        tokenizer = tokenizers.Tokenizer.from_str(definition)
+        for name, token_id in tokenizer.get_vocab(with_added_tokens=True).items():
+            names[token_id] = name
+        info = self._library.TokenizerInfo(
+            names, self._library.VocabType.BYTE_LEVEL, vocab_size=vocab_size, stop_token_ids=[0]
+        )
+        self._mask = self._library.allocate_token_bitmask(1, vocab_size)
+        self._compiler = self._library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def start(self, schema: Any) -> Place:
+        """A matcher with its first mask."""
+        compiled = self._compiler.compile_json_schema(json.dumps(schema))
+        place = _Xgrammar(self._library.GrammarMatcher(compiled), self._mask)
+        place.fill()
+        return place
+
+
+@dataclass(frozen=True, slots=True)
+class _Xgrammar:
+    matcher: Any
+    mask: Any
+
+    def fill(self) -> None:
+        self.matcher.fill_next_token_bitmask(self.mask, 0)
+
+    def read(self, token_id: int) -> bool:
+        return bool(self.matcher.accept_token(token_id))
+
+
+ENGINES: dict[str, Callable[[str, int], Any]] = {"llguidance": Llguidance, "xgrammar": Xgrammar}
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What work returns, and milliseconds."""
+    begin = time.perf_counter()
+    result = work()
+    return result, (time.perf_counter() - begin) * 1e3
+
+
+def rss_mib() -> float:
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+def row(engine: Any, schema: Any, token_ids: list[int], repeats: int) -> str:
+    """Milliseconds until the first mask, and microseconds for the masks behind it."""
+    starts, masks = [], []
+    for _ in range(repeats):
+        place, start_ms = timed(lambda: engine.start(schema))
+        starts.append(start_ms)
+        for token_id in token_ids:
+            assert place.read(token_id)
+            masks.append(timed(place.fill)[1] * 1e3)
+    masks.sort()
+    worst = masks[int(len(masks) * 0.99)]
+    middle, mean = statistics.median(masks), statistics.fmean(masks)
+    return f"{statistics.median(starts):12.1f}{middle:12.0f}{mean:12.0f}{worst:12.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="holds a tokenizer.json")
+    parser.add_argument("--vocab-size", type=int, help="default: the tokenizer's own")
+    parser.add_argument("--engine", choices=ENGINES, default="llguidance")
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    definition = (args.folder / "tokenizer.json").read_text("utf-8")
+    tokenizer = tokenizers.Tokenizer.from_str(definition)
+    vocab_size = args.vocab_size or tokenizer.get_vocab_size()
+    print(f"{hardware()}, commit {commit()}, {args.engine}, {vocab_size} ids, one thread")
+    before = rss_mib()
+    engine, read_ms = timed(lambda: ENGINES[args.engine](definition, vocab_size))
+    print(f"vocabulary read in {read_ms:.0f} ms, {rss_mib() - before:.0f} MiB")
+    print(f"{'':20}{'start, ms':>12}{'mask, us':>12}{'mean':>12}{'p99':>12}")
+    for name, (schema, example) in CASES.items():
+        token_ids = tokenizer.encode(json.dumps(example), add_special_tokens=False).ids
+        print(f"{name:20}" + row(engine, schema, token_ids, args.repeats), flush=True)
+
+
+if __name__ == "__main__":
+    main()
