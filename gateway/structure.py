@@ -15,8 +15,8 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from gateway import json_schema, limits
 from gateway.errors import invalid, unsupported
 
-# A line break with its indentation, or a few blanks: any layout that people use, and an end to it. A
-# small model that may write blanks for ever does.
+# A line break with its indentation, or a few blanks: any layout that people use, and an end to it.
+# A small model that may write blanks for ever does.
 DEFAULT_WHITESPACE = r"\r?\n[ \t]{0,32}|[ \t]{1,4}"
 # One way to write each character, so that no key can be spelled past its own schema.
 ESCAPES = 'nrbtf\\"'

@@ -38,13 +38,13 @@ def read_vocabulary(definition: str, vocab_size: int, eos_token_ids: Sequence[in
     """
     if not eos_token_ids:
         raise BadVocabulary("the model names no end-of-sequence token")
-    with _failures_as(BadVocabulary, "the model's tokenizer does not fit"):
+    with failures_as(BadVocabulary, "the model's tokenizer does not fit"):
         return Vocabulary(definition, n_vocab=vocab_size, eos_token=list(eos_token_ids))
 
 
 def new_matcher(vocabulary: Vocabulary, grammar: str) -> Matcher:
     """A matcher at the start of a grammar; raises BadGrammar."""
-    with _failures_as(BadGrammar, "it cannot be read"):
+    with failures_as(BadGrammar, "it cannot be read"):
         matcher = Matcher(vocabulary, grammar, log_level=0, limits=LIMITS)
         matcher.compute_bitmask()  # some grammars turn out to be too complex only here
     if matcher.is_error():
@@ -58,11 +58,11 @@ def problem_of(matcher: Matcher) -> str:
 
 
 @contextmanager
-def _failures_as(kind: type[ValueError], what: str) -> Iterator[None]:
-    """A panic of the Rust library is no Exception and would end a thread."""
+def failures_as(kind: type[Exception], what: str) -> Iterator[None]:
+    """A panic of the Rust library is no Exception: unless it becomes one, it ends a thread."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, BadVocabulary, BadGrammar):
         raise
     except BaseException as error:
         raise kind(f"{what}: {error}") from error

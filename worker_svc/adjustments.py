@@ -15,6 +15,7 @@ from torch import Tensor
 
 from worker_svc.grammars import GrammarRows
 from worker_svc.step import IntColumn, no_entries
+from worker_svc.transfer import upload_array
 
 # Rows whose counts over the whole vocabulary are held at once.
 ROWS_AT_ONCE = 32
@@ -120,8 +121,8 @@ def adjust(logits: Tensor, adjustments: Adjustments) -> None:
 
 
 def _keep_grammatical(logits: Tensor, grammars: GrammarRows) -> None:
-    rows = torch.from_numpy(grammars.rows).to(logits.device)
-    packed = torch.from_numpy(grammars.allowed()).to(logits.device)  # [G, ceil(V / 8)]
+    rows = upload_array(logits.device, grammars.rows)
+    packed = upload_array(logits.device, grammars.allowed())  # [G, bytes]
     bits = packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device)
     forbidden = (bits & 1).view(len(rows), -1)[:, : logits.shape[1]] == 0  # [G, V]
     logits[rows] = logits[rows].masked_fill_(forbidden, float("-inf"))

@@ -6,7 +6,6 @@ from the grammar and the output so far is the same matcher. Masks are filled on 
 own while the model computes. Knows neither text nor tensors.
 """
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -25,8 +24,6 @@ from worker_svc.step import IntColumn
 MAX_READY_GRAMMARS = 64
 MAX_THREADS = 8
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(slots=True)
 class Place:
@@ -35,12 +32,19 @@ class Place:
     building: Future[Matcher]
     num_read: int  # output tokens
 
+    def read(self, token_ids: Sequence[int]) -> Matcher:
+        """Moves on by some tokens, as soon as it is built; raises BadGrammar or BadVocabulary."""
+        matcher = self.building.result()
+        _read(matcher, token_ids)
+        self.num_read += len(token_ids)
+        return matcher
+
 
 @dataclass(frozen=True, slots=True)
 class Filled:
     """What may come next: a bit per row and token, and the rows that cannot go on at all."""
 
-    allowed: NDArray[np.uint8]  # [G, ceil(V / 8)], lowest bit first
+    allowed: NDArray[np.uint8]  # [G, bytes], lowest bit first, some more bits than tokens
     problems: dict[int, str]  # by index into the G rows
 
 
@@ -52,7 +56,7 @@ class GrammarRows:
     filling: Future[Filled]
 
     def allowed(self) -> NDArray[np.uint8]:
-        """The masks [G, ceil(V / 8)]; waits for them."""
+        """The masks [G, bytes]; waits for them."""
         return self.filling.result().allowed
 
     def problems(self) -> dict[int, str]:
@@ -114,8 +118,9 @@ class Grammars:
         return grammars.new_matcher(self._vocabulary.result(), grammar)
 
     def _start(self, grammar: str, output: Sequence[int]) -> Matcher:
-        matcher = self._ready(grammar).deep_copy()
-        _read(matcher, output)
+        with grammars.failures_as(BadGrammar, "it cannot be followed"):
+            matcher = self._ready(grammar).deep_copy()
+            _read(matcher, output)
         return matcher
 
     def _fill(
@@ -125,18 +130,15 @@ class Grammars:
         masks = np.zeros((len(places), -(-self.vocab_size // 32)), dtype=np.int32)
         problems: dict[int, str] = {}
         matchers: dict[int, Matcher] = {}
-        for index, (place, token_ids) in enumerate(zip(places, unread, strict=True)):
-            try:
-                matcher = place.building.result()
-            except (BadGrammar, grammars.BadVocabulary) as error:
-                problems[index] = str(error)
-                continue
-            _read(matcher, token_ids.tolist())
-            place.num_read += len(token_ids)
-            matchers[index] = matcher
-        healthy = [(m, index) for index, m in matchers.items() if not m.is_error()]
-        if healthy:
-            llguidance.numpy.fill_next_token_bitmask_par(self._threads(), healthy, masks)
+        with grammars.failures_as(RuntimeError, "a grammar's mask cannot be filled"):
+            for index, (place, token_ids) in enumerate(zip(places, unread, strict=True)):
+                try:
+                    matchers[index] = place.read(token_ids.tolist())
+                except (BadGrammar, grammars.BadVocabulary) as error:
+                    problems[index] = str(error)
+            healthy = [(m, index) for index, m in matchers.items() if not m.is_error()]
+            if healthy:
+                llguidance.numpy.fill_next_token_bitmask_par(self._threads(), healthy, masks)
         for index, matcher in matchers.items():
             if matcher.is_error():
                 problems[index] = grammars.problem_of(matcher)

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from worker_svc.adjustments import Adjustments, BadWords, Entries, History, Penalties
 from worker_svc.grammars import GrammarRows, Grammars, Place
 from worker_svc.step import IntColumn, RowSampling
-from worker_svc.transfer import download
+from worker_svc.transfer import download, upload
 
 # Fills prefixes of bad words up in front; equal to no token.
 NO_TOKEN = -1
@@ -130,5 +129,6 @@ def _grammars(ruled: RuledRows, token_rows: Tensor, grammars: Grammars) -> Gramm
     # Usually the one token of the step before; none where that step has failed.
     behind = np.arange(num_unread.sum()) - np.repeat(np.cumsum(num_unread), num_unread)
     index = np.repeat(ruled.slots[which] * token_rows.shape[1] + ends, num_unread) + behind
-    tokens = token_rows.view(-1)[torch.from_numpy(index).to(token_rows.device)]
+    (positions,) = upload(token_rows.device, index)
+    tokens = token_rows.view(-1)[positions]
     return GrammarRows(ruled.rows[which], grammars.fill(places, num_unread, download(tokens)))

@@ -14,10 +14,16 @@ def upload(device: torch.device, *columns: NDArray[np.integer]) -> Sequence[Tens
     On CUDA they travel from pinned memory, in the order of the stream: what is launched later sees
     them, what still runs does not hold up the caller.
     """
-    packed = torch.from_numpy(np.concatenate(columns, dtype=np.int64))
-    if device.type == "cuda":
-        packed = packed.pin_memory().to(device, non_blocking=True)
+    packed = upload_array(device, np.concatenate(columns, dtype=np.int64))
     return torch.split(packed, [len(column) for column in columns])
+
+
+def upload_array(device: torch.device, array: NDArray[np.integer]) -> Tensor:
+    """One array as it is, in the same way."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory().to(device, non_blocking=True)
+    return tensor
 
 
 def download(values: Tensor) -> Callable[[], NDArray[np.int64]]:

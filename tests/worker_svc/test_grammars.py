@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers
 
 from rpc.grammar import Matcher, Vocabulary, read_vocabulary
 from worker_svc import startup
@@ -20,8 +19,8 @@ from worker_svc.model_runner import NO_TOKEN_LEFT, ModelRunner
 from worker_svc.step import ROW_DEAD_END, NewSequence, RowSampling, StepInput, StepOutput
 
 from .conftest import VOCAB_SIZE, WORKER_CONFIG, Greedy, make_prompt
+from .spelling import DIGITS, EOS, SUMS, make_tokenizer
 
-EOS = 2
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -32,24 +31,12 @@ SCHEMA = {
     "required": ["abc", "n"],
     "additionalProperties": False,
 }
-DIGITS = Matcher.grammar_from_regex("[0-9]{3,9}")
 OBJECT = Matcher.grammar_from_json_schema(SCHEMA, defaults={"whitespace_flexible": False})
-SUMS = Matcher.grammar_from_lark('start: sum\nsum: NUMBER | sum "+" sum\nNUMBER: /[0-9]{1,2}/')
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> tokenizers.Tokenizer:
-    """Single characters and a few longer tokens, 108 of the model's 128 ids."""
-    names = ["<pad>", "<s>", "</s>", *map(chr, range(33, 127)), "Ġ", "Ċ"]
-    merges = [("t", "r"), ("tr", "u"), ("tru", "e"), ('"', ":"), ("{", '"'), ("1", "2")]
-    merges += [('"', "}"), ("a", "b"), ("ab", "c")]
-    names += [left + right for left, right in merges]
-    vocabulary = {name: index for index, name in enumerate(names)}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(names[:3])
-    return tokenizer
+    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")
