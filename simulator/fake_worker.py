@@ -54,6 +54,30 @@ class FakeModel:
     eos_token_ids: tuple[int, ...] = ()
 
 
+def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription:
+    """What a fake worker says of itself."""
+    return worker_pb2.WorkerDescription(
+        model=types_pb2.ModelInfo(
+            model="fake",
+            architecture="FakeForCausalLM",
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            eos_token_ids=model.eos_token_ids,
+            dtype="float32",
+        ),
+        incarnation=incarnation,
+        num_blocks=model.num_blocks,
+        block_size=model.block_size,
+        max_num_seqs=model.max_num_seqs,
+        max_num_batched_tokens=model.max_num_batched_tokens,
+        world_size=1,
+        device="none",
+        sends_heartbeats=True,
+        max_granted_steps=MAX_GRANTED_STEPS,
+        has_state_hashes=True,
+    )
+
+
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     """Describe and Attach; the life-cycle calls have nothing to do here."""
 
@@ -81,27 +105,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     def description(self) -> worker_pb2.WorkerDescription:
         """What the handshake tells."""
-        model = self.model
-        return worker_pb2.WorkerDescription(
-            model=types_pb2.ModelInfo(
-                model="fake",
-                architecture="FakeForCausalLM",
-                vocab_size=model.vocab_size,
-                max_model_len=model.max_model_len,
-                eos_token_ids=model.eos_token_ids,
-                dtype="float32",
-            ),
-            incarnation=self.incarnation,
-            num_blocks=model.num_blocks,
-            block_size=model.block_size,
-            max_num_seqs=model.max_num_seqs,
-            max_num_batched_tokens=model.max_num_batched_tokens,
-            world_size=1,
-            device="none",
-            sends_heartbeats=True,
-            max_granted_steps=MAX_GRANTED_STEPS,
-            has_state_hashes=True,
-        )
+        return describe(self.model, self.incarnation)
 
     async def Describe(
         self, request: worker_pb2.DescribeRequest, context: Context

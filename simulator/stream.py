@@ -14,6 +14,29 @@ class Refused(Exception):
         self.status = status
 
 
+class Progress:
+    """Which steps have begun, and which will never begin. One thread at a time."""
+
+    def __init__(self, hello: worker_pb2.Hello) -> None:
+        self._last_begun = hello.first_step_id - 1
+        self._left_out: list[range] = []
+
+    def begin(self, step_id: int) -> bool:
+        """Whether a step is still to be computed; from now on it cannot be cut."""
+        if any(step_id in ids for ids in self._left_out):
+            return False
+        self._last_begun = step_id
+        return True
+
+    def cut(self, cut: worker_pb2.Cut) -> worker_pb2.AttachResponse:
+        """Takes back what has not begun; returns the answer."""
+        first = min(max(cut.first_step_id, self._last_begun + 1), cut.last_step_id + 1)
+        self._left_out = [ids for ids in self._left_out if ids.stop > self._last_begun]
+        self._left_out.append(range(first, cut.last_step_id + 1))
+        skipped = worker_pb2.Skipped(first_step_id=first, last_step_id=cut.last_step_id)
+        return worker_pb2.AttachResponse(skipped=skipped)
+
+
 class Stream:
     """Frames that wait and answers to send; all of it on one event loop."""
 
@@ -24,15 +47,14 @@ class Stream:
         # A refusal ends the stream, None ends it well.
         self.answers: asyncio.Queue[worker_pb2.AttachResponse | Refused | None] = asyncio.Queue()
         self._steps: asyncio.Queue[worker_pb2.SchedulerOutput | None] = asyncio.Queue()
-        self._last_begun = hello.first_step_id - 1
-        self._left_out: list[range] = []
+        self._progress = Progress(hello)
 
     async def read(self, requests: AsyncIterator[worker_pb2.AttachRequest]) -> None:
         """Takes frames from the wire: steps wait for their turn, a cut is obeyed at once."""
         async for request in requests:
             self.beat.num_frames_received += 1
             if request.HasField("cut"):
-                self._cut(request.cut)
+                self.answers.put_nowait(self._progress.cut(request.cut))
             else:
                 self._steps.put_nowait(request.step)
         self._steps.put_nowait(None)
@@ -43,17 +65,7 @@ class Stream:
 
     def begin(self, step_id: int) -> bool:
         """Whether a step is still to be computed; from now on it cannot be cut."""
-        if any(step_id in ids for ids in self._left_out):
-            return False
-        self._last_begun = step_id
-        return True
-
-    def _cut(self, cut: worker_pb2.Cut) -> None:
-        first = min(max(cut.first_step_id, self._last_begun + 1), cut.last_step_id + 1)
-        self._left_out = [ids for ids in self._left_out if ids.stop > self._last_begun]
-        self._left_out.append(range(first, cut.last_step_id + 1))
-        skipped = worker_pb2.Skipped(first_step_id=first, last_step_id=cut.last_step_id)
-        self.answers.put_nowait(worker_pb2.AttachResponse(skipped=skipped))
+        return self._progress.begin(step_id)
 
 
 def steps_of(frame: worker_pb2.SchedulerOutput) -> Iterator[worker_pb2.SchedulerOutput]:

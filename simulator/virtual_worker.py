@@ -7,7 +7,7 @@ nothing that its clients can see.
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
 import grpc
@@ -16,7 +16,8 @@ from pagewire.v1 import types_pb2, worker_pb2
 from rpc.columns import BadColumn, pack
 from scheduler_svc.core.step_time import StepTime
 from simulator.fake_worker import FakeModel
-from simulator.slots import BadStep, FakeSlots
+from simulator.slots import MAX_GRANTED_STEPS, BadStep, FakeSlots
+from simulator.stream import steps_of
 from simulator.virtual_network import Weather, WorkerEnd
 
 
@@ -149,6 +150,8 @@ class VirtualWorker:
             max_num_batched_tokens=model.max_num_batched_tokens,
             world_size=1,
             sends_heartbeats=True,
+            max_granted_steps=MAX_GRANTED_STEPS,
+            has_state_hashes=True,
         )
 
     # --- the step stream -------------------------------------------------------------------------
@@ -167,7 +170,9 @@ class VirtualWorker:
         if self._attached is not None:
             self._attached.end.end(grpc.StatusCode.ABORTED, f"epoch {hello.epoch} took over")
         model = self.model
-        slots = FakeSlots(model.max_num_seqs, model.vocab_size, model.block_size)
+        slots = FakeSlots(
+            model.max_num_seqs, model.vocab_size, model.block_size, model.max_model_len
+        )
         attached = self._attached = _Attachment(
             end, hello, slots, next_step_id=hello.first_step_id, last_begun=hello.first_step_id - 1
         )
@@ -209,10 +214,11 @@ class VirtualWorker:
                     return
 
     async def _run(self, attached: _Attachment, frame: worker_pb2.SchedulerOutput) -> None:
-        for step in _single_steps(frame):
+        for step in steps_of(frame):
             if attached.end.is_over:
                 return
             if any(step.step_id in steps for steps in attached.left_out):
+                attached.slots.skip(frame if step is frame else None)
                 return
             attached.last_begun = step.step_id
             if self.faults.hang:
@@ -244,6 +250,8 @@ class VirtualWorker:
             self.bad_rows.append((step.step_id, row))
             output.row_status = bytes(int(i == row) for i in range(len(token_ids)))
         output.token_ids = pack(token_ids)
+        if step.wants_state:
+            output.state.CopyFrom(worker_pb2.StateHashes(**attached.slots.state().pack()))
         return output
 
     async def _beat(self, attached: _Attachment) -> None:
@@ -259,10 +267,3 @@ class VirtualWorker:
     def _send(self, attached: _Attachment, response: worker_pb2.AttachResponse) -> None:
         attached.num_sent += 1
         attached.end.send(response)
-
-
-def _single_steps(frame: worker_pb2.SchedulerOutput) -> Iterator[worker_pb2.SchedulerOutput]:
-    """The steps of a frame, as if each had come by itself."""
-    yield frame
-    for later in range(1, frame.granted_steps):
-        yield worker_pb2.SchedulerOutput(step_id=frame.step_id + later, same_rows=True)

@@ -149,5 +149,5 @@ def test_a_planted_bug_is_found(plant: object, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(chaos, "PATIENCE_S", 30.0)
     plant(monkeypatch)  # type: ignore[operator]
     with pytest.raises(Wrong, match="seed"):
-        for seed in range(40):
+        for seed in range(80):
             run_seed(seed)
