@@ -10,6 +10,8 @@ PAGEWIRE_REWRITE_SCENARIOS=1 to have the answers written anew, and read the diff
     reset-cache                          every cached prefix is forgotten
     result TOKEN ... [bad=ROW]           answers the oldest step in flight, and what it asks of
            [bad-report]                  prompts
+    grant STEPS                          plans so many decode steps at once
+    cut | skip FIRST LAST                takes granted steps back: what is asked, what was left out
     abort ID | worker-lost [blocks=N] | worker-back
     expire SECONDS                       the time is now that
     state                                who runs, who waits, what is free
@@ -163,6 +165,26 @@ class Story:
             line += f"; reports {tell_ids(list(asked[0]))}" if asked else ""
             yield line
 
+    def on_grant(self, words: list[str]) -> Iterator[str]:
+        plans = self.scheduler.grant(int(words[0]))
+        if not plans:
+            yield "nothing to grant"
+            return
+        yield f"steps {plans[0].step_id}..{plans[-1].step_id} are granted"
+        if plans[0].freed_slots:
+            yield f"  freed slots: {' '.join(map(str, plans[0].freed_slots))}"
+        yield from self.tell_rows(plans[0])
+
+    def on_cut(self, words: list[str]) -> Iterator[str]:
+        assert not words
+        cut = self.scheduler.cut()
+        asked = cut and f"steps {cut.first_step_id}..{cut.last_step_id} shall be left out"
+        yield asked or "nothing to cut"
+
+    def on_skip(self, words: list[str]) -> Iterator[str]:
+        first, last = map(int, words)
+        yield f"{self.scheduler.skip(first, last)} steps are taken back"
+
     def on_result(self, words: list[str]) -> Iterator[str]:
         plan = self.scheduler.oldest_in_flight
         assert plan is not None, "no step is in flight"
@@ -185,7 +207,11 @@ class Story:
             yield (
                 f"  {finished.request.request_id} ends: {finished.reason.value}, "
                 f"{finished.num_output_tokens} out, {finished.num_cached_tokens} cached"
-                + (f", by stop token {finished.stop_token_id}" if finished.stop_token_id else "")
+                + (
+                    f", by stop token {stop}"
+                    if (stop := finished.stop_token_id) is not None
+                    else ""
+                )
                 + (f", {finished.message}" if finished.message else "")
             )
 
@@ -272,4 +298,4 @@ def test_the_story_is_told_as_written(path: Path) -> None:
 
 
 def test_there_are_stories() -> None:
-    assert len(SCENARIOS) >= 26
+    assert len(SCENARIOS) >= 40
