@@ -24,6 +24,7 @@ LLAMA3_TAG = "<|python_tag|>"
 MISTRAL_MARKER = "[TOOL_CALLS]"
 MAX_HEAD_CHARACTERS = 256  # between Mistral's marker and the arguments
 _MISTRAL_HEAD = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\]\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_JSON_CALL = re.compile(r'"name\\?".*"arguments\\?"', re.DOTALL)
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
@@ -74,14 +75,13 @@ def parse_llama3(source: Source, calls: Calls) -> Steps[None]:
 
 
 def _read_row(source: Source, at: int, calls: Calls) -> Steps[bool]:
-    """Calls with semicolons between them."""
+    """Calls with semicolons or space between them."""
     if not (yield from read_call(source, at, calls)):
         return False
     while True:
         at = yield from source.skip_space(0)
-        if not (yield from source.starts_with(";", at)):
-            return True
-        at = yield from source.skip_space(at + 1)
+        if (yield from source.starts_with(";", at)):
+            at = yield from source.skip_space(at + 1)
         if not (yield from read_call(source, at, calls)):
             return True
 
@@ -147,7 +147,8 @@ FORMATS: Mapping[str, ToolCallFormat] = {
 
 def detect(template: str) -> ToolCallFormat | None:
     """The format that a chat template teaches, as far as it is one of these."""
-    if HERMES_OPEN in template and "<function=" not in template:
+    writes_json = _JSON_CALL.search(template) is not None
+    if HERMES_OPEN in template and writes_json:  # others write XML between the same tags
         return HERMES
     if MISTRAL_MARKER in template:
         return MISTRAL

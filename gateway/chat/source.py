@@ -75,10 +75,12 @@ class Source:
 
 
 def _beginning(text: str, marker: str) -> int:
-    """How many characters at the end of a text may begin a marker."""
-    for length in range(min(len(marker) - 1, len(text)), 0, -1):
-        if text.endswith(marker[:length]):
-            return length
+    """How many characters at the end of a text may begin a marker that is not in it."""
+    at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while at >= 0:
+        if marker.startswith(text[at:]):
+            return len(text) - at
+        at = text.find(marker[0], at + 1)
     return 0
 
 

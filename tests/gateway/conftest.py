@@ -26,7 +26,8 @@ CORPUS = [
     "def fibonacci(n): return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)",
 ]
 TEMPLATE = (
-    "{% if tools %}<tool_call>{{ tools | map(attribute='function.name') | join }}{% endif %}"
+    "{% if tools %}{{ tools | map(attribute='function.name') | join }}: "
+    '<tool_call>{"name": ..., "arguments": ...}</tool_call>{% endif %}'
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     "{% if enable_thinking is false %}No thinking.{% endif %}"

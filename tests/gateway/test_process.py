@@ -84,3 +84,16 @@ async def test_a_port_in_use_is_named(taken: str, model_folder: Path) -> None:
     assert process.returncode == 1
     assert f"127.0.0.1:{port}" in log.decode()
     assert "Traceback" not in log.decode()
+
+
+async def test_a_parser_that_the_model_has_no_use_for_is_named(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
+    options = ("--scheduler", "127.0.0.1:1", "--tool-call-parser", "hermes")
+    process = await spawn("--model", str(tmp_path), *options)
+    async with asyncio.timeout(20):
+        _, log = await process.communicate()
+    assert process.returncode == 1
+    assert "--tool-call-parser hermes" in log.decode()
+    assert "Traceback" not in log.decode()

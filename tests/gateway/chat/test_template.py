@@ -127,7 +127,8 @@ def test_a_template_of_its_own_for_tools_is_used_with_tools(tools: tuple[Tool, .
     assert template.render(Conversation(TURNS, tools)) == "tools: get_weather"
 
 
-HERMES_LIKE = "{{ tools }}<tool_call>\n{...}\n</tool_call>"
+HERMES_LIKE = '{{ tools }}<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>'
+ESCAPED = r"""{{ tools }}{{ "<tool_call>\n{\"name\": ..., \"arguments\": ...}\n</tool_call>" }}"""
 LLAMA_LIKE = (
     "{% if not tools is defined %}{% set tools = none %}{% endif %}{% if tools is not none %}"
     '{"name": function name, "parameters": dictionary}{% endif %}<|eot_id|>'
@@ -138,10 +139,12 @@ LLAMA_LIKE = (
     ("source", "tool_calls", "reasoning"),
     [
         (HERMES_LIKE, HERMES, None),
+        (ESCAPED, HERMES, None),
         (HERMES_LIKE + "<think>", HERMES, ReasoningFormat.QWEN3),
         ("{{ tools }}[TOOL_CALLS]", MISTRAL, None),
         (LLAMA_LIKE, LLAMA3_JSON, None),
         ("{{ tools }}<tool_call><function=name></tool_call>", None, None),
+        ("{{ tools }}<tool_call>name<arg_key>key</arg_key></tool_call>", None, None),
         ("<tool_call> without tools", None, None),
     ],
 )

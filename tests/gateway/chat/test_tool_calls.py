@@ -56,6 +56,7 @@ ORDINARY = [
     Case(LLAMA3_JSON, call(key="parameters"), "", (F,)),
     Case(LLAMA3_JSON, f" {call(key='parameters')}; {call(TRICKY)}\n", "", (F, ("f", TRICKY))),
     Case(LLAMA3_JSON, f"<|python_tag|>{call()};{call()}", "", (F, F)),
+    Case(LLAMA3_JSON, f"{call()}\n{call()}; and so on", "; and so on", (F, F)),
     Case(LLAMA3_JSON, f"I call it: <|python_tag|>{call()}", "I call it:", (F,)),
     Case(LLAMA3_JSON, f"{call()} and that was it", "and that was it", (F,)),
     Case(MISTRAL, f"[TOOL_CALLS] [{call()}, {call(TRICKY)}]", "", (F, ("f", TRICKY))),
