@@ -77,9 +77,9 @@ def _config(pairs: int, head_dim: int, itemsize: int) -> _Config:
         return _Config(4, 128, 64, num_warps=2, num_stages=2)
     # Enough sequences to fill the chip: only long contexts are cut.
     if pairs < 1024:
-        return _Config(2, 512, 64, num_warps=2, num_stages=2)
+        return _Config(2, 512 if pairs < 768 else 1024, 64, num_warps=2, num_stages=2)
     num_splits = min(2, _round_down(max(1, _MAX_SLICES // pairs)))
-    return _Config(num_splits, 1024, 32, num_warps=4, num_stages=2)
+    return _Config(num_splits, 1024, 32, num_warps=2, num_stages=2)
 
 
 def _round_down(n: int) -> int:
