@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.config import Policy, SchedulerConfig
-from scheduler_svc.core.plan import StepResult
+from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.request import FinishReason, TokenIds
 from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.sealing import seal
@@ -22,7 +22,7 @@ from scheduler_svc.core.timeline import Phase
 _NOT_FINITE = "the model's logits were not finite"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # as plans are
 class Arrived:
     """Tokens as columns, and whom they end."""
 
@@ -40,14 +40,16 @@ class Arrivals:
         self._config = config
         self._residency = residency
 
-    def take(self, slots: Slots, result: StepResult) -> Arrived:
-        """Appends the tokens of a step, one for each of these slots."""
-        table, token_ids = self._residency.table, result.token_ids
-        index = slots.astype(np.intp)
+    def take(self, plan: StepPlan, result: StepResult) -> Arrived:
+        """Appends the tokens of a step, one for each of the slots that sampled."""
+        table, token_ids, slots = self._residency.table, result.token_ids, plan.sampled_slots
+        # While the roster is the plan's, nobody has left.
+        roster = self._residency.roster if plan.roster is self._residency.roster else None
+        index = roster.index if roster and slots is roster.slots else slots.astype(np.intp)
         ends: list[End] = []
         late: list[tuple[Sequence, int]] = []
         sampled_rows: Index | None = None
-        if result.bad_rows or np.count_nonzero(table.is_live[index]) < len(index):
+        if result.bad_rows or not (roster or table.is_live[index].all()):
             is_good, late = self._set_aside(slots, result, ends)
             index, token_ids = index[is_good], token_ids[is_good]
             sampled_rows = np.append(np.flatnonzero(is_good), [row for _, row in late])
@@ -91,13 +93,15 @@ class Arrivals:
     def _ended(self, index: Index, token_ids: TokenIds, length: NDArray[np.int32]) -> list[End]:
         """The sequences whose newest token is a stop or the last that they may have."""
         table = self._residency.table
-        ends = length >= table.max_len[index]
-        is_stop = np.zeros(len(index), dtype=np.bool_)
+        is_full = length >= table.max_len[index]
+        is_stop = None
         for column in table.stop_ids:
-            is_stop |= column[index] == token_ids
-        if np.count_nonzero(is_stop):
+            is_here = column[index] == token_ids
+            if np.count_nonzero(is_here):
+                is_stop = is_here if is_stop is None else is_stop | is_here
+        if is_stop is not None:
             is_stop &= length >= table.min_len[index]
-            ends |= is_stop
+        ends = is_full if is_stop is None else is_full | is_stop
         if not np.count_nonzero(ends):
             return []
         ended = []
@@ -105,7 +109,8 @@ class Arrivals:
             sequence = table.sequence[index[row]]
             assert sequence is not None
             # A stop token that is also the last token allowed counts as a stop.
-            ended.append(End(sequence, FinishReason.STOP if is_stop[row] else FinishReason.LENGTH))
+            stopped = is_stop is not None and is_stop[row]
+            ended.append(End(sequence, FinishReason.STOP if stopped else FinishReason.LENGTH))
         return ended
 
     def _set_aside(

@@ -115,10 +115,11 @@ class Planner:
         while draft.num_steps:
             rows = (room < draft.num_steps).nonzero()[0]
             shortage = draft.num_steps - room[rows]
-            total = int((-(-shortage // self._config.block_size)).sum())
+            needs = -(-shortage // self._config.block_size)
+            total = int(needs.sum())
             if total <= self._residency.pool.num_free:
                 chunks = np.full(len(room), draft.num_steps, dtype=np.int32)
-                return not total or self._grow(draft, chunks, rows, shortage)
+                return not total or self._grow(draft, chunks, rows, needs)
             draft.num_steps //= 2
         return False
 
@@ -150,9 +151,13 @@ class Planner:
         is_decode_step = np.count_nonzero(chunks == 1) == len(chunks) and not table.inquiring
         if not is_decode_step:
             self._share_budget(chunks)
-        shortage = computed + chunks - table.capacity[index]
-        rows = (shortage > 0).nonzero()[0]
-        if len(rows) and not self._grow(draft, chunks, rows, shortage[rows]):
+            shortage = computed + chunks - table.capacity[index]
+            rows = (shortage > 0).nonzero()[0]
+            needs = -(-shortage[rows] // self._config.block_size)
+        else:
+            rows = (computed >= table.capacity[index]).nonzero()[0]
+            needs = np.ones(len(rows), dtype=np.int32)
+        if len(rows) and not self._grow(draft, chunks, rows, needs):
             is_decode_step = False
         if not is_decode_step:
             draft.keep(chunks)
@@ -176,11 +181,10 @@ class Planner:
         draft: Draft,
         chunks: NDArray[np.int32],
         rows: NDArray[np.intp],
-        shortage: NDArray[np.int32],
+        needs: NDArray[np.int32],
     ) -> bool:
-        """Finds blocks for the rows that are short of tokens; False if not for all of them."""
-        needs = -(-shortage // self._config.block_size)
-        total = int(needs.sum())
+        """Finds so many blocks for each of the rows; False if not for all of them."""
+        total = sum(needs.tolist())
         if total > self._residency.pool.num_free:
             self._grow_under_pressure(
                 draft, chunks, zip(rows.tolist(), needs.tolist(), strict=True)

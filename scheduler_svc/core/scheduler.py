@@ -28,7 +28,7 @@ from scheduler_svc.core.plan import Finished, OutOfStep, StepOutputs, StepPlan, 
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.residency import Residency
-from scheduler_svc.core.sequence import Sequence, Status
+from scheduler_svc.core.sequence import End, Sequence, Status
 from scheduler_svc.core.sliding_window import blocks_needed
 from scheduler_svc.core.timeline import Phase
 
@@ -249,17 +249,22 @@ class Scheduler:
             raise OutOfStep(f"step {plan.step_id}: {message}")
         if result.bad_rows and not 0 <= min(result.bad_rows) <= max(result.bad_rows) < num_rows:
             raise OutOfStep(f"step {plan.step_id}: bad_rows {result.bad_rows} has no such row")
-        if not reports.answers(plan.asked, result.reports):
+        if (plan.asked or result.reports) and not reports.answers(plan.asked, result.reports):
             raise OutOfStep(f"step {plan.step_id}: its reports are not those asked for")
         self._in_flight.popleft()
-        told, ends = reports.receive(plan, result.reports, self.residency)
-        # Whoever a report ends gets no token any more.
-        finished = [self._finish(end.sequence, end.reason, end.message) for end in ends]
+        told: list[reports.Told] = []
+        finished: list[Finished] = []
+        if plan.asked or plan.prompt_ends:
+            told, ends = reports.receive(plan, result.reports, self.residency)
+            # Whoever a report ends gets no token any more.
+            finished = self._finish_all(ends)
         if plan.num_scheduled is not None:
             self._arrivals.begin_decoding(plan.sampled_slots)
-        arrived = self._arrivals.take(plan.sampled_slots, result)
-        finished += [self._finish(end.sequence, end.reason, end.message) for end in arrived.ends]
         if finished:
+            self.residency.renew_roster()
+        arrived = self._arrivals.take(plan, result)
+        if arrived.ends:
+            finished += self._finish_all(arrived.ends)
             self.residency.renew_roster()
         self.residency.acknowledge(plan.step_id)
         self.num_output_tokens += len(arrived.token_ids)
@@ -271,6 +276,9 @@ class Scheduler:
             arrived.sampled_rows,
             told,
         )
+
+    def _finish_all(self, ends: Iterable[End]) -> list[Finished]:
+        return [self._finish(end.sequence, end.reason, end.message) for end in ends]
 
     def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "") -> Finished:
         self._end(sequence)

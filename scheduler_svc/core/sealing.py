@@ -14,12 +14,11 @@ def seal(table: SlotTable, cache: PrefixCache, index: Index, covered: NDArray[np
     A block is full when the tokens up to its end are known and computed, or will be by a step that
     nobody takes back any more: the newest token of a sequence has no KV before the next step.
     """
-    sealed = table.num_sealed[index]
-    is_due = covered - sealed * table.block_size >= table.block_size
-    if not np.count_nonzero(is_due):
+    rows = (covered >= table.seal_at[index]).nonzero()[0]
+    if not len(rows):
         return
-    due, sealed = index[is_due], sealed[is_due]
-    num_full = covered[is_due] // table.block_size
+    due = index[rows]
+    sealed, num_full = table.num_sealed[due], covered[rows] // table.block_size
     is_next = (num_full == sealed + 1) & (sealed > 0)
     num_next = np.count_nonzero(is_next)
     if num_next == len(due):  # a decode step, nearly always
@@ -49,6 +48,7 @@ def _seal_next(
     cache.insert(table.block_table[place], hashes, parents, token_ids)
     table.last_hash[index] = hashes
     table.num_sealed[index] = sealed + 1
+    table.seal_at[index] += table.block_size
 
 
 def _seal_until(table: SlotTable, cache: PrefixCache, slot: int, until: int) -> None:
@@ -63,3 +63,4 @@ def _seal_until(table: SlotTable, cache: PrefixCache, slot: int, until: int) -> 
     cache.insert(block_ids, hashes[begin:], parents, token_ids.reshape(-1, size)[begin:])
     table.last_hash[slot] = hashes[-1]
     table.num_sealed[slot] = until
+    table.seal_at[slot] = (until + 1) * size

@@ -56,6 +56,7 @@ class SlotTable:
         self.num_null = column()  # of these, leading null blocks: nobody reads so far back
         self.capacity = column()  # tokens these blocks hold
         self.num_sealed = column()  # leading blocks that are in the prefix cache
+        self.seal_at = column()  # tokens with which the next block can enter it
         self.last_hash: NDArray[np.uint64] = np.zeros(max_num_seqs, dtype=np.uint64)
         self.max_len = column()
         self.min_len = column()
@@ -103,12 +104,14 @@ class SlotTable:
             self.never_seal(slot)
             return
         self.num_sealed[slot] = num_sealed
+        self.seal_at[slot] = (num_sealed + 1) * self.block_size
         hashes = sequence.block_hashes(self.block_size) if num_sealed else []
         self.last_hash[slot] = hashes[num_sealed - 1] if num_sealed else NO_PARENT
 
     def never_seal(self, slot: int) -> None:
         """Keeps a slot's blocks out of the prefix cache: they count as sealed, all of them."""
         self.num_sealed[slot] = MAX_INT32 // self.block_size
+        self.seal_at[slot] = MAX_INT32
 
     def enter_stops(self, slot: int, stop_ids: tuple[int, ...]) -> None:
         """Sets the tokens that end a slot's sequence."""
