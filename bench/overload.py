@@ -75,7 +75,7 @@ class Share:
 def config(worker_port: int, **options: object) -> ServiceConfig:
     """The scheduler's options, except for what a measurement is about."""
     return ServiceConfig(
-        worker=f"127.0.0.1:{worker_port}",
+        workers=(f"127.0.0.1:{worker_port}",),
         host="127.0.0.1",
         port=0,
         max_num_seqs=NUM_SLOTS,

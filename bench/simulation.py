@@ -101,7 +101,7 @@ async def measured(arrivals: Sequence[Arrival]) -> tuple[list[float], StepTime]:
     async with serving() as (stub, engine):
         began_s = time.perf_counter() + 0.2
         ends_s = await asyncio.gather(*(one(stub, arrival) for arrival in arrivals))
-        step_time = engine.group.pace.step_time
+        step_time = engine.groups[0].pace.step_time
     assert step_time is not None
 
     def percentiles(values: list[float], *which: int) -> list[float]:

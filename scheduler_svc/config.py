@@ -10,6 +10,7 @@ from scheduler_svc.core import Policy
 from scheduler_svc.journal.start import RecordOptions
 
 MAX_GRANT = 64
+DEFAULT_WORKER = "127.0.0.1:50053"
 _NOT_NEGATIVE = (
     "state_check_interval",
     "queue_window",
@@ -24,9 +25,9 @@ _RECORD_OPTIONS = ("record", "record_max_mib", "record_prompts")
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """How to reach the worker, where to listen, and the policy's limits."""
+    """How to reach the workers, where to listen, and the policy's limits."""
 
-    worker: str  # host:port of the worker group's leader
+    workers: tuple[str, ...]  # host:port of the leader of each worker group
     host: str
     port: int
     max_num_seqs: int
@@ -52,6 +53,8 @@ class ServiceConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.max_grant <= MAX_GRANT:
             raise ValueError(f"max_grant is {self.max_grant}, must be 0 to {MAX_GRANT}")
+        if not self.workers or len(set(self.workers)) < len(self.workers):
+            raise ValueError(f"worker is {', '.join(self.workers)}; name each once")
         if self.lookahead not in (0, 1, 2):
             raise ValueError(f"lookahead is {self.lookahead}, must be 0, 1 or 2")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -71,11 +74,18 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
     """The configuration of this process; exits with usage on a bad option."""
     parser = argparse.ArgumentParser(
         prog="python -m scheduler_svc",
-        description="Queues, places and runs requests on a worker group.",
+        description="Queues, places and runs requests on worker groups.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--worker", default="127.0.0.1:50053", help="the worker group's leader")
+    parser.add_argument(
+        "--worker",
+        dest="workers",
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar="HOST:PORT",
+        help=f"a worker group's leader; may be repeated (default: {DEFAULT_WORKER})",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=50052, help="port to listen on")
     parser.add_argument("--max-num-seqs", type=int, default=256, help="most running requests")
@@ -131,6 +141,7 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
     _add_admission_options(parser)
     _add_record_options(parser)
     options = vars(parser.parse_args(arguments))
+    options["workers"] = tuple(options.get("workers", [DEFAULT_WORKER]))
     options["tenant_weights"] = tuple(options["tenant_weights"])
     try:
         options["record"] = _record_options(options)

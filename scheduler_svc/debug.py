@@ -2,7 +2,9 @@
 
 import time
 from collections import defaultdict
+from heapq import merge
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import grpc
@@ -10,8 +12,9 @@ import grpc
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, types_pb2
 from scheduler_svc.core import Scheduler, Sequence
 from scheduler_svc.engine import Engine
+from scheduler_svc.group import WorkerGroup
 from scheduler_svc.sampling import Sampling
-from scheduler_svc.story import describe, time_spent
+from scheduler_svc.story import describe, tell_before, time_spent
 from scheduler_svc.trace import StepRecord
 
 DEFAULT_REQUESTS = 100
@@ -31,11 +34,16 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
         self, request: debug_pb2.ListRequestsRequest, context: Context
     ) -> debug_pb2.ListRequestsResponse:
         """Live requests, oldest first."""
-        core = self._engine.group.core
-        live = list(core.live()) if core else []
+        live = [
+            (group, group.core, sequence)
+            for group in self._engine.groups
+            if group.core is not None
+            for sequence in group.core.live()
+        ]
+        live.sort(key=lambda found: found[2].request.arrival_s)
         shown, now_s = live[: request.limit or DEFAULT_REQUESTS], time.monotonic()
         return debug_pb2.ListRequestsResponse(
-            requests=[_summary(core, sequence, now_s) for sequence in shown if core],
+            requests=[_summary(group, core, sequence, now_s) for group, core, sequence in shown],
             total=len(live),
         )
 
@@ -43,20 +51,25 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
         self, request: debug_pb2.DescribeRequestRequest, context: Context
     ) -> debug_pb2.DescribeRequestResponse:
         """One live request in full."""
-        core = self._engine.group.core
-        sequence = core.find(request.request_id) if core else None
-        if core is None or sequence is None:
+        found = self._engine.find(request.request_id)
+        core = found[0].core if found else None
+        if found is None or core is None:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND, f"request_id {request.request_id!r} is not live"
             )
             raise AssertionError("abort raises")
+        group, sequence = found
         table, now_s = core.residency.table, time.monotonic()
-        not_ready = "" if self._engine.is_ready else self._engine.reason
+        not_ready = "" if group.is_ready else group.reason
+        elsewhere = {g.address: g.trace for g in self._engine.groups if g is not group}
         return debug_pb2.DescribeRequestResponse(
-            request=_summary(core, sequence, now_s),
+            request=_summary(group, core, sequence, now_s),
             block_ids=table.blocks(sequence.slot) if sequence.slot is not None else (),
             sampling=_sampling(sequence),
-            story=describe(core, sequence, self._engine.group.trace, not_ready, now_s),
+            story=[
+                *tell_before(sequence, elsewhere),
+                *describe(core, sequence, group.trace, not_ready, now_s),
+            ],
             time_spent=time_spent(sequence, now_s),
         )
 
@@ -64,9 +77,10 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
         self, request: debug_pb2.DumpBlockPoolRequest, context: Context
     ) -> debug_pb2.DumpBlockPoolResponse:
         """Blocks in use first, then cached ones."""
-        core = self._engine.group.core
+        group = await self._named_group(request.worker_address, context)
+        core = group.core
         if core is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, self._engine.reason)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, group.reason)
             raise AssertionError("abort raises")
         pool, limit = core.residency.pool, request.limit or DEFAULT_BLOCKS
         holders = _holders(core)
@@ -90,18 +104,41 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
                 for block_id in shown
             ],
             free_queue=islice(pool.free_queue(), limit),
+            worker_address=group.address,
             summary=(
                 f"{usable - pool.num_free} of {usable} blocks of {pool.block_size} tokens are in "
                 f"use ({pool.usage:.1%}), {len(pool.cache)} hold content a prefix can hit"
             ),
         )
 
+    async def _named_group(self, address: str, context: Context) -> WorkerGroup:
+        """The group asked about; the only one needs no name."""
+        groups = {group.address: group for group in self._engine.groups}
+        if not address and len(groups) == 1:
+            return self._engine.groups[0]
+        if address not in groups:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"worker_address {address!r} is not one of {', '.join(groups)}",
+            )
+        return groups[address]
+
     async def ListSteps(
         self, request: debug_pb2.ListStepsRequest, context: Context
     ) -> debug_pb2.ListStepsResponse:
         """The last steps, newest first."""
-        records = islice(self._engine.group.trace.newest_first(), request.limit or DEFAULT_STEPS)
-        return debug_pb2.ListStepsResponse(steps=[_step(record) for record in records])
+        records = merge(
+            *(
+                [(r.sent_s, g.address, r) for r in g.trace.newest_first()]
+                for g in self._engine.groups
+            ),
+            key=itemgetter(0),
+            reverse=True,
+        )
+        newest = islice(records, request.limit or DEFAULT_STEPS)
+        return debug_pb2.ListStepsResponse(
+            steps=[_step(record, address) for _, address, record in newest]
+        )
 
 
 def _holders(core: Scheduler) -> dict[int, list[str]]:
@@ -113,7 +150,9 @@ def _holders(core: Scheduler) -> dict[int, list[str]]:
     return holders
 
 
-def _summary(core: Scheduler, sequence: Sequence, now_s: float) -> debug_pb2.RequestSummary:
+def _summary(
+    group: WorkerGroup, core: Scheduler, sequence: Sequence, now_s: float
+) -> debug_pb2.RequestSummary:
     table, slot = core.residency.table, sequence.slot
     num_tokens = len(sequence.token_ids) if slot is None else int(table.num_tokens[slot])
     num_computed = 0 if slot is None else int(table.num_computed[slot])
@@ -130,6 +169,7 @@ def _summary(core: Scheduler, sequence: Sequence, now_s: float) -> debug_pb2.Req
         slot=slot,
         num_preemptions=sequence.num_preemptions,
         age_s=age_s,
+        worker_address=group.address,
         summary=(
             f"{sequence.status.value}{where}: {sequence.num_prompt} prompt and "
             f"{num_tokens - sequence.num_prompt} output tokens, {num_computed} computed or "
@@ -178,7 +218,7 @@ def _rules(sampling: Sampling) -> str:
     return "".join(f", {word}" for word in words)
 
 
-def _step(record: StepRecord) -> debug_pb2.StepSummary:
+def _step(record: StepRecord, address: str) -> debug_pb2.StepSummary:
     plan = record.plan
     chunks = [1] * len(plan.slots) if plan.num_scheduled is None else plan.num_scheduled.tolist()
     entered = {new.slot for new in plan.new_sequences}
@@ -209,6 +249,7 @@ def _step(record: StepRecord) -> debug_pb2.StepSummary:
         preempted=plan.preempted,
         num_free_blocks=plan.num_free_blocks,
         duration_us=int((record.duration_s or 0) * 1e6),
+        worker_address=address,
         summary=(
             f"step {plan.step_id}: {num_prefills} prefill and {len(rows) - num_prefills} decode "
             f"rows, {plan.num_tokens} tokens, {duration}"

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from pagewire.v1 import types_pb2
 from scheduler_svc.clients import Clients
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.core import RefusalKind, Refused, Request
-from scheduler_svc.group import WorkerGroup
+from scheduler_svc.core import RefusalKind, Refused, Request, Sequence
+from scheduler_svc.group import Served, WorkerGroup
 from scheduler_svc.outbox import Outbox
+from scheduler_svc.places import Place, best_first, move_all
 from scheduler_svc.worker_link import OpenChannel, open_channel
 
 _DEADLINE_CHECK_S = 0.02  # between looks at the deadlines while no step does it
@@ -32,15 +33,20 @@ class Overloaded(Exception):
 
 
 class Engine:
-    """Takes requests in, hands them to a worker group, and finds them again."""
+    """Takes requests in, places each on a worker group, and moves it on when that is lost."""
 
     def __init__(self, config: ServiceConfig, open_channel: OpenChannel = open_channel) -> None:
         self.config = config
         self.readiness_changed = asyncio.Event()
+        self.num_overloaded = 0
         self._clients = Clients()
-        self.group = WorkerGroup(
-            config, config.worker, self._clients, self.readiness_changed.set, open_channel
-        )
+        self._served = Served()
+        self.groups = [
+            WorkerGroup(
+                config, address, self._clients, self._served, self._on_readiness, open_channel
+            )
+            for address in config.workers
+        ]
         self._started_s = time.monotonic()
 
     @property
@@ -51,17 +57,40 @@ class Engine:
     @property
     def is_ready(self) -> bool:
         """Whether a worker is attached."""
-        return self.group.is_ready
+        return any(group.is_ready for group in self.groups)
 
     @property
     def reason(self) -> str:
         """Why not."""
-        return self.group.reason
+        if self.is_ready:
+            return ""
+        if len(self.groups) == 1:
+            return self.groups[0].reason
+        return "; ".join(f"{group.address}: {group.reason}" for group in self.groups)
 
     @property
     def model(self) -> types_pb2.ModelInfo | None:
         """What is served; None before the first worker attached."""
-        return self.group.model
+        return self._served.model
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this. Raises NotReady before the first worker attached."""
+        return self._places()[0].core.config.vocab_size
+
+    def find(self, request_id: str) -> tuple[WorkerGroup, Sequence] | None:
+        """Where a live request is."""
+        for group in self.groups:
+            sequence = group.core.find(request_id) if group.core else None
+            if sequence is not None:
+                return group, sequence
+        return None
+
+    def _places(self) -> list[Place]:
+        places = [Place(group, group.core) for group in self.groups if group.core is not None]
+        if not places:
+            raise NotReady(self.reason)
+        return places
 
     # --- clients ---------------------------------------------------------------------------------
 
@@ -74,70 +103,102 @@ class Engine:
         self._clients.close(client)
         for request_id in request_ids:
             self.abort(request_id)
-        self.group.wake()
 
     def submit(self, request: Request) -> None:
-        """Queues a request.
+        """Queues a request where it is best placed.
 
         Raises core.Refused, Overloaded, or NotReady before the first worker attached.
         """
-        group, core = self.group, self.group.core
-        if core is None:
-            raise NotReady(self.reason)
-        try:
-            core.add(request)
-        except Refused as refused:
-            if refused.kind is not RefusalKind.OVERLOADED:
-                raise
-            retry_after_s = group.pace.retry_after_s(core, request, request.arrival_s)
-            raise Overloaded(str(refused), retry_after_s) from refused
-        group.wake()
+        places, refusals = self._places(), list[tuple[Place, Refused]]()
+        holder = self.find(request.request_id)
+        if holder is not None:  # it refuses the second by the same name
+            places = [place for place in places if place.group is holder[0]]
+        for are_ready in (True, False):
+            tier = [place for place in places if place.group.is_ready is are_ready]
+            for place in best_first(tier, request):
+                try:
+                    place.core.add(request)
+                except Refused as refused:
+                    if refused.kind not in (RefusalKind.OVERLOADED, RefusalKind.NEVER_FITS):
+                        raise
+                    refusals.append((place, refused))
+                else:
+                    place.group.wake()
+                    return
+            if any(refused.kind is RefusalKind.OVERLOADED for _, refused in refusals):
+                break  # there will be room; a worker that is away would take longer
+        raise self._refusal(request, refusals)
 
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below this. Raises NotReady before the first worker attached."""
-        if self.group.core is None:
-            raise NotReady(self.reason)
-        return self.group.core.config.vocab_size
+    def _refusal(self, request: Request, refusals: list[tuple[Place, Refused]]) -> Exception:
+        """Why no group takes a request; under overload, where a place is kept and for when."""
+        now_s = request.arrival_s
+        full = [(p, r) for p, r in refusals if r.kind is RefusalKind.OVERLOADED]
+        if not full:
+            return refusals[-1][1]
+        delays_s = [p.group.pace.retry_after_s(p.core, request, now_s) for p, _ in full]
+        retry_after_s = min(delays_s)
+        place, refused = full[delays_s.index(retry_after_s)]
+        place.core.promise(request, now_s + retry_after_s)
+        self.num_overloaded += 1
+        return Overloaded(str(refused), retry_after_s)
 
     def abort(self, request_id: str) -> bool:
         """Ends a live request without telling its client; False when there is none."""
-        core = self.group.core
-        return core is not None and core.abort(request_id) is not None
+        for group in self.groups:
+            if group.core is not None and group.core.abort(request_id) is not None:
+                group.wake()
+                return True
+        return False
 
     def abort_and_tell(self, request_id: str) -> bool:
         """Ends a live request for somebody else than its client, who is told."""
-        core = self.group.core
-        finished = core.abort(request_id) if core else None
-        if finished is None:
-            return False
-        self._clients.tell_ends([finished])
-        return True
+        for group in self.groups:
+            finished = group.core.abort(request_id) if group.core else None
+            if finished is not None:
+                self._clients.tell_ends([finished])
+                group.wake()
+                return True
+        return False
 
     def set_priority(self, request_id: str, priority: int) -> bool:
         """Makes a live request more or less urgent; False when there is none."""
-        core = self.group.core
-        return core is not None and core.set_priority(request_id, priority) is not None
+        return any(
+            group.core is not None and group.core.set_priority(request_id, priority) is not None
+            for group in self.groups
+        )
 
     def reset_prefix_cache(self) -> int:
         """Forgets every cached prefix; returns how many blocks had one."""
-        return self.group.core.reset_prefix_cache() if self.group.core else 0
+        return sum(group.core.reset_prefix_cache() for group in self.groups if group.core)
 
-    # --- running ---------------------------------------------------------------------------------
+    # --- groups ----------------------------------------------------------------------------------
+
+    def _on_readiness(self) -> None:
+        """A worker has come or gone: whoever is without one moves to those that have one."""
+        self.readiness_changed.set()
+        if not self.is_ready:
+            return
+        places, now_s = self._places(), time.monotonic()
+        ready = [place for place in places if place.group.is_ready]
+        for place in places:
+            if place.core.residency.is_worker_away and place.core.num_waiting:
+                move_all(place, ready, now_s)
 
     async def run(self) -> None:
         """Serves until cancelled or FencedOut."""
-        expiring = asyncio.create_task(self._expire_while_away())
+        tasks = [asyncio.create_task(group.run()) for group in self.groups]
+        tasks.append(asyncio.create_task(self._expire_while_away()))
         try:
-            await self.group.run()
+            await asyncio.gather(*tasks)
         finally:
-            expiring.cancel()
-            await asyncio.gather(expiring, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _expire_while_away(self) -> None:
         """Deadlines hold while no step is planned, too: during a long one, or without a worker."""
         while True:
             await asyncio.sleep(_DEADLINE_CHECK_S)
-            core = self.group.core
-            if core is not None and core.next_deadline_s is not None:
-                self.group.expire()
+            for group in self.groups:
+                if group.core is not None and group.core.next_deadline_s is not None:
+                    group.expire()

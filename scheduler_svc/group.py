@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc.clients import Clients
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.core import Scheduler, StepPlan
+from scheduler_svc.core import Scheduler, hopeless
 from scheduler_svc.core_config import core_config
 from scheduler_svc.journal.recorder import Recorder
 from scheduler_svc.journal.start import make_core
@@ -35,28 +35,44 @@ from scheduler_svc.worker_link import (
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.3
-_MAX_STRIKES = 3  # workers lost at the same step before its requests are given up
 
 
 class WrongWorker(Exception):
-    """The worker that came serves something else than the one before."""
+    """The worker that came serves something else than those before."""
+
+
+class Served:
+    """What all worker groups serve: what the first worker that attached does."""
+
+    def __init__(self) -> None:
+        self.model: types_pb2.ModelInfo | None = None
+
+    def check(self, model: types_pb2.ModelInfo) -> None:
+        """Raises WrongWorker for another model."""
+        if self.model is None:
+            self.model = model
+        elif model.config_sha256 != self.model.config_sha256:
+            raise WrongWorker(
+                f"it serves {model.model} (config {model.config_sha256[:12]}), "
+                f"not {self.model.model} (config {self.model.config_sha256[:12]})"
+            )
 
 
 class WorkerGroup:
-    """A worker group's leader at one address, and all requests placed there."""
+    """The leader of a worker group at one address, and all requests placed there."""
 
     def __init__(
         self,
         config: ServiceConfig,
         address: str,
         clients: Clients,
+        served: Served,
         on_readiness: Callable[[], None],
         open_channel: OpenChannel = open_channel,
     ) -> None:
         self.address = address
         self.core: Scheduler | None = None
         self.recorder: Recorder | None = None
-        self.model: types_pb2.ModelInfo | None = None
         self.epoch = 0
         self.is_ready = False
         self.reason = "no worker has attached yet"
@@ -67,12 +83,12 @@ class WorkerGroup:
         self.why_lost = ""  # the worker, the last time
         self._config = config
         self._clients = clients
+        self._served = served
         self._on_readiness = on_readiness
         self._worker = WorkerClient(address, config.heartbeat_timeout_s, open_channel)
         self._work = asyncio.Event()
         self._incarnation = 0
         self._claimed_epoch = 0  # the worker may have taken it, though its greeting never came
-        self._strikes = 0
 
     def wake(self) -> None:
         """There may be something to plan."""
@@ -133,18 +149,13 @@ class WorkerGroup:
         if worker.incarnation != self._incarnation:
             self._incarnation = worker.incarnation
             self.pace.new_worker()
+        self._served.check(worker.model)
         if self.core is None:
-            self.model = worker.model
             limits, options = core_config(self._config, worker), self._config.record
             made = make_core(limits, worker, self.address, options)
             self.core, self.recorder = made.core, made.recorder
             return
         before = self.core.config
-        if self.model is not None and worker.model.config_sha256 != self.model.config_sha256:
-            raise WrongWorker(
-                f"it serves {worker.model.model} (config {worker.model.config_sha256[:12]}), "
-                f"not {self.model.model} (config {self.model.config_sha256[:12]})"
-            )
         if worker.block_size != before.block_size or worker.max_num_seqs < before.max_num_seqs:
             raise WrongWorker("its block_size or max_num_seqs differs from the worker before it")
         self.core.worker_lost(worker.num_blocks)
@@ -192,8 +203,7 @@ class WorkerGroup:
                 continue
             answer = await link.receive()
             self.expire()
-            if stepping.apply(answer):
-                self._strikes = 0
+            stepping.apply(answer)
 
     async def _idle(self, link: WorkerLink) -> None:
         """Waits for work; notices meanwhile that the worker is gone."""
@@ -212,22 +222,18 @@ class WorkerGroup:
         """After a lost worker: everyone waits again; who loses it time after time is given up."""
         core = self.core
         assert core is not None
-        oldest: StepPlan | None = core.oldest_in_flight
         logger.warning("worker lost, %d requests will be recomputed: %s", core.num_running, why)
-        self._set_ready(False, why)
         self.why_lost = why
         self.num_recoveries += 1
-        self._strikes += 1
         core.now_s = time.monotonic()
         core.worker_lost()
-        if oldest is not None and self._strikes >= _MAX_STRIKES:
-            self._strikes = 0
-            culprits = [s.request.request_id for s in oldest.sequences()]
-            message = f"its step failed {_MAX_STRIKES} times: {why}"
-            self._clients.tell_ends(core.fail(culprits, message))
+        message = f"worker after worker was lost in its steps; the last one: {why}"
+        self._clients.tell_ends(core.fail(hopeless(core.live()), message))
+        self._set_ready(False, why)
 
     def _set_ready(self, is_ready: bool, reason: str) -> None:
         if reason and reason != self.reason:
             logger.info("worker %s is not ready: %s", self.address, reason)
-        self.is_ready, self.reason = is_ready, reason
-        self._on_readiness()
+        has_changed, self.is_ready, self.reason = is_ready != self.is_ready, is_ready, reason
+        if has_changed:
+            self._on_readiness()

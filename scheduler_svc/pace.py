@@ -73,14 +73,12 @@ class Pace:
         return None if foreseen is None else foreseen.drained_s
 
     def retry_after_s(self, core: Scheduler, request: Request, now_s: float) -> float:
-        """When a refused request may come again; a place is kept for it then."""
+        """In how many seconds there will be room for a refused request."""
         foreseen = self._foresee(core, now_s)
-        delay_s = _UNKNOWN_S
-        if foreseen is not None:
-            admitted_s = foreseen.nth_admission_s(core.intake.num_ahead(request))
-            delay_s = min(max(_MARGIN * admitted_s, _MIN_RETRY_S), _MAX_RETRY_S)
-        core.promise(request, now_s + delay_s)
-        return delay_s
+        if foreseen is None:
+            return _UNKNOWN_S
+        admitted_s = foreseen.nth_admission_s(core.intake.num_ahead(request))
+        return min(max(_MARGIN * admitted_s, _MIN_RETRY_S), _MAX_RETRY_S)
 
     def _foresee(self, core: Scheduler, now_s: float) -> Forecast | None:
         if self._forecast is not None and now_s - self._forecast[0] < _FRESH_S:

@@ -1,47 +1,89 @@
 """The scheduler in numbers."""
 
 import time
+from collections.abc import Callable
 
 from pagewire.v1 import scheduler_pb2
+from scheduler_svc.core import Scheduler
 from scheduler_svc.engine import Engine
+from scheduler_svc.group import WorkerGroup
+
+# What is summed up over the worker groups, by the name of its field.
+_SUMS: dict[str, Callable[[Scheduler], int]] = {
+    "num_running": lambda core: core.num_running,
+    "num_waiting": lambda core: core.num_waiting,
+    "num_waiting_tokens": lambda core: core.residency.waiting.num_tokens,
+    "num_blocks": lambda core: core.residency.pool.num_usable,
+    "num_free_blocks": lambda core: core.residency.pool.num_free,
+    "num_steps": lambda core: core.counters.num_steps,
+    "prefix_query_tokens": lambda core: core.counters.prefix_query_tokens,
+    "prefix_hit_tokens": lambda core: core.counters.prefix_hit_tokens,
+    "num_evictions": lambda core: core.residency.num_evictions,
+    "num_cached_blocks": lambda core: len(core.residency.pool.cache),
+    "num_preemptions": lambda core: core.residency.num_preemptions,
+    "num_accepted": lambda core: core.num_accepted,
+    "num_finished": lambda core: core.num_finished,
+    "num_output_tokens": lambda core: core.num_output_tokens,
+    "num_prefill_tokens": lambda core: core.counters.num_prefill_tokens,
+    "num_expired": lambda core: core.num_expired,
+    "max_num_seqs": lambda core: core.config.max_num_seqs,
+}
+_OF_A_GROUP = (
+    "num_running",
+    "num_waiting",
+    "num_blocks",
+    "num_free_blocks",
+    "num_steps",
+    "num_output_tokens",
+)
 
 
 def status_of(engine: Engine) -> scheduler_pb2.GetStatusResponse:
     """Counters and gauges of this moment."""
+    named = next((group for group in engine.groups if group.is_ready), engine.groups[0])
     status = scheduler_pb2.GetStatusResponse(
         ready=engine.is_ready,
         reason=engine.reason,
         model=engine.model,
-        epoch=engine.group.epoch,
-        worker_address=engine.group.address,
+        epoch=named.epoch,
+        worker_address=named.address,
         uptime_s=engine.uptime_s,
+        num_overloaded=engine.num_overloaded,
+        groups=[_group(group) for group in engine.groups],
     )
-    core = engine.group.core
+    cores = [group.core for group in engine.groups if group.core is not None]
+    if not cores:
+        return status
+    for name, of in _SUMS.items():
+        setattr(status, name, sum(map(of, cores)))
+    config = cores[0].config
+    status.block_size, status.policy = config.block_size, config.policy.value
+    status.max_num_batched_tokens = max(core.config.max_num_batched_tokens for core in cores)
+    backlogs_s = [g.seconds_of_backlog for g in status.groups if g.HasField("seconds_of_backlog")]
+    if backlogs_s:
+        status.seconds_of_backlog = max(backlogs_s)
+    return status
+
+
+def _group(group: WorkerGroup) -> scheduler_pb2.WorkerGroupStatus:
+    status = scheduler_pb2.WorkerGroupStatus(
+        address=group.address,
+        ready=group.is_ready,
+        reason=group.reason,
+        epoch=group.epoch,
+        num_losses=group.num_recoveries,
+        why_lost=group.why_lost,
+    )
+    core = group.core
     if core is None:
         return status
-    pool, counters = core.residency.pool, core.counters
-    status.num_running = core.num_running
-    status.num_waiting = core.num_waiting
-    status.num_waiting_tokens = core.residency.waiting.num_tokens
-    status.num_blocks = pool.num_blocks - 1
-    status.num_free_blocks = pool.num_free
-    status.block_size = core.config.block_size
-    status.num_steps = counters.num_steps
-    status.prefix_query_tokens = counters.prefix_query_tokens
-    status.prefix_hit_tokens = counters.prefix_hit_tokens
-    status.num_evictions = core.residency.num_evictions
-    status.num_cached_blocks = len(pool.cache)
-    status.num_preemptions = core.residency.num_preemptions
-    status.num_accepted = core.num_accepted
-    status.num_finished = core.num_finished
-    status.num_output_tokens = core.num_output_tokens
-    status.num_prefill_tokens = counters.num_prefill_tokens
-    status.max_num_seqs = core.config.max_num_seqs
-    status.max_num_batched_tokens = core.config.max_num_batched_tokens
-    status.num_overloaded = core.intake.num_refused
-    status.num_expired = core.num_expired
-    status.policy = core.config.policy.value
-    backlog_s = engine.group.pace.backlog_s(core, time.monotonic())
+    for name in _OF_A_GROUP:
+        setattr(status, name, _SUMS[name](core))
+    status.num_handed_over, status.num_adopted = (
+        core.moving.num_handed_over,
+        core.moving.num_adopted,
+    )
+    backlog_s = group.pace.backlog_s(core, time.monotonic())
     if backlog_s is not None:
         status.seconds_of_backlog = backlog_s
     return status

@@ -1,9 +1,18 @@
 """What happened to a request so far, and why it waited: told from the steps that are kept."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pagewire.v1 import debug_pb2
-from scheduler_svc.core import Cause, Held, Phase, Scheduler, Sequence, Status, StepPlan
+from scheduler_svc.core import (
+    Cause,
+    Held,
+    NewSequence,
+    Phase,
+    Scheduler,
+    Sequence,
+    Status,
+    StepPlan,
+)
 from scheduler_svc.trace import Trace
 
 _WAITS = {
@@ -43,6 +52,27 @@ def tell(core: Scheduler, sequence: Sequence, trace: Trace, now_s: float) -> lis
     return lines
 
 
+def tell_before(sequence: Sequence, elsewhere: Mapping[str, Trace]) -> list[str]:
+    """Where a request ran before it moved: the traces of other worker groups, by their address."""
+    request_id, arrival_s = sequence.request.request_id, sequence.request.arrival_s
+    entries = [
+        (record.sent_s, f"step {record.plan.step_id} of worker {address}: {_entered(new)}")
+        for address, trace in elsewhere.items()
+        for record in trace.newest_first()
+        if record.sent_s >= arrival_s
+        for new in record.plan.new_sequences
+        if new.request.request_id == request_id
+    ]
+    return [f"{line}; moved when that worker was lost" for _, line in sorted(entries)]
+
+
+def _entered(new: NewSequence) -> str:
+    return (
+        f"entered slot {new.slot} with {len(new.token_ids)} tokens, "
+        f"{new.num_computed_tokens} of them cached"
+    )
+
+
 def _spanned(first_step: int, last_step: int, line: str) -> str:
     steps = f"step {first_step}" if first_step == last_step else f"steps {first_step}-{last_step}"
     return f"{steps}: {line}"
@@ -61,11 +91,7 @@ def _step_by_step(core: Scheduler, sequence: Sequence, trace: Trace) -> Iterator
         entry = next((n for n in plan.new_sequences if n.request.request_id == request_id), None)
         if entry is not None:
             waits = False
-            yield (
-                plan.step_id,
-                f"entered slot {entry.slot} with {len(entry.token_ids)} tokens, "
-                f"{entry.num_computed_tokens} of them cached",
-            )
+            yield plan.step_id, _entered(entry)
         elif waits and plan.held is not None and not _runs(plan, sequence):
             yield plan.step_id, f"waited: {_why(core, plan.held, request.request_id)}"
 

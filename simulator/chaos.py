@@ -205,7 +205,7 @@ class Story:
     # --- the end ---------------------------------------------------------------------------------
 
     def _cores(self) -> Iterator[Scheduler]:
-        for group in (self._engine.group,):
+        for group in self._engine.groups:
             if group.core is not None:
                 yield group.core
 
@@ -216,7 +216,7 @@ class Story:
 
     def _told(self) -> Told:
         scenario, engine = self._scenario, self._engine
-        num_recoveries = engine.group.num_recoveries
+        num_recoveries = sum(group.num_recoveries for group in engine.groups)
         rules = Rules(
             vocab_size=scenario.model.vocab_size,
             max_model_len=scenario.model.max_model_len,

@@ -52,6 +52,7 @@ class FakeModel:
     max_model_len: int = 8192
     vocab_size: int = 32000
     eos_token_ids: tuple[int, ...] = ()
+    config_sha256: str = ""
 
 
 def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription:
@@ -63,6 +64,7 @@ def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription
             vocab_size=model.vocab_size,
             max_model_len=model.max_model_len,
             eos_token_ids=model.eos_token_ids,
+            config_sha256=model.config_sha256,
             dtype="float32",
         ),
         incarnation=incarnation,

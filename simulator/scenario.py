@@ -67,7 +67,7 @@ class Scenario:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where the workers are."""
-        return (self.config.worker,)
+        return self.config.workers
 
 
 def draw(seed: int) -> Scenario:
@@ -85,13 +85,14 @@ def draw(seed: int) -> Scenario:
     )
     calm_from_s = rng.uniform(2, 6)
     is_bad = rng.random() < 0.4
+    num_workers = rng.choice([1, 2])
     return Scenario(
         seed=seed,
-        config=_draw_config(rng, model),
+        config=_draw_config(rng, model, num_workers),
         model=model,
         step_time=StepTime(rng.uniform(0.002, 0.03), rng.uniform(0, 1e-3), rng.uniform(0, 1e-5)),
         clients=tuple(_draw_client(rng, model, calm_from_s) for _ in range(rng.randint(1, 3))),
-        mishaps=_draw_mishaps(rng, 1, calm_from_s),
+        mishaps=_draw_mishaps(rng, num_workers, calm_from_s),
         loss=is_bad * rng.choice([0, 0.002, 0.01]),
         repeat=is_bad * rng.choice([0, 0.002, 0.01]),
         reorder=is_bad * rng.choice([0, 0.002, 0.01]),
@@ -101,9 +102,9 @@ def draw(seed: int) -> Scenario:
     )
 
 
-def _draw_config(rng: random.Random, model: FakeModel) -> ServiceConfig:
+def _draw_config(rng: random.Random, model: FakeModel, num_workers: int) -> ServiceConfig:
     return ServiceConfig(
-        worker="worker:0",
+        workers=tuple(f"worker:{number}" for number in range(num_workers)),
         host="",
         port=0,
         max_num_seqs=model.max_num_seqs,

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from google.protobuf import json_format
+from google.protobuf.message import Message
 
 from pagewire._channel import Connection, open_channel
 from pagewire._errors import PagewireError, translated
@@ -72,9 +72,18 @@ def ask(gateway: Connection, scheduler: str, worker: str | None) -> "Report":
         f"gateway {gateway.target}": health.check(replace(gateway, api_key=None)),
         f"scheduler {scheduler}": scheduler_health,
     }
-    if address := worker or (status.worker_address if status else ""):
+    addresses = [worker] if worker else _workers(status)
+    for address in addresses:
         services[f"worker {address}"] = health.check(replace(inside, target=address))
     return Report(services, status)
+
+
+def _workers(status: scheduler_pb2.GetStatusResponse | None) -> list[str]:
+    if status is None:
+        return []
+    # A scheduler of an older version knows one worker and no groups.
+    found = [group.address for group in status.groups] or [status.worker_address]
+    return [address for address in found if address]
 
 
 class Report:
@@ -88,19 +97,21 @@ class Report:
 
     @property
     def is_ready(self) -> bool:
-        """All services answered that they serve."""
-        return len(self._services) == 3 and all(h.is_serving for h in self._services.values())
+        """Gateway, scheduler and at least one worker answered that they serve."""
+        kinds = {name.split()[0] for name, answer in self._services.items() if answer.is_serving}
+        return kinds == {"gateway", "scheduler", "worker"}
 
     def as_json(self) -> dict[str, object]:
         """Field names are those of the proto."""
-        services = {
-            name.split()[0]: {
-                "address": name.split()[1],
+        services: dict[str, object] = {}
+        for name, answer in self._services.items():
+            kind, address = name.split()
+            number = sum(key.partition("_")[0] == kind for key in services) + 1
+            services[kind if number == 1 else f"{kind}_{number}"] = {
+                "address": address,
                 "ready": answer.is_serving,
                 "reason": answer.reason,
             }
-            for name, answer in self._services.items()
-        }
         scheduler = None if self._status is None else _fields(self._status)
         return {"ready": self.is_ready, "services": services, "scheduler": scheduler}
 
@@ -116,11 +127,18 @@ class Report:
         return "\n".join(lines)
 
 
-def _fields(status: scheduler_pb2.GetStatusResponse) -> dict[str, object]:
-    # Not MessageToDict for the whole: JSON of protobuf writes 64-bit numbers as strings.
-    model = json_format.MessageToDict(status.model, preserving_proto_field_name=True)
-    names = [field.name for field in status.DESCRIPTOR.fields]
-    return {name: model if name == "model" else getattr(status, name) for name in names}
+def _fields(message: Message) -> dict[str, object]:
+    """A message as JSON; not MessageToDict, which writes 64-bit numbers as strings."""
+    found: dict[str, object] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is None:
+            found[field.name] = list(value) if field.is_repeated else value
+        elif field.is_repeated:
+            found[field.name] = [_fields(entry) for entry in value]
+        else:
+            found[field.name] = _fields(value)
+    return found
 
 
 def _rows(status: scheduler_pb2.GetStatusResponse, style: Style) -> list[tuple[str, str]]:

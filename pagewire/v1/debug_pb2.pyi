@@ -21,7 +21,7 @@ class ListRequestsResponse(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
 
 class RequestSummary(_message.Message):
-    __slots__ = ("request_id", "state", "num_prompt_tokens", "num_output_tokens", "num_computed_tokens", "num_blocks", "slot", "num_preemptions", "age_s", "summary")
+    __slots__ = ("request_id", "state", "num_prompt_tokens", "num_output_tokens", "num_computed_tokens", "num_blocks", "slot", "num_preemptions", "age_s", "summary", "worker_address")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class RequestSummary(_message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     state: str
     num_prompt_tokens: int
@@ -42,7 +43,8 @@ class RequestSummary(_message.Message):
     num_preemptions: int
     age_s: float
     summary: str
-    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., slot: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., age_s: _Optional[float] = ..., summary: _Optional[str] = ...) -> None: ...
+    worker_address: str
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., slot: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., age_s: _Optional[float] = ..., summary: _Optional[str] = ..., worker_address: _Optional[str] = ...) -> None: ...
 
 class DescribeRequestRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -79,13 +81,15 @@ class TimeSpent(_message.Message):
     def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., preempted_s: _Optional[float] = ..., worker_away_s: _Optional[float] = ...) -> None: ...
 
 class DumpBlockPoolRequest(_message.Message):
-    __slots__ = ("limit",)
+    __slots__ = ("limit", "worker_address")
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     limit: int
-    def __init__(self, limit: _Optional[int] = ...) -> None: ...
+    worker_address: str
+    def __init__(self, limit: _Optional[int] = ..., worker_address: _Optional[str] = ...) -> None: ...
 
 class DumpBlockPoolResponse(_message.Message):
-    __slots__ = ("num_blocks", "num_free", "num_cached", "block_size", "blocks", "free_queue", "summary")
+    __slots__ = ("num_blocks", "num_free", "num_cached", "block_size", "blocks", "free_queue", "summary", "worker_address")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +97,7 @@ class DumpBlockPoolResponse(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     num_free: int
     num_cached: int
@@ -100,7 +105,8 @@ class DumpBlockPoolResponse(_message.Message):
     blocks: _containers.RepeatedCompositeFieldContainer[BlockSummary]
     free_queue: _containers.RepeatedScalarFieldContainer[int]
     summary: str
-    def __init__(self, num_blocks: _Optional[int] = ..., num_free: _Optional[int] = ..., num_cached: _Optional[int] = ..., block_size: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockSummary, _Mapping]]] = ..., free_queue: _Optional[_Iterable[int]] = ..., summary: _Optional[str] = ...) -> None: ...
+    worker_address: str
+    def __init__(self, num_blocks: _Optional[int] = ..., num_free: _Optional[int] = ..., num_cached: _Optional[int] = ..., block_size: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockSummary, _Mapping]]] = ..., free_queue: _Optional[_Iterable[int]] = ..., summary: _Optional[str] = ..., worker_address: _Optional[str] = ...) -> None: ...
 
 class BlockSummary(_message.Message):
     __slots__ = ("block_id", "ref_count", "hash", "request_ids")
@@ -127,7 +133,7 @@ class ListStepsResponse(_message.Message):
     def __init__(self, steps: _Optional[_Iterable[_Union[StepSummary, _Mapping]]] = ...) -> None: ...
 
 class StepSummary(_message.Message):
-    __slots__ = ("step_id", "num_prefill_rows", "num_decode_rows", "num_tokens", "rows", "preempted", "num_free_blocks", "duration_us", "summary")
+    __slots__ = ("step_id", "num_prefill_rows", "num_decode_rows", "num_tokens", "rows", "preempted", "num_free_blocks", "duration_us", "summary", "worker_address")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +143,7 @@ class StepSummary(_message.Message):
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DURATION_US_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     num_prefill_rows: int
     num_decode_rows: int
@@ -146,7 +153,8 @@ class StepSummary(_message.Message):
     num_free_blocks: int
     duration_us: int
     summary: str
-    def __init__(self, step_id: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., num_decode_rows: _Optional[int] = ..., num_tokens: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[StepRow, _Mapping]]] = ..., preempted: _Optional[_Iterable[str]] = ..., num_free_blocks: _Optional[int] = ..., duration_us: _Optional[int] = ..., summary: _Optional[str] = ...) -> None: ...
+    worker_address: str
+    def __init__(self, step_id: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., num_decode_rows: _Optional[int] = ..., num_tokens: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[StepRow, _Mapping]]] = ..., preempted: _Optional[_Iterable[str]] = ..., num_free_blocks: _Optional[int] = ..., duration_us: _Optional[int] = ..., summary: _Optional[str] = ..., worker_address: _Optional[str] = ...) -> None: ...
 
 class StepRow(_message.Message):
     __slots__ = ("request_id", "slot", "num_computed_tokens", "num_scheduled_tokens")

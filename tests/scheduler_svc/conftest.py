@@ -33,7 +33,7 @@ class Cluster:
     @property
     def core(self) -> Scheduler:
         """The core of the one worker group."""
-        core = self.engine.group.core
+        core = self.engine.groups[0].core
         assert core is not None
         return core
 
@@ -47,7 +47,7 @@ class Cluster:
 
 def service_config(worker_port: int, **options: object) -> ServiceConfig:
     defaults: dict[str, object] = {
-        "worker": f"127.0.0.1:{worker_port}",
+        "workers": (f"127.0.0.1:{worker_port}",),
         "host": "127.0.0.1",
         "port": 0,
         "max_num_seqs": 64,

@@ -35,7 +35,7 @@ async def test_an_idle_worker_is_not_lost(make_cluster: MakeCluster) -> None:
     async with make_cluster(**IMPATIENT) as cluster:
         await asyncio.sleep(1.5)
         assert await generate(cluster) == expected()
-        assert cluster.engine.group.num_recoveries == 0
+        assert cluster.engine.groups[0].num_recoveries == 0
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
@@ -44,7 +44,7 @@ async def test_a_worker_that_falls_silent_is_lost_and_attached_again(
 ) -> None:
     steps = StepTime(base_s=0.01)
     async with make_cluster(step_time=steps, heartbeat_timeout_s=0.6) as cluster:
-        group, running = cluster.engine.group, None
+        group, running = cluster.engine.groups[0], None
         if is_busy:
             running = asyncio.create_task(generate(cluster))
             await cluster.until(lambda: cluster.core.num_output_tokens > 5)
@@ -62,7 +62,7 @@ async def test_a_step_that_hangs_is_lost_although_heartbeats_come(
 ) -> None:
     async with make_cluster(**IMPATIENT) as cluster:
         assert await generate(cluster) == expected()  # now steps are measured
-        group = cluster.engine.group
+        group = cluster.engine.groups[0]
         cluster.worker.hang_steps = 1
         began_s = time.monotonic()
         assert await generate(cluster) == expected()
@@ -77,5 +77,5 @@ async def test_a_long_step_is_no_hang(make_cluster: MakeCluster) -> None:
             prompt_token_ids=[1, 2, 3], sampling=types_pb2.SamplingParams(max_tokens=5, seed=7)
         )
         tokens = [t async for r in c.scheduler.Generate(request) for t in r.token_ids]
-        assert c.engine.group.num_recoveries == 0
+        assert c.engine.groups[0].num_recoveries == 0
     assert tokens == expected()[:5]

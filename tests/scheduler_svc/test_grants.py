@@ -40,7 +40,7 @@ def expected(num_tokens: int, seed: int = 7) -> list[int]:
 
 def granted(cluster: Any) -> list[StepPlan]:
     """The granted steps that were computed, newest first."""
-    records = cluster.engine.group.trace.newest_first()
+    records = cluster.engine.groups[0].trace.newest_first()
     return [record.plan for record in records if record.plan.grant_id is not None]
 
 
@@ -64,7 +64,7 @@ async def test_outputs_are_the_same_however_far_steps_run_ahead(
             await asyncio.sleep(0.004)
         found = await asyncio.gather(*calls)
         assert bool(granted(cluster)) is (max_grant > 1)
-        assert cluster.engine.group.num_recoveries == 0
+        assert cluster.engine.groups[0].num_recoveries == 0
         assert cluster.core.residency.pool.num_free == 29
     assert found == [expected(8 + 3 * seed, seed) for seed in range(12)]
 
@@ -111,7 +111,7 @@ async def test_a_step_that_goes_wrong_in_a_grant_is_done_again(
         await in_a_grant(cluster)
         setattr(cluster.worker, fault, 1)
         assert await call == expected(200)
-        assert cluster.engine.group.num_recoveries == 1
+        assert cluster.engine.groups[0].num_recoveries == 1
 
 
 async def test_equal_states_compare_equal_and_cost_nobody_anything(
@@ -120,7 +120,7 @@ async def test_equal_states_compare_equal_and_cost_nobody_anything(
     async with make_cluster(state_check_interval=1, max_grant=4) as cluster:
         calls = [tokens_of(generate(cluster, 60, seed)) for seed in range(10)]
         assert await asyncio.gather(*calls) == [expected(60, seed) for seed in range(10)]
-        group = cluster.engine.group
+        group = cluster.engine.groups[0]
         assert group.state_check.num_compared > 10
         assert group.num_recoveries == 0
 
@@ -132,7 +132,7 @@ async def test_a_worker_whose_state_differs_is_lost_and_its_requests_recomputed(
     async with make_cluster(state_check_interval=10, max_grant=max_grant) as cluster:
         cluster.worker.bad_states = 1
         assert await tokens_of(generate(cluster, 100)) == expected(100)
-        group = cluster.engine.group
+        group = cluster.engine.groups[0]
         assert group.num_recoveries == 1
         assert "the worker's state differs in slots 0" in group.why_lost
 
@@ -144,7 +144,7 @@ async def test_a_table_that_is_not_what_was_planned_is_found(make_cluster: MakeC
         slot = int(cluster.core.residency.roster.slots[0])
         cluster.worker._slots._tables[slot, 0] += 1
         assert await call == expected(200)
-        assert f"differs in slots {slot}" in cluster.engine.group.why_lost
+        assert f"differs in slots {slot}" in cluster.engine.groups[0].why_lost
 
 
 async def test_a_slot_that_the_worker_should_have_freed_is_found(
@@ -155,7 +155,7 @@ async def test_a_slot_that_the_worker_should_have_freed_is_found(
         await cluster.until(lambda: cluster.core.num_output_tokens > 5)
         cluster.worker._slots._live[9] = True
         assert await call == expected(200)
-        assert "the worker holds slots 9, freed" in cluster.engine.group.why_lost
+        assert "the worker holds slots 9, freed" in cluster.engine.groups[0].why_lost
 
 
 @pytest.mark.parametrize(("duration_s", "num_steps"), [(0.0007, 8), (0.0045, 4), (0.012, 1)])

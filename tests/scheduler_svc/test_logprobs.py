@@ -91,7 +91,7 @@ async def test_columns_that_do_not_fit_lose_the_step_and_not_the_request(
 
         worker._answer = spoiled
         token_ids, logprobs = await generate(cluster.scheduler, request(3, 10, 1))
-        num_recoveries = cluster.engine.group.num_recoveries
+        num_recoveries = cluster.engine.groups[0].num_recoveries
     assert num_recoveries == 1
     assert len(token_ids) == 10
     check(token_ids, logprobs, 1)

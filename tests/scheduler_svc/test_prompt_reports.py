@@ -241,7 +241,7 @@ async def test_a_report_that_nobody_asked_for_loses_the_step_and_not_the_request
 
         worker._answer = spoiled
         found = await generate(cluster.scheduler, request(prompt, prompt_logprobs=2, max_tokens=3))
-        num_recoveries = cluster.engine.group.num_recoveries
+        num_recoveries = cluster.engine.groups[0].num_recoveries
     assert num_recoveries == 1
     check_logprobs(found, prompt, 2)
 

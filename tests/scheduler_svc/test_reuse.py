@@ -104,7 +104,7 @@ async def test_a_request_made_more_urgent_runs_first(make_cluster: MakeCluster) 
     async with make_cluster(step_time=slow, **options) as cluster, asyncio.TaskGroup() as tasks:
         for number, name in enumerate(["a", "b", "c"]):
             tasks.create_task(run(cluster, name, 20))
-            core = cluster.engine.group.core
+            core = cluster.engine.groups[0].core
             await cluster.until(lambda c=core, n=number: len(list(c.live())) == n + 1)
         request = scheduler_pb2.SetPriorityRequest(request_id="c", priority=0)
         await cluster.scheduler.SetPriority(request)

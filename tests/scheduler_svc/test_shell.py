@@ -262,7 +262,7 @@ async def test_streams_survive_the_death_of_the_worker(make_cluster: MakeCluster
         await server.stop(None)
     for i, (token_ids, _) in enumerate(answers):
         assert token_ids == expected(i, 19, 200)
-    assert cluster.engine.group.num_recoveries == 1
+    assert cluster.engine.groups[0].num_recoveries == 1
 
 
 async def test_a_failed_step_is_done_again(make_cluster: MakeCluster) -> None:
@@ -282,7 +282,7 @@ async def test_a_step_answered_with_too_few_tokens_is_done_again(
         token_ids, _ = await generate(
             cluster.scheduler, Generate(prompt_token_ids=[1, 2, 3], sampling=params())
         )
-        assert cluster.engine.group.num_recoveries == 1
+        assert cluster.engine.groups[0].num_recoveries == 1
     assert token_ids == expected(7, 3, 8)
 
 
@@ -303,7 +303,7 @@ async def test_before_the_first_worker_requests_are_unavailable(
     make_cluster: MakeCluster,
 ) -> None:
     async with make_cluster() as cluster:
-        cluster.engine.group.core = None
+        cluster.engine.groups[0].core = None
         error = await refusal(cluster.scheduler, Generate(prompt_token_ids=[1]))
     assert error.code() is grpc.StatusCode.UNAVAILABLE
 

@@ -46,12 +46,12 @@ async def test_what_a_service_did_replays(
         model, StepTime(base_s=0.002), record=options, max_num_seqs=6, max_waiting_requests=4
     ) as cluster:
         asking = [asyncio.create_task(ask(cluster.scheduler, i, 40)) for i in range(12)]
-        await cluster.until(lambda: cluster.engine.group.core.num_output_tokens > 40)
+        await cluster.until(lambda: cluster.engine.groups[0].core.num_output_tokens > 40)
         asking[0].cancel()
         cluster.worker.fail_steps = 1
         ends = await asyncio.gather(*asking, return_exceptions=True)
-        core = cluster.engine.group.core
-        assert cluster.engine.group.recorder.why_stopped == ""
+        core = cluster.engine.groups[0].core
+        assert cluster.engine.groups[0].recorder.why_stopped == ""
     assert {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED} <= set(ends)
     report = replay(Recording(tmp_path / "records"))
     assert report.divergence is None, str(report.divergence)

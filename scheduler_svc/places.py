@@ -1,0 +1,62 @@
+"""Worker groups as places for requests: which is best, and how everybody moves out of one."""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler_svc.core import Request, Scheduler, Sequence, Status
+from scheduler_svc.core.placement import option_of, ranking
+from scheduler_svc.group import WorkerGroup
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A group that has had a worker, and its core."""
+
+    group: WorkerGroup
+    core: Scheduler
+
+
+def best_first(places: list[Place], request: Request) -> list[Place]:
+    """Where a new request should be tried, in order; first of all where a place is promised."""
+    if len(places) == 1:
+        return places
+    promised = [p for p in places if p.core.intake.promises.is_due(request.request_id)]
+    ranked = _ranked(places, Sequence(request, 0, ()))
+    return [*promised, *(place for place in ranked if place not in promised)]
+
+
+def _ranked(places: list[Place], sequence: Sequence) -> list[Place]:
+    if len(places) == 1:
+        return places
+    options = [option_of(place.core, sequence) for place in places]
+    return [places[index] for index in ranking(options)]
+
+
+def move_all(source: Place, targets: list[Place], now_s: float) -> None:
+    """Moves everybody to where they are best placed; whom nobody can hold stays and waits."""
+    leaving = source.core.moving.hand_over()
+    num_stay = 0
+    for place in (source, *targets):
+        place.core.now_s = now_s
+    for sequence in _in_order_of_adoption(leaving):
+        fitting = [place for place in targets if place.core.moving.can_hold(sequence)]
+        place = _ranked(fitting, sequence)[0] if fitting else source
+        place.core.moving.adopt(sequence)
+        place.group.wake()
+        num_stay += place is source
+    logger.info(
+        "%d requests move away from worker %s, %d fit nowhere else",
+        len(leaving) - num_stay,
+        source.group.address,
+        num_stay,
+    )
+
+
+def _in_order_of_adoption(leaving: list[Sequence]) -> Iterable[Sequence]:
+    """Whoever has run goes to the front of a queue, so the last of them goes first."""
+    ran = [sequence for sequence in leaving if sequence.status is Status.PREEMPTED]
+    yield from reversed(ran)
+    yield from (sequence for sequence in leaving if sequence.status is not Status.PREEMPTED)
