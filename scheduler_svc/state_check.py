@@ -115,7 +115,7 @@ class StateCheck:
         for slot in slots[num_blocks[slots] - self._num_summed[slots] > _FEW_BLOCKS].tolist():
             begin, end = int(self._num_summed[slot]), int(num_blocks[slot])
             added = table.block_table[slot, begin:end].astype(np.uint64) * self._weights[begin:end]
-            self._sums[slot] += added.sum(dtype=np.uint64)
+            self._sums[slot : slot + 1] += added.sum(dtype=np.uint64)  # a scalar would not wrap
             self._num_summed[slot] = end
         while len(slots := slots[self._num_summed[slots] < num_blocks[slots]]):
             at = self._num_summed[slots]

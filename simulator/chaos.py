@@ -162,6 +162,8 @@ class Story:
             deadline_s=None if ask.timeout_s is None else now_s + ask.timeout_s,
             priority=ask.priority,
             tenant=ask.tenant,
+            cache_salt=ask.cache_salt,
+            skip_prefix_cache=ask.skip_prefix_cache,
         )
 
     async def _perhaps_give_up(self, ask: Ask, history: History) -> None:

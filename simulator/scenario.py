@@ -30,6 +30,8 @@ class Ask:
     priority: int
     tenant: str
     gives_up_after_s: float | None
+    cache_salt: str
+    skip_prefix_cache: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,9 @@ def draw(seed: int) -> Scenario:
         seed=seed,
         config=_draw_config(rng, model, num_workers),
         model=model,
-        step_time=StepTime(rng.uniform(0.002, 0.03), rng.uniform(0, 1e-3), rng.uniform(0, 1e-5)),
+        step_time=StepTime(
+            rng.choice([0.0005, 0.002, 0.01, 0.03]), rng.uniform(0, 5e-4), rng.uniform(0, 1e-5)
+        ),
         clients=tuple(_draw_client(rng, model, calm_from_s) for _ in range(rng.randint(1, 3))),
         mishaps=_draw_mishaps(rng, num_workers, calm_from_s),
         loss=is_bad * rng.choice([0, 0.002, 0.01]),
@@ -112,6 +116,8 @@ def _draw_config(rng: random.Random, model: FakeModel, num_workers: int) -> Serv
         long_prefill_token_threshold=rng.choice([0, 0, 4]),
         enable_prefix_caching=rng.random() < 0.8,
         lookahead=rng.choice([0, 1, 1, 2]),
+        max_grant=rng.choice([0, 4, 16]),
+        state_check_interval=rng.choice([0, 1, 5]),
         step_timeout_s=STEP_TIMEOUT_S,
         heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
         policy=rng.choice(list(Policy)),
@@ -145,6 +151,8 @@ def _draw_ask(rng: random.Random, model: FakeModel, until_s: float) -> Ask:
         priority=rng.randint(-1, 1),
         tenant=rng.choice("ab"),
         gives_up_after_s=rng.uniform(0.0, 2.0) if rng.random() < 0.1 else None,
+        cache_salt=rng.choice(["", "", "", "salt"]),
+        skip_prefix_cache=rng.random() < 0.1,
     )
 
 
@@ -215,6 +223,7 @@ MISHAPS: dict[str, tuple[Act, Act]] = {
     "failed steps": (_fault("fail", 4), _nothing),
     "short answer": (_fault("short"), _nothing),
     "bad row": (_fault("bad_row"), _nothing),
+    "wrong state": (_fault("wrong_state"), _nothing),
 }
 
 

@@ -29,8 +29,8 @@ from simulator.step_times import parse_step_time
 from simulator.virtual_server import VirtualServer
 from simulator.workload import Arrival, Range, Synthetic, rate_per_s, read_trace
 
-# What the scheduler process needs and a simulation does not.
-_MEANINGLESS = ("--worker", "--host", "--port", "--step-timeout-s")
+# What a virtual server obeys of the scheduler's options: those of the core, and the look-ahead.
+_OBEYED = {*SchedulerConfig.__dataclass_fields__, "lookahead"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,10 +142,13 @@ def _objective(options: argparse.Namespace) -> Objective:
 
 
 def _service_config(arguments: Sequence[str]) -> ServiceConfig:
-    for argument in arguments:
-        if argument.partition("=")[0] in _MEANINGLESS:
-            raise ValueError(f"{argument} means nothing without a worker and a wire")
-    return scheduler_options.parse(list(arguments))
+    """The scheduler's options. Raises ValueError for one that would change nothing here."""
+    config, usual = scheduler_options.parse(list(arguments)), scheduler_options.parse([])
+    for name in ServiceConfig.__dataclass_fields__:
+        if name not in _OBEYED and getattr(config, name) != getattr(usual, name):
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} means nothing without a worker and a wire")
+    return config
 
 
 def _core_config(options: argparse.Namespace, service: ServiceConfig) -> SchedulerConfig:

@@ -155,7 +155,8 @@ def test_the_command_answers_for_people(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--worker", "x:1"], "--worker means nothing"),
+        (["--worker", "x:1"], "means nothing without a worker"),
+        (["--max-grant", "3"], "--max-grant means nothing"),
         (["--trace", "t.jsonl"], "--rate makes up what --trace tells"),
         (["--ttft-p99-s", "0"], "ttft_p99_s is 0.0"),
         (["--policy", "none"], "--policy"),

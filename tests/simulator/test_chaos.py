@@ -49,6 +49,13 @@ def test_nothing_is_lost_where_nothing_goes_wrong() -> None:
     assert not told.ends[FinishReason.ERROR.value]
 
 
+def test_the_workers_state_is_what_the_scheduler_believes_after_every_step() -> None:
+    for seed in range(10):
+        scenario = replace(draw(seed), mishaps=(), loss=0.0, repeat=0.0, reorder=0.0)
+        config = replace(scenario.config, state_check_interval=1, max_grant=16)
+        assert run_story(replace(scenario, config=config)).num_recoveries == 0
+
+
 @pytest.mark.parametrize("name", MISHAPS)
 def test_each_mishap_is_survived(name: str) -> None:
     told = run_story(calm_story(Mishap(at_s=0.3, worker=0, name=name, lasts_s=4.0)))
