@@ -211,6 +211,8 @@ def _rules(sampling: Sampling) -> str:
     words += [f"{len(entries)} {name}" for name, entries in lists if entries]
     if sampling.num_top_logprobs is not None:
         words.append(f"logprobs {sampling.num_top_logprobs}")
+    if sampling.grammar:
+        words.append(f"a grammar of {len(sampling.grammar)} characters")
     if sampling.num_prompt_logprobs is not None:
         words.append(f"prompt_logprobs {sampling.num_prompt_logprobs}")
     if sampling.pooling:

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import llguidance.numpy
 import numpy as np
@@ -20,8 +19,6 @@ from rpc import grammar as grammars
 from rpc.grammar import BadGrammar, Matcher, Vocabulary
 from worker_svc.step import IntColumn
 
-# Grammars that are kept ready: a request with n outputs, or the same schema again and again.
-MAX_READY_GRAMMARS = 64
 MAX_THREADS = 8
 
 
@@ -78,7 +75,6 @@ class Grammars:
     _builders: ThreadPoolExecutor = field(init=False)
     _filler: ThreadPoolExecutor = field(init=False)
     _vocabulary: Future[Vocabulary] | None = field(init=False, default=None)
-    _ready: Callable[[str], Matcher] = field(init=False)
     _filling: Future[Filled] | None = field(init=False, default=None)
     _executor: llguidance.LLExecutor | None = field(init=False, default=None)
 
@@ -86,7 +82,6 @@ class Grammars:
         # Threads start with the first work; one builds while another may read the vocabulary.
         self._builders = ThreadPoolExecutor(2, "grammar-build")
         self._filler = ThreadPoolExecutor(1, "grammar-fill")
-        self._ready = lru_cache(MAX_READY_GRAMMARS)(self._build)
 
     def prepare(self) -> None:
         """Begins to read the vocabulary, so that the first grammar need not wait for it."""
@@ -113,13 +108,12 @@ class Grammars:
         self._filling = self._filler.submit(self._fill, places, num_unread, read)
         return self._filling
 
-    def _build(self, grammar: str) -> Matcher:
-        assert self._vocabulary is not None
-        return grammars.new_matcher(self._vocabulary.result(), grammar)
-
     def _start(self, grammar: str, output: Sequence[int]) -> Matcher:
+        """Built anew each time: copies of a matcher share the states of their lexer, and so a limit
+        on those that the first of them meets for all."""
+        assert self._vocabulary is not None
         with grammars.failures_as(BadGrammar, "it cannot be followed"):
-            matcher = self._ready(grammar).deep_copy()
+            matcher = grammars.new_matcher(self._vocabulary.result(), grammar)
             _read(matcher, output)
         return matcher
 

@@ -96,7 +96,8 @@ class Mask:
             if finished.reason is FinishReason.STOP:
                 stop_id = int(token_ids[np.flatnonzero(slots == slot)[0]])
                 stops[finished.request.request_id] = (stop_id,)
-        return replace(result, token_ids=token_ids), stops
+        dead_ends = dict.fromkeys(result.dead_ends, "no token was left")  # not what its caller sent
+        return replace(result, token_ids=token_ids, dead_ends=dead_ends), stops
 
     def forget(self, request_id: str) -> None:
         """A request has ended in another way."""
@@ -157,10 +158,11 @@ class Mask:
 
 
 def _without_tokens(request: Request) -> Request:
-    """A request without the lists of tokens that its caller gave."""
+    """A request without the tokens and the grammar that its caller gave."""
     sampling = request.sampling
     if isinstance(sampling, Sampling):
         sampling = replace(sampling, logit_bias=(), allowed_token_ids=(), bad_words_token_ids=())
+        sampling = replace(sampling, grammar="")
     return replace(request, stop_token_ids=(), ignore_eos=False, sampling=sampling)
 
 

@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import llguidance
 import numpy as np
 import pytest
 import tokenizers
 import torch
 
+import rpc.grammar
 from rpc.grammar import Matcher, Vocabulary, read_vocabulary
 from worker_svc import startup
 from worker_svc.grammars import Grammars, Place
@@ -246,6 +248,24 @@ def test_a_matcher_moved_on_allows_what_one_built_anew_does(vocabulary: Vocabula
             output.append(token_id)
             choices = allowed(moved, [token_id])
             assert choices.tolist() == allowed(grammars.begin(text, output), []).tolist()
+
+
+def test_outputs_do_not_use_up_each_others_limits(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = llguidance.LLParserLimits(max_lexer_states=500, verbose_errors=False)
+    monkeypatch.setattr(rpc.grammar, "LIMITS", limits)
+    words = Matcher.grammar_from_regex("([a-m]{3,40}x|[n-z]{2,90}y|[a-f]{1,30}[u-z]{1,40}){1,60}")
+    grammars, dice = Grammars(VOCAB_SIZE, lambda: vocabulary), np.random.default_rng(1)
+    for _ in range(100):
+        place, last = grammars.begin(words, []), column()
+        for _ in range(30):
+            filled = grammars.fill([place], column(len(last)), last.copy).result()
+            assert filled.problems == {}
+            mask = np.unpackbits(filled.allowed[0], bitorder="little")
+            last = column(int(dice.choice(np.flatnonzero(mask))))
+            if last[0] == EOS:
+                break
 
 
 def test_rows_without_a_grammar_are_as_without_those_that_have_one(
