@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -18,7 +18,7 @@ from pagewire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from rpc.columns import BadColumn, pack
 from rpc.server import SERVER_OPTIONS, bind
 from rpc.state_hash import StateHashes
-from simulator.slots import MAX_GRANTED_STEPS, BadStep, FakeSlots
+from simulator.slots import MAX_GRANTED_STEPS, BadStep, FakeSlots, Outcome
 from simulator.stream import Refused, Stream, steps_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -78,6 +78,18 @@ def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription
         max_granted_steps=MAX_GRANTED_STEPS,
         has_state_hashes=True,
     )
+
+
+def to_output(step_id: int, outcome: Outcome) -> worker_pb2.ModelRunnerOutput:
+    """The answer to a step."""
+    output = worker_pb2.ModelRunnerOutput(step_id=step_id, token_ids=pack(outcome.token_ids))
+    for report in outcome.reports:
+        told = output.prompt_reports.add(**report.pack())
+        if report.logprobs is not None:
+            told.logprobs.CopyFrom(types_pb2.LogprobColumns(**report.logprobs.pack()))
+    if outcome.logprobs is not None:
+        output.logprobs.CopyFrom(types_pb2.LogprobColumns(**outcome.logprobs.pack()))
+    return output
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
@@ -212,13 +224,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         if self.short_steps:
             self.short_steps -= 1
             token_ids = token_ids[:-1]
-        output = worker_pb2.ModelRunnerOutput(step_id=step.step_id, token_ids=pack(token_ids))
-        for report in outcome.reports:
-            told = output.prompt_reports.add(**report.pack())
-            if report.logprobs is not None:
-                told.logprobs.CopyFrom(types_pb2.LogprobColumns(**report.logprobs.pack()))
-        if outcome.logprobs is not None:
-            output.logprobs.CopyFrom(types_pb2.LogprobColumns(**outcome.logprobs.pack()))
+        output = to_output(step.step_id, replace(outcome, token_ids=token_ids))
         if step.wants_state:
             output.state.CopyFrom(worker_pb2.StateHashes(**self._state().pack()))
         return output

@@ -1,0 +1,244 @@
+"""What the scheduler and the wire add to a step: a scheduler process against a fake worker's.
+
+    python -m bench.step_overhead [--steps 1500] [--step-time 0.002] [--json results.jsonl]
+
+256 requests decode side by side while every step of the worker takes 2 ms; what lies between two
+ends of steps beyond that is what is added. Measured once for each depth of look-ahead without
+grants, and with grants; both processes and the client share this machine's cores.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from bench.product import ROOT, free_ports, hardware
+from bench.scheduler_core import commit
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from rpc.columns import pack
+
+PROMPT_TOKENS = 64
+BLOCK_SIZE = 16
+UNSETTLED = 50  # steps left out at either end
+START_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How far ahead the scheduler goes."""
+
+    name: str
+    lookahead: int
+    max_grant: int
+
+
+MODES = (
+    Mode("look-ahead 0", 0, 0),
+    Mode("look-ahead 1", 1, 0),
+    Mode("look-ahead 2", 2, 0),
+    Mode("grants of 8", 1, 8),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One line of the table. Up is from the scheduler to the worker."""
+
+    mode: str
+    num_steps: int
+    median_ms: float
+    p90_ms: float
+    bytes_up: float
+    bytes_down: float
+    scheduler_cpu_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """A scheduler, its worker, and where the worker will write its steps."""
+
+    scheduler: "subprocess.Popen[bytes]"
+    worker: "subprocess.Popen[bytes]"
+    address: str
+    records: Path
+
+
+def measure(mode: Mode, options: argparse.Namespace) -> Result:
+    """Runs the requests once in a mode."""
+    with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as folder:
+        with running(mode, options, Path(folder)) as processes:
+            cpu_us = asyncio.run(drive(processes, options))
+        lines = processes.records.read_text(encoding="utf-8").splitlines()
+    steps = settled([json.loads(line) for line in lines], options.requests)
+    ended_s = [step["ended_s"] for step in steps]
+    added_ms = [(later - before - options.step_time) * 1e3 for before, later in pairwise(ended_s)]
+    return Result(
+        mode=mode.name,
+        num_steps=len(steps),
+        median_ms=round(float(np.median(added_ms)), 4),
+        p90_ms=round(float(np.percentile(added_ms, 90)), 4),
+        bytes_up=round(float(np.mean([step["bytes_in"] for step in steps])), 1),
+        bytes_down=round(float(np.mean([step["bytes_out"] for step in steps])), 1),
+        scheduler_cpu_us=round(cpu_us, 1),
+    )
+
+
+def settled(steps: list[dict[str, float]], num_requests: int) -> list[dict[str, float]]:
+    """The steps in which everybody decodes, without the first and the last of them."""
+    full = [step for step in steps if step["num_rows"] == step["num_tokens"] == num_requests]
+    kept = full[UNSETTLED:-UNSETTLED]
+    ids = [step["step_id"] for step in kept]
+    if len(kept) < 2 * UNSETTLED or ids != list(range(int(ids[0]), int(ids[0]) + len(ids))):
+        raise RuntimeError(f"only {len(kept)} steps in a row had all {num_requests} requests")
+    return kept
+
+
+@contextlib.contextmanager
+def running(mode: Mode, options: argparse.Namespace, folder: Path) -> Iterator[Processes]:
+    """Both processes, until the requests have run; then the worker writes what it saw."""
+    ports, records = free_ports(), folder / "steps.jsonl"
+    num_blocks = options.requests * (-(-(PROMPT_TOKENS + options.steps) // BLOCK_SIZE) + 2)
+    limits = [*("--max-num-seqs", options.requests), *("--max-num-batched-tokens", 8192)]
+    worker = [
+        *("--port", ports.worker, "--step-time", options.step_time, "--record", records),
+        *("--num-blocks", num_blocks, "--block-size", BLOCK_SIZE),
+        *("--max-model-len", 2 * PROMPT_TOKENS + options.steps),
+    ]
+    scheduler = [
+        *("--worker", f"127.0.0.1:{ports.worker}", "--port", ports.scheduler),
+        *("--lookahead", mode.lookahead, "--max-grant", mode.max_grant),
+    ]
+    with contextlib.ExitStack() as stack:
+        children = []
+        for module, own in (("simulator", worker), ("scheduler_svc", scheduler)):
+            command = [sys.executable, "-m", module, *map(str, [*own, *limits])]
+            log = stack.enter_context((folder / module).open("wb"))
+            children.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log))
+            stack.callback(stop, children[-1])
+        address = f"127.0.0.1:{ports.scheduler}"
+        wait_until_ready(address, children)
+        yield Processes(children[1], children[0], address, records)
+
+
+def stop(child: "subprocess.Popen[bytes]") -> None:
+    """Ends a process and waits for it."""
+    child.terminate()
+    try:
+        child.wait(10)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def wait_until_ready(address: str, children: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """Until the scheduler has attached to its worker. Raises RuntimeError."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    with grpc.insecure_channel(address) as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        while time.monotonic() < deadline_s:
+            if any(child.poll() is not None for child in children):
+                raise RuntimeError("a process ended before it was ready")
+            with contextlib.suppress(grpc.RpcError):
+                if stub.GetStatus(scheduler_pb2.GetStatusRequest(), timeout=5).ready:
+                    return
+            time.sleep(0.1)
+    raise RuntimeError(f"not ready after {START_TIMEOUT_S:.0f} s")
+
+
+async def drive(processes: Processes, options: argparse.Namespace) -> float:
+    """Runs all requests to their end; returns the scheduler's CPU microseconds per step."""
+    done, num_left = asyncio.Event(), options.requests
+    num_messages, marks = 0, []
+
+    async def frames() -> AsyncIterator[scheduler_pb2.SessionRequest]:
+        for number in range(options.requests):
+            yield scheduler_pb2.SessionRequest(submit=to_submit(number, options.steps))
+        await done.wait()
+
+    async with grpc.aio.insecure_channel(processes.address) as channel:
+        async for message in scheduler_pb2_grpc.SchedulerServiceStub(channel).Session(frames()):
+            # A message tells one step, but of a slow moment several.
+            num_messages += len(message.handles) // 4
+            part = num_messages / (options.requests * options.steps)
+            if len(marks) < (part > 0.2) + (part > 0.8):
+                marks.append((num_messages / options.requests, cpu_s(processes.scheduler.pid)))
+            num_left -= len(message.finished)
+            if not num_left:
+                done.set()
+    (first, from_s), (last, to_s) = marks
+    return (to_s - from_s) / (last - first) * 1e6
+
+
+def to_submit(number: int, num_steps: int) -> scheduler_pb2.Submit:
+    """A request whose prompt nobody shares."""
+    prompt = [1 + (number * 7919 + position) % 30_000 for position in range(PROMPT_TOKENS)]
+    return scheduler_pb2.Submit(
+        handle=number,
+        request_id=f"r{number}",
+        prompt_token_ids=pack(prompt),
+        sampling=types_pb2.SamplingParams(max_tokens=num_steps, seed=number, ignore_eos=True),
+    )
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds that all threads of a process have computed."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options; exits with usage on a bad one."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.step_overhead", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=1500, help="output tokens of each request")
+    parser.add_argument("--step-time", type=float, default=0.002, help="seconds of a step")
+    parser.add_argument("--json", type=Path, help="append one JSON object per mode to this file")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(arguments)
+    machine = {
+        "hardware": hardware(),
+        "python": platform.python_version(),
+        "grpcio": grpc.__version__,
+        "numpy": np.__version__,
+        "commit": commit(),
+    }
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    print(f"{options.requests} requests, steps of {options.step_time * 1e3:g} ms; per step:")
+    print(
+        f"{'':14}{'added ms, median':>18}{'p90':>9}{'bytes up':>11}{'down':>9}"
+        f"{'scheduler CPU us':>18}"
+    )
+    for mode in MODES:
+        result = measure(mode, options)
+        print(
+            f"{mode.name:14}{result.median_ms:18.3f}{result.p90_ms:9.3f}{result.bytes_up:11.1f}"
+            f"{result.bytes_down:9.1f}{result.scheduler_cpu_us:18.1f}",
+            flush=True,
+        )
+        if options.json:
+            with options.json.open("a", encoding="utf-8") as lines:
+                given = {"requests": options.requests, "step_time_s": options.step_time}
+                lines.write(json.dumps(machine | given | asdict(result)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
