@@ -4,7 +4,8 @@
 
 256 requests decode side by side while every step of the worker takes 2 ms; what lies between two
 ends of steps beyond that is what is added. Measured once for each depth of look-ahead without
-grants, and with grants; both processes and the client share this machine's cores.
+grants, and with grants; both processes and the client share this machine's cores. The first line
+is the fake worker's own lateness: the same steps without a scheduler, a wire or another process.
 """
 
 import argparse
@@ -26,8 +27,11 @@ import numpy as np
 
 from bench.product import ROOT, free_ports, hardware
 from bench.scheduler_core import commit
-from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2, worker_pb2
 from rpc.columns import pack
+from scheduler_svc.core.step_time import StepTime
+from simulator.fake_worker import FakeModel
+from simulator.loopback import Device, StepRecord, wake_on_time
 
 PROMPT_TOKENS = 64
 BLOCK_SIZE = 16
@@ -75,6 +79,24 @@ class Processes:
     records: Path
 
 
+def alone(options: argparse.Namespace) -> Result:
+    """The fake worker's steps by themselves."""
+    records: list[StepRecord] = []
+    blocks = range(1, 2 + (PROMPT_TOKENS + options.steps) // BLOCK_SIZE)
+    model = FakeModel(max_num_seqs=options.requests, block_size=BLOCK_SIZE)
+    device = Device(model, StepTime(options.step_time, 0, 0), records.append)
+    new = [
+        worker_pb2.NewSequence(slot=slot, token_ids=pack([1]), block_ids=pack([*blocks]))
+        for slot in range(options.requests)
+    ]
+    rows = pack([*range(options.requests)])
+    wake_on_time()
+    device.run(worker_pb2.SchedulerOutput(reset=True, new_sequences=new, slots=rows), 0)
+    for step_id in range(1, min(options.steps, 500)):
+        device.run(worker_pb2.SchedulerOutput(step_id=step_id, same_rows=True), 0)
+    return to_result("no scheduler", [asdict(r) for r in records[UNSETTLED:]], options.step_time, 0)
+
+
 def measure(mode: Mode, options: argparse.Namespace) -> Result:
     """Runs the requests once in a mode."""
     with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as folder:
@@ -82,10 +104,17 @@ def measure(mode: Mode, options: argparse.Namespace) -> Result:
             cpu_us = asyncio.run(drive(processes, options))
         lines = processes.records.read_text(encoding="utf-8").splitlines()
     steps = settled([json.loads(line) for line in lines], options.requests)
+    return to_result(mode.name, steps, options.step_time, cpu_us)
+
+
+def to_result(
+    mode: str, steps: list[dict[str, float]], step_time_s: float, cpu_us: float
+) -> Result:
+    """The line of some steps in a row."""
     ended_s = [step["ended_s"] for step in steps]
-    added_ms = [(later - before - options.step_time) * 1e3 for before, later in pairwise(ended_s)]
+    added_ms = [(later - before - step_time_s) * 1e3 for before, later in pairwise(ended_s)]
     return Result(
-        mode=mode.name,
+        mode=mode,
         num_steps=len(steps),
         median_ms=round(float(np.median(added_ms)), 4),
         p90_ms=round(float(np.percentile(added_ms, 90)), 4),
@@ -226,10 +255,10 @@ def main(arguments: Sequence[str]) -> int:
         f"{'':14}{'added ms, median':>18}{'p90':>9}{'bytes up':>11}{'down':>9}"
         f"{'scheduler CPU us':>18}"
     )
-    for mode in MODES:
-        result = measure(mode, options)
+    for mode in (None, *MODES):
+        result = alone(options) if mode is None else measure(mode, options)
         print(
-            f"{mode.name:14}{result.median_ms:18.3f}{result.p90_ms:9.3f}{result.bytes_up:11.1f}"
+            f"{result.mode:14}{result.median_ms:18.3f}{result.p90_ms:9.3f}{result.bytes_up:11.1f}"
             f"{result.bytes_down:9.1f}{result.scheduler_cpu_us:18.1f}",
             flush=True,
         )
