@@ -40,7 +40,8 @@ class StateCheck:
     def __init__(self, core: Scheduler, interval: int) -> None:
         """Checks every `interval` steps; never if that is 0."""
         self._core = core
-        self._interval = interval
+        # Blocks behind a sliding window go without the worker being told.
+        self._interval = 0 if core.config.sliding_window else interval
         self._last_asked = core.last_step_id
         self._pending: dict[int, _Noted] = {}
         self.num_compared = 0
