@@ -11,6 +11,7 @@ from gateway.generation import (
     Finish,
     FinishReason,
     GenerationRequest,
+    Pooling,
     Prompt,
     Reuse,
     SamplingParams,
@@ -18,7 +19,8 @@ from gateway.generation import (
     Standing,
     Usage,
 )
-from gateway.logprobs import RawLogprobs, TokenLogprobs
+from gateway.logprobs import RawLogprobs, TokenLogprobs, raw_logprobs
+from gateway.prompt_told import PromptTold
 from gateway.structure import ANY_OBJECT, Choice, ContextFree, JsonSchema, Regex, Structure
 from pagewire.v1 import inference_pb2, scheduler_pb2, types_pb2
 from rpc import columns
@@ -29,6 +31,12 @@ REASON_TO_PROTO = {
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORT: types_pb2.FINISH_REASON_ABORT,
 }
+POOLING_TO_PROTO = {
+    None: types_pb2.POOLING_UNSPECIFIED,
+    Pooling.LAST: types_pb2.POOLING_LAST,
+    Pooling.MEAN: types_pb2.POOLING_MEAN,
+}
+POOLING_FROM_PROTO = {number: pooling for pooling, number in POOLING_TO_PROTO.items()}
 REASON_FROM_PROTO = {number: reason for reason, number in REASON_TO_PROTO.items()}
 
 _OPTIONAL_SAMPLING = (
@@ -57,6 +65,7 @@ def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingParams:
             types_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words_token_ids
         ],
         logprobs=sampling.num_top_logprobs,
+        prompt_logprobs=sampling.num_prompt_logprobs,
         grammar=sampling.grammar,
         **values,
     )
@@ -73,6 +82,9 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words_token_ids=tuple(tuple(word.token_ids) for word in message.bad_words_token_ids),
         num_top_logprobs=message.logprobs if message.HasField("logprobs") else None,
+        num_prompt_logprobs=(
+            message.prompt_logprobs if message.HasField("prompt_logprobs") else None
+        ),
         **values,
     )
 
@@ -84,6 +96,7 @@ def submit_to_proto(
     sampling: SamplingParams,
     standing: Standing,
     reuse: Reuse,
+    pooling: Pooling | None = None,
 ) -> scheduler_pb2.SessionRequest:
     """A new request, for the scheduler."""
     submit = scheduler_pb2.Submit(
@@ -96,6 +109,7 @@ def submit_to_proto(
         timeout_s=standing.timeout_s,
         cache_salt=reuse.cache_salt,
         skip_prefix_cache=reuse.skip_prefix_cache,
+        pooling=POOLING_TO_PROTO[pooling],
     )
     return scheduler_pb2.SessionRequest(submit=submit)
 
@@ -124,14 +138,7 @@ def logprobs_from_proto(message: scheduler_pb2.SessionResponse) -> dict[int, Raw
     table = LogprobColumns.unpack(message.logprobs, num_tokens)
     if table is None:
         return {}
-    raws = map(
-        RawLogprobs,
-        table.logprobs.tolist(),
-        table.ranks.tolist(),
-        table.top_token_ids.tolist(),
-        table.top_logprobs.tolist(),
-    )
-    return dict(zip(table.rows.tolist(), raws, strict=True))
+    return dict(zip(table.rows.tolist(), raw_logprobs(table), strict=True))
 
 
 def _logprobs_to_proto(logprobs: Sequence[TokenLogprobs]) -> list[types_pb2.TokenLogprobs]:
@@ -188,7 +195,7 @@ def model_to_proto(model: ServedModel) -> types_pb2.ModelInfo:
     )
 
 
-def prompt_from_proto(message: inference_pb2.Prompt) -> Prompt:
+def prompt_from_proto(message: inference_pb2.Prompt, name: str = "prompt") -> Prompt:
     """From a gRPC client."""
     match message.WhichOneof("input"):
         case "text":
@@ -196,7 +203,7 @@ def prompt_from_proto(message: inference_pb2.Prompt) -> Prompt:
         case "token_ids":
             return tuple(message.token_ids.ids)
         case _:
-            raise invalid("prompt", "set either text or token_ids")
+            raise invalid(name, "set either text or token_ids")
 
 
 def request_from_proto(
@@ -261,6 +268,8 @@ def delta_to_proto(delta: Delta, index: int = 0) -> inference_pb2.OutputDelta:
         logprobs=_logprobs_to_proto(delta.logprobs),
         index=index,
     )
+    if delta.prompt is not None:
+        _add_prompt(message, delta.prompt)
     if delta.parts is not None:
         add_parts(message, delta.parts)
     if delta.finish is not None:
@@ -276,10 +285,20 @@ def output_to_proto(completion: Completion, index: int = 0) -> inference_pb2.Out
         logprobs=_logprobs_to_proto(completion.logprobs),
         index=index,
     )
+    if completion.prompt is not None:
+        _add_prompt(message, completion.prompt)
     if completion.parts is not None:
         add_reply(message, completion.reply)
     _add_finish(message, completion.finish)
     return message
+
+
+def _add_prompt(
+    message: inference_pb2.OutputDelta | inference_pb2.Output, told: PromptTold
+) -> None:
+    if told.scores is not None:
+        message.prompt_token_ids.extend(told.token_ids)
+        message.prompt_logprobs.extend(_logprobs_to_proto(told.scores.others))
 
 
 def _add_finish(message: inference_pb2.OutputDelta | inference_pb2.Output, finish: Finish) -> None:

@@ -102,6 +102,13 @@ class RequestError(Exception):
         """How this error looks outside."""
         return WIRE[self.kind]
 
+    def renamed(self, field: str, other: str) -> "RequestError":
+        """The same, if that field is at fault under the name that the caller used for it."""
+        if self.field != field:
+            return self
+        message = self.message.replace(f"{field}:", f"{other}:", 1)
+        return RequestError(self.kind, message, field=other, retry_after_s=self._retry_after_s)
+
     @property
     def retry_after_s(self) -> float | None:
         """When trying again may help; None when it will not."""

@@ -1,20 +1,47 @@
 """Several outputs for one call: run side by side, ended together."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
+from typing import Any, TypeVar
 
+from gateway.embeddings import Embedding
+from gateway.errors import RequestError
 from gateway.generation import Completion, Delta, GenerationRequest
 from gateway.pipeline import Pipeline
 
 Indexed = tuple[int, Delta]
+Result = TypeVar("Result")
 
 
 async def complete_all(
     pipeline: Pipeline, requests: Sequence[GenerationRequest]
 ) -> list[Completion]:
     """All outputs, in the order of the requests; the first failure ends the others."""
-    tasks = [asyncio.create_task(pipeline.complete(request)) for request in requests]
+    return await _all([pipeline.complete(request) for request in requests])
+
+
+async def embed_all(
+    pipeline: Pipeline, requests: Sequence[GenerationRequest], field: str, normalizes: bool
+) -> list[Embedding]:
+    """All inputs as vectors, in their order; the first failure ends the others.
+
+    What is wrong with an input is said of its place in `field`.
+    """
+
+    async def embed(index: int, request: GenerationRequest) -> Embedding:
+        try:
+            embedding = await pipeline.embed(request)
+        except RequestError as error:
+            name = field if len(requests) == 1 else f"{field}[{index}]"
+            raise error.renamed("prompt", name) from error
+        return embedding.normalized() if normalizes else embedding
+
+    return await _all([embed(index, request) for index, request in enumerate(requests)])
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    tasks = [asyncio.create_task(one) for one in work]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -9,6 +9,7 @@ from gateway.chat.conversation import Conversation
 from gateway.chat.parts import Content, Part, Reply, reply_of
 from gateway.errors import invalid
 from gateway.logprobs import TokenLogprobs
+from gateway.prompt_told import PromptTold
 from gateway.structure import Structure
 
 MAX_SEED = 2**64 - 1
@@ -45,16 +46,17 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_top_logprobs: int | None = None  # None: report no log probabilities
+    num_prompt_logprobs: int | None = None  # the same of the prompt's tokens
     grammar: str = ""  # written by the pipeline from the request's structure
 
-    def check(self, vocab_size: int) -> None:
+    def check(self, vocab_size: int, *, fewest_tokens: int = 1) -> None:
         """Raises RequestError naming the first field that is out of its range."""
         _check_range("temperature", self.temperature, 0, 2)
         _check_range("top_p", self.top_p, 0, 1, open_below=True)
         _check_range("min_p", self.min_p, 0, 1)
         _check_range("top_k", self.top_k, -1, 2**31 - 1)
         _check_range("seed", self.seed, 0, MAX_SEED)
-        _check_range("max_tokens", self.max_tokens, 1, MAX_UINT32)
+        _check_range("max_tokens", self.max_tokens, fewest_tokens, MAX_UINT32)
         _check_range("min_tokens", self.min_tokens, 0, MAX_UINT32)
         if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
             raise invalid("min_tokens", f"{self.min_tokens} exceeds max_tokens {self.max_tokens}")
@@ -65,6 +67,7 @@ class SamplingParams:
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_range("repetition_penalty", self.repetition_penalty, 0, MAX_FLOAT, open_below=True)
         _check_range("logprobs", self.num_top_logprobs, 0, MAX_LOGPROBS)
+        _check_range("prompt_logprobs", self.num_prompt_logprobs, 0, MAX_LOGPROBS)
         self._check_lists(vocab_size)
 
     def _check_lists(self, vocab_size: int) -> None:
@@ -135,6 +138,13 @@ class Reuse:
 Prompt = str | tuple[int, ...] | Conversation
 
 
+class Pooling(Enum):
+    """Which hidden states stand for a whole prompt."""
+
+    LAST = "last"
+    MEAN = "mean"
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One output that a client wants."""
@@ -151,6 +161,8 @@ class GenerationRequest:
     standing: Standing = Standing()
     reuse: Reuse = Reuse()
     structure: Structure | None = None  # None: any text
+    echo: bool = False  # the prompt stands in front of the output
+    pooling: Pooling | None = None  # hidden states are wanted instead of an output
 
     def __post_init__(self) -> None:
         if self.structure is not None and self.sampling.ignore_eos:
@@ -167,6 +179,11 @@ class GenerationRequest:
             limits.check_bytes(f"bad_words[{index}]", word, limits.MAX_BAD_WORD_BYTES)
             if not word.strip():
                 raise invalid(f"bad_words[{index}]", "is empty")
+
+    def check(self, vocab_size: int) -> None:
+        """Raises RequestError naming the first field that is out of its range."""
+        asks_about_prompt = self.echo or self.sampling.num_prompt_logprobs is not None
+        self.sampling.check(vocab_size, fewest_tokens=0 if asks_about_prompt else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +214,7 @@ class Delta:
     finish: Finish | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
     parts: tuple[Part, ...] | None = None  # of a chat; None: the text is content and nothing else
+    prompt: PromptTold | None = None  # with the first piece, if asked about
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +226,7 @@ class Completion:
     finish: Finish
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
     parts: tuple[Part, ...] | None = None  # of a chat; None: the text is content and nothing else
+    prompt: PromptTold | None = None  # if asked about
 
     @property
     def reply(self) -> Reply:
@@ -226,6 +245,7 @@ def completion_of(deltas: Sequence[Delta]) -> Completion:
         finish=finish,
         logprobs=tuple(token for delta in deltas for token in delta.logprobs),
         parts=tuple(part for parts in parsed for part in parts) if parsed else None,
+        prompt=deltas[0].prompt,
     )
 
 

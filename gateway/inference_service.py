@@ -31,7 +31,7 @@ from pagewire.v1 import inference_pb2_grpc
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """All seven RPCs."""
+    """All its RPCs."""
 
     def __init__(self, pipeline: Pipeline, tokenizer: Tokenizer, readiness: ReadinessWatch) -> None:
         self._pipeline = pipeline
@@ -149,7 +149,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, prompt: Prompt, options: pb.GenerationOptions, context: Context
     ) -> GenerationRequest:
         request_id = options.request_id or f"gen-{uuid.uuid4().hex}"
-        metadata = dict(context.invocation_metadata() or ())
-        tenant = options.tenant or str(metadata.get("x-tenant", ""))
-        standing = Standing(options.priority, tenant, context.time_remaining())
+        standing = standing_of(options.priority, options.tenant, context)
         return request_from_proto(request_id, prompt, options, standing)
+
+
+def standing_of(priority: int, tenant: str, context: Context) -> Standing:
+    """How a call stands among others; metadata names the tenant where the request does not."""
+    metadata = dict(context.invocation_metadata() or ())
+    tenant = tenant or str(metadata.get("x-tenant", ""))
+    return Standing(priority, tenant, context.time_remaining())

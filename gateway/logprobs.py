@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.detokenizer import Detokenizer
+from rpc.logprobs import LogprobColumns
 
 Spell = Callable[[int], bytes]
 
@@ -37,14 +38,26 @@ class TokenLogprobs:
     text_offset: int  # characters of the output before it
 
 
+def raw_logprobs(table: LogprobColumns) -> list[RawLogprobs]:
+    """The rows of a table, one by one."""
+    columns = table.logprobs, table.ranks, table.top_token_ids, table.top_logprobs
+    return list(map(RawLogprobs, *(column.tolist() for column in columns)))
+
+
 class LogprobReader:
     """Reads the numbers of one output, token by token."""
 
-    def __init__(self, spell: Spell, detokenizer: Detokenizer, num_top: int) -> None:
+    def __init__(
+        self, spell: Spell, detokenizer: Detokenizer, num_top: int, text_offset: int = 0
+    ) -> None:
         self._spell = spell
         self._detokenizer = detokenizer
         self._num_top = num_top
-        self._num_characters = 0
+        self._num_characters = text_offset  # in front of the next token
+
+    def skip(self, token_id: int) -> None:
+        """A token that has no numbers."""
+        self._num_characters += len(self._detokenizer.push((token_id,)))
 
     def read(
         self, token_ids: Sequence[int], raw: Sequence[RawLogprobs]

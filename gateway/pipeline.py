@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from gateway import limits
 from gateway.chat.answer import ChatFormat
 from gateway.chat.conversation import Conversation
+from gateway.embeddings import Embedding, embedding_of
 from gateway.errors import ErrorKind, RequestError
 from gateway.generation import (
     Completion,
@@ -27,7 +28,8 @@ from gateway.generation import (
 from gateway.grammars import Grammars
 from gateway.logprobs import LogprobReader
 from gateway.output_text import OutputText
-from gateway.prompts import tokenize
+from gateway.prompt_told import PromptTeller, PromptWish
+from gateway.prompts import TokenizedPrompt, tokenize
 from gateway.readiness import ReadinessWatch
 from gateway.scheduler_link import Arrival, SchedulerLink
 from gateway.stops import StopMatcher
@@ -88,18 +90,22 @@ class Pipeline:
         Raises RequestError before the first delta when the request is refused. Use aclosing().
         """
         model = self.resolve_model(request.model)
-        request.sampling.check(model.vocab_size)
+        request.check(model.vocab_size)
         chat = request.prompt if isinstance(request.prompt, Conversation) else None
         if chat is not None:
             self._chat_format.check(chat)
             structure = self._chat_format.structure(chat, request.structure)
             request = replace(request, structure=structure)
-        prompt = await tokenize(self._tokenizer, request.prompt, model, request.add_special_tokens)
+        prompt = await self._tokenize(request, model)
+        wish = self._prompt_wish(request, prompt)
         sampling = await self._resolve_bad_words(request)
+        sampling = replace(sampling, num_prompt_logprobs=wish.most_top)
         if request.structure is not None:
             grammar = await self._grammars.resolve(request.structure, model)
             sampling = replace(sampling, grammar=grammar)
-        output, logprobs = self._output_text(request), self._logprob_reader(request)
+        output = self._output_text(request)
+        logprobs = self._logprob_reader(request, len(wish.echo or ""))
+        teller = self._prompt_teller(request, prompt, wish)
         reader = None
         if chat is not None:
             is_structured = request.structure is not None
@@ -115,6 +121,8 @@ class Pipeline:
                 arrival = await live.receive()
                 progress.num_cached_tokens = live.num_cached_tokens
                 delta = self._delta(output, progress, arrival)
+                if teller is not None:  # the first arrival brings all that is told of the prompt
+                    delta, teller = _with_prompt(delta, teller, arrival), None
                 if logprobs is not None:
                     delta = _with_logprobs(delta, logprobs, arrival)
                 if reader is not None:
@@ -157,12 +165,40 @@ class Pipeline:
         stops = StopMatcher(request.stop, include_in_output=include)
         return OutputText(detokenizer, stops, request.sampling.min_tokens or 0)
 
-    def _logprob_reader(self, request: GenerationRequest) -> LogprobReader | None:
+    async def _tokenize(self, request: GenerationRequest, model: ServedModel) -> TokenizedPrompt:
+        samples_nothing = request.sampling.max_tokens == 0 or request.pooling is not None
+        return await tokenize(
+            self._tokenizer,
+            request.prompt,
+            model,
+            request.add_special_tokens,
+            num_output_tokens=0 if samples_nothing else 1,
+        )
+
+    def _prompt_wish(self, request: GenerationRequest, prompt: TokenizedPrompt) -> PromptWish:
+        echo = None
+        if request.echo:
+            skips = request.skip_special_tokens
+            decode = self._tokenizer.decode
+            echo = prompt.text or decode(prompt.token_ids, skip_special_tokens=skips)
+        sampling = request.sampling
+        return PromptWish(sampling.num_prompt_logprobs, echo, sampling.num_top_logprobs)
+
+    def _prompt_teller(
+        self, request: GenerationRequest, prompt: TokenizedPrompt, wish: PromptWish
+    ) -> PromptTeller | None:
+        if wish.echo is None and wish.most_top is None:
+            return None
+        skips = request.skip_special_tokens
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=skips)
+        return PromptTeller(wish, prompt.token_ids, self._tokenizer.spell, detokenizer)
+
+    def _logprob_reader(self, request: GenerationRequest, text_offset: int) -> LogprobReader | None:
         num_top = request.sampling.num_top_logprobs
         if num_top is None:
             return None
         detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
-        return LogprobReader(self._tokenizer.spell, detokenizer, num_top)
+        return LogprobReader(self._tokenizer.spell, detokenizer, num_top, text_offset)
 
     async def _resolve_bad_words(self, request: GenerationRequest) -> SamplingParams:
         """The request's sampling with its bad words as token ids.
@@ -182,10 +218,39 @@ class Pipeline:
                     sequences[tuple(token_ids)] = None
         return replace(sampling, bad_words_token_ids=tuple(sequences))
 
+    async def embed(self, request: GenerationRequest) -> Embedding:
+        """The hidden states that stand for a prompt; `pooling` says which."""
+        assert request.pooling is not None
+        model = self.resolve_model(request.model)
+        prompt = await self._tokenize(request, model)
+        live = self._link.submit(
+            request.request_id,
+            prompt.token_ids,
+            SamplingParams(),
+            request.standing,
+            request.reuse,
+            request.pooling,
+        )
+        self._live[live.handle] = Progress(request, len(prompt.token_ids), self._clock())
+        try:
+            arrival = await live.receive()
+        finally:
+            del self._live[live.handle]
+            self._link.close(live)
+        if arrival.end is None or arrival.end.reason is FinishReason.ABORT:
+            raise RequestError(ErrorKind.CANCELLED, "the request was aborted")
+        return embedding_of(arrival.reports, arrival.end.usage)
+
     async def complete(self, request: GenerationRequest) -> Completion:
         """The whole output at once."""
         async with aclosing(self.generate(request)) as deltas:
             return completion_of([delta async for delta in deltas])
+
+
+def _with_prompt(delta: Delta, teller: PromptTeller, arrival: Arrival) -> Delta:
+    if delta.finish is not None and delta.finish.reason is FinishReason.ABORT:
+        return delta  # it may have come before the prompt was computed
+    return replace(delta, prompt=teller.tell(arrival.reports))
 
 
 def _with_logprobs(delta: Delta, reader: LogprobReader, arrival: Arrival) -> Delta:

@@ -21,8 +21,10 @@ async def tokenize(
     prompt: Prompt,
     model: ServedModel,
     add_special_tokens: bool | None = None,
+    *,
+    num_output_tokens: int = 1,
 ) -> TokenizedPrompt:
-    """The ids of a prompt; raises RequestError when they leave no room for output.
+    """The ids of a prompt; raises RequestError when they leave no room for that much output.
 
     Text gets the tokenizer's special tokens; a conversation does not, for its template writes them.
     """
@@ -42,6 +44,6 @@ async def tokenize(
     num_tokens = len(tokenized.token_ids)
     if not prompt or not num_tokens:
         raise invalid(name, "is empty")
-    if num_tokens >= model.max_model_len:
+    if num_tokens + num_output_tokens > model.max_model_len:
         raise too_long(name, f"{num_tokens} tokens", model.max_model_len)
     return tokenized

@@ -10,7 +10,7 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -21,10 +21,11 @@ from gateway.convert import (
     submit_to_proto,
 )
 from gateway.errors import RequestError, unavailable
-from gateway.generation import Finish, Reuse, SamplingParams, Standing
+from gateway.generation import Finish, Pooling, Reuse, SamplingParams, Standing
 from gateway.logprobs import RawLogprobs
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from rpc import columns
+from rpc.prompt_reports import PromptReport
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
@@ -41,6 +42,7 @@ class Arrival:
     token_ids: list[int]
     logprobs: list[RawLogprobs]  # one per token, if asked for
     end: Finish | None
+    reports: list[PromptReport] = field(default_factory=list)  # of the prompt, before the tokens
 
 
 class LiveRequest:
@@ -50,13 +52,22 @@ class LiveRequest:
     and holds up nobody. max_tokens bounds them.
     """
 
-    __slots__ = ("_end", "_logprobs", "_token_ids", "_waiter", "handle", "num_cached_tokens")
+    __slots__ = (
+        "_end",
+        "_logprobs",
+        "_reports",
+        "_token_ids",
+        "_waiter",
+        "handle",
+        "num_cached_tokens",
+    )
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.num_cached_tokens = 0  # known with the first token
         self._token_ids: list[int] = []
         self._logprobs: list[RawLogprobs] = []
+        self._reports: list[PromptReport] = []
         self._end: Finish | RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -71,17 +82,22 @@ class LiveRequest:
             await self._waiter
         token_ids, self._token_ids = self._token_ids, []
         logprobs, self._logprobs = self._logprobs, []
+        reports, self._reports = self._reports, []
         if isinstance(self._end, RequestError):
             if not token_ids:
                 raise self._end
-            return Arrival(token_ids, logprobs, None)
-        return Arrival(token_ids, logprobs, self._end)
+            return Arrival(token_ids, logprobs, None, reports)
+        return Arrival(token_ids, logprobs, self._end, reports)
 
     def add(self, token_id: int, logprobs: RawLogprobs | None) -> None:
         """One more token; wake() tells the reader."""
         self._token_ids.append(token_id)
         if logprobs is not None:
             self._logprobs.append(logprobs)
+
+    def add_report(self, report: PromptReport) -> None:
+        """What was found out about a part of the prompt; the first token, or the end, is behind."""
+        self._reports.append(report)
 
     def end(self, how: Finish | RequestError) -> None:
         """Nothing more will come; wake() tells the reader."""
@@ -118,6 +134,7 @@ class SchedulerLink:
         sampling: SamplingParams,
         standing: Standing,
         reuse: Reuse,
+        pooling: Pooling | None = None,
     ) -> LiveRequest:
         """Sends a request; its reader must close() it."""
         if self._outbox is None:
@@ -125,7 +142,7 @@ class SchedulerLink:
         live = LiveRequest(self._free_handle())
         self._live[live.handle] = live
         message = submit_to_proto(
-            live.handle, request_id, prompt_token_ids, sampling, standing, reuse
+            live.handle, request_id, prompt_token_ids, sampling, standing, reuse, pooling
         )
         self._outbox.put_nowait(message)
         return live
@@ -198,6 +215,10 @@ class SchedulerLink:
             raise columns.BadColumn(f"{len(handles)} handles but {len(token_ids)} token_ids")
         logprobs = logprobs_from_proto(response)
         touched: dict[int, LiveRequest] = {}
+        for packed in response.prompt_reports:
+            live = self._live.get(packed.owner)
+            if live is not None:
+                live.add_report(PromptReport.unpack(packed))
         for position, (handle, token_id) in enumerate(zip(handles, token_ids, strict=True)):
             live = self._live.get(handle)
             if live is not None:  # else: closed here, its last tokens were on their way

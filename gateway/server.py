@@ -18,18 +18,20 @@ from gateway.auth import ApiKey, ApiKeyInterceptor
 from gateway.chat.answer import choose
 from gateway.config import GatewayConfig
 from gateway.debug_service import DebugService
+from gateway.embedding_service import EmbeddingService
 from gateway.http.app import create_app
 from gateway.inference_service import InferenceService
 from gateway.pipeline import Pipeline
 from gateway.readiness import Readiness, ReadinessWatch
 from gateway.scheduler_link import SchedulerLink
 from gateway.tokenizer import Tokenizer
-from pagewire.v1 import debug_pb2_grpc, inference_pb2_grpc
+from pagewire.v1 import debug_pb2_grpc, embedding_pb2_grpc, inference_pb2_grpc
 from rpc.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
 
 INFERENCE_SERVICE = "pagewire.v1.InferenceService"
+EMBEDDING_SERVICE = "pagewire.v1.EmbeddingService"
 DEBUG_SERVICE = "pagewire.v1.DebugService"
-HEALTH_NAMES = ("", INFERENCE_SERVICE)
+HEALTH_NAMES = ("", INFERENCE_SERVICE, EMBEDDING_SERVICE)
 
 # A channel that waits a minute before it tries again would outlast any restart of the scheduler.
 LINK_OPTIONS = [
@@ -86,9 +88,12 @@ class Gateway:
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
         inference = InferenceService(self._pipeline, tokenizer, self._readiness)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
+        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
+            EmbeddingService(self._pipeline), server
+        )
         debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(self._pipeline), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (INFERENCE_SERVICE, DEBUG_SERVICE, health.SERVICE_NAME)
+        names = (INFERENCE_SERVICE, EMBEDDING_SERVICE, DEBUG_SERVICE, health.SERVICE_NAME)
         add_reflection(server, names, aio=True)
         return server
 

@@ -24,15 +24,19 @@ from pagewire._types import (
     TLS,
     CallOptions,
     Completion,
+    Embeddings,
     Messages,
     Model,
+    Pooling,
     Prompt,
     SamplingParams,
 )
 from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1.embedding_pb2_grpc import EmbeddingServiceStub
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 
-if TYPE_CHECKING:  # a name of the typing stubs only
+if TYPE_CHECKING:  # names of the typing stubs only
+    from pagewire.v1.embedding_pb2_grpc import EmbeddingServiceAsyncStub
     from pagewire.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
 _Request = TypeVar("_Request")
@@ -58,13 +62,21 @@ class AsyncClient:
         allow_insecure_key: bool = False,
     ) -> None:
         self._connection = Connection(target, api_key, tls, timeout_s, allow_insecure_key)
-        self._channel: grpc.aio.Channel | None = None
+        self._opened: grpc.aio.Channel | None = None
+
+    @cached_property
+    def _channel(self) -> grpc.aio.Channel:
+        # An asyncio channel belongs to the loop it is opened in, hence not in __init__.
+        self._opened = open_aio_channel(self._connection)
+        return self._opened
 
     @cached_property
     def _stub(self) -> "InferenceServiceAsyncStub":
-        # An asyncio channel belongs to the loop it is opened in, hence not in __init__.
-        self._channel = open_aio_channel(self._connection)
         return InferenceServiceStub(self._channel)
+
+    @cached_property
+    def _embedding_stub(self) -> "EmbeddingServiceAsyncStub":
+        return EmbeddingServiceStub(self._channel)
 
     async def generate(
         self,
@@ -141,6 +153,24 @@ class AsyncClient:
         response = await self._call(self._stub.Tokenize, request, timeout_s)
         return tuple(response.token_ids)
 
+    async def embed(
+        self,
+        inputs: str | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        model: str = "",
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> Embeddings:
+        """Texts, or token ids, as vectors: hidden states of the served model.
+
+        `pooling` says whether the last token's stands for an input or the mean over all tokens.
+        """
+        request = _convert.to_embed(inputs, pooling, normalize, model, request_id)
+        response = await self._call(self._embedding_stub.Embed, request, timeout_s)
+        return _convert.to_embeddings(response)
+
     async def detokenize(
         self,
         token_ids: Sequence[int],
@@ -174,8 +204,8 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends every call and closes the connection."""
-        if self._channel is not None:
-            await self._channel.close()
+        if self._opened is not None:
+            await self._opened.close()
 
     async def _call(
         self,

@@ -24,12 +24,15 @@ from pagewire._types import (
     TLS,
     CallOptions,
     Completion,
+    Embeddings,
     Messages,
     Model,
+    Pooling,
     Prompt,
     SamplingParams,
 )
 from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1.embedding_pb2_grpc import EmbeddingServiceStub
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 
 _Request = TypeVar("_Request")
@@ -61,6 +64,7 @@ class Client:
         self._connection = Connection(target, api_key, tls, timeout_s, allow_insecure_key)
         self._channel = open_channel(self._connection)
         self._stub = InferenceServiceStub(self._channel)
+        self._embedding_stub = EmbeddingServiceStub(self._channel)
 
     def generate(
         self,
@@ -156,6 +160,26 @@ class Client:
         request = _convert.to_tokenize(text, model, add_special_tokens)
         response = self._call(self._stub.Tokenize, request, timeout_s)
         return tuple(response.token_ids)
+
+    def embed(
+        self,
+        inputs: str | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        model: str = "",
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> Embeddings:
+        """Texts, or token ids, as vectors: hidden states of the served model.
+
+        `pooling` says whether the last token's stands for an input or the mean over all tokens.
+
+        >>> client.embed(["a cat", "a dog"]).vectors  # doctest: +SKIP
+        """
+        request = _convert.to_embed(inputs, pooling, normalize, model, request_id)
+        response = self._call(self._embedding_stub.Embed, request, timeout_s)
+        return _convert.to_embeddings(response)
 
     def detokenize(
         self,

@@ -12,23 +12,30 @@ from pagewire._types import (
     CallOptions,
     Completion,
     Delta,
+    Embeddings,
     FinishReason,
     Message,
     Messages,
     Model,
+    Pooling,
     Prompt,
     SamplingParams,
     TokenLogprobs,
     Usage,
 )
+from pagewire.v1 import embedding_pb2, types_pb2
 from pagewire.v1 import inference_pb2 as pb
-from pagewire.v1 import types_pb2
 
 FINISH_REASON = {
     types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
     types_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
     types_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
+}
+
+POOLING: Mapping[Pooling, types_pb2.Pooling] = {
+    "last": types_pb2.POOLING_LAST,
+    "mean": types_pb2.POOLING_MEAN,
 }
 
 _TOKEN_FIELDS = (
@@ -44,6 +51,7 @@ _TOKEN_FIELDS = (
     "frequency_penalty",
     "repetition_penalty",
     "logprobs",
+    "prompt_logprobs",
 )
 _TEXT_FIELDS = ("include_stop_str_in_output", "skip_special_tokens")
 
@@ -188,18 +196,59 @@ def to_completion(response: pb.GenerateResponse | pb.ChatResponse) -> Completion
         request_id=response.request_id,
         model=response.model,
         stop_reason=_stop_reason(output),
-        logprobs=_logprobs(output),
+        logprobs=_logprobs(output.logprobs),
+        prompt_token_ids=tuple(output.prompt_token_ids),
+        prompt_logprobs=_prompt_logprobs(output),
     )
 
 
-def _logprobs(output: pb.Output | pb.OutputDelta) -> tuple[TokenLogprobs, ...]:
+def to_embed(
+    inputs: str | Sequence[Prompt],
+    pooling: Pooling,
+    normalize: bool,
+    model: str,
+    request_id: str,
+) -> embedding_pb2.EmbedRequest:
+    """Texts or token ids to be embedded."""
+    if pooling not in POOLING:
+        raise InvalidArgument(f"pooling: {pooling!r} is neither 'last' nor 'mean'")
+    inputs = [inputs] if isinstance(inputs, str) else inputs
+    if any(isinstance(one, int) for one in inputs):
+        raise InvalidArgument("inputs: needs a list of prompts, not the token ids of one")
+    return embedding_pb2.EmbedRequest(
+        inputs=map(_to_prompt, inputs),
+        pooling=POOLING[pooling],
+        normalize=normalize,
+        model=model,
+        request_id=request_id,
+    )
+
+
+def to_embeddings(response: embedding_pb2.EmbedResponse) -> Embeddings:
+    """Vectors, in the order of the inputs."""
+    return Embeddings(
+        vectors=tuple(tuple(one.values) for one in response.embeddings),
+        usage=_usage(response.usage),
+        request_id=response.request_id,
+        model=response.model,
+    )
+
+
+def _prompt_logprobs(output: pb.Output | pb.OutputDelta) -> tuple[TokenLogprobs | None, ...]:
+    """One per token of the prompt; nothing precedes the first."""
+    if not output.prompt_token_ids:
+        return ()
+    return (None, *_logprobs(output.prompt_logprobs))
+
+
+def _logprobs(tokens: Iterable[types_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
     return tuple(
         TokenLogprobs(
             token.logprob,
             token.rank,
             tuple(zip(token.top_token_ids, token.top_logprobs, strict=True)),
         )
-        for token in output.logprobs
+        for token in tokens
     )
 
 
@@ -243,6 +292,7 @@ class Assembly:
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._first: Delta | None = None
         self._last: Delta | None = None
 
     @property
@@ -261,8 +311,11 @@ class Assembly:
             finish_reason=_finish_reason(output.finish_reason) if finished else None,
             usage=_usage(output.usage) if output.HasField("usage") else None,
             stop_reason=_stop_reason(output),
-            logprobs=_logprobs(output),
+            logprobs=_logprobs(output.logprobs),
+            prompt_token_ids=tuple(output.prompt_token_ids),
+            prompt_logprobs=_prompt_logprobs(output),
         )
+        self._first = self._first or delta
         self._logprobs.extend(delta.logprobs)
         self._texts.append(delta.text)
         self._token_ids.extend(delta.token_ids)
@@ -271,7 +324,8 @@ class Assembly:
 
     def completion(self) -> Completion:
         """The whole; raises Internal when the stream ended without saying why."""
-        if self._last is None or self._last.finish_reason is None:
+        first = self._first
+        if first is None or self._last is None or self._last.finish_reason is None:
             raise Internal("the stream ended without a finish reason")
         return Completion(
             text=self.text,
@@ -282,4 +336,6 @@ class Assembly:
             model=self.model,
             stop_reason=self._last.stop_reason,
             logprobs=tuple(self._logprobs),
+            prompt_token_ids=first.prompt_token_ids,
+            prompt_logprobs=first.prompt_logprobs,
         )

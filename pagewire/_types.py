@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from os import PathLike
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from pagewire._structure import StructuredOutput
 
@@ -41,6 +41,7 @@ class Message:
 
 
 Prompt = str | Sequence[int]
+Pooling = Literal["last", "mean"]  # hidden states that stand for a text
 Messages = str | Sequence[Message | Mapping[str, str]]
 
 
@@ -72,6 +73,7 @@ class SamplingParams:
     bad_words: Sequence[str] = ()
     logprobs: int | None = None  # likeliest tokens to report per token, 0 to 20; None: nothing
     structured_output: StructuredOutput | None = None  # what it must look like; None: anything
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens
 
 
 class CallOptions(TypedDict, total=False):
@@ -105,6 +107,7 @@ class CallOptions(TypedDict, total=False):
     bad_words: Sequence[str]
     logprobs: int | None
     structured_output: StructuredOutput | None
+    prompt_logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,8 @@ class Completion:
     model: str
     stop_reason: str | int | None = None  # stop string or stop token that ended it, if one did
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
+    prompt_token_ids: tuple[int, ...] = ()  # where prompt_logprobs are
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # None for the first, if asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,18 @@ class Delta:
     usage: Usage | None = None
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
+    prompt_token_ids: tuple[int, ...] = ()  # where prompt_logprobs are: in the first piece
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # None for the first, if asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Inputs as vectors, in order."""
+
+    vectors: tuple[tuple[float, ...], ...]
+    usage: Usage  # of all inputs
+    request_id: str
+    model: str
 
 
 @dataclass(frozen=True, slots=True)

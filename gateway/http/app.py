@@ -21,6 +21,7 @@ from gateway.errors import (
 )
 from gateway.generation import ServedModel, check_token_ids
 from gateway.http.completions import answer
+from gateway.http.embeddings import EmbeddingBody, embed
 from gateway.http.events import CHAT, COMPLETION, error_body
 from gateway.http.guards import ApiKeyGuard, BodyLimit
 from gateway.http.response_body import ResponseBody
@@ -102,6 +103,10 @@ def _add_generation_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenize
     @app.post("/v1/completions", responses=ANSWERS)
     async def completions(body: CompletionBody, request: Request) -> Response:
         return await answer(COMPLETION, body, request, pipeline)
+
+    @app.post("/v1/embeddings")
+    async def embeddings(body: EmbeddingBody, request: Request) -> Response:
+        return await embed(body, request, pipeline)
 
     @app.post("/v1/responses", responses=ANSWERS)
     async def responses(body: ResponseBody, request: Request) -> Response:

@@ -20,6 +20,7 @@ from gateway.http.events import (
     DONE,
     ChunkWriter,
     Form,
+    beside_choices,
     error_event,
     usage_body,
     whole_choice,
@@ -55,7 +56,8 @@ async def answer(
     outputs = await unless_disconnected(request, complete_all(pipeline, wanted))
     choices = [whole_choice(form, index, output) for index, output in enumerate(outputs)]
     usage = usage_body(total_usage([output.finish.usage for output in outputs], num_choices))
-    return JSONResponse({**head, "choices": choices, "usage": usage})
+    beside = beside_choices(form, outputs)
+    return JSONResponse({**head, "choices": choices, "usage": usage, **beside})
 
 
 async def first_of(events: AsyncGenerator[bytes, None]) -> bytes:

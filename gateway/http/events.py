@@ -6,14 +6,19 @@ output and each chunk costs one string encoding.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, Reply
 from gateway.choices import total_usage
 from gateway.errors import RequestError
 from gateway.generation import Completion, Delta, Finish, FinishReason, Usage
-from gateway.http.logprobs import chat_logprobs, completion_logprobs
+from gateway.http.logprobs import (
+    chat_logprobs,
+    completion_logprobs,
+    echo_logprobs,
+    prompt_logprobs,
+)
 
 DONE = b"data: [DONE]\n\n"
 TEXT_KEYS: dict[type[Part], str] = {
@@ -73,6 +78,9 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 def logprobs_body(form: Form, output: Delta | Completion) -> dict[str, Any] | None:
     """What is known of an output's tokens; None when nobody asked."""
+    echo = None if output.prompt is None else output.prompt.echo
+    if echo is not None and echo.scores is not None:
+        return echo_logprobs(echo.scores, output.logprobs)
     if not output.logprobs:
         return None
     write = chat_logprobs if form.is_chat else completion_logprobs
@@ -143,12 +151,14 @@ class ChunkWriter:
     def chunk(self, index: int, delta: Delta) -> bytes:
         """A delta; empty when there is nothing to show."""
         data = b""
+        if delta.prompt is not None and delta.prompt.echo is not None:
+            delta = replace(delta, text=delta.prompt.echo.text + delta.text)
         if delta.parts is not None:
             data = self._parts(index, delta, delta.parts)
-        elif delta.logprobs:
+        elif (logprobs := logprobs_body(self._form, delta)) is not None:
             shown = {"content": delta.text} if self._form.is_chat else {"text": delta.text}
             content = {"delta": shown} if self._form.is_chat else shown
-            data = self._choice(index, {**content, "logprobs": logprobs_body(self._form, delta)})
+            data = self._choice(index, {**content, "logprobs": logprobs})
         elif delta.text:
             data = self._text(index, self._text_key, delta.text)
         if delta.finish is None:
@@ -193,11 +203,23 @@ class ChunkWriter:
 
 def whole_choice(form: Form, index: int, output: Completion) -> dict[str, Any]:
     """A choice of an answer that is not streamed."""
-    content: dict[str, Any] = {"text": output.text}
+    told = output.prompt
+    echoed = told.echo.text if told is not None and told.echo is not None else ""
+    content: dict[str, Any] = {"text": echoed + output.text}
     has_calls = False
     if form.is_chat:
         reply = output.reply
         has_calls = bool(reply.tool_calls)
         content = {"message": message_body(reply)}
+    elif told is not None and told.scores is not None:
+        content["prompt_logprobs"] = prompt_logprobs(told.scores)
     end = finish_fields(output.finish, has_calls=has_calls)
     return {"index": index, **content, "logprobs": logprobs_body(form, output), **end}
+
+
+def beside_choices(form: Form, outputs: Sequence[Completion]) -> dict[str, Any]:
+    """What a chat says once for all its choices."""
+    told = outputs[0].prompt
+    if not form.is_chat or told is None or told.scores is None:
+        return {}
+    return {"prompt_logprobs": prompt_logprobs(told.scores)}

@@ -17,7 +17,6 @@ HARMLESS = frozenset(
 
 # Field -> values that change nothing. Null is accepted everywhere.
 _BOTH: dict[str, tuple[Any, ...]] = {
-    "prompt_logprobs": (),
     "guided_decoding_backend": (),
 }
 
@@ -36,8 +35,14 @@ CHAT: dict[str, tuple[Any, ...]] = _BOTH | {
 
 COMPLETION: dict[str, tuple[Any, ...]] = _BOTH | {
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
+}
+
+EMBEDDING: dict[str, tuple[Any, ...]] = {
+    "dimensions": (),
+    "truncate_prompt_tokens": (),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
 }
 
 STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.logprobs import Candidate, TokenLogprobs
+from gateway.prompt_told import PromptScores
 
 # JSON has no infinity; a token this unlikely is never seen.
 LEAST_LOGPROB = -9999.0
@@ -31,6 +32,29 @@ def completion_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
     }
 
 
+def echo_logprobs(scores: PromptScores, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """The same of a prompt and its output; the first token of all has no numbers."""
+    columns = completion_logprobs((*scores.others, *tokens))
+    first = {"tokens": _spelled(scores.first_spelling), "text_offset": 0}
+    return {name: [first.get(name), *column] for name, column in columns.items()}
+
+
+def prompt_logprobs(scores: PromptScores) -> list[dict[str, Any] | None]:
+    """vLLM's form: by token id, the prompt's own token first; nothing for the first token."""
+    return [None, *map(_by_token_id, scores.others)]
+
+
+def _by_token_id(token: TokenLogprobs) -> dict[str, Any]:
+    return {
+        str(candidate.token_id): {
+            "logprob": _logprob(candidate),
+            "rank": candidate.rank,
+            "decoded_token": _text(candidate),
+        }
+        for candidate in (token.sampled, *token.top)
+    }
+
+
 def _chat_token(candidate: Candidate) -> dict[str, Any]:
     return {
         "token": _text(candidate),
@@ -40,11 +64,15 @@ def _chat_token(candidate: Candidate) -> dict[str, Any]:
 
 
 def _text(candidate: Candidate) -> str:
-    """The token's text or, where it is no whole characters, its bytes as OpenAI writes them."""
+    return _spelled(candidate.spelling)
+
+
+def _spelled(spelling: bytes) -> str:
+    """A token's text or, where it is no whole characters, its bytes as OpenAI writes them."""
     try:
-        return candidate.spelling.decode()
+        return spelling.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in candidate.spelling)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelling)
 
 
 def _logprob(candidate: Candidate) -> float:

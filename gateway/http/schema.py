@@ -110,6 +110,7 @@ class GenerationBody(Body):
     logit_bias: Biases | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Any = None
@@ -142,8 +143,11 @@ class GenerationBody(Body):
         prompt: Prompt,
         max_tokens: int | None,
         num_top_logprobs: int | None,
+        echo: bool = False,
     ) -> list[GenerationRequest]:
         """The n outputs of this body for one prompt."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs", "is only allowed without stream: true")
         sampling = SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -160,6 +164,7 @@ class GenerationBody(Body):
             logit_bias=self.logit_bias or (),
             allowed_token_ids=tuple(self.allowed_token_ids or ()),
             num_top_logprobs=num_top_logprobs,
+            num_prompt_logprobs=self.prompt_logprobs,
         )
         request = GenerationRequest(
             request_id=request_id,
@@ -173,6 +178,7 @@ class GenerationBody(Body):
             bad_words=tuple(self.bad_words or ()),
             reuse=self._reuse(),
             structure=self._structure(),
+            echo=echo,
         )
         return expand(request, self.n)
 
@@ -258,18 +264,18 @@ def _rendering(body: "ChatCompletionBody | TokenizeBody") -> Rendering:
     )
 
 
-def _parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
+def parse_prompts(name: str, value: Any, most: int) -> list[str | tuple[int, ...]]:
     """A prompt or a list of them, each text or token ids."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise invalid("prompt", "must be text, token ids or a list of either")
+        raise invalid(name, "must be text, token ids or a list of either")
     if value and all(type(item) is int for item in value):
         return [tuple(value)]
-    limits.check_count("prompt", len(value), limits.MAX_PROMPTS)
+    limits.check_count(name, len(value), most)
     if not value:
-        raise invalid("prompt", "is empty")
-    return [_parse_prompt(f"prompt[{index}]", item) for index, item in enumerate(value)]
+        raise invalid(name, "is empty")
+    return [_parse_prompt(f"{name}[{index}]", item) for index, item in enumerate(value)]
 
 
 def _parse_prompt(name: str, item: Any) -> str | tuple[int, ...]:
@@ -280,7 +286,11 @@ def _parse_prompt(name: str, item: Any) -> str | tuple[int, ...]:
     raise invalid(name, "must be text or a list of token ids")
 
 
-_PROMPT_SCHEMA = {
+def _parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
+    return parse_prompts("prompt", value, limits.MAX_PROMPTS)
+
+
+PROMPT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
         {"type": "array", "items": {"type": "integer"}},
@@ -289,7 +299,7 @@ _PROMPT_SCHEMA = {
     ]
 }
 Prompts = Annotated[
-    list[str | tuple[int, ...]], PlainValidator(_parse_prompts), JsonSchema(_PROMPT_SCHEMA)
+    list[str | tuple[int, ...]], PlainValidator(_parse_prompts), JsonSchema(PROMPT_SCHEMA)
 ]
 
 
@@ -300,16 +310,18 @@ class CompletionBody(GenerationBody):
 
     prompt: Prompts
     logprobs: int | None = None  # 0 asks for the sampled token's own alone
+    echo: bool | None = None
 
     def to_requests(self, request_id: str) -> list[GenerationRequest]:
         """n outputs per prompt, prompt by prompt."""
         limit = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        ids = [f"{request_id}-{index}" for index in range(len(self.prompt))]
         if len(self.prompt) == 1:
-            return self.to_choices(request_id, self.prompt[0], limit, self.logprobs)
+            ids = [request_id]
         return [
             choice
-            for index, prompt in enumerate(self.prompt)
-            for choice in self.to_choices(f"{request_id}-{index}", prompt, limit, self.logprobs)
+            for one_id, prompt in zip(ids, self.prompt, strict=True)
+            for choice in self.to_choices(one_id, prompt, limit, self.logprobs, bool(self.echo))
         ]
 
 

@@ -19,6 +19,7 @@ from gateway.server import Gateway
 from gateway.tokenizer import Tokenizer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc import columns
+from simulator.questions import Question
 
 CORPUS = [
     "Hello world, how are you today? The capital of France is Paris.",
@@ -115,6 +116,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             self._answer(request.submit, outbox)
 
     def _answer(self, submit: Any, outbox: asyncio.Queue[Any]) -> None:
+        tell_of_prompt(submit, self.model.vocab_size, outbox)
+        sampling = submit.sampling
+        if submit.pooling or (sampling.HasField("max_tokens") and not sampling.max_tokens):
+            self._finish(submit, outbox, num_tokens=0)
+            return
         shown = self.output if self.hangs_after is None else self.output[: self.hangs_after]
         for start in range(0, len(shown), self.tokens_per_step):
             ids = shown[start : start + self.tokens_per_step]
@@ -129,10 +135,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Ends the last request as if it had run on."""
         self._finish(self.submits[-1], self.outboxes[-1])
 
-    def _finish(self, submit: Any, outbox: asyncio.Queue[Any]) -> None:
+    def _finish(
+        self, submit: Any, outbox: asyncio.Queue[Any], num_tokens: int | None = None
+    ) -> None:
         usage = types_pb2.Usage(
             prompt_tokens=len(submit.prompt_token_ids) // 4,
-            completion_tokens=len(self.output),
+            completion_tokens=len(self.output) if num_tokens is None else num_tokens,
             cached_tokens=3,
         )
         finished = scheduler_pb2.Finished(handle=submit.handle, usage=usage, **self.end)
@@ -145,6 +153,25 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         reason = types_pb2.FINISH_REASON_ERROR
         self.output = []
         self.end = {"reason": reason, "status_code": code.value[0], "message": message}
+
+
+def tell_of_prompt(submit: Any, vocab_size: int, outbox: asyncio.Queue[Any]) -> None:
+    """Reports on the prompt in two parts, the numbers being those of the simulator."""
+    token_ids = columns.unpack(submit.prompt_token_ids)
+    num_top, end = None, len(token_ids)
+    if submit.sampling.HasField("prompt_logprobs"):
+        num_top, end = submit.sampling.prompt_logprobs, end - 1
+    elif not submit.pooling:
+        return
+    begin = end - 1 if submit.pooling == types_pb2.POOLING_LAST else 0
+    question = Question(submit.handle, token_ids, begin, end, num_top, vocab_size)
+    for part in ((0, end // 2), (end // 2, end)):
+        report = question.answer(*part)
+        if report is not None:
+            packed = types_pb2.PromptReport(**report.pack())
+            if report.logprobs is not None:
+                packed.logprobs.CopyFrom(types_pb2.LogprobColumns(**report.logprobs.pack()))
+            outbox.put_nowait(scheduler_pb2.SessionResponse(prompt_reports=[packed]))
 
 
 @dataclass

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai.types import chat, completion_create_params
+from openai.types import chat, completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from gateway.http import fields
+from gateway.http.embeddings import EmbeddingBody
 from gateway.http.messages import ChatMessage
 from gateway.http.response_body import ResponseBody
 from gateway.http.schema import ChatCompletionBody, CompletionBody
@@ -20,12 +21,14 @@ from gateway.http.schema import ChatCompletionBody, CompletionBody
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+EMBEDDING = "/v1/embeddings"
 TURNS = "turns"
 ROUTES_OF = {
     "Both routes": (CHAT, COMPLETION),
     CHAT: (CHAT,),
     COMPLETION: (COMPLETION,),
     RESPONSE: (RESPONSE,),
+    EMBEDDING: (EMBEDDING,),
     "Turns of `messages": (TURNS,),
 }
 TURN = {"role": "user", "content": "Hello"}
@@ -33,6 +36,7 @@ BASE: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [TURN]},
     COMPLETION: {"prompt": "Hello"},
     RESPONSE: {"input": "Hello"},
+    EMBEDDING: {"input": "Hello"},
 }
 # A field that means something only beside another one.
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -139,6 +143,12 @@ async def test_the_gateway_does_what_the_table_says(line: Line, running: Any) ->
             ResponseBody,
             fields.RESPONSE,
             response_create_params.ResponseCreateParamsBase,
+        ),
+        (
+            EMBEDDING,
+            EmbeddingBody,
+            fields.EMBEDDING,
+            embedding_create_params.EmbeddingCreateParams,
         ),
     ],
 )

@@ -16,8 +16,15 @@ from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_status import rpc_status
 
+from pagewire.v1 import (
+    embedding_pb2,
+    embedding_pb2_grpc,
+    inference_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    types_pb2,
+)
 from pagewire.v1 import inference_pb2 as pb
-from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc, types_pb2
 
 CERTS = Path(__file__).parent / "certs"
 ANSWER = ("The", " capital", " is", " Paris", ".")
@@ -31,7 +38,9 @@ MODEL = types_pb2.ModelInfo(
 )
 
 
-class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
+class FakeGateway(
+    inference_pb2_grpc.InferenceServiceServicer, embedding_pb2_grpc.EmbeddingServiceServicer
+):
     """Answers ANSWER, cut at max_tokens and repeated past it with ignore_eos.
 
     A few prompts do something else: "fail NAME" ends with that status, "hang" never answers,
@@ -134,6 +143,17 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         for delta in self._deltas(request.messages[-1].content, request.options, context):
             yield pb.ChatStreamResponse(request_id="made", model="tiny", delta=delta)
 
+    def Embed(self, request, context):
+        self._enter("Embed", request, context)
+        return embedding_pb2.EmbedResponse(
+            request_id=request.request_id or "made-up",
+            model="tiny",
+            embeddings=[
+                embedding_pb2.Embedding(values=[i, 0.5]) for i in range(len(request.inputs))
+            ],
+            usage=types_pb2.Usage(prompt_tokens=3 * len(request.inputs)),
+        )
+
     def Tokenize(self, request, context):
         self._enter("Tokenize", request, context)
         return pb.TokenizeResponse(token_ids=request.text.encode(), max_model_len=512)
@@ -191,6 +211,7 @@ def gateway() -> Iterator[FakeGateway]:
     fake = FakeGateway()
     server = grpc.server(ThreadPoolExecutor(40))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(fake, server)
+    embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(fake, server)
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
     fake.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
@@ -217,6 +238,7 @@ def secure_gateway() -> Iterator[FakeGateway]:
     fake = FakeGateway()
     server = grpc.server(ThreadPoolExecutor(4))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(fake, server)
+    embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(fake, server)
     pair = ((CERTS / "server.key").read_bytes(), (CERTS / "server.pem").read_bytes())
     credentials = grpc.ssl_server_credentials(
         [pair], root_certificates=(CERTS / "ca.pem").read_bytes(), require_client_auth=True

@@ -23,6 +23,7 @@ async def test_every_call_is_awaited(client):
     assert (await client.chat("Q", max_tokens=1)).text == "Q:The"
     assert await client.tokenize("hello") == tuple(b"hello")
     assert await client.detokenize(b"hello") == "hello"
+    assert (await client.embed(["a", "b"])).vectors == ((0.0, 0.5), (1.0, 0.5))
     assert [model.name for model in await client.models()] == ["tiny"]
     assert await client.wait_until_ready(timeout_s=5)
 

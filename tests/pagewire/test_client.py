@@ -100,6 +100,42 @@ def test_logprobs_come_with_their_tokens():
     assert whole.logprobs == (expected,)
 
 
+def test_prompt_logprobs_come_with_the_prompt_and_nothing_for_its_first_token(client, gateway):
+    client.generate("Q", prompt_logprobs=0, max_tokens=1)
+    assert gateway.requests[0].options.sampling.HasField("prompt_logprobs")
+    token = types_pb2.TokenLogprobs(logprob=-0.5, rank=1)
+    told = {"prompt_token_ids": [7, 8], "prompt_logprobs": [token]}
+    expected = (None, TokenLogprobs(-0.5, 1))
+    end = pb.OutputDelta(token_ids=[4], finish_reason=types_pb2.FINISH_REASON_STOP)
+    assembly = _convert.Assembly()
+    read = assembly.read(pb.GenerateStreamResponse(delta=pb.OutputDelta(**told)))
+    assert assembly.read(pb.GenerateStreamResponse(delta=end)).prompt_logprobs == ()
+    output = pb.Output(finish_reason=types_pb2.FINISH_REASON_STOP, **told)
+    whole = _convert.to_completion(pb.GenerateResponse(output=output))
+    for found in (read, assembly.completion(), whole):
+        assert (found.prompt_token_ids, found.prompt_logprobs) == ((7, 8), expected)
+
+
+def test_embeddings_come_in_the_order_of_the_inputs(client, gateway):
+    found = client.embed(["a", [5, 6]], pooling="mean", normalize=False, request_id="e")
+    assert found.vectors == ((0.0, 0.5), (1.0, 0.5))
+    assert (found.usage.prompt_tokens, found.request_id, found.model) == (6, "e", "tiny")
+    request = gateway.requests[0]
+    assert [prompt.WhichOneof("input") for prompt in request.inputs] == ["text", "token_ids"]
+    assert request.pooling == types_pb2.POOLING_MEAN
+    assert request.HasField("normalize") and not request.normalize
+    assert len(client.embed("one text").vectors) == 1
+    assert gateway.requests[1].pooling == types_pb2.POOLING_LAST
+
+
+def test_inputs_that_cannot_be_embedded_are_refused_by_name(client, gateway):
+    with pytest.raises(pagewire.InvalidArgument, match="inputs"):
+        client.embed([5, 6])
+    with pytest.raises(pagewire.InvalidArgument, match="pooling"):
+        client.embed("a", pooling="max")
+    assert gateway.requests == []
+
+
 def test_zero_is_sent_and_differs_from_absence(client, gateway):
     client.generate("Q", temperature=0, top_k=0, seed=0, min_tokens=0)
     sampling = gateway.requests[0].options.sampling

@@ -19,6 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from pagewire.v1 import (
     debug_pb2,
+    embedding_pb2,
     inference_pb2,
     journal_pb2,
     scheduler_pb2,
@@ -29,7 +30,15 @@ from rpc.columns import UINT8, UINT32, pack
 from rpc.logprobs import LogprobColumns
 
 FOLDER = Path(__file__).parent
-MODULES = (types_pb2, inference_pb2, scheduler_pb2, worker_pb2, debug_pb2, journal_pb2)
+MODULES = (
+    types_pb2,
+    inference_pb2,
+    embedding_pb2,
+    scheduler_pb2,
+    worker_pb2,
+    debug_pb2,
+    journal_pb2,
+)
 SAMPLING = types_pb2.SamplingParams(
     temperature=0.5,
     top_p=0.25,

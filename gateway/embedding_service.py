@@ -1,0 +1,29 @@
+"""gRPC EmbeddingService: texts as vectors, for the SDK and grpcurl."""
+
+import uuid
+
+from gateway.embedding_convert import embeddings_from_proto, embeddings_to_proto
+from gateway.fan_out import embed_all
+from gateway.inference_service import standing_of
+from gateway.pipeline import Pipeline
+from gateway.statuses import Context, RefusalsAsStatuses
+from pagewire.v1 import embedding_pb2 as pb
+from pagewire.v1 import embedding_pb2_grpc
+
+
+class EmbeddingService(embedding_pb2_grpc.EmbeddingServiceServicer):
+    """Its one RPC."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        """One vector for each input."""
+        async with RefusalsAsStatuses(context):
+            request_id = request.request_id or f"embd-{uuid.uuid4().hex}"
+            standing = standing_of(request.priority, request.tenant, context)
+            wanted = embeddings_from_proto(request, request_id, standing)
+            name = self._pipeline.resolve_model(request.model or None).name
+            normalizes = not request.HasField("normalize") or request.normalize
+            found = await embed_all(self._pipeline, wanted, "inputs", normalizes)
+            return embeddings_to_proto(found, request_id, name)

@@ -1,0 +1,92 @@
+"""POST /v1/embeddings: texts in, vectors out."""
+
+import base64
+import uuid
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import PlainValidator
+from pydantic import WithJsonSchema as JsonSchema
+
+from gateway import limits
+from gateway.embeddings import Embedding
+from gateway.fan_out import embed_all
+from gateway.generation import GenerationRequest, Pooling, Reuse
+from gateway.http import fields
+from gateway.http.completions import unless_disconnected
+from gateway.http.headers import REQUEST_ID, standing_of
+from gateway.http.schema import PROMPT_SCHEMA, Body, Neutral, parse_prompts
+from gateway.pipeline import Pipeline
+from rpc.logprobs import FLOAT32
+
+
+def _parse_inputs(value: Any) -> list[str | tuple[int, ...]]:
+    return parse_prompts("input", value, limits.MAX_EMBEDDING_INPUTS)
+
+
+Inputs = Annotated[
+    list[str | tuple[int, ...]], PlainValidator(_parse_inputs), JsonSchema(PROMPT_SCHEMA)
+]
+
+
+class EmbeddingBody(Body):
+    """POST /v1/embeddings."""
+
+    neutral: ClassVar[Neutral] = fields.EMBEDDING
+
+    input: Inputs
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    pooling: Literal["last", "mean"] = "last"
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    user: str | None = None
+    request_id: str | None = None
+
+    def to_requests(self, request_id: str) -> list[GenerationRequest]:
+        """One for each input."""
+        return [
+            GenerationRequest(
+                request_id=request_id if len(self.input) == 1 else f"{request_id}-{index}",
+                prompt=prompt,
+                add_special_tokens=self.add_special_tokens,
+                model=self.model,
+                reuse=Reuse(self.cache_salt or ""),
+                pooling=Pooling(self.pooling),
+            )
+            for index, prompt in enumerate(self.input)
+        ]
+
+
+async def embed(body: EmbeddingBody, request: Request, pipeline: Pipeline) -> Response:
+    """Runs one HTTP request to its end, or to the end of its client's patience."""
+    given_id = request.headers.get(REQUEST_ID) or body.request_id
+    request_id = given_id or f"embd-{uuid.uuid4().hex}"
+    standing = standing_of(body, request.headers)
+    wanted = [replace(one, standing=standing) for one in body.to_requests(request_id)]
+    model = pipeline.resolve_model(body.model).name
+    normalizes = body.normalize is not False
+    found = await unless_disconnected(request, embed_all(pipeline, wanted, "input", normalizes))
+    num_tokens = sum(embedding.usage.num_prompt_tokens for embedding in found)
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": _written(body, embedding)}
+                for index, embedding in enumerate(found)
+            ],
+            "model": model,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+    )
+
+
+def _written(body: EmbeddingBody, embedding: Embedding) -> list[float] | str:
+    if body.encoding_format == "float":
+        vector: list[float] = embedding.vector.tolist()
+        return vector
+    return base64.b64encode(embedding.vector.astype(FLOAT32).tobytes()).decode()

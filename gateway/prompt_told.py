@@ -1,0 +1,95 @@
+"""What a client hears of its prompt: the prompt itself, and how likely its tokens were."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gateway.detokenizer import Detokenizer
+from gateway.errors import ErrorKind, RequestError
+from gateway.logprobs import LogprobReader, Spell, TokenLogprobs, raw_logprobs
+from rpc.prompt_reports import PromptReport
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """How likely each token of a prompt was behind those before it."""
+
+    first_spelling: bytes  # of the first token, which nothing precedes
+    others: tuple[TokenLogprobs, ...]
+
+    def with_top(self, num_top: int) -> "PromptScores":
+        """The same with fewer alternatives."""
+        others = (replace(token, top=token.top[:num_top]) for token in self.others)
+        return replace(self, others=tuple(others))
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that stands in front of its output."""
+
+    text: str
+    scores: PromptScores | None  # None: nobody asked
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTold:
+    """Comes with the first piece of an output."""
+
+    token_ids: tuple[int, ...]
+    scores: PromptScores | None  # None: nobody asked
+    echo: Echo | None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptWish:
+    """What somebody wants to hear of a prompt."""
+
+    num_top: int | None  # alternatives beside each token's score; None: no scores
+    echo: str | None  # the prompt's text, if it is to stand in front of the output
+    num_echo_top: int | None  # the same for the scores of the echo
+
+    @property
+    def most_top(self) -> int | None:
+        """Alternatives to ask for; None: no scores are needed."""
+        wanted = self.num_top, self.num_echo_top if self.echo is not None else None
+        return max((number for number in wanted if number is not None), default=None)
+
+
+class PromptTeller:
+    """Puts the parts together in which the numbers of one prompt come."""
+
+    def __init__(
+        self, wish: PromptWish, token_ids: Sequence[int], spell: Spell, detokenizer: Detokenizer
+    ) -> None:
+        self._wish = wish
+        self._token_ids = token_ids
+        self._spell = spell
+        self._detokenizer = detokenizer
+
+    def tell(self, reports: Sequence[PromptReport]) -> PromptTold:
+        """All that is wanted; the reports must cover the prompt. Raises RequestError."""
+        wish, scores = self._wish, None
+        if wish.most_top is not None:
+            scores = self._read(reports, wish.most_top)
+        echo = None
+        if wish.echo is not None:
+            echo = Echo(wish.echo, _cut(scores, wish.num_echo_top))
+        return PromptTold(tuple(self._token_ids), _cut(scores, wish.num_top), echo)
+
+    def _read(self, reports: Sequence[PromptReport], num_top: int) -> PromptScores:
+        first, *others = self._token_ids
+        reader = LogprobReader(self._spell, self._detokenizer, num_top)
+        reader.skip(first)
+        tokens: list[TokenLogprobs] = []
+        for report in reports:
+            if report.begin != len(tokens) or report.logprobs is None:
+                raise RequestError(ErrorKind.INTERNAL, "the scheduler told of the wrong tokens")
+            behind = others[report.begin : report.end]
+            tokens += reader.read(behind, raw_logprobs(report.logprobs))
+        if len(tokens) != len(others):
+            problem = f"the scheduler told of {len(tokens)} tokens of a prompt of {len(others) + 1}"
+            raise RequestError(ErrorKind.INTERNAL, problem)
+        return PromptScores(self._spell(first), tuple(tokens))
+
+
+def _cut(scores: PromptScores | None, num_top: int | None) -> PromptScores | None:
+    return None if scores is None or num_top is None else scores.with_top(num_top)

@@ -1,0 +1,389 @@
+"""Echo, prompt log probabilities and embeddings through a real gateway: HTTP and gRPC."""
+
+import base64
+import json
+import math
+from typing import Any
+
+import grpc
+import numpy as np
+import openai
+import pytest
+
+from pagewire.v1 import (
+    embedding_pb2,
+    embedding_pb2_grpc,
+    inference_pb2_grpc,
+    scheduler_pb2,
+    types_pb2,
+)
+from pagewire.v1 import inference_pb2 as pb
+from rpc import columns
+from rpc.logprobs import LogprobColumns
+from simulator.questions import hidden_of, logprob_of
+
+from .conftest import tell_of_prompt
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TEXT = "The capital of France is Paris."
+COMPLETIONS, CHATS, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+TURNS = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+@pytest.fixture
+def scheduler(running: Any) -> Any:
+    """The module's scheduler; it answers with log probabilities of the output, too."""
+    plain = type(running.scheduler)._answer
+
+    def answer(submit: Any, outbox: Any) -> None:
+        if not submit.sampling.HasField("logprobs") or not submit.sampling.max_tokens:
+            plain(running.scheduler, submit, outbox)
+            return
+        tell_of_prompt(submit, running.scheduler.model.vocab_size, outbox)
+        ids = np.array(running.scheduler.output, dtype=np.int32)
+        top = ids[:, None] + np.arange(submit.sampling.logprobs)
+        numbers = LogprobColumns(np.arange(len(ids)), *logprob_of(ids), top, logprob_of(top)[0])
+        handles = columns.pack([submit.handle] * len(ids), columns.UINT32)
+        message = types_pb2.LogprobColumns(**numbers.pack())
+        outbox.put_nowait(
+            scheduler_pb2.SessionResponse(
+                handles=handles, token_ids=columns.pack(ids), logprobs=message
+            )
+        )
+        running.scheduler._finish(submit, outbox)
+
+    running.scheduler._answer = answer
+    yield running.scheduler
+    del running.scheduler._answer
+
+
+async def post(running: Any, route: str, body: dict[str, Any]) -> dict[str, Any]:
+    response = await running.http.post(route, json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def refusal(running: Any, route: str, body: dict[str, Any]) -> tuple[int, str, str]:
+    response = await running.http.post(route, json=body)
+    error = response.json()["error"]
+    return response.status_code, error["param"], error["message"]
+
+
+def numbers_of(token_ids: list[int]) -> tuple[list[float], list[int]]:
+    logprobs, ranks = logprob_of(np.array(token_ids))
+    return logprobs.tolist(), ranks.tolist()
+
+
+async def test_echo_puts_the_prompt_in_front_of_the_text_and_of_the_columns(
+    running: Any, scheduler: Any, encode: Any
+) -> None:
+    prompt = encode(TEXT)
+    body = {"prompt": TEXT, "echo": True, "logprobs": 2, "max_tokens": 9}
+    (choice,) = (await post(running, COMPLETIONS, body))["choices"]
+    assert choice["text"] == TEXT + "Hello world"
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == TEXT + "Hello world"
+    values, _ = numbers_of(prompt[1:] + scheduler.output)
+    assert logprobs["token_logprobs"] == [None, *values]
+    assert logprobs["top_logprobs"][0] is None
+    assert all(2 <= len(tops) <= 3 for tops in logprobs["top_logprobs"][1:])
+    offsets = logprobs["text_offset"]
+    for offset, token in zip(offsets, logprobs["tokens"], strict=True):
+        assert choice["text"].startswith(token, offset)
+    assert {len(column) for column in logprobs.values()} == {len(prompt) + len(scheduler.output)}
+    assert "prompt_logprobs" not in choice
+
+
+@pytest.mark.parametrize("max_tokens", [0, 9])
+async def test_a_stream_echoes_what_a_whole_answer_does(
+    running: Any, scheduler: Any, max_tokens: int
+) -> None:
+    body = {"prompt": TEXT, "echo": True, "logprobs": 1, "max_tokens": max_tokens}
+    (whole,) = (await post(running, COMPLETIONS, body))["choices"]
+    response = await running.http.post(COMPLETIONS, json=body | {"stream": True})
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    choices = [json.loads(line)["choices"][0] for line in lines]
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    assert whole["text"] == TEXT + ("Hello world" if max_tokens else "")
+    told = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    joined = {name: [x for part in told for x in part[name]] for name in told[0]}
+    assert joined == whole["logprobs"]
+
+
+async def test_what_a_harness_sends_is_answered_as_it_expects(
+    running: Any, scheduler: Any, encode: Any
+) -> None:
+    """Prompts of token ids, scored without an output."""
+    prompts = [encode(TEXT), encode("Hello"), encode("naïve café")]
+    body = {
+        "model": "tiny",
+        "prompt": prompts,
+        "temperature": 0,
+        "max_tokens": 0,
+        "logprobs": 1,
+        "seed": 1234,
+        "echo": True,
+    }
+    scheduler.end = {"reason": types_pb2.FINISH_REASON_LENGTH}
+    answer = await post(running, COMPLETIONS, body)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    for choice, prompt in zip(answer["choices"], prompts, strict=True):
+        values, _ = numbers_of(prompt[1:])
+        assert choice["logprobs"]["token_logprobs"] == [None, *values]
+        assert choice["finish_reason"] == "length"
+        for value, tops in zip(values, choice["logprobs"]["top_logprobs"][1:], strict=True):
+            assert value in tops.values()
+    assert answer["choices"][2]["text"] == "naïve café"
+    assert answer["usage"]["completion_tokens"] == 0
+    assert [submit.sampling.prompt_logprobs for submit in scheduler.submits] == [1, 1, 1]
+
+
+async def test_echo_without_logprobs_asks_nothing_of_the_worker(
+    running: Any, scheduler: Any
+) -> None:
+    body = {"prompt": TEXT, "echo": True, "max_tokens": 0}
+    (choice,) = (await post(running, COMPLETIONS, body))["choices"]
+    assert (choice["text"], choice["logprobs"]) == (TEXT, None)
+    assert not scheduler.submits[0].sampling.HasField("prompt_logprobs")
+
+
+async def test_every_choice_and_every_prompt_is_echoed(running: Any, scheduler: Any) -> None:
+    body = {"prompt": ["Hello", TEXT], "n": 2, "echo": True, "logprobs": 0, "max_tokens": 9}
+    choices = (await post(running, COMPLETIONS, body))["choices"]
+    prompts = ["Hello", "Hello", TEXT, TEXT]
+    assert [choice["text"] for choice in choices] == [f"{text}Hello world" for text in prompts]
+    for choice in choices:
+        assert choice["logprobs"]["token_logprobs"][0] is None
+        assert all(len(tops) == 1 for tops in choice["logprobs"]["top_logprobs"][1:])
+
+
+def check_vllm_form(told: list[Any], prompt: list[int], num_top: int) -> None:
+    assert told[0] is None
+    values, ranks = numbers_of(prompt[1:])
+    for tokens, token_id, value, rank in zip(told[1:], prompt[1:], values, ranks, strict=True):
+        own = tokens[str(token_id)]
+        assert own["logprob"] == value
+        # The fake worker's likeliest token is the token itself, and its place there counts.
+        assert own["rank"] == (1 if num_top else rank)
+        assert set(tokens) == {str(token_id + i) for i in range(max(num_top, 1))}
+        assert all(set(one) == {"logprob", "rank", "decoded_token"} for one in tokens.values())
+
+
+async def test_prompt_logprobs_have_the_form_of_vllm(
+    running: Any, scheduler: Any, encode: Any
+) -> None:
+    asks = {"prompt_logprobs": 3}
+    (choice,) = (await post(running, COMPLETIONS, {"prompt": TEXT, **asks}))["choices"]
+    check_vllm_form(choice["prompt_logprobs"], encode(TEXT), 3)
+    assert (choice["text"], choice["logprobs"]) == ("Hello world", None)
+    answer = await post(running, CHATS, TURNS | {"prompt_logprobs": 0, "n": 2})
+    check_vllm_form(answer["prompt_logprobs"], scheduler.prompt_of(1), 0)
+    assert "prompt_logprobs" not in answer["choices"][0]
+
+
+async def test_prompt_logprobs_and_echo_each_have_as_many_alternatives_as_asked(
+    running: Any, scheduler: Any, encode: Any
+) -> None:
+    body = {"prompt": TEXT, "prompt_logprobs": 4, "echo": True, "logprobs": 2, "max_tokens": 0}
+    (choice,) = (await post(running, COMPLETIONS, body))["choices"]
+    check_vllm_form(choice["prompt_logprobs"], encode(TEXT), 4)
+    assert all(len(tops) == 2 for tops in choice["logprobs"]["top_logprobs"][1:])
+    assert scheduler.submits[0].sampling.prompt_logprobs == 4
+
+
+async def test_a_prompt_of_one_token_has_no_numbers(running: Any, scheduler: Any) -> None:
+    body = {"prompt": [5], "echo": True, "logprobs": 1, "prompt_logprobs": 1, "max_tokens": 0}
+    (choice,) = (await post(running, COMPLETIONS, body))["choices"]
+    assert choice["prompt_logprobs"] == [None]
+    assert choice["logprobs"]["token_logprobs"] == [None]
+
+
+@pytest.mark.parametrize(
+    ("route", "field", "fields"),
+    [
+        (COMPLETIONS, "max_tokens", {"max_tokens": 0}),
+        (CHATS, "max_tokens", {"max_tokens": 0}),
+        (COMPLETIONS, "prompt_logprobs", {"prompt_logprobs": 21}),
+        (COMPLETIONS, "prompt_logprobs", {"prompt_logprobs": -1}),
+        (CHATS, "prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
+        (COMPLETIONS, "echo", {"echo": 1}),
+    ],
+)
+async def test_a_question_that_cannot_be_asked_is_refused_by_name(
+    running: Any, route: str, field: str, fields: dict[str, Any]
+) -> None:
+    base = TURNS if route == CHATS else {"prompt": TEXT}
+    status, param, _ = await refusal(running, route, base | fields)
+    assert (status, param) == (400, field)
+    assert running.scheduler.submits == []
+
+
+@pytest.mark.parametrize("spoil", ["gap", "short", "none"])
+async def test_what_the_scheduler_leaves_out_is_its_fault(running: Any, spoil: str) -> None:
+    plain = running.scheduler._answer
+
+    def answer(submit: Any, outbox: Any) -> None:
+        plain(submit, outbox)
+        messages = [outbox.get_nowait() for _ in range(outbox.qsize())]
+        told = [message for message in messages if message.prompt_reports]
+        dropped = {"gap": told[:1], "short": told[-1:], "none": told}[spoil]
+        for message in messages:
+            if message not in dropped:
+                outbox.put_nowait(message)
+
+    running.scheduler._answer = answer
+    try:
+        body = {"prompt": TEXT, "prompt_logprobs": 1}
+        status, _, message = await refusal(running, COMPLETIONS, body)
+    finally:
+        del running.scheduler._answer
+    assert (status, message.startswith("the scheduler told of")) == (500, True)
+
+
+async def test_over_grpc_the_first_message_tells_of_the_prompt(
+    running: Any, scheduler: Any, encode: Any
+) -> None:
+    stub = inference_pb2_grpc.InferenceServiceStub(running.channel)
+    prompt = encode(TEXT)
+    sampling = types_pb2.SamplingParams(prompt_logprobs=2)
+    options = pb.GenerationOptions(sampling=sampling)
+    request = pb.GenerateStreamRequest(prompt=pb.Prompt(text=TEXT), options=options)
+    first, *others = [message.delta async for message in stub.GenerateStream(request)]
+    values, ranks = numbers_of(prompt[1:])
+    assert list(first.prompt_token_ids) == prompt
+    assert [token.logprob for token in first.prompt_logprobs] == values
+    assert [token.rank for token in first.prompt_logprobs] == ranks
+    assert all(len(token.top_token_ids) == 2 for token in first.prompt_logprobs)
+    assert others and not any(delta.prompt_token_ids for delta in others)
+    options.sampling.max_tokens = 0
+    whole = await stub.Generate(pb.GenerateRequest(prompt=request.prompt, options=options))
+    assert whole.output.prompt_logprobs == first.prompt_logprobs
+    assert (whole.output.text, list(whole.output.token_ids)) == ("", [])
+    assert whole.output.finish_reason == types_pb2.FINISH_REASON_STOP  # as the fake says
+
+
+# --- embeddings ----------------------------------------------------------------------------------
+
+
+def vector_of(token_ids: list[int], pooling: str, normalize: bool = True) -> list[float]:
+    states = hidden_of(np.array(token_ids), 0).astype(np.float64)
+    vector = states[-1] if pooling == "last" else states.mean(0)
+    return (vector / np.linalg.norm(vector) if normalize else vector).tolist()
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("normalize", [True, False])
+async def test_inputs_of_every_form_become_vectors_in_their_order(
+    running: Any, encode: Any, pooling: str, normalize: bool
+) -> None:
+    how = {"pooling": pooling, "normalize": normalize}
+    for inputs, prompts in (
+        (TEXT, [encode(TEXT)]),
+        ([TEXT, "Hello"], [encode(TEXT), encode("Hello")]),
+        ([5, 6, 7], [[5, 6, 7]]),
+        ([[5, 6, 7], [8]], [[5, 6, 7], [8]]),
+    ):
+        answer = await post(running, EMBEDDINGS, {"input": inputs, **how})
+        assert (answer["object"], answer["model"]) == ("list", "tiny")
+        num_tokens = sum(map(len, prompts))
+        assert answer["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        assert [entry["index"] for entry in answer["data"]] == list(range(len(prompts)))
+        for entry, prompt in zip(answer["data"], prompts, strict=True):
+            expected = vector_of(prompt, pooling, normalize)
+            assert entry["object"] == "embedding"
+            assert entry["embedding"] == pytest.approx(expected, abs=1e-6)
+
+
+async def test_base64_holds_the_same_numbers_and_the_openai_client_reads_them(
+    running: Any, encode: Any
+) -> None:
+    plain = (await post(running, EMBEDDINGS, {"input": TEXT}))["data"][0]["embedding"]
+    body = {"input": TEXT, "encoding_format": "base64"}
+    packed = (await post(running, EMBEDDINGS, body))["data"][0]["embedding"]
+    assert np.frombuffer(base64.b64decode(packed), "<f4").tolist() == plain
+    assert math.hypot(*plain) == pytest.approx(1, abs=1e-6)
+    async with openai.AsyncOpenAI(base_url=f"{running.http_url}/v1", api_key="any") as client:
+        found = await client.embeddings.create(model="tiny", input=[TEXT, "Hello"])
+        assert found.data[0].embedding == pytest.approx(plain, abs=1e-7)
+        extra = {"pooling": "mean"}
+        mean = await client.embeddings.create(model="tiny", input=TEXT, extra_body=extra)
+        assert mean.data[0].embedding == pytest.approx(vector_of(encode(TEXT), "mean"), abs=1e-6)
+        with pytest.raises(openai.BadRequestError, match="dimensions"):
+            await client.embeddings.create(model="tiny", input=TEXT, dimensions=4)
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("input", {"input": []}),
+        ("input", {"input": ""}),
+        ("input", {"input": 5}),
+        ("input[1]", {"input": ["Hello", ""]}),
+        ("input[1]", {"input": [[5], [100000]]}),
+        ("input[1]", {"input": [[5], [1] * 257]}),
+        ("input[0]", {"input": [{"text": "Hello"}]}),
+        ("input", {"input": ["Hello"] * 2049}),
+        ("pooling", {"pooling": "max"}),
+        ("encoding_format", {"encoding_format": "int8"}),
+        ("dimensions", {"dimensions": 8}),
+        ("temperature", {"temperature": 1}),
+    ],
+)
+async def test_an_embedding_that_cannot_be_had_is_refused_by_name(
+    running: Any, field: str, fields: dict[str, Any]
+) -> None:
+    status, param, message = await refusal(running, EMBEDDINGS, {"input": "Hello"} | fields)
+    assert (status, param) == (400, field)
+    assert message.startswith(f"{field}:")
+
+
+async def test_an_input_may_fill_the_model(running: Any) -> None:
+    prompt = [5] * 256
+    answer = await post(running, EMBEDDINGS, {"input": prompt})
+    assert answer["data"][0]["embedding"] == pytest.approx(vector_of(prompt, "last"), abs=1e-6)
+
+
+async def test_a_refusal_of_the_scheduler_ends_the_other_inputs(
+    running: Any, eventually: Any
+) -> None:
+    running.scheduler.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "too much waits")
+    plain = type(running.scheduler)._answer
+
+    def answer(submit: Any, outbox: Any) -> None:
+        if len(running.scheduler.submits) == 3:  # the others hang
+            plain(running.scheduler, submit, outbox)
+
+    running.scheduler._answer = answer
+    try:
+        response = await running.http.post(EMBEDDINGS, json={"input": ["a", "b", "c"]})
+        assert response.status_code == 429
+        await eventually(lambda: len(running.scheduler.aborted) == 2, "the others are aborted")
+    finally:
+        del running.scheduler._answer
+
+
+async def test_grpc_embeds_as_http_does(running: Any, encode: Any) -> None:
+    stub = embedding_pb2_grpc.EmbeddingServiceStub(running.channel)
+    prompts = [pb.Prompt(text=TEXT), pb.Prompt(token_ids=pb.TokenIds(ids=[5, 6]))]
+    request = embedding_pb2.EmbedRequest(
+        inputs=prompts, pooling=types_pb2.POOLING_MEAN, request_id="e"
+    )
+    answer = await stub.Embed(request)
+    assert (answer.request_id, answer.model) == ("e", "tiny")
+    for found, prompt in zip(answer.embeddings, [encode(TEXT), [5, 6]], strict=True):
+        assert list(found.values) == pytest.approx(vector_of(prompt, "mean"), abs=1e-6)
+    assert answer.usage.prompt_tokens == len(encode(TEXT)) + 2
+    request = embedding_pb2.EmbedRequest(inputs=prompts[:1], normalize=False)
+    (found,) = (await stub.Embed(request)).embeddings
+    assert list(found.values) == pytest.approx(vector_of(encode(TEXT), "last", False), abs=1e-6)
+    for bad, name in (
+        (embedding_pb2.EmbedRequest(), "inputs"),
+        (embedding_pb2.EmbedRequest(inputs=[pb.Prompt(text="a"), pb.Prompt()]), r"inputs\[1\]"),
+        (embedding_pb2.EmbedRequest(inputs=prompts, pooling=7), "pooling"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match=name) as caught:
+            await stub.Embed(bad)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
