@@ -23,6 +23,9 @@ class AttentionBatch:
     cu_seqlens_q: Tensor  # [B + 1] int32
     max_seqlen_q: int
     max_context_len: int
+    # The leading sequences that compute one token each, and the others; where that is worth a
+    # launch more.
+    parts: "tuple[AttentionBatch, AttentionBatch] | None" = None
 
     @property
     def is_decode(self) -> bool:

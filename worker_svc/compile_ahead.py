@@ -26,7 +26,7 @@ from worker_svc.step import Limits
 
 log = logging.getLogger(__name__)
 
-MAX_HELPERS = 6
+MAX_HELPERS = 12
 WAIT_S = 120.0
 _SOURCES = Path(__file__).parents[1] / "kernels"
 _MODULE = "worker_svc.compile_ahead"
@@ -64,7 +64,7 @@ def start(folder: Path, dtype: torch.dtype, limits: Limits) -> CompileAhead | No
     mark = _cache_folder() / f"pagewire-{_key(folder, dtype, limits)}"
     if mark.exists():
         return None
-    count = max(1, min(MAX_HELPERS, (os.cpu_count() or 1) // 2))
+    count = max(1, min(MAX_HELPERS, (os.cpu_count() or 1) - 2))
     job = {"folder": str(folder), "dtype": str(dtype).removeprefix("torch."), "count": count}
     job["limits"] = dataclasses.asdict(limits)
     children = [
@@ -100,11 +100,11 @@ def compile_share(folder: Path, dtype: torch.dtype, limits: Limits, share: int, 
         dtype=dtype,
         device=device,
     )
-    rehearsals = CudaRunner(model, kv_cache, limits, device).rehearsals()
-    # Neighbours share most of their kernels, so every helper takes a piece of the list.
-    begin, end = (len(rehearsals) * part // count for part in (share, share + 1))
+    prefills, decodes = CudaRunner(model, kv_cache, limits, device).rehearsals()
+    # Prefills have little in common; decodes of nearly the same size share their kernels.
+    begin, end = (len(decodes) * part // count for part in (share, share + 1))
     with torch.inference_mode():
-        for rehearse in rehearsals[begin:end]:
+        for rehearse in (*prefills[share::count], *decodes[begin:end]):
             rehearse()
     torch.cuda.synchronize(device)
 

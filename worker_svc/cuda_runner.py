@@ -174,10 +174,12 @@ class CudaRunner(ModelRunner):
         self._graphs.capture(self._graphs.sizes[-1:])
         torch.cuda.synchronize(self._device)
 
-    def rehearsals(self) -> list[Callable[[], None]]:
-        """Every kind of step as a call that computes nothing for anybody, alike ones together."""
-        prefills = [partial(self._rehearse, lengths) for lengths in self._prefill_lengths()]
-        return [*prefills, *self._graphs.rehearsals()]
+    def rehearsals(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
+        """Every kind of prefill, then of decode step, as calls that compute nothing for anybody."""
+        prefills: list[Callable[[], None]] = [
+            partial(self._rehearse, lengths) for lengths in self._prefill_lengths()
+        ]
+        return prefills, self._graphs.rehearsals()
 
     def _prefill_lengths(self) -> list[list[int]]:
         """Whole prompts, as many short ones as there may be, whose logits are the largest, and one

@@ -131,14 +131,28 @@ class FusedDecoder:
         return self._head(hidden)
 
     def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch) -> Tensor:
+        out = torch.empty_like(q)
+        if batch.parts is None:
+            self._attend_part(q, k_cache, v_cache, batch, out)
+        else:
+            decodes, prompts = batch.parts
+            n = len(decodes.context_lens)
+            self._attend_part(q[:n], k_cache, v_cache, decodes, out[:n])
+            self._attend_part(q[n:], k_cache, v_cache, prompts, out[n:])
+        return out
+
+    def _attend_part(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, out: Tensor
+    ) -> None:
         if batch.is_decode:
-            return paged_decode_attention(
+            paged_decode_attention(
                 q, k_cache, v_cache, batch.block_tables, batch.context_lens, self._heads.scale,
-                workspace=self._workspace,
+                out, self._workspace,
             )  # fmt: skip
-        return paged_attention(
+            return
+        paged_attention(
             q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q,
-            batch.max_seqlen_q, self._heads.scale,
+            batch.max_seqlen_q, self._heads.scale, out,
         )  # fmt: skip
 
 
