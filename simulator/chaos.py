@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import grpc.aio
@@ -64,16 +64,20 @@ class Story:
         self._rng = random.Random(scenario.seed + 1)
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
-        self._workers = {address: self._make_worker(address) for address in scenario.addresses}
+        self._workers = {
+            address: self._make_worker(address, num_blocks)
+            for address, num_blocks in zip(scenario.addresses, scenario.num_blocks, strict=True)
+        }
         self._histories: list[History] = []
         self._num_refused = 0
 
-    def _make_worker(self, address: str) -> VirtualWorker:
+    def _make_worker(self, address: str, num_blocks: int) -> VirtualWorker:
         scenario = self._scenario
         weather = Weather(
             scenario.delay_s, scenario.jitter_s, scenario.loss, scenario.repeat, scenario.reorder
         )
-        return VirtualWorker(address, scenario.model, scenario.step_time, weather, self._rng)
+        model = replace(scenario.model, num_blocks=num_blocks)
+        return VirtualWorker(address, model, scenario.step_time, weather, self._rng)
 
     async def run(self) -> Told:
         """From the first request to the last end. Raises Wrong."""
@@ -225,6 +229,7 @@ class Story:
             eos_token_ids=scenario.model.eos_token_ids,
             deadline_slack_s=DEADLINE_SLACK_S + 0.2,
             may_give_up=num_recoveries >= 3,
+            may_outgrow=any(mishap.name == "smaller" for mishap in scenario.mishaps),
             num_bad_rows=sum(len(worker.bad_rows) for worker in self._workers.values()),
         )
         problems = [*judge(self._histories, rules), *self._left_over()]

@@ -36,6 +36,7 @@ class Rules:
     eos_token_ids: tuple[int, ...]
     deadline_slack_s: float  # how late an expiry may be noticed
     may_give_up: bool  # workers were lost often enough for a request to be blamed
+    may_outgrow: bool  # a worker came back with fewer blocks
     num_bad_rows: int  # that workers reported
 
 
@@ -122,11 +123,18 @@ def _end_problems(
         case FinishReason.EXPIRED:
             yield from _expiry_problems(request, ended_s, rules)
         case FinishReason.ERROR:
-            is_bad_row = "not finite" in finished.message and rules.num_bad_rows
-            if not is_bad_row and not rules.may_give_up:
+            if not _has_cause(finished.message, rules):
                 yield f"failed without cause: {finished.message}"
         case FinishReason.ABORT:
             yield "aborted by nobody"
+
+
+def _has_cause(message: str, rules: Rules) -> bool:
+    if "not finite" in message:
+        return rules.num_bad_rows > 0
+    if "too small for it" in message:
+        return rules.may_outgrow
+    return rules.may_give_up
 
 
 def _expiry_problems(request: Request, ended_s: float, rules: Rules) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Policy
@@ -51,6 +51,7 @@ class Scenario:
     seed: int
     config: ServiceConfig
     model: FakeModel
+    num_blocks: tuple[int, ...]  # of each worker; the model's is the most
     step_time: StepTime
     clients: tuple[tuple[Ask, ...], ...]
     mishaps: tuple[Mishap, ...]
@@ -60,11 +61,6 @@ class Scenario:
     delay_s: float
     jitter_s: float
     calm_from_s: float  # nothing goes wrong any more
-
-    @property
-    def num_workers(self) -> int:
-        """Worker groups."""
-        return len(self.addresses)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -92,6 +88,10 @@ def draw(seed: int) -> Scenario:
         seed=seed,
         config=_draw_config(rng, model, num_workers),
         model=model,
+        num_blocks=(
+            model.num_blocks,
+            *(rng.randint(12, model.num_blocks) for _ in range(num_workers - 1)),
+        ),
         step_time=StepTime(
             rng.choice([0.0005, 0.002, 0.01, 0.03]), rng.uniform(0, 5e-4), rng.uniform(0, 1e-5)
         ),
@@ -157,15 +157,19 @@ def _draw_ask(rng: random.Random, model: FakeModel, until_s: float) -> Ask:
 
 
 def _draw_mishaps(rng: random.Random, num_workers: int, until_s: float) -> tuple[Mishap, ...]:
+    usual = [name for name in MISHAPS if name != "death"]
     mishaps = [
         Mishap(
             at_s=rng.uniform(0, until_s),
             worker=rng.randrange(num_workers),
-            name=rng.choice(list(MISHAPS)),
+            name=rng.choice(usual),
             lasts_s=rng.choice([0.05, 0.5, 3.0, 14.0]) * rng.uniform(0.5, 1.5),
         )
         for _ in range(rng.choice([0, 1, 2, 3, 5]))
     ]
+    if num_workers > 1 and rng.random() < 0.2:  # the first worker lives on, and holds everybody
+        last = Mishap(at_s=until_s, worker=num_workers - 1, name="death", lasts_s=0.0)
+        mishaps = [*(m for m in mishaps if m.name != "smaller"), last]
     return tuple(sorted(mishaps, key=lambda mishap: mishap.at_s))
 
 
@@ -203,6 +207,12 @@ def _kill_and_restart(worker: VirtualWorker) -> None:
     worker.restart()
 
 
+def _return_smaller(worker: VirtualWorker) -> None:
+    fewer = max(6, worker.model.num_blocks // 2)
+    worker.model = replace(worker.model, num_blocks=fewer)
+    worker.restart()
+
+
 def _fault(name: str, count: int = 1) -> Act:
     def act(worker: VirtualWorker) -> None:
         setattr(worker.faults, name, count)
@@ -213,6 +223,8 @@ def _fault(name: str, count: int = 1) -> Act:
 MISHAPS: dict[str, tuple[Act, Act]] = {
     "crash": (VirtualWorker.crash, VirtualWorker.restart),
     "vanish": (lambda worker: worker.crash(is_noticed=False), VirtualWorker.restart),
+    "smaller": (VirtualWorker.crash, _return_smaller),
+    "death": (VirtualWorker.crash, _nothing),
     "stop": (VirtualWorker.stop, VirtualWorker.go_on),
     "reset": (VirtualWorker.reset_connection, _nothing),
     "partition": (_part, _rejoin),

@@ -40,7 +40,16 @@ def test_a_story_can_be_told_again() -> None:
 
 def calm_story(*mishaps: Mishap, seed: int = 5) -> Scenario:
     """A scenario in which nothing goes wrong but this."""
-    return replace(draw(seed), mishaps=mishaps, loss=0.0, repeat=0.0, reorder=0.0)
+    scenario, workers = draw(seed), ("worker:0",)
+    return replace(
+        scenario,
+        config=replace(scenario.config, workers=workers),
+        num_blocks=(scenario.model.num_blocks,),
+        mishaps=mishaps,
+        loss=0.0,
+        repeat=0.0,
+        reorder=0.0,
+    )
 
 
 def test_nothing_is_lost_where_nothing_goes_wrong() -> None:
@@ -56,11 +65,19 @@ def test_the_workers_state_is_what_the_scheduler_believes_after_every_step() -> 
         assert run_story(replace(scenario, config=config)).num_recoveries == 0
 
 
-@pytest.mark.parametrize("name", MISHAPS)
+@pytest.mark.parametrize("name", [name for name in MISHAPS if name != "death"])
 def test_each_mishap_is_survived(name: str) -> None:
     told = run_story(calm_story(Mishap(at_s=0.3, worker=0, name=name, lasts_s=4.0)))
     is_seen = name not in ("slow", "bad row")
     assert bool(told.num_recoveries) == is_seen
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_two_groups_one_dies_for_good_and_the_other_ends_everything(seed: int) -> None:
+    story = calm_story(Mishap(at_s=0.2, worker=1, name="death", lasts_s=0.0), seed=seed)
+    two = replace(story.config, workers=("worker:0", "worker:1"))
+    told = run_story(replace(story, config=two, num_blocks=2 * story.num_blocks))
+    assert told.num_recoveries == 1 and not told.ends[FinishReason.ERROR.value]
 
 
 def test_a_worker_that_took_the_epoch_and_never_greeted_is_attached_again() -> None:
@@ -71,7 +88,9 @@ def test_a_worker_that_took_the_epoch_and_never_greeted_is_attached_again() -> N
 
 # --- the judge -----------------------------------------------------------------------------------
 
-RULES = Rules(50, 64, (), deadline_slack_s=0.1, may_give_up=False, num_bad_rows=0)
+RULES = Rules(
+    50, 64, (), deadline_slack_s=0.1, may_give_up=False, may_outgrow=False, num_bad_rows=0
+)
 
 
 def seen() -> History:

@@ -10,6 +10,7 @@ actions and then lets everybody finish. Seed and episode say all: the same actio
 import argparse
 import hashlib
 import importlib
+import pickle
 import subprocess
 import sys
 import time
@@ -81,14 +82,18 @@ def run_episode(seed: int, episode: int, num_actions: int, tally: Tally, tell: b
     except Exception as error:
         raise Failed(f"seed {seed}, episode {episode}, after the last action") from error
     tally.add(world)
-    return hashlib.sha256(repr((world.outputs, world.ends)).encode()).hexdigest()[:16]
+    story = repr((world.outputs, world.ends)).encode() + pickle.dumps(world.scheduler)
+    return hashlib.sha256(story).hexdigest()[:16]
 
 
-def report(tally: Tally, seed: int, digest: str, duration_s: float) -> str:
+def describe_commit() -> str:
+    """Of the working tree, as far as there is one."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def report(tally: Tally, seed: int, commit: str, digest: str, duration_s: float) -> str:
     """What a reader wants to know afterwards."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     width = max(map(len, RULES))
     lines = [
         f"seed {seed}, commit {commit}, Python {sys.version.split()[0]}",
@@ -113,12 +118,13 @@ def main() -> int:
     options = parser.parse_args()
     num_episodes = -(-options.actions // ACTIONS_PER_EPISODE)
     episodes = range(num_episodes) if options.episode is None else [options.episode]
+    commit = describe_commit()  # of the code that is loaded; the tree may change meanwhile
     tally, digest, began_s = Tally(), hashlib.sha256(), time.perf_counter()
     for episode in episodes:
         told = run_episode(options.seed, episode, ACTIONS_PER_EPISODE, tally, options.tell)
         digest.update(told.encode())
     duration_s = time.perf_counter() - began_s
-    print(report(tally, options.seed, digest.hexdigest()[:16], duration_s))
+    print(report(tally, options.seed, commit, digest.hexdigest()[:16], duration_s))
     return 0
 
 
