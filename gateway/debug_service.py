@@ -47,6 +47,11 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
             problem = f"request_id: {request.request_id!r} is not live in this gateway"
             raise RequestError(ErrorKind.NOT_FOUND, problem, field="request_id")
 
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
+        """Not the gateway's to know."""
+        async with RefusalsAsStatuses(context):
+            _ask("Explain: a gateway does not know why requests wait; ask the scheduler")
+
     async def DumpBlockPool(
         self, request: pb.DumpBlockPoolRequest, context: Context
     ) -> pb.DumpBlockPoolResponse:

@@ -11,7 +11,9 @@ import grpc
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, types_pb2
 from scheduler_svc.core import Scheduler, Sequence
+from scheduler_svc.core.recent import KEPT_REQUESTS
 from scheduler_svc.engine import Engine
+from scheduler_svc.explain import explain, find_life
 from scheduler_svc.group import WorkerGroup
 from scheduler_svc.sampling import Sampling
 from scheduler_svc.story import describe, tell_before, time_spent
@@ -72,6 +74,24 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
             ],
             time_spent=time_spent(sequence, now_s),
         )
+
+    async def Explain(
+        self, request: debug_pb2.ExplainRequest, context: Context
+    ) -> debug_pb2.ExplainResponse:
+        """Where a request's time went, live or ended lately."""
+        now_s, found = time.monotonic(), []
+        for group in self._engine.groups:
+            life = find_life(group.core, request.request_id, now_s) if group.core else None
+            if group.core is not None and life is not None:
+                found.append((life, group.core.config.max_num_seqs, group.trace))
+        if found:  # on more than one group only where an id was used again
+            return explain(*max(found, key=lambda one: one[0].until_s))
+        await context.abort(
+            grpc.StatusCode.NOT_FOUND,
+            f"request_id {request.request_id!r} is not live and not among the last "
+            f"{KEPT_REQUESTS} that ended",
+        )
+        raise AssertionError("abort raises")
 
     async def DumpBlockPool(
         self, request: debug_pb2.DumpBlockPoolRequest, context: Context

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pagewire.v1 import types_pb2
 from scheduler_svc.clients import Clients
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.core import RefusalKind, Refused, Request, Sequence
+from scheduler_svc.core import Finished, RefusalKind, Refused, Request, Sequence
 from scheduler_svc.group import Served, WorkerGroup
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.places import Place, best_first, move_all
@@ -144,21 +144,23 @@ class Engine:
 
     def abort(self, request_id: str) -> bool:
         """Ends a live request without telling its client; False when there is none."""
-        for group in self.groups:
-            if group.core is not None and group.core.abort(request_id) is not None:
-                group.wake()
-                return True
-        return False
+        return self._abort(request_id) is not None
 
     def abort_and_tell(self, request_id: str) -> bool:
         """Ends a live request for somebody else than its client, who is told."""
+        finished = self._abort(request_id)
+        if finished is not None:
+            self._clients.tell_ends([finished])
+        return finished is not None
+
+    def _abort(self, request_id: str) -> Finished | None:
         for group in self.groups:
-            finished = group.core.abort(request_id) if group.core else None
-            if finished is not None:
-                self._clients.tell_ends([finished])
+            if group.core is not None and group.core.find(request_id) is not None:
+                group.core.now_s = time.monotonic()  # when it ended, for those who ask
+                finished = group.core.abort(request_id)
                 group.wake()
-                return True
-        return False
+                return finished
+        return None
 
     def set_priority(self, request_id: str, priority: int) -> bool:
         """Makes a live request more or less urgent; False when there is none."""

@@ -158,6 +158,7 @@ class WorkerGroup:
         before = self.core.config
         if worker.block_size != before.block_size or worker.max_num_seqs < before.max_num_seqs:
             raise WrongWorker("its block_size or max_num_seqs differs from the worker before it")
+        self.core.now_s = time.monotonic()
         self.core.worker_lost(worker.num_blocks)
         message = f"the new worker's KV cache of {worker.num_blocks} blocks is too small for it"
         self._clients.tell_ends(self.core.fail(self.core.misfits(), message))

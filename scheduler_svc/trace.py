@@ -46,6 +46,11 @@ class Trace:
         while self._records and self._records[-1].plan.step_id >= first_step_id:
             self._records.pop()
 
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether there were steps that are not kept any more."""
+        return len(self._records) == KEPT_STEPS
+
     def newest_first(self) -> Iterator[StepRecord]:
         """The records kept."""
         return reversed(self._records)

@@ -52,6 +52,15 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
             f"request_id: {request.request_id!r} holds no slot of this worker",
         )
 
+    def Explain(
+        self, request: debug_pb2.ExplainRequest, context: grpc.ServicerContext
+    ) -> debug_pb2.ExplainResponse:
+        return _refuse(
+            context,
+            grpc.StatusCode.UNIMPLEMENTED,
+            "the scheduler knows why requests wait: ask its DebugService",
+        )
+
     def DumpBlockPool(
         self, request: debug_pb2.DumpBlockPoolRequest, context: grpc.ServicerContext
     ) -> debug_pb2.DumpBlockPoolResponse:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pagewire import __version__
 from pagewire._errors import PagewireError
 from pagewire._terminal import Style
-from pagewire.cli import bench, chat, complete, simulate, status, up
+from pagewire.cli import bench, chat, complete, explain, replay, simulate, status, up
 from pagewire.cli.options import CommandError
 
 INTERRUPTED = 130  # as shells count SIGINT
@@ -51,6 +51,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pagewire {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (up, chat, complete, status, bench, simulate):
+    for command in (up, chat, complete, status, explain, bench, simulate, replay):
         command.add_parser(commands)
     return parser

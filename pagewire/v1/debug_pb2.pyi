@@ -80,6 +80,48 @@ class TimeSpent(_message.Message):
     worker_away_s: float
     def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., preempted_s: _Optional[float] = ..., worker_away_s: _Optional[float] = ...) -> None: ...
 
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("request_id", "state", "message", "wall_s", "time_spent", "waits", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_preemptions", "story", "summary")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    WALL_S_FIELD_NUMBER: _ClassVar[int]
+    TIME_SPENT_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    STORY_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    state: str
+    message: str
+    wall_s: float
+    time_spent: TimeSpent
+    waits: _containers.RepeatedCompositeFieldContainer[WaitingTime]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    story: _containers.RepeatedScalarFieldContainer[str]
+    summary: str
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[str] = ..., message: _Optional[str] = ..., wall_s: _Optional[float] = ..., time_spent: _Optional[_Union[TimeSpent, _Mapping]] = ..., waits: _Optional[_Iterable[_Union[WaitingTime, _Mapping]]] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., story: _Optional[_Iterable[str]] = ..., summary: _Optional[str] = ...) -> None: ...
+
+class WaitingTime(_message.Message):
+    __slots__ = ("reason", "seconds")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    seconds: float
+    def __init__(self, reason: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class DumpBlockPoolRequest(_message.Message):
     __slots__ = ("limit", "worker_address")
     LIMIT_FIELD_NUMBER: _ClassVar[int]

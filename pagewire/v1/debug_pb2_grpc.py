@@ -46,6 +46,11 @@ class DebugServiceStub(object):
                 request_serializer=pagewire_dot_v1_dot_debug__pb2.DescribeRequestRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_debug__pb2.DescribeRequestResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/pagewire.v1.DebugService/Explain',
+                request_serializer=pagewire_dot_v1_dot_debug__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_debug__pb2.ExplainResponse.FromString,
+                _registered_method=True)
         self.DumpBlockPool = channel.unary_unary(
                 '/pagewire.v1.DebugService/DumpBlockPool',
                 request_serializer=pagewire_dot_v1_dot_debug__pb2.DumpBlockPoolRequest.SerializeToString,
@@ -77,6 +82,14 @@ class DebugServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Where a request's time went and why it waited, also of one that ended lately. Scheduler;
+        NOT_FOUND when it is neither live nor among the last that ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DumpBlockPool(self, request, context):
         """The blocks and who holds them. Scheduler.
         """
@@ -103,6 +116,11 @@ def add_DebugServiceServicer_to_server(servicer, server):
                     servicer.DescribeRequest,
                     request_deserializer=pagewire_dot_v1_dot_debug__pb2.DescribeRequestRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_debug__pb2.DescribeRequestResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=pagewire_dot_v1_dot_debug__pb2.ExplainRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_debug__pb2.ExplainResponse.SerializeToString,
             ),
             'DumpBlockPool': grpc.unary_unary_rpc_method_handler(
                     servicer.DumpBlockPool,
@@ -171,6 +189,33 @@ class DebugService(object):
             '/pagewire.v1.DebugService/DescribeRequest',
             pagewire_dot_v1_dot_debug__pb2.DescribeRequestRequest.SerializeToString,
             pagewire_dot_v1_dot_debug__pb2.DescribeRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.DebugService/Explain',
+            pagewire_dot_v1_dot_debug__pb2.ExplainRequest.SerializeToString,
+            pagewire_dot_v1_dot_debug__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,6 +57,22 @@ _DebugServiceDescribeRequestType = typing_extensions.TypeVar(
     ],
 )
 
+_DebugServiceExplainType = typing_extensions.TypeVar(
+    '_DebugServiceExplainType',
+    grpc.UnaryUnaryMultiCallable[
+        pagewire.v1.debug_pb2.ExplainRequest,
+        pagewire.v1.debug_pb2.ExplainResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        pagewire.v1.debug_pb2.ExplainRequest,
+        pagewire.v1.debug_pb2.ExplainResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        pagewire.v1.debug_pb2.ExplainRequest,
+        pagewire.v1.debug_pb2.ExplainResponse,
+    ],
+)
+
 _DebugServiceDumpBlockPoolType = typing_extensions.TypeVar(
     '_DebugServiceDumpBlockPoolType',
     grpc.UnaryUnaryMultiCallable[
@@ -89,7 +105,7 @@ _DebugServiceListStepsType = typing_extensions.TypeVar(
     ],
 )
 
-class DebugServiceStub(typing.Generic[_DebugServiceListRequestsType, _DebugServiceDescribeRequestType, _DebugServiceDumpBlockPoolType, _DebugServiceListStepsType]):
+class DebugServiceStub(typing.Generic[_DebugServiceListRequestsType, _DebugServiceDescribeRequestType, _DebugServiceExplainType, _DebugServiceDumpBlockPoolType, _DebugServiceListStepsType]):
     """Served by all three services. A question a service cannot answer is UNIMPLEMENTED and says which
     service can.
     """
@@ -103,6 +119,10 @@ class DebugServiceStub(typing.Generic[_DebugServiceListRequestsType, _DebugServi
         grpc.UnaryUnaryMultiCallable[
             pagewire.v1.debug_pb2.DescribeRequestRequest,
             pagewire.v1.debug_pb2.DescribeRequestResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            pagewire.v1.debug_pb2.ExplainRequest,
+            pagewire.v1.debug_pb2.ExplainResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             pagewire.v1.debug_pb2.DumpBlockPoolRequest,
@@ -125,6 +145,10 @@ class DebugServiceStub(typing.Generic[_DebugServiceListRequestsType, _DebugServi
             pagewire.v1.debug_pb2.DescribeRequestResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            pagewire.v1.debug_pb2.ExplainRequest,
+            pagewire.v1.debug_pb2.ExplainResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             pagewire.v1.debug_pb2.DumpBlockPoolRequest,
             pagewire.v1.debug_pb2.DumpBlockPoolResponse,
         ],
@@ -140,6 +164,11 @@ class DebugServiceStub(typing.Generic[_DebugServiceListRequestsType, _DebugServi
     DescribeRequest: _DebugServiceDescribeRequestType
     """One request in full. All three services; NOT_FOUND when it is not live."""
 
+    Explain: _DebugServiceExplainType
+    """Where a request's time went and why it waited, also of one that ended lately. Scheduler;
+    NOT_FOUND when it is neither live nor among the last that ended.
+    """
+
     DumpBlockPool: _DebugServiceDumpBlockPoolType
     """The blocks and who holds them. Scheduler."""
 
@@ -154,6 +183,10 @@ DebugServiceAsyncStub: typing_extensions.TypeAlias = DebugServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         pagewire.v1.debug_pb2.DescribeRequestRequest,
         pagewire.v1.debug_pb2.DescribeRequestResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        pagewire.v1.debug_pb2.ExplainRequest,
+        pagewire.v1.debug_pb2.ExplainResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         pagewire.v1.debug_pb2.DumpBlockPoolRequest,
@@ -185,6 +218,16 @@ class DebugServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[pagewire.v1.debug_pb2.DescribeRequestResponse, collections.abc.Awaitable[pagewire.v1.debug_pb2.DescribeRequestResponse]]:
         """One request in full. All three services; NOT_FOUND when it is not live."""
+
+    @abc.abstractmethod
+    def Explain(
+        self,
+        request: pagewire.v1.debug_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pagewire.v1.debug_pb2.ExplainResponse, collections.abc.Awaitable[pagewire.v1.debug_pb2.ExplainResponse]]:
+        """Where a request's time went and why it waited, also of one that ended lately. Scheduler;
+        NOT_FOUND when it is neither live nor among the last that ended.
+        """
 
     @abc.abstractmethod
     def DumpBlockPool(

@@ -26,6 +26,7 @@ from scheduler_svc.core.moving import Moving
 from scheduler_svc.core.output_lengths import OutputLengths
 from scheduler_svc.core.plan import Finished, OutOfStep, StepOutputs, StepPlan, StepResult
 from scheduler_svc.core.planner import Planner
+from scheduler_svc.core.recent import Recent
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.sequence import End, Sequence, Status
@@ -47,6 +48,7 @@ class Scheduler:
         self._live: dict[str, Sequence] = {}
         self.intake = Intake(config, self.residency.waiting, self.residency.siblings)
         self.output_lengths = OutputLengths()
+        self.recent = Recent()
         self._deadlines = Deadlines()
         self.moving = Moving(self.residency, self._live, self._deadlines)
         self.num_accepted = 0
@@ -282,6 +284,7 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "") -> Finished:
         self._end(sequence)
+        self.recent.note(sequence, reason, message, self.now_s)
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and sequence.num_output:
             self.output_lengths.observe(sequence, sequence.num_output)
         return Finished.of(sequence, reason, message, self.config.eos_token_ids)

@@ -1,6 +1,9 @@
 """Where a request's time went. Times come in as arguments; the parts always add up to the age."""
 
+from dataclasses import dataclass
 from enum import Enum
+
+_KEPT_SPANS = 64
 
 
 class Phase(Enum):
@@ -13,20 +16,33 @@ class Phase(Enum):
     WORKER_AWAY = "worker away"  # there is no worker
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One stay in a phase."""
+
+    phase: Phase
+    begin_s: float
+    end_s: float
+
+
 class Timeline:
     """Seconds spent in each phase, up to a moment that whoever asks names."""
 
-    __slots__ = ("_arrival_s", "_since_s", "_spent_s", "phase")
+    __slots__ = ("_arrival_s", "_past", "_since_s", "_spent_s", "phase")
 
     def __init__(self, arrival_s: float) -> None:
         self.phase = Phase.QUEUE
         self._arrival_s = self._since_s = arrival_s
         self._spent_s = dict.fromkeys(Phase, 0.0)
+        self._past: list[Span] = []  # the last that are over
 
     def enter(self, phase: Phase, now_s: float) -> None:
         """Another phase begins."""
         now_s = max(now_s, self._since_s)
-        self._spent_s[self.phase] += now_s - self._since_s
+        if now_s > self._since_s:
+            self._spent_s[self.phase] += now_s - self._since_s
+            self._past.append(Span(self.phase, self._since_s, now_s))
+            del self._past[:-_KEPT_SPANS]
         self.phase, self._since_s = phase, now_s
 
     def spent_s(self, now_s: float) -> dict[Phase, float]:
@@ -34,6 +50,10 @@ class Timeline:
         spent_s = dict(self._spent_s)
         spent_s[self.phase] += max(now_s - self._since_s, 0.0)
         return spent_s
+
+    def spans(self, now_s: float) -> list[Span]:
+        """When it was in which phase, oldest first; of a life full of changes the last of them."""
+        return [*self._past, Span(self.phase, self._since_s, max(now_s, self._since_s))]
 
     def age_s(self, now_s: float) -> float:
         """Seconds since the arrival."""

@@ -45,7 +45,7 @@ def _replay(options: argparse.Namespace) -> Report:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m scheduler_svc.journal",
+        prog="pagewire replay",
         description="Replays what a scheduler recorded.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,

@@ -74,7 +74,9 @@ Answer = TypeVar("Answer")
 # The name of a call, its arguments, what it answered, and the refusal that it raised instead.
 Tap = Callable[[str, tuple[Any, ...], Any, Refused | None], None]
 # Parts of a core that others look at, and change through events alone.
-PARTS = frozenset(("config", "counters", "intake", "moving", "output_lengths", "residency"))
+PARTS = frozenset(
+    ("config", "counters", "intake", "moving", "output_lengths", "recent", "residency")
+)
 
 
 class UnknownCall(ValueError):

@@ -42,8 +42,8 @@ def to_event(number: int, call: Call) -> JournalEvent:
         event.arguments.CopyFrom(values.encode(list(call.arguments)))
     if plans := plans_of(call.answer):
         plan = plans[0]
-        event.step.CopyFrom(to_step(plan))
-        event.step.granted_steps = len(plans) if plan.grant_id is not None else 0
+        granted_steps = len(plans) if plan.grant_id is not None else 0
+        event.step.CopyFrom(to_step(plan, granted_steps))
         event.plan.CopyFrom(
             JournalPlanFacts(
                 sampled_slots=pack(plan.sampled_slots),

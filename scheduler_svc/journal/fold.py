@@ -1,7 +1,7 @@
-"""`python -m scheduler_svc.journal.fold FOLDER`: cuts off a recording's oldest segment.
+"""`python -m scheduler_svc.journal.fold FOLDER BYTES`: cuts off a recording's oldest segments.
 
-It replays that segment and writes what the core has become as the snapshot of the next one. Runs
-beside the scheduler that records, with the lowest priority.
+It replays them and writes what the core has become as the snapshot of the first one that stays.
+Runs beside the scheduler that records, with a lower priority.
 """
 
 import os
@@ -9,36 +9,54 @@ import sys
 from pathlib import Path
 
 from pagewire.v1.journal_pb2 import JournalRecord
+from scheduler_svc.core import Scheduler
 from scheduler_svc.journal import records, segments, values
 from scheduler_svc.journal.recording import NotReplayable, Recording
 from scheduler_svc.journal.replay import play
 
+_NICENESS = 5
 
-def fold(folder: Path) -> None:
-    """Turns the oldest segment into a snapshot. Raises NotReplayable when it does not replay."""
-    oldest, *later = segments.numbers(folder)
-    if not later:
-        raise NotReplayable(f"{folder} has a single segment, which is being written")
+
+def fold(folder: Path, most_bytes: int) -> None:
+    """Leaves at most so many bytes of events. Raises NotReplayable when they do not replay."""
+    oldest, kept = segments.numbers(folder)[0], _first_kept(folder, most_bytes)
+    if kept == oldest:
+        return
     recording = Recording(segments.segment_path(folder, oldest))
     core = recording.restore()
-    divergence = play(recording, core, num_segments=1).divergence
+    divergence = play(recording, core, num_segments=kept - oldest).divergence
     if divergence is not None:
         raise NotReplayable(str(divergence))
-    target = segments.snapshot_path(folder, later[0])
+    _write_snapshot(core, segments.snapshot_path(folder, kept))
+    for number in range(oldest, kept):
+        segments.segment_path(folder, number).unlink()
+        segments.snapshot_path(folder, number).unlink(missing_ok=True)
+
+
+def _first_kept(folder: Path, most_bytes: int) -> int:
+    """The oldest segment that stays; the newest is being written and stays in any case."""
+    *_, newest = numbers = segments.numbers(folder)
+    total = 0
+    for number in reversed(numbers):
+        total += segments.segment_path(folder, number).stat().st_size
+        if total > most_bytes and number != newest:
+            return number + 1
+    return numbers[0]
+
+
+def _write_snapshot(core: Scheduler, target: Path) -> None:
     partial = target.with_suffix(".partial")
     partial.unlink(missing_ok=True)
     with segments.create(partial) as file:
         file.write(records.pack(JournalRecord(snapshot=values.encode(core))))
     partial.rename(target)
-    segments.segment_path(folder, oldest).unlink()
-    segments.snapshot_path(folder, oldest).unlink(missing_ok=True)
 
 
 def main() -> int:
     """Entry point; returns the exit code."""
-    os.nice(19)
+    os.nice(_NICENESS)
     try:
-        fold(Path(sys.argv[1]))
+        fold(Path(sys.argv[1]), int(sys.argv[2]))
     except (NotReplayable, records.Damaged, values.BadValues, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

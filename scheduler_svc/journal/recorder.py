@@ -22,7 +22,9 @@ from scheduler_svc.journal.mask import Mask
 
 logger = logging.getLogger(__name__)
 
-_SEGMENTS = 8  # that a full recording consists of
+_SEGMENTS = 16  # that a full recording consists of
+_EVENTS = f"*{segments.SUFFIX}"  # the snapshot is as large as the core, and there is one
+_FOLD_FROM, _FOLD_TO = 0.75, 0.5  # share of a full recording that is cut off, from and down to
 _CHECKS = 8  # of the room left, while a segment is written
 _MAX_QUEUED = 100_000  # calls; a disk that is so far behind will not catch up
 _SERVICE_FOLDER = Path(__file__).parents[2]
@@ -156,18 +158,20 @@ class _Writer:
         self._segment_bytes += len(packed)
 
     def _make_room(self, until_bytes: int) -> None:
-        """Has the oldest segment turned into a snapshot when there is no room for another one.
+        """Has the oldest segments turned into a snapshot before there is no room for more.
 
-        That is a replay of the segment, so another process does it, behind everything else.
+        That is a replay of these segments, so another process does it.
         """
         self._checked_bytes = self._segment_bytes
         if self._folding is not None and self.is_settled():
             if self._folding.returncode:
-                raise Stopped("the oldest segment does not replay, so it cannot be cut off")
+                raise Stopped("the oldest segments do not replay, so they cannot be cut off")
             self._folding = None
-        total, max_bytes = segments.size_bytes(self._folder), self._limits.max_bytes
+        total, max_bytes = segments.size_bytes(self._folder, _EVENTS), self._limits.max_bytes
         if total + until_bytes > max_bytes:
             raise Stopped(f"{total} bytes are written and the oldest are not cut off yet")
-        if self._folding is None and total + until_bytes + self._limits.segment_bytes > max_bytes:
-            command = [sys.executable, "-m", "scheduler_svc.journal.fold", str(self._folder)]
+        if self._folding is None and total > _FOLD_FROM * max_bytes:
+            module = ("-m", "scheduler_svc.journal.fold")
+            most_bytes = str(int(_FOLD_TO * max_bytes))
+            command = (sys.executable, *module, str(self._folder), most_bytes)
             self._folding = subprocess.Popen(command, cwd=_SERVICE_FOLDER)

@@ -35,10 +35,10 @@ def numbers(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
 
 
-def size_bytes(folder: Path) -> int:
-    """Bytes of all files of a recording."""
+def size_bytes(folder: Path, pattern: str = "*") -> int:
+    """Bytes of the files of a recording, or of some of them."""
     total = 0
-    for path in folder.iterdir():
+    for path in folder.glob(pattern):
         with suppress(FileNotFoundError):  # another process cuts off the beginning
             total += path.stat().st_size
     return total

@@ -14,6 +14,8 @@ import pytest
 
 from pagewire import cli
 from pagewire._terminal import Progress, Style
+from pagewire.cli import explain
+from pagewire.v1 import debug_pb2
 
 
 class Terminal(io.StringIO):
@@ -94,6 +96,30 @@ def test_simulate_runs_the_simulator_of_a_checkout_and_returns_its_status(tmp_pa
     assert "--no-such-option" in capfd.readouterr().err
     assert cli.main([*line.split(), "--checkout", str(tmp_path)]) == 1
     assert "holds no simulator" in capfd.readouterr().err
+
+
+def test_replay_runs_the_scheduler_of_a_checkout_and_returns_its_status(tmp_path, capfd):
+    assert cli.main(["replay", str(tmp_path)]) == 2
+    assert "holds no recording" in capfd.readouterr().err
+    assert cli.main(["replay", str(tmp_path), "--checkout", str(tmp_path)]) == 1
+    assert "holds no scheduler" in capfd.readouterr().err
+
+
+def test_an_explanation_is_a_table_of_parts_and_of_waits():
+    answer = debug_pb2.ExplainResponse(
+        request_id="r-1",
+        state="length",
+        wall_s=2.0,
+        time_spent=debug_pb2.TimeSpent(queue_s=0.5, decode_s=1.5),
+        waits=[debug_pb2.WaitingTime(reason="for KV blocks", seconds=0.5)],
+    )
+    lines = explain.as_text(answer, Style(io.StringIO())).splitlines()
+    assert lines[0].startswith("r-1  length, 2.000 s")
+    assert [line.split()[:3] for line in lines[1:3]] == [
+        ["queue", "0.500", "s"],
+        ["decode", "1.500", "s"],
+    ]
+    assert "25.0%" in lines[1] and lines[-1].split() == ["0.500", "s", "for", "KV", "blocks"]
 
 
 def test_the_key_comes_from_the_option_or_the_environment(gateway, monkeypatch):

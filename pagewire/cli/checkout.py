@@ -1,0 +1,41 @@
+"""Commands whose code is not in this package: they run a module of a checkout of the repository.
+
+What the command does not know of its line is the module's to read.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pagewire.cli.options import CommandError
+
+if TYPE_CHECKING:
+    from pagewire.cli.options import Subparsers
+
+HERE = Path(__file__).resolve().parents[2]
+
+
+def add_command(commands: "Subparsers", name: str, summary: str) -> argparse.ArgumentParser:
+    """A subcommand whose options are a module's, --help among them; its own is --checkout."""
+    parser = commands.add_parser(name, help=summary, add_help=False, allow_abbrev=False)
+    parser.add_argument("--checkout", type=Path, default=HERE)
+    parser.set_defaults(rest=[])
+    return parser
+
+
+def run_module(options: argparse.Namespace, module: str, file: str, what: str) -> int:
+    """Runs `module`, which is in `file` of a checkout that holds a `what`; its exit status."""
+    checkout = options.checkout.resolve()
+    if not (checkout / file).is_file():
+        raise CommandError(
+            f"{checkout} holds no {what}: it runs from a checkout of the repository (see "
+            "--checkout); the package alone is the client"
+        )
+    # -P: a folder of the module's name in the working directory is not ours.
+    command = [sys.executable, "-P", "-m", module, *options.rest]
+    paths = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.run(command, env=environ, check=False).returncode
