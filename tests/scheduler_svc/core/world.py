@@ -4,6 +4,7 @@ A rule is one thing that can happen. It leaves choices to a Draw, so that the sa
 hypothesis, which looks for a short story that goes wrong, and the soak, which tells long ones.
 """
 
+import hashlib
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from scheduler_svc.core import (
     SchedulerConfig,
     Sequence,
     Status,
+    StepPlan,
 )
 from scheduler_svc.core.sliding_window import blocks_needed
 from tests.scheduler_svc.core.draws import Draw
@@ -65,6 +67,7 @@ class World(Granting):
         self.max_depth = max_depth  # steps planned beyond the one whose result is awaited
         self.is_worker_away = False
         self.num_refused = 0
+        self.plans = hashlib.sha256()  # of every plan: the same story makes the same ones
         self.cut_asked: Cut | None = None
         self.first_left_out: int | None = None  # as the worker has answered, unheard
 
@@ -157,6 +160,13 @@ class World(Granting):
     ) -> None:
         super().bring_worker_back(num_blocks, num_host_blocks)
         self.is_worker_away = False
+
+    def _check_plan(self, plan: StepPlan, in_flight: list[StepPlan]) -> None:
+        super()._check_plan(plan, in_flight)
+        entered = [(new.slot, new.block_ids) for new in plan.new_sequences]
+        rows = plan.slots.tolist(), plan.num_computed.tolist(), plan.sampled_slots.tolist()
+        told = plan.step_id, rows, entered, plan.appended_block_ids, plan.preempted
+        self.plans.update(repr(told).encode())
 
     # --- what must change nothing ----------------------------------------------------------------
 
