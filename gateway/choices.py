@@ -28,7 +28,13 @@ def _choice(request: GenerationRequest, index: int) -> GenerationRequest:
     sampling = request.sampling
     if sampling.seed is not None:
         sampling = replace(sampling, seed=choice_seed(sampling.seed, index))
-    return replace(request, request_id=f"{request.request_id}-{index}", sampling=sampling)
+    return replace(
+        request,
+        request_id=f"{request.request_id}-{index}",
+        sampling=sampling,
+        # The scheduler computes their prompt once.
+        reuse=replace(request.reuse, fork_group=request.request_id),
+    )
 
 
 def choice_seed(seed: int, index: int) -> int:

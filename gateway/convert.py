@@ -109,6 +109,7 @@ def submit_to_proto(
         timeout_s=standing.timeout_s,
         cache_salt=reuse.cache_salt,
         skip_prefix_cache=reuse.skip_prefix_cache,
+        fork_group=reuse.fork_group,
         pooling=POOLING_TO_PROTO[pooling],
     )
     return scheduler_pb2.SessionRequest(submit=submit)

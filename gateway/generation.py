@@ -129,6 +129,7 @@ class Reuse:
 
     cache_salt: str = ""  # of all requests, those of the same salt
     skip_prefix_cache: bool = False  # with none
+    fork_group: str = ""  # with those of the same group, whose prompt is the same
 
     def __post_init__(self) -> None:
         limits.check_bytes("cache_salt", self.cache_salt, limits.MAX_CACHE_SALT_BYTES)

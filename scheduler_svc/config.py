@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler_svc.core import Policy
+from scheduler_svc.core import Policy, Preemption
 from scheduler_svc.journal.start import RecordOptions
 
 MAX_GRANT = 64
@@ -40,6 +40,7 @@ class ServiceConfig:
     max_grant: int = 8  # decode steps in one frame; 0 or 1: no grants
     state_check_interval: int = 64  # steps; 0: the worker's state is never checked
     policy: Policy = Policy.FCFS
+    preemption: Preemption = Preemption.RECOMPUTE
     priority_ageing_s: float = 60.0
     tenant_weights: tuple[tuple[str, float], ...] = ()
     queue_window: int = 4
@@ -157,6 +158,14 @@ def _add_policy_options(parser: argparse.ArgumentParser) -> None:
         default=Policy.FCFS.value,
         metavar="{fcfs,priority,fair}",
         help="whose turn it is: the first to come, the most urgent, the tenant served least",
+    )
+    parser.add_argument(
+        "--preemption",
+        type=Preemption,
+        default=Preemption.RECOMPUTE.value,
+        metavar="{recompute,swap}",
+        help="what becomes of the KV of a request that gives way: nothing, so that it is computed "
+        "again, or a copy in the worker's host blocks, as far as they reach",
     )
     parser.add_argument(
         "--priority-ageing-s",

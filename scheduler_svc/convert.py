@@ -12,6 +12,7 @@ from rpc.logprobs import LogprobColumns
 from rpc.prompt_reports import PromptReport
 from rpc.state_hash import StateHashes
 from scheduler_svc.core import (
+    BlockMoves,
     Finished,
     FinishReason,
     NewSequence,
@@ -46,6 +47,7 @@ class Submission:
     timeout_s: float | None  # from its arrival on
     cache_salt: str = ""
     skip_prefix_cache: bool = False
+    fork_group: str = ""
     pooling: types_pb2.Pooling = types_pb2.POOLING_UNSPECIFIED
 
 
@@ -77,6 +79,7 @@ def to_request(
         tenant=submission.tenant,
         cache_salt=submission.cache_salt,
         skip_prefix_cache=submission.skip_prefix_cache,
+        fork_group=submission.fork_group,
         report_begin=report.start,
         report_end=report.stop,
     )
@@ -123,9 +126,20 @@ def to_step(
     if plan.appended_slots:
         step.appended_slots = pack(plan.appended_slots)
         step.appended_block_ids = pack(plan.appended_block_ids)
+    if plan.moves is not None:
+        _add_moves(step, plan.moves)
     for new in plan.new_sequences:
         step.new_sequences.append(_to_new_sequence(new))
     return step
+
+
+def _add_moves(step: worker_pb2.SchedulerOutput, moves: BlockMoves) -> None:
+    step.swapped_out_block_ids = pack(moves.swapped_out)
+    step.to_host_block_ids = pack(moves.to_host)
+    step.from_host_block_ids = pack(moves.from_host)
+    step.swapped_in_block_ids = pack(moves.swapped_in)
+    step.copied_from_block_ids = pack(moves.copied_from)
+    step.copied_to_block_ids = pack(moves.copied_to)
 
 
 def _to_new_sequence(new: NewSequence) -> worker_pb2.NewSequence:

@@ -19,6 +19,8 @@ def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> 
         eos_token_ids=tuple(worker.model.eos_token_ids),
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_prefix_caching=config.enable_prefix_caching,
+        preemption=config.preemption,
+        num_host_blocks=worker.num_host_blocks,
         policy=config.policy,
         priority_ageing_s=config.priority_ageing_s,
         tenant_weights=config.tenant_weights,

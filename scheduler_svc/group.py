@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc.clients import Clients
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.core import Scheduler, hopeless
+from scheduler_svc.core import Preemption, Scheduler, hopeless
 from scheduler_svc.core_config import core_config
 from scheduler_svc.journal.recorder import Recorder
 from scheduler_svc.journal.start import make_core
@@ -146,6 +146,8 @@ class WorkerGroup:
 
     def _adopt(self, worker: worker_pb2.WorkerDescription) -> None:
         """Builds the core for the first worker; later ones must serve the same."""
+        if self._config.preemption is Preemption.SWAP and not worker.num_host_blocks:
+            raise WrongWorker("it has no host blocks (--host-blocks), which preemption swap needs")
         if worker.incarnation != self._incarnation:
             self._incarnation = worker.incarnation
             self.pace.new_worker()
@@ -159,7 +161,7 @@ class WorkerGroup:
         if worker.block_size != before.block_size or worker.max_num_seqs < before.max_num_seqs:
             raise WrongWorker("its block_size or max_num_seqs differs from the worker before it")
         self.core.now_s = time.monotonic()
-        self.core.worker_lost(worker.num_blocks)
+        self.core.worker_lost(worker.num_blocks, worker.num_host_blocks)
         message = f"the new worker's KV cache of {worker.num_blocks} blocks is too small for it"
         self._clients.tell_ends(self.core.fail(self.core.misfits(), message))
         self.core.worker_back()

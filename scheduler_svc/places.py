@@ -32,7 +32,9 @@ def _ranked(places: list[Place], sequence: Sequence) -> list[Place]:
     if len(places) == 1:
         return places
     options = [option_of(place.core, sequence) for place in places]
-    return [places[index] for index in ranking(options)]
+    ranked = [places[index] for index in ranking(options)]
+    # Where siblings are, their prompt is computed, or will be.
+    return sorted(ranked, key=lambda place: not place.core.has_siblings_of(sequence.request))
 
 
 def move_all(source: Place, targets: list[Place], now_s: float) -> None:

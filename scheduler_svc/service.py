@@ -157,6 +157,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 submit.timeout_s if submit.HasField("timeout_s") else None,
                 submit.cache_salt,
                 submit.skip_prefix_cache,
+                submit.fork_group,
                 submit.pooling,
             )
         )
@@ -187,6 +188,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 context.time_remaining(),
                 request.cache_salt,
                 request.skip_prefix_cache,
+                request.fork_group,
                 request.pooling,
             )
             refusal = self._submit(submission)

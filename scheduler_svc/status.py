@@ -20,6 +20,11 @@ _SUMS: dict[str, Callable[[Scheduler], int]] = {
     "prefix_hit_tokens": lambda core: core.counters.prefix_hit_tokens,
     "num_evictions": lambda core: core.residency.num_evictions,
     "num_cached_blocks": lambda core: len(core.residency.pool.cache),
+    "num_forks": lambda core: core.counters.num_forks,
+    "num_host_blocks": lambda core: core.residency.host.num_blocks,
+    "num_free_host_blocks": lambda core: core.residency.host.num_free,
+    "num_swapped_out_blocks": lambda core: core.residency.num_swapped_out,
+    "num_swapped_in_blocks": lambda core: core.residency.num_swapped_in,
     "num_preemptions": lambda core: core.residency.num_preemptions,
     "num_accepted": lambda core: core.num_accepted,
     "num_finished": lambda core: core.num_finished,
@@ -58,6 +63,7 @@ def status_of(engine: Engine) -> scheduler_pb2.GetStatusResponse:
         setattr(status, name, sum(map(of, cores)))
     config = cores[0].config
     status.block_size, status.policy = config.block_size, config.policy.value
+    status.preemption = config.preemption.value
     status.max_num_batched_tokens = max(core.config.max_num_batched_tokens for core in cores)
     backlogs_s = [g.seconds_of_backlog for g in status.groups if g.HasField("seconds_of_backlog")]
     if backlogs_s:

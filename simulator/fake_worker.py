@@ -53,6 +53,7 @@ class FakeModel:
     vocab_size: int = 32000
     eos_token_ids: tuple[int, ...] = ()
     config_sha256: str = ""
+    num_host_blocks: int = 0
 
 
 def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription:
@@ -77,6 +78,7 @@ def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription
         sends_heartbeats=True,
         max_granted_steps=MAX_GRANTED_STEPS,
         has_state_hashes=True,
+        num_host_blocks=model.num_host_blocks,
     )
 
 
@@ -114,7 +116,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     def _fresh_slots(self) -> FakeSlots:
         model = self.model
         return FakeSlots(
-            model.max_num_seqs, model.vocab_size, model.block_size, model.max_model_len
+            model.max_num_seqs,
+            model.vocab_size,
+            model.block_size,
+            model.max_model_len,
+            model.num_host_blocks,
         )
 
     def description(self) -> worker_pb2.WorkerDescription:

@@ -10,16 +10,14 @@ from rpc.columns import unpack
 from rpc.logprobs import LogprobColumns
 from rpc.prompt_reports import PromptReport
 from rpc.state_hash import StateHashes, block_weights, slot_hashes, table_sums
+from simulator.host_blocks import BadStep as BadStep
+from simulator.host_blocks import HostBlocks
 from simulator.questions import Question, logprob_of
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 NO_LOGPROBS = -1
 MAX_GRANTED_STEPS = 64
-
-
-class BadStep(ValueError):
-    """A step that does not follow from the steps before it."""
 
 
 def token_at(
@@ -45,7 +43,12 @@ class FakeSlots:
     """Columns by slot; every delta is checked as strictly as a real worker would."""
 
     def __init__(
-        self, max_num_seqs: int, vocab_size: int, block_size: int, max_model_len: int
+        self,
+        max_num_seqs: int,
+        vocab_size: int,
+        block_size: int,
+        max_model_len: int,
+        num_host_blocks: int = 0,
     ) -> None:
         self._vocab_size = vocab_size
         self._block_size = block_size
@@ -57,6 +60,7 @@ class FakeSlots:
         self._num_top = np.full(max_num_seqs, NO_LOGPROBS)
         self._is_prompt_only = np.zeros(max_num_seqs, dtype=np.bool_)
         self._questions: dict[int, Question] = {}  # by slot
+        self._host_blocks = HostBlocks(num_host_blocks)
         self._rows: NDArray[np.integer] | None = None  # of the last step, if it was computed
         # Rows that nobody touches cost address space, not memory.
         max_blocks = -(-max_model_len // block_size)
@@ -116,6 +120,7 @@ class FakeSlots:
         for slot, block_id in zip(appended, block_ids, strict=True):
             self._tables[slot, self._num_blocks[slot]] = block_id
             self._num_blocks[slot] += 1
+        self._host_blocks.apply(step)
 
     def _enter(self, new: NewSequence) -> None:
         slot = new.slot

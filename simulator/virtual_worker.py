@@ -146,6 +146,7 @@ class VirtualWorker:
             ),
             incarnation=self._incarnation,
             num_blocks=model.num_blocks,
+            num_host_blocks=model.num_host_blocks,
             block_size=model.block_size,
             max_num_seqs=model.max_num_seqs,
             max_num_batched_tokens=model.max_num_batched_tokens,
@@ -172,7 +173,11 @@ class VirtualWorker:
             self._attached.end.end(grpc.StatusCode.ABORTED, f"epoch {hello.epoch} took over")
         model = self.model
         slots = FakeSlots(
-            model.max_num_seqs, model.vocab_size, model.block_size, model.max_model_len
+            model.max_num_seqs,
+            model.vocab_size,
+            model.block_size,
+            model.max_model_len,
+            model.num_host_blocks,
         )
         attached = self._attached = _Attachment(
             end, hello, slots, next_step_id=hello.first_step_id, last_begun=hello.first_step_id - 1

@@ -5,20 +5,21 @@ is checked by the batch state.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
 from pagewire.v1 import types_pb2, worker_pb2
-from rpc.columns import UINT8, BadColumn, pack, unpack
+from rpc.columns import UINT8, pack
 from rpc.prompt_reports import PromptReport
+from worker_svc import columns
 from worker_svc.step import (
     BadStep,
+    BlockMoves,
     Cut,
     IntColumn,
     Limits,
@@ -32,6 +33,14 @@ from worker_svc.step import (
 PROTOCOL_VERSION = 1
 MAX_GRANTED_STEPS = 64  # what one frame may keep the worker busy with, unheard
 _MAX_CUT_BYTES = 32
+_MOVES = (
+    "swapped_out_block_ids",
+    "to_host_block_ids",
+    "from_host_block_ids",
+    "swapped_in_block_ids",
+    "copied_from_block_ids",
+    "copied_to_block_ids",
+)
 _POOLINGS = {
     types_pb2.POOLING_UNSPECIFIED: None,
     types_pb2.POOLING_LAST: Pooling.LAST,
@@ -96,8 +105,8 @@ def decode_step(frame: bytes, limits: Limits) -> StepInput:
     if message.WhichOneof("frame") != "step":
         raise BadStep("frame", "every frame after the first must be step")
     step = message.step
-    appended_slots = _slots(step.appended_slots, "appended_slots", limits)
-    appended_block_ids = _block_ids(step.appended_block_ids, "appended_block_ids", limits)
+    appended_slots = columns.slots(step.appended_slots, "appended_slots", limits)
+    appended_block_ids = columns.block_ids(step.appended_block_ids, "appended_block_ids", limits)
     if len(appended_slots) != len(appended_block_ids):
         raise BadStep(
             "appended_block_ids",
@@ -109,13 +118,14 @@ def decode_step(frame: bytes, limits: Limits) -> StepInput:
         step_id=step.step_id,
         ack_step_id=step.ack_step_id,
         reset=step.reset,
-        freed_slots=_distinct(_slots(step.freed_slots, "freed_slots", limits), "freed_slots"),
+        freed_slots=columns.distinct_slots(step.freed_slots, "freed_slots", limits),
         new_sequences=tuple(
             _new_sequence(sequence, f"new_sequences[{index}]", limits)
             for index, sequence in enumerate(step.new_sequences)
         ),
         appended_slots=appended_slots,
         appended_block_ids=appended_block_ids.astype(np.int64),
+        moves=_moves(step, limits),
         same_rows=step.same_rows,
         slots=slots,
         num_scheduled=num_scheduled,
@@ -128,6 +138,28 @@ def encode_skipped(first_step_id: int, last_step_id: int) -> bytes:
     """The frame that answers a cut."""
     skipped = worker_pb2.Skipped(first_step_id=first_step_id, last_step_id=last_step_id)
     return worker_pb2.AttachResponse(skipped=skipped).SerializeToString()
+
+
+def _moves(step: worker_pb2.SchedulerOutput, limits: Limits) -> BlockMoves | None:
+    if not any(getattr(step, name) for name in _MOVES):  # nearly always
+        return None
+
+    def read(
+        name: str, reader: Callable[[bytes, str, Limits], columns.Integers]
+    ) -> tuple[str, columns.Integers]:
+        return name, reader(getattr(step, name), name, limits)
+
+    device, host = columns.block_ids, columns.host_block_ids
+    swapped_out, to_host = columns.pairs(
+        read("swapped_out_block_ids", device), read("to_host_block_ids", host)
+    )
+    from_host, swapped_in = columns.pairs(
+        read("from_host_block_ids", host), read("swapped_in_block_ids", device)
+    )
+    copied_from, copied_to = columns.pairs(
+        read("copied_from_block_ids", device), read("copied_to_block_ids", device)
+    )
+    return BlockMoves(swapped_out, to_host, from_host, swapped_in, copied_from, copied_to)
 
 
 def encode_output(output: StepOutput) -> bytes:
@@ -189,8 +221,8 @@ def _rows(step: worker_pb2.SchedulerOutput, limits: Limits) -> tuple[IntColumn, 
         for name in ("slots", "num_scheduled"):
             if getattr(step, name):
                 raise BadStep(name, "must be empty with same_rows")
-    slots = _distinct(_slots(step.slots, "slots", limits), "slots")
-    num_scheduled = _column(step.num_scheduled, "num_scheduled").astype(np.int64)
+    slots = columns.distinct_slots(step.slots, "slots", limits)
+    num_scheduled = columns.column(step.num_scheduled, "num_scheduled").astype(np.int64)
     if not len(num_scheduled):
         num_scheduled = np.ones(len(slots), dtype=np.int64)
     if len(num_scheduled) != len(slots):
@@ -219,13 +251,13 @@ def _check_grant(step: worker_pb2.SchedulerOutput) -> None:
 def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) -> NewSequence:
     if message.slot >= limits.max_num_seqs:
         raise BadStep(f"{name}.slot", f"{message.slot}, max_num_seqs is {limits.max_num_seqs}")
-    token_ids = _column(message.token_ids, f"{name}.token_ids")
+    token_ids = columns.column(message.token_ids, f"{name}.token_ids")
     if not 1 <= len(token_ids) <= limits.max_model_len:
         raise BadStep(
             f"{name}.token_ids",
             f"{len(token_ids)} tokens, must be 1 to max_model_len {limits.max_model_len}",
         )
-    _check_range(token_ids, 0, limits.vocab_size, f"{name}.token_ids", "token")
+    columns.check_range(token_ids, 0, limits.vocab_size, f"{name}.token_ids", "token")
     if not 1 <= message.num_prompt_tokens <= len(token_ids):
         raise BadStep(
             f"{name}.num_prompt_tokens",
@@ -238,7 +270,7 @@ def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) ->
             f"{name}.num_computed_tokens",
             f"{message.num_computed_tokens} leaves none of {len(token_ids)} tokens to compute",
         )
-    block_ids = _block_ids(message.block_ids, f"{name}.block_ids", limits)
+    block_ids = columns.block_ids(message.block_ids, f"{name}.block_ids", limits)
     if len(block_ids) > limits.max_blocks_per_seq:
         raise BadStep(
             f"{name}.block_ids",
@@ -334,37 +366,3 @@ def _check_vocabulary(token_ids: Iterable[int], name: str, limits: Limits) -> No
     largest = max(token_ids, default=0)
     if largest >= limits.vocab_size:
         raise BadStep(name, f"{largest} is not below vocab_size {limits.vocab_size}")
-
-
-def _column(column: bytes, name: str) -> NDArray[np.integer[Any]]:
-    try:
-        return unpack(column, name=name)
-    except BadColumn as error:
-        raise BadStep(name, str(error).removeprefix(f"{name}: ")) from error
-
-
-def _slots(column: bytes, name: str, limits: Limits) -> IntColumn:
-    slots = _column(column, name)
-    _check_range(slots, 0, limits.max_num_seqs, name, "slot")
-    return slots.astype(np.int64)
-
-
-def _block_ids(column: bytes, name: str, limits: Limits) -> NDArray[np.integer[Any]]:
-    block_ids = _column(column, name)
-    # Block 0 is the null block: it fills tables and belongs to nobody.
-    _check_range(block_ids, 1, limits.num_blocks, name, "block")
-    return block_ids
-
-
-def _check_range(
-    column: NDArray[np.integer[Any]], low: int, end: int, name: str, what: str
-) -> None:
-    if len(column) and (column.min() < low or column.max() >= end):
-        worst = column[(column < low) | (column >= end)][0]
-        raise BadStep(name, f"{what} {worst} is not in {low}..{end - 1}")
-
-
-def _distinct(slots: IntColumn, name: str) -> IntColumn:
-    if len(np.unique(slots)) != len(slots):
-        raise BadStep(name, "a slot appears twice")
-    return slots

@@ -25,12 +25,14 @@ class WorkerConfig:
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
     kv_cache_gib: float | None = None
+    host_blocks: int = 0
     gpu_memory_utilization: float = 0.9
     threads: int = 0
 
     def __post_init__(self) -> None:
         for name in (
             "num_kv_blocks",
+            "host_blocks",
             "max_num_seqs",
             "max_num_batched_tokens",
             "max_model_len",
@@ -89,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-num-batched-tokens", int, "most tokens of one step; 0: 512 on cpu, 8192 on cuda")
     add("--max-model-len", int, "most tokens of prompt plus output; 0: the model's own limit")
     add("--kv-cache-gib", float, "KV cache on cpu; None: up to 4 GiB or a quarter of free memory")
+    add("--host-blocks", int, "KV blocks in host memory for preemption by swap; 0: none")
     add("--gpu-memory-utilization", float, "share of the device's memory that may be used")
     add("--threads", int, "torch threads on cpu; 0: one per core")
     return parser

@@ -207,6 +207,7 @@ class CudaRunner(ModelRunner):
 
     def _launch(self, staged: Staged, queue_us: int, started: float) -> InFlight:
         self.state.write(staged)
+        self._move_blocks(staged)
         new_slots = [sequence.slot for sequence in staged.step.new_sequences]
         self.slots.write(staged.table, np.array(new_slots, dtype=np.int64))
         clock = StepClock(self._device)

@@ -32,3 +32,4 @@ class Description:
     kv_layout: str
     attention_backend: str
     graph_batch_sizes: tuple[int, ...]  # none on CPU
+    num_host_blocks: int = 0

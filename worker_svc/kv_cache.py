@@ -33,8 +33,10 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
+        self.block_shape = (num_layers, block_size, 2, num_kv_heads, head_dim)
         shape = (num_layers, num_blocks, block_size, 2, num_kv_heads, head_dim)
-        self._layers = _zeros(shape, dtype, device).unbind()
+        self._blocks = _zeros(shape, dtype, device)
+        self._layers = self._blocks.unbind()
         self._rows = [layer.flatten(0, 1) for layer in self._layers]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -45,6 +47,23 @@ class KVCache:
     def rows(self, index: int) -> Tensor:
         """A layer by slot, [num_blocks * block_size, 2, Hkv, D]."""
         return self._rows[index]
+
+    def read_blocks(self, block_ids: Tensor) -> Tensor:
+        """A copy of whole blocks [n], [n, *block_shape]."""
+        return self._blocks.index_select(1, block_ids).transpose(0, 1).contiguous()
+
+    def write_blocks(self, block_ids: Tensor, content: Tensor) -> None:
+        """Overwrites whole blocks [n], none twice, with [n, *block_shape]."""
+        self._blocks.index_copy_(1, block_ids, content.transpose(0, 1))
+
+
+def empty_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Host memory for what a device swaps out: pinned where copies run beside the host."""
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=dtype)
+    if device.type == "cuda":
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    return _zeros(shape, dtype, device)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ CPU_MOST_BYTES = 4 * GIB
 
 
 class CacheTooSmall(ValueError):
-    """The KV cache could not hold one sequence of max_model_len."""
+    """The KV cache could not hold one sequence of max_model_len, or memory not the host blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,16 @@ def require_one_sequence(num_blocks: int, max_model_len: int, block_size: int) -
             f"num_blocks {num_blocks} leaves {num_blocks - 1} KV blocks of {block_size} tokens "
             f"beside the null block, but max_model_len {max_model_len} needs {needed}: give the "
             "cache more memory or lower max_model_len"
+        )
+
+
+def require_host_memory(num_host_blocks: int, block_bytes: int) -> None:
+    """Raises CacheTooSmall unless there is memory for the host blocks."""
+    needed, available = num_host_blocks * block_bytes, available_memory_bytes()
+    if needed > available:
+        raise CacheTooSmall(
+            f"host_blocks {num_host_blocks} of {block_bytes} bytes need {needed / GIB:.2f} GiB, "
+            f"{available / GIB:.2f} GiB of memory are available"
         )
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rpc.logprobs import LogprobColumns
 from worker_svc import inputs
 from worker_svc.batch_state import BatchState, Rows, Staged
+from worker_svc.block_mover import BlockMover
 from worker_svc.grammars import Grammars
 from worker_svc.inputs import ModelInputs
 from worker_svc.kv_cache import KVCache
@@ -78,6 +79,7 @@ class ModelRunner:
         self._model = model
         self._kv_cache = kv_cache
         self._device = device
+        self._mover = BlockMover(kv_cache, limits.num_host_blocks, device)
 
     @property
     def graph_batch_sizes(self) -> tuple[int, ...]:
@@ -132,6 +134,7 @@ class ModelRunner:
 
     def _compute(self, staged: Staged, queue_us: int, started: float) -> StepOutput:
         self.state.write(staged)
+        self._move_blocks(staged)
         rows, step_id = staged.rows, staged.step.step_id
         if not len(rows.slots):
             timings = StepTimings(queue_us=queue_us, prepare_us=us_since(started))
@@ -152,6 +155,11 @@ class ModelRunner:
         problems = sampling.adjustments.problems()
         output = to_output(step_id, tokens, timings, logprobs, problems)
         return replace(output, prompt_reports=reports) if reports else output
+
+    def _move_blocks(self, staged: Staged) -> None:
+        """Before the rows compute. Not undone by a rollback: what a failed step moved is void."""
+        if staged.step.moves is not None:
+            self._mover.apply(staged.step.moves)
 
     def _find_out(self, staged: Staged, hidden: torch.Tensor) -> list[Found]:
         """What is asked about the prompts, from a step's hidden states [T, hidden]."""

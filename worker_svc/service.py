@@ -202,6 +202,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         kv_layout=description.kv_layout,
         attention_backend=description.attention_backend,
         graph_batch_sizes=description.graph_batch_sizes,
+        num_host_blocks=description.num_host_blocks,
         sends_heartbeats=True,
         max_granted_steps=codec.MAX_GRANTED_STEPS,
         has_state_hashes=True,

@@ -79,7 +79,8 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
         config.block_size,
         num_blocks * _block_bytes(config, model) / kv_sizing.GIB,
     )
-    return _runner(config, model, num_blocks)
+    kv_sizing.require_host_memory(config.host_blocks, _block_bytes(config, model))
+    return _runner(config, model, num_blocks, config.host_blocks)
 
 
 def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Description:
@@ -98,6 +99,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         f"[{limits.num_blocks}, {limits.block_size}, {shape.num_kv_heads}, {shape.head_dim}]",
         attention_backend=model.decoder.attention_backend,
         graph_batch_sizes=runner.graph_batch_sizes,
+        num_host_blocks=limits.num_host_blocks,
     )
 
 
@@ -117,7 +119,9 @@ def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
     return kv_sizing.num_blocks_on_cuda(memory, config.gpu_memory_utilization, block_bytes)
 
 
-def _runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelRunner:
+def _runner(
+    config: WorkerConfig, model: LoadedModel, num_blocks: int, num_host_blocks: int = 0
+) -> ModelRunner:
     shape = model.decoder.config
     kv_cache = KVCache(
         num_layers=shape.num_layers,
@@ -128,7 +132,8 @@ def _runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelR
         dtype=model.dtype,
         device=model.device,
     )
-    limits, grammars = _limits(config, model, num_blocks), _grammars(model)
+    limits = _limits(config, model, num_blocks, num_host_blocks)
+    grammars = _grammars(model)
     if model.decoder.fused is None:
         return ModelRunner(model.decoder, kv_cache, limits, model.device, grammars)
     from worker_svc.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton is only where CUDA is
@@ -147,11 +152,14 @@ def _grammars(model: LoadedModel) -> Grammars:
     return Grammars(facts.vocab_size, read)
 
 
-def _limits(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> Limits:
+def _limits(
+    config: WorkerConfig, model: LoadedModel, num_blocks: int, num_host_blocks: int = 0
+) -> Limits:
     facts = model.facts
     return replace(
         _shape_limits(config, model.device, facts.max_model_len, facts.vocab_size),
         num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
     )
 
 

@@ -47,6 +47,7 @@ class Limits:
     max_num_batched_tokens: int
     max_model_len: int
     vocab_size: int
+    num_host_blocks: int = 0
 
     @property
     def max_blocks_per_seq(self) -> int:
@@ -123,6 +124,18 @@ class NewSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockMoves:
+    """Whole blocks whose content moves before the rows compute, in this order."""
+
+    swapped_out: IntColumn
+    to_host: IntColumn  # one for each
+    from_host: IntColumn
+    swapped_in: IntColumn  # one for each
+    copied_from: IntColumn
+    copied_to: IntColumn  # one for each
+
+
+@dataclass(frozen=True, slots=True)
 class StepInput:
     """One step as a change to what the worker holds; fields apply in the order they have here."""
 
@@ -133,6 +146,7 @@ class StepInput:
     new_sequences: tuple[NewSequence, ...] = ()
     appended_slots: IntColumn = field(default_factory=no_entries)
     appended_block_ids: IntColumn = field(default_factory=no_entries)
+    moves: BlockMoves | None = None
     same_rows: bool = False
     slots: IntColumn = field(default_factory=no_entries)
     num_scheduled: IntColumn = field(default_factory=no_entries)  # empty: one token each

@@ -16,7 +16,7 @@ class SessionRequest(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[AbortHandle, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "tenant", "priority", "timeout_s", "cache_salt", "skip_prefix_cache", "pooling")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "tenant", "priority", "timeout_s", "cache_salt", "skip_prefix_cache", "fork_group", "pooling")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class Submit(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     SKIP_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    FORK_GROUP_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
@@ -36,8 +37,9 @@ class Submit(_message.Message):
     timeout_s: float
     cache_salt: str
     skip_prefix_cache: bool
+    fork_group: str
     pooling: _types_pb2.Pooling
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ...) -> None: ...
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., fork_group: _Optional[str] = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ...) -> None: ...
 
 class AbortHandle(_message.Message):
     __slots__ = ("handle",)
@@ -88,7 +90,7 @@ class Finished(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., status_code: _Optional[int] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class SchedulerServiceGenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "tenant", "priority", "cache_salt", "skip_prefix_cache", "pooling")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "tenant", "priority", "cache_salt", "skip_prefix_cache", "fork_group", "pooling")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +98,7 @@ class SchedulerServiceGenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     SKIP_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    FORK_GROUP_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -104,8 +107,9 @@ class SchedulerServiceGenerateRequest(_message.Message):
     priority: int
     cache_salt: str
     skip_prefix_cache: bool
+    fork_group: str
     pooling: _types_pb2.Pooling
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., fork_group: _Optional[str] = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ...) -> None: ...
 
 class SchedulerServiceGenerateResponse(_message.Message):
     __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "usage", "logprobs", "prompt_logprobs", "hidden")
@@ -166,7 +170,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("ready", "reason", "model", "num_running", "num_waiting", "num_waiting_tokens", "num_blocks", "num_free_blocks", "block_size", "num_steps", "prefix_query_tokens", "prefix_hit_tokens", "num_preemptions", "num_accepted", "num_finished", "num_output_tokens", "num_prefill_tokens", "epoch", "worker_address", "max_num_seqs", "max_num_batched_tokens", "uptime_s", "num_evictions", "num_cached_blocks", "seconds_of_backlog", "num_overloaded", "num_expired", "policy", "groups")
+    __slots__ = ("ready", "reason", "model", "num_running", "num_waiting", "num_waiting_tokens", "num_blocks", "num_free_blocks", "block_size", "num_steps", "prefix_query_tokens", "prefix_hit_tokens", "num_preemptions", "num_accepted", "num_finished", "num_output_tokens", "num_prefill_tokens", "epoch", "worker_address", "max_num_seqs", "max_num_batched_tokens", "uptime_s", "num_evictions", "num_cached_blocks", "num_forks", "preemption", "num_host_blocks", "num_free_host_blocks", "num_swapped_out_blocks", "num_swapped_in_blocks", "seconds_of_backlog", "num_overloaded", "num_expired", "policy", "groups")
     READY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +195,12 @@ class GetStatusResponse(_message.Message):
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     NUM_EVICTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FORKS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTION_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SWAPPED_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_OF_BACKLOG_FIELD_NUMBER: _ClassVar[int]
     NUM_OVERLOADED_FIELD_NUMBER: _ClassVar[int]
     NUM_EXPIRED_FIELD_NUMBER: _ClassVar[int]
@@ -220,12 +230,18 @@ class GetStatusResponse(_message.Message):
     uptime_s: float
     num_evictions: int
     num_cached_blocks: int
+    num_forks: int
+    preemption: str
+    num_host_blocks: int
+    num_free_host_blocks: int
+    num_swapped_out_blocks: int
+    num_swapped_in_blocks: int
     seconds_of_backlog: float
     num_overloaded: int
     num_expired: int
     policy: str
     groups: _containers.RepeatedCompositeFieldContainer[WorkerGroupStatus]
-    def __init__(self, ready: bool = ..., reason: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., worker_address: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., uptime_s: _Optional[float] = ..., num_evictions: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., seconds_of_backlog: _Optional[float] = ..., num_overloaded: _Optional[int] = ..., num_expired: _Optional[int] = ..., policy: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[WorkerGroupStatus, _Mapping]]] = ...) -> None: ...
+    def __init__(self, ready: bool = ..., reason: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., worker_address: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., uptime_s: _Optional[float] = ..., num_evictions: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_forks: _Optional[int] = ..., preemption: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., num_free_host_blocks: _Optional[int] = ..., num_swapped_out_blocks: _Optional[int] = ..., num_swapped_in_blocks: _Optional[int] = ..., seconds_of_backlog: _Optional[float] = ..., num_overloaded: _Optional[int] = ..., num_expired: _Optional[int] = ..., policy: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[WorkerGroupStatus, _Mapping]]] = ...) -> None: ...
 
 class WorkerGroupStatus(_message.Message):
     __slots__ = ("address", "ready", "reason", "epoch", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_steps", "num_output_tokens", "num_losses", "why_lost", "num_handed_over", "num_adopted", "seconds_of_backlog")

@@ -35,7 +35,7 @@ ROW_STATUS_NOT_FINITE: RowStatus
 ROW_STATUS_DEAD_END: RowStatus
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "max_granted_steps", "has_state_hashes", "sends_heartbeats")
+    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class WorkerDescription(_message.Message):
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     GRAPH_BATCH_SIZES_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MAX_GRANTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     HAS_STATE_HASHES_FIELD_NUMBER: _ClassVar[int]
     SENDS_HEARTBEATS_FIELD_NUMBER: _ClassVar[int]
@@ -65,10 +66,11 @@ class WorkerDescription(_message.Message):
     kv_layout: str
     graph_batch_sizes: _containers.RepeatedScalarFieldContainer[int]
     attention_backend: str
+    num_host_blocks: int
     max_granted_steps: int
     has_state_hashes: bool
     sends_heartbeats: bool
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -191,7 +193,7 @@ class Heartbeat(_message.Message):
     def __init__(self, num_frames_received: _Optional[int] = ..., num_frames_sent: _Optional[int] = ..., running_step_id: _Optional[int] = ..., running_ms: _Optional[int] = ...) -> None: ...
 
 class SchedulerOutput(_message.Message):
-    __slots__ = ("step_id", "ack_step_id", "reset", "freed_slots", "new_sequences", "appended_slots", "appended_block_ids", "same_rows", "slots", "num_scheduled", "granted_steps", "wants_state")
+    __slots__ = ("step_id", "ack_step_id", "reset", "freed_slots", "new_sequences", "appended_slots", "appended_block_ids", "same_rows", "slots", "num_scheduled", "swapped_out_block_ids", "to_host_block_ids", "from_host_block_ids", "swapped_in_block_ids", "copied_from_block_ids", "copied_to_block_ids", "granted_steps", "wants_state")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ACK_STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +204,12 @@ class SchedulerOutput(_message.Message):
     SAME_ROWS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     NUM_SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_OUT_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    TO_HOST_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    FROM_HOST_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_IN_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FROM_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_TO_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     GRANTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     WANTS_STATE_FIELD_NUMBER: _ClassVar[int]
     step_id: int
@@ -214,9 +222,15 @@ class SchedulerOutput(_message.Message):
     same_rows: bool
     slots: bytes
     num_scheduled: bytes
+    swapped_out_block_ids: bytes
+    to_host_block_ids: bytes
+    from_host_block_ids: bytes
+    swapped_in_block_ids: bytes
+    copied_from_block_ids: bytes
+    copied_to_block_ids: bytes
     granted_steps: int
     wants_state: bool
-    def __init__(self, step_id: _Optional[int] = ..., ack_step_id: _Optional[int] = ..., reset: bool = ..., freed_slots: _Optional[bytes] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., appended_slots: _Optional[bytes] = ..., appended_block_ids: _Optional[bytes] = ..., same_rows: bool = ..., slots: _Optional[bytes] = ..., num_scheduled: _Optional[bytes] = ..., granted_steps: _Optional[int] = ..., wants_state: bool = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., ack_step_id: _Optional[int] = ..., reset: bool = ..., freed_slots: _Optional[bytes] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., appended_slots: _Optional[bytes] = ..., appended_block_ids: _Optional[bytes] = ..., same_rows: bool = ..., slots: _Optional[bytes] = ..., num_scheduled: _Optional[bytes] = ..., swapped_out_block_ids: _Optional[bytes] = ..., to_host_block_ids: _Optional[bytes] = ..., from_host_block_ids: _Optional[bytes] = ..., swapped_in_block_ids: _Optional[bytes] = ..., copied_from_block_ids: _Optional[bytes] = ..., copied_to_block_ids: _Optional[bytes] = ..., granted_steps: _Optional[int] = ..., wants_state: bool = ...) -> None: ...
 
 class NewSequence(_message.Message):
     __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "report_begin", "prompt_only")

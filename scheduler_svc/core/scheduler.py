@@ -130,6 +130,10 @@ class Scheduler:
         """How many tokens of a sequence that has no slot need not be computed here."""
         return self._planner.num_cached_tokens(sequence)
 
+    def has_siblings_of(self, request: Request) -> bool:
+        """Whether a request of the same fork group is live here."""
+        return self.residency.siblings.has_group_of(request)
+
     def find(self, request_id: str) -> Sequence | None:
         """A live sequence by its request's id."""
         return self._live.get(request_id)

@@ -49,6 +49,10 @@ class Siblings:
         members = self._groups.get(_key(request), []) if request.fork_group else []
         return members if sequence in members else []
 
+    def has_group_of(self, request: Request) -> bool:
+        """Whether the group that a request names is live, if it names one."""
+        return bool(request.fork_group) and _key(request) in self._groups
+
     def clear(self) -> None:
         """Everyone is gone."""
         self._groups.clear()

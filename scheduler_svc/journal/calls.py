@@ -54,6 +54,7 @@ QUESTIONS = frozenset(
     (
         "can_hold",
         "find",
+        "has_siblings_of",
         "is_cutting",
         "last_step_id",
         "live",

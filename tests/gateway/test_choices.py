@@ -27,6 +27,11 @@ def test_choices_differ_in_id_and_seed_alone_and_are_reproducible() -> None:
     assert {choice.sampling.temperature for choice in choices} == {0.5}
 
 
+def test_choices_name_one_group_so_that_their_prompt_is_computed_once() -> None:
+    assert {choice.reuse.fork_group for choice in expand(request(), 3)} == {"a"}
+    assert [choice.reuse.fork_group for choice in expand(request(), 1)] == [""]
+
+
 def test_without_a_seed_every_choice_gets_its_own_from_the_scheduler() -> None:
     assert {choice.sampling.seed for choice in expand(request(), 4)} == {None}
 

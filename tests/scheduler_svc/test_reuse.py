@@ -1,4 +1,4 @@
-"""Who shares KV with whom, over the wire: salts, opting out, forgetting; and a changed priority."""
+"""What need not be computed, over the wire: salts, forks, swapping; and a changed priority."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,12 +6,16 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from pagewire.v1 import scheduler_pb2, types_pb2
 from rpc.columns import pack
-from scheduler_svc.core import Policy
-from simulator.fake_worker import StepTime
+from scheduler_svc.core import Policy, Preemption
+from scheduler_svc.engine import Engine
+from simulator.fake_worker import FakeModel, FakeWorker, StepTime, start
+from simulator.slots import token_at
+from tests.scheduler_svc.conftest import service_config
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 
@@ -122,3 +126,65 @@ async def test_a_policy_without_priorities_refuses_to_change_one(make_cluster: M
             await cluster.scheduler.SetPriority(scheduler_pb2.SetPriorityRequest(request_id="a"))
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "fcfs" in (caught.value.details() or "")
+
+
+async def test_what_was_swapped_out_goes_on_without_a_token_lost(make_cluster: MakeCluster) -> None:
+    model = FakeModel(num_blocks=9, block_size=4, max_model_len=32, num_host_blocks=32)
+    async with make_cluster(model, max_num_seqs=4, preemption=Preemption.SWAP) as cluster:
+        requests = [
+            scheduler_pb2.SchedulerServiceGenerateRequest(
+                prompt_token_ids=range(1, 5),
+                sampling=types_pb2.SamplingParams(max_tokens=24, seed=seed),
+                cache_salt=str(seed),
+            )
+            for seed in range(4)
+        ]
+        answers = await asyncio.gather(*(tokens_of(cluster, request) for request in requests))
+        status = await cluster.scheduler.GetStatus(scheduler_pb2.GetStatusRequest())
+    for seed, token_ids in enumerate(answers):
+        seeds = np.full(24, seed, dtype=np.uint64)
+        assert token_ids == token_at(seeds, np.arange(4, 28), 32000).tolist()
+    assert status.preemption == "swap" and status.num_preemptions > 0
+    assert 0 < status.num_swapped_in_blocks <= status.num_swapped_out_blocks
+    assert status.num_free_host_blocks == status.num_host_blocks == 32
+    # 16 prompt tokens, and one of whoever comes back: what was swapped out is not computed again.
+    assert status.num_prefill_tokens <= 16 + status.num_preemptions
+
+
+async def test_a_worker_without_host_blocks_is_refused_for_swapping() -> None:
+    worker = FakeWorker()
+    server, port = await start(worker, "127.0.0.1:0")
+    engine = Engine(service_config(port, preemption=Preemption.SWAP))
+    running = asyncio.create_task(engine.run())
+    async with asyncio.timeout(10):
+        while "host blocks" not in engine.reason:
+            await asyncio.sleep(0.01)
+    assert not engine.is_ready
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await server.stop(None)
+
+
+async def test_siblings_compute_their_prompt_once(make_cluster: MakeCluster) -> None:
+    """Without the prefix cache, so that nothing else could spare them."""
+    async with make_cluster(enable_prefix_caching=False) as cluster:
+        requests = [
+            scheduler_pb2.SchedulerServiceGenerateRequest(
+                prompt_token_ids=range(1, 301),
+                sampling=types_pb2.SamplingParams(max_tokens=20, seed=seed),
+                fork_group="outputs",
+            )
+            for seed in range(4)
+        ]
+        answers = await asyncio.gather(*(tokens_of(cluster, request) for request in requests))
+        status = await cluster.scheduler.GetStatus(scheduler_pb2.GetStatusRequest())
+    for seed, token_ids in enumerate(answers):
+        seeds = np.full(20, seed, dtype=np.uint64)
+        assert token_ids == token_at(seeds, np.arange(300, 320), 32000).tolist()
+    assert status.num_forks == 3
+    assert status.num_prefill_tokens == 300 + 3  # its last token again, by each sibling
+    assert status.num_free_blocks == status.num_blocks
+
+
+async def tokens_of(cluster: Any, request: Any) -> list[int]:
+    return [token async for r in cluster.scheduler.Generate(request) for token in r.token_ids]

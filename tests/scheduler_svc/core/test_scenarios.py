@@ -26,7 +26,9 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core import (
+    BlockMoves,
     Policy,
+    Preemption,
     Refused,
     Report,
     Request,
@@ -77,7 +79,9 @@ def parse_value(key: str, text: str) -> object:
     """Yes or no, a policy or a tenant by name, seconds, or a number."""
     if key == "policy":
         return Policy(text)
-    if key in ("tenant", "cache_salt"):
+    if key == "preemption":
+        return Preemption(text)
+    if key in ("tenant", "cache_salt", "fork_group"):
         return text
     if text in ("yes", "no"):
         return text == "yes"
@@ -98,6 +102,17 @@ def tell_ids(ids: list[int]) -> str:
 def tell_short(blocks_short: Mapping[str, int]) -> str:
     """How many blocks each is short of."""
     return "".join(f", {name} short by {number}" for name, number in blocks_short.items())
+
+
+def tell_moves(moves: BlockMoves) -> Iterator[str]:
+    """One line for each kind of move."""
+    for what, sources, targets in (
+        ("swapped out: blocks {} to the host's {}", moves.swapped_out, moves.to_host),
+        ("swapped in: the host's {} to blocks {}", moves.from_host, moves.swapped_in),
+        ("copied: block {} to {}", moves.copied_from, moves.copied_to),
+    ):
+        if sources:
+            yield "  " + what.format(tell_ids(sources), tell_ids(targets))
 
 
 class Story:
@@ -143,6 +158,8 @@ class Story:
             yield f"  the queue stops: {plan.held.cause.value}{tell_short(plan.held.blocks_short)}"
         if plan.freed_slots:
             yield f"  freed slots: {' '.join(map(str, plan.freed_slots))}"
+        if plan.moves is not None:
+            yield from tell_moves(plan.moves)
         yield from self.tell_rows(plan)
 
     def tell_rows(self, plan: StepPlan) -> Iterator[str]:
