@@ -335,3 +335,17 @@ def test_each_worker_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--worker", "a:1", "--worker", "a:1"])
     assert "worker is a:1, a:1" in capsys.readouterr().err
+
+
+async def test_siblings_are_placed_together_wherever_there_is_less_to_do(make_cluster: Any) -> None:
+    """Their prompt is computed once, though the other worker has nothing to do."""
+    async with two_groups(make_cluster, enable_prefix_caching=False) as (cluster, _):
+        asked = [
+            request(f"r{seed}", seed, max_tokens=20, num_prompt=100, fork_group="outputs")
+            for seed in range(4)
+        ]
+        answers = await asyncio.gather(*(run(cluster, one) for one in asked))
+        status = await cluster.scheduler.GetStatus(scheduler_pb2.GetStatusRequest())
+    assert [tokens for tokens, _ in answers] == [expected(s, 100, 20) for s in range(4)]
+    assert status.num_forks == 3
+    assert sorted(group.num_output_tokens for group in status.groups) == [0, 80]
