@@ -36,6 +36,7 @@ class Product:
 
     model: Path
     logs: Path
+    worker_options: tuple[str, ...] = ("--kv-cache-gib", "1")
     http_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
@@ -50,7 +51,8 @@ class Product:
         self._start(
             "worker_svc",
             *("--model", str(self.model), "--port", str(self.worker_port)),
-            *("--dtype", "float32", "--device", "cpu", "--kv-cache-gib", "1"),
+            *("--dtype", "float32", "--device", "cpu"),
+            *self.worker_options,
         )
 
     def start_scheduler(self) -> None:
