@@ -5,6 +5,8 @@
 
     python -m simulator.simulate --trace requests.jsonl --step-time measured.json --json
 
+    python -m simulator.simulate --recording records/ --policy fair --num-blocks 8000
+
 Options that are not listed here are those of the scheduler process (`python -m scheduler_svc
 --help`), with the same defaults.
 """
@@ -22,15 +24,29 @@ from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc import config as scheduler_options
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import SchedulerConfig
+from scheduler_svc.core.step_time import StepTime
 from scheduler_svc.core_config import core_config
+from scheduler_svc.journal.recording import NotReplayable
+from scheduler_svc.journal.records import Damaged
 from simulator import capacity
 from simulator.measures import Latency, Objective, Summary, summarize
-from simulator.step_times import parse_step_time
+from simulator.recorded import Past, read_past
+from simulator.step_times import fit, parse_step_time
 from simulator.virtual_server import VirtualServer
 from simulator.workload import Arrival, Range, Synthetic, rate_per_s, read_trace
 
 # What a virtual server obeys of the scheduler's options: those of the core, and the look-ahead.
 _OBEYED = {*SchedulerConfig.__dataclass_fields__, "lookahead"}
+
+
+_USUAL = SchedulerConfig(
+    num_blocks=4096,
+    block_size=16,
+    max_num_seqs=256,
+    max_num_batched_tokens=2048,
+    max_model_len=8192,
+    vocab_size=32_000,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,9 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     try:
         service = _service_config(rest)
-        arrivals, objective = _arrivals(options), _objective(options)
-        core, step_time = _core_config(options, service), parse_step_time(options.step_time)
-    except (ValueError, OSError) as error:
+        past = None if options.recording is None else read_past(options.recording)
+        arrivals, objective = _arrivals(options, past), _objective(options)
+        core, step_time = _core_config(options, service, past), _step_time(options, past)
+    except (ValueError, OSError, NotReplayable, Damaged) as error:
         parser.error(str(error))
 
     def make_server() -> VirtualServer:
@@ -71,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument_group("workload").add_argument
     add("--trace", type=Path, metavar="FILE", help="JSON lines; see docs/simulation.md")
+    add("--recording", type=Path, metavar="DIR", help="what a scheduler recorded (--record)")
     add("--rate", type=float, metavar="R", help="mean requests per second, at random")
     add("--requests", type=int, metavar="N", help="how many (default 1000)")
     add("--prompt-tokens", type=_range, metavar="LO:HI", help="of each prompt (default 256)")
@@ -81,13 +99,13 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("worker").add_argument
     add(
         "--step-time",
-        required=True,
         metavar="B,T,C|FILE",
-        help="seconds of a step: base, per computed token, per token of context; or measured steps",
+        help="seconds of a step: base, per computed token, per token of context; or measured steps "
+        "(default: those of --recording)",
     )
-    add("--num-blocks", type=int, default=4096, metavar="N", help="KV blocks (4096)")
-    add("--block-size", type=int, default=16, metavar="N", help="tokens of a block (16)")
-    add("--max-model-len", type=int, default=8192, metavar="N", help="prompt and output (8192)")
+    add("--num-blocks", type=int, metavar="N", help="KV blocks (default 4096 or as recorded)")
+    add("--block-size", type=int, metavar="N", help="tokens of one (default 16 or as recorded)")
+    add("--max-model-len", type=int, metavar="N", help="of a request (8192 or as recorded)")
     add(
         "--wire-s",
         type=float,
@@ -117,15 +135,19 @@ _SYNTHETIC = (
 )  # fmt: skip
 
 
-def _arrivals(options: argparse.Namespace) -> list[Arrival]:
+def _arrivals(options: argparse.Namespace, past: Past | None) -> list[Arrival]:
     given = [name for name in _SYNTHETIC if getattr(options, name) is not None]
-    if options.trace is not None:
-        if given:
-            option = "--" + given[0].replace("_", "-")
-            raise ValueError(f"{option} makes up what --trace tells; use one of them")
-        return read_trace(options.trace)
+    if options.trace is not None or past is not None:
+        told = "--recording" if options.trace is None else "--trace"
+        if given or (options.trace is not None and past is not None):
+            option = "--" + (given[0].replace("_", "-") if given else "recording")
+            raise ValueError(f"{option} makes up what {told} tells; use one of them")
+        arrivals = read_trace(options.trace) if past is None else past.arrivals
+        if not arrivals:
+            raise ValueError(f"{told} holds no request")
+        return arrivals
     if options.rate is None:
-        raise ValueError("one of --trace and --rate is needed")
+        raise ValueError("one of --trace, --recording and --rate is needed")
     return Synthetic(
         rate_per_s=options.rate,
         num_requests=1000 if options.requests is None else options.requests,
@@ -135,6 +157,14 @@ def _arrivals(options: argparse.Namespace) -> list[Arrival]:
         prefix_tokens=options.prefix_tokens or 0,
         seed=options.seed or 0,
     ).arrivals()
+
+
+def _step_time(options: argparse.Namespace, past: Past | None) -> StepTime:
+    if options.step_time is not None:
+        return parse_step_time(options.step_time)
+    if past is None:
+        raise ValueError("--step-time is needed where no --recording tells it")
+    return fit(past.steps)
 
 
 def _objective(options: argparse.Namespace) -> Objective:
@@ -151,14 +181,19 @@ def _service_config(arguments: Sequence[str]) -> ServiceConfig:
     return config
 
 
-def _core_config(options: argparse.Namespace, service: ServiceConfig) -> SchedulerConfig:
+def _core_config(
+    options: argparse.Namespace, service: ServiceConfig, past: Past | None
+) -> SchedulerConfig:
     """Made as the scheduler's process makes it, of what a worker would say of itself."""
     if not 0 <= options.wire_s < math.inf:
         raise ValueError(f"--wire-s is {options.wire_s}, must not be negative")
+    usual = _USUAL if past is None else past.config
     worker = worker_pb2.WorkerDescription(
-        model=types_pb2.ModelInfo(vocab_size=32_000, max_model_len=options.max_model_len),
-        num_blocks=options.num_blocks,
-        block_size=options.block_size,
+        model=types_pb2.ModelInfo(
+            vocab_size=usual.vocab_size, max_model_len=options.max_model_len or usual.max_model_len
+        ),
+        num_blocks=options.num_blocks or usual.num_blocks,
+        block_size=options.block_size or usual.block_size,
         max_num_seqs=service.max_num_seqs,
         max_num_batched_tokens=service.max_num_batched_tokens,
     )

@@ -11,7 +11,7 @@ first so many tokens of the prompt are those of everybody who names the same pre
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,11 @@ class Arrival:
     timeout_s: float | None = None
     prefix: str = ""
     prefix_tokens: int = 0
+    prompt: NDArray[np.int32] | None = field(default=None, compare=False, repr=False)
+
+    def at(self, arrival_s: float) -> "Arrival":
+        """The same request at another time."""
+        return replace(self, arrival_s=arrival_s)
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "output_tokens"):
@@ -161,7 +166,7 @@ def rate_per_s(arrivals: Sequence[Arrival]) -> float:
 def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
     """The same requests, nearer together or farther apart."""
     factor = rate_per_s(arrivals) / rate
-    return [replace(arrival, arrival_s=arrival.arrival_s * factor) for arrival in arrivals]
+    return [arrival.at(arrival.arrival_s * factor) for arrival in arrivals]
 
 
 class Prompts:
@@ -173,7 +178,9 @@ class Prompts:
         self._prefixes: dict[str, NDArray[np.int32]] = {}
 
     def of(self, arrival: Arrival) -> NDArray[np.int32]:
-        """The prompt of one arrival."""
+        """The prompt of one arrival, its own if it has one."""
+        if arrival.prompt is not None:
+            return arrival.prompt
         own = self._draw(arrival.prompt_tokens - arrival.prefix_tokens)
         return np.concatenate([self._prefix(arrival), own])
 
