@@ -80,6 +80,10 @@ class Attention:
         """The q and the k norm, [D] each, for models that have them."""
         return None if self._norms is None else (self._norms[0][0], self._norms[1][0])
 
+    def drop_output_bias(self) -> None:
+        """For all ranks but one, since their outputs are added up."""
+        self._o.bias = None
+
     def pack(self) -> None:
         self._qkv.pack()
         self._o.pack()
@@ -111,6 +115,10 @@ class MLP:
     def products(self) -> tuple[Linear, Linear]:
         """(gate and up as one, down)."""
         return self._gate_up, self._down
+
+    def drop_output_bias(self) -> None:
+        """For all ranks but one, since their outputs are added up."""
+        self._down.bias = None
 
     def pack(self) -> None:
         self._gate_up.pack()

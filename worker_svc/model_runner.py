@@ -96,6 +96,7 @@ class ModelRunner:
         except Exception as error:  # whatever the device raises, the process and the state live on
             log.exception("step %d failed", step.step_id)
             self.state.rollback()
+            self._model.group.confirm_failure()
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 torch.cuda.empty_cache()
             output = failed(step.step_id, f"{type(error).__name__}: {error}")

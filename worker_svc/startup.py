@@ -17,6 +17,7 @@ from worker_svc.grammars import Grammars
 from worker_svc.kv_cache import KVCache, block_bytes
 from worker_svc.model_runner import ModelRunner
 from worker_svc.models import Decoder, load_model
+from worker_svc.parallel import ALONE, Group, device_of
 from worker_svc.step import Limits
 
 log = logging.getLogger(__name__)
@@ -40,20 +41,24 @@ class LoadedModel:
 
 
 def load(
-    config: WorkerConfig, folder: Path, dtype_name: str, served_model_name: str
+    config: WorkerConfig,
+    folder: Path,
+    dtype_name: str,
+    served_model_name: str,
+    group: Group = ALONE,
 ) -> LoadedModel:
-    """Reads a model folder's weights."""
-    device = resolve_device(config.device)
+    """Reads a model folder's weights, or this rank's part of them."""
+    device = device_of(group.rank, group.size, resolve_device(config.device))
     shape = model_config.load(folder)
     dtype = resolve_dtype(dtype_name, device, shape.checkpoint_dtype)
     max_model_len = config.max_model_len or shape.max_model_len
     shape.check_length(max_model_len)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     compiling = None
-    if device.type == "cuda":
+    if device.type == "cuda" and group.size == 1:  # a rank's shapes are not the folder's
         limits = _shape_limits(config, device, max_model_len, shape.vocab_size)
         compiling = compile_ahead.start(folder, dtype, limits)
-    decoder = load_model(folder, dtype, device, max_model_len)
+    decoder = load_model(folder, dtype, device, max_model_len, group)
     facts = ModelFacts(
         name=served_model_name or folder.resolve().name,
         architecture=shape.architecture,
@@ -71,7 +76,8 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
     """Allocates the cache, `num_blocks` blocks or as many as fit, and the slots."""
     if model.compiling is not None:
         model.compiling.wait()
-    num_blocks = num_blocks or _num_blocks_that_fit(config, model)
+    group = model.decoder.group
+    num_blocks = num_blocks or group.smallest(lambda: _num_blocks_that_fit(config, model))
     kv_sizing.require_one_sequence(num_blocks, model.facts.max_model_len, config.block_size)
     log.info(
         "KV cache: %d blocks of %d tokens, %.2f GiB",
@@ -108,6 +114,7 @@ def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
     if model.device.type == "cpu":
         gib = config.kv_cache_gib
         cache_bytes = None if gib is None else int(gib * kv_sizing.GIB)
+        block_bytes *= model.decoder.group.size  # the ranks' caches are all in this memory
         return kv_sizing.num_blocks_on_cpu(cache_bytes, block_bytes, _limits(config, model, 1))
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(model.device)

@@ -7,8 +7,10 @@ read: nothing of a checkpoint is ever executed.
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 from torch import Tensor
@@ -37,10 +39,36 @@ class WrongShape(WeightError):
     """A tensor does not have its parameter's shape."""
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One of equal parts of a tensor along a dimension."""
+
+    dim: int
+    index: int
+    count: int
+
+    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the tensor, given that of a part."""
+        return (*shape[: self.dim], shape[self.dim] * self.count, *shape[self.dim + 1 :])
+
+    def cut(self, tensor: Any, length: int) -> Tensor:
+        """The part, read from a slice of safetensors, of this length along the dimension."""
+        part = slice(self.index * length, (self.index + 1) * length)
+        cut: Tensor = tensor[(slice(None),) * self.dim + (part,)]
+        return cut
+
+
+def _whole(name: str) -> None:
+    """Every tensor is wanted whole."""
+
+
 def load_weights(
-    folder: Path, destinations: Mapping[str, Tensor], ignored: frozenset[str] = frozenset()
+    folder: Path,
+    destinations: Mapping[str, Tensor],
+    ignored: frozenset[str] = frozenset(),
+    share: Callable[[str], Share | None] = _whole,
 ) -> None:
-    """Copies each tensor of the checkpoint into the destination of its name.
+    """Copies each tensor of the checkpoint, or the share of it, into the destination of its name.
 
     A destination may be a view of a larger, fused parameter; types are converted on the way.
     """
@@ -52,7 +80,7 @@ def load_weights(
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 if name in ignored or COMPUTED.fullmatch(name):
                     continue
-                _copy(name, tensors.get_tensor(name), pending, destinations)
+                _copy(name, tensors, pending, destinations, share(name))
     if pending:
         raise MissingWeight(f"{_some(pending)} not found in {folder}")
 
@@ -71,18 +99,26 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def _copy(
-    name: str, tensor: Tensor, pending: dict[str, Tensor], destinations: Mapping[str, Tensor]
+    name: str,
+    tensors: Any,
+    pending: dict[str, Tensor],
+    destinations: Mapping[str, Tensor],
+    share: Share | None,
 ) -> None:
     if name not in destinations:
         raise UnexpectedWeight(f"{name}: the model has no such parameter")
     if name not in pending:
         raise UnexpectedWeight(f"{name}: found in two files of the checkpoint")
     destination = pending.pop(name)
-    if destination.shape != tensor.shape:
-        raise WrongShape(
-            f"{name}: has shape {tuple(tensor.shape)}, expected {tuple(destination.shape)}"
-        )
-    destination.copy_(tensor)
+    found, wanted = tuple(tensors.get_slice(name).get_shape()), tuple(destination.shape)
+    if share is not None:
+        wanted = share.whole(wanted)
+    if found != wanted:
+        raise WrongShape(f"{name}: has shape {found}, expected {wanted}")
+    if share is None:
+        destination.copy_(tensors.get_tensor(name))
+    else:
+        destination.copy_(share.cut(tensors.get_slice(name), destination.shape[share.dim]))
 
 
 def _some(names: Mapping[str, Tensor]) -> str:

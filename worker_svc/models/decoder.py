@@ -1,7 +1,8 @@
 """The decoder of the Llama family: Llama, Mistral, Qwen2 and Qwen3 differ in their config alone.
 
 Runs one step over flat tokens and writes the KV cache as it goes. It knows no requests, no
-sampling, and nothing of earlier steps but the cache.
+sampling, and nothing of earlier steps but the cache. With several ranks each holds a part of every
+layer; hidden states and logits are whole, and the same, on all of them.
 """
 
 import logging
@@ -23,7 +24,9 @@ from worker_svc.linear import Linear
 from worker_svc.model_config import ModelConfig
 from worker_svc.models import compiled
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
+from worker_svc.parallel import ALONE, Group
 from worker_svc.rotary import cos_sin_table
+from worker_svc.sharding import Sharding
 from worker_svc.weights import load_weights
 
 if TYPE_CHECKING:
@@ -47,19 +50,30 @@ class DecoderLayer:
         yield from self.post_norm.destinations(f"{prefix}.post_attention_layernorm")
         yield from self.mlp.destinations(f"{prefix}.mlp")
 
+    def drop_output_biases(self) -> None:
+        self.attention.drop_output_bias()
+        self.mlp.drop_output_bias()
+
     def pack(self) -> None:
         self.attention.pack()
         self.mlp.pack()
 
 
 class Decoder:
-    """A whole model. Fill `destinations`, then call `pack` once."""
+    """A model, or one rank's part of it. Fill `destinations`, then call `pack` once."""
 
     def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, max_model_len: int
+        self,
+        whole: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+        group: Group = ALONE,
     ) -> None:
-        config.check_length(max_model_len)
-        self.config = config
+        whole.check_length(max_model_len)
+        self.sharding = Sharding(whole, group.rank, group.size)
+        self.config = config = self.sharding.config  # the sizes of this rank
+        self.group = group
         self.dtype = dtype
         self.device = device
         self._heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
@@ -88,7 +102,11 @@ class Decoder:
             yield "lm_head.weight", self._head.weight
 
     def pack(self) -> None:
-        if self.device.type == "cpu" and compiled.supports(self.config):
+        if self.group.rank > 0:
+            for layer in self._layers:
+                layer.drop_output_biases()
+        # The compiled layers run from one norm to the next in one call: no room for a sum of ranks.
+        if self.device.type == "cpu" and self.group.size == 1 and compiled.supports(self.config):
             cpu_library = library.load(self.dtype)
             if cpu_library is not None:
                 self._compiled = self._compile(cpu_library)
@@ -111,7 +129,7 @@ class Decoder:
         self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
     ) -> Tensor:
         """Token ids and positions [T] of this step -> hidden states [T, hidden], normed."""
-        residual = F.embedding(token_ids, self._embedding)  # [T, hidden]
+        residual = self._embed(token_ids)  # [T, hidden]
         if self.fused is not None:
             return self.fused.forward(residual, positions, kv_cache, batch)
         if self._compiled is not None:
@@ -120,9 +138,10 @@ class Decoder:
         hidden = self._layers[0].input_norm(residual)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
-            hidden = layer.attention(hidden, step, index)
+            hidden = self.group.all_reduce(layer.attention(hidden, step, index))
             hidden, residual = layer.post_norm.add(hidden, residual)
-            hidden, residual = next_norm.add(layer.mlp(hidden), residual)
+            hidden = self.group.all_reduce(layer.mlp(hidden))
+            hidden, residual = next_norm.add(hidden, residual)
         return hidden
 
     @torch.inference_mode()
@@ -132,7 +151,16 @@ class Decoder:
             return self.fused.logits(hidden).float()
         if self._compiled is not None:
             return self._compiled.logits(hidden)
-        return self._head(hidden).float()
+        return self.group.all_gather(self._head(hidden)).float()
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """Token ids [T] -> [T, hidden]."""
+        if self.group.size == 1:
+            return F.embedding(token_ids, self._embedding)
+        rows = token_ids - self.sharding.first_token
+        is_elsewhere = (rows < 0) | (rows >= self.config.vocab_size)
+        part = F.embedding(rows.masked_fill(is_elsewhere, 0), self._embedding)
+        return self.group.all_reduce(part.masked_fill_(is_elsewhere[:, None], 0))
 
     def _compile(self, cpu_library: Library) -> CompiledDecoder:
         layers = []
@@ -172,6 +200,7 @@ class Decoder:
             self.config.rms_norm_eps,
             self._heads,
             self._cos_sin,
+            self.group,
         )
 
 
@@ -181,14 +210,18 @@ def _fuses(head_dim: int) -> bool:
 
 
 def load_model(
-    folder: Path, dtype: torch.dtype, device: torch.device, max_model_len: int
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    group: Group = ALONE,
 ) -> Decoder:
-    """The model of a Hugging Face folder, ready to run."""
+    """The model of a Hugging Face folder, or this rank's part of it, ready to run."""
     started = time.monotonic()
     config = model_config.load(folder)
-    model = Decoder(config, dtype, device, max_model_len)
+    model = Decoder(config, dtype, device, max_model_len, group)
     tied = frozenset({"lm_head.weight"}) if config.tie_word_embeddings else frozenset[str]()
-    load_weights(folder, dict(model.destinations()), ignored=tied)
+    load_weights(folder, dict(model.destinations()), tied, model.sharding.share)
     model.pack()
     logger.info(
         "loaded %s with %d layers in %.1f s",

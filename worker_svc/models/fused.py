@@ -21,6 +21,7 @@ from worker_svc.attention import AttentionBatch, HeadLayout
 from worker_svc.kv_cache import KVCache
 from worker_svc.layers import MLP, Attention, RMSNorm
 from worker_svc.linear import Linear
+from worker_svc.parallel import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,10 @@ class FusedDecoder:
         eps: float,
         heads: HeadLayout,
         cos_sin: Tensor,
+        group: Group,
     ) -> None:
         self._layers = layers
+        self._group = group
         self._final_norm = final_norm
         self._head = Product(head, None)
         self._eps = eps
@@ -121,14 +124,20 @@ class FusedDecoder:
                 layer.q_norm, layer.k_norm, eps,
             )  # fmt: skip
             attended = self._attend(q, k_cache, v_cache, batch).flatten(1)  # [T, H D]
-            residual = layer.o.added(attended, residual)
+            residual = self._add(layer.o, attended, residual)
             hidden = layer.gate_up.gated(residual, layer.post_norm, eps)  # [T, I]
-            residual = layer.down.added(hidden, residual)
+            residual = self._add(layer.down, hidden, residual)
         return rms_norm(residual, self._final_norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [R, hidden] -> logits [R, vocab] in the model's type."""
-        return self._head(hidden)
+        return self._group.all_gather(self._head(hidden))
+
+    def _add(self, product: Product, x: Tensor, residual: Tensor) -> Tensor:
+        """The product, summed over the ranks, plus the residual [T, N], which it may overwrite."""
+        if self._group.size == 1:
+            return product.added(x, residual)
+        return residual.add_(self._group.all_reduce(product(x)))
 
     def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch) -> Tensor:
         out = torch.empty_like(q)

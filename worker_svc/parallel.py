@@ -1,0 +1,206 @@
+"""The processes that compute one model together: what they add up, gather, and agree on.
+
+Every rank runs the same steps in the same order, so collectives meet without being announced. They
+are the one thing that crosses ranks while a step runs: a faster all-reduce goes in here. What is
+agreed on, away from steps, goes through a store of texts, which works when collectives do not.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    TCPStore,
+)
+
+T = TypeVar("T")
+
+# A rank that waits this long in a collective gives up; ranks compile kernels side by side.
+COLLECTIVE_TIMEOUT = timedelta(minutes=3)
+# A phase of start-up: the slowest rank may read a large checkpoint from a slow disk.
+PHASE_TIMEOUT = timedelta(hours=1)
+# Ranks that fail alike fail at nearly the same time.
+FAILURE_TIMEOUT = timedelta(seconds=5)
+
+log = logging.getLogger(__name__)
+
+
+class RankFailed(RuntimeError):
+    """Another rank could not do what all must do."""
+
+
+def abandon(reason: str) -> NoReturn:
+    """Ends this process, and with it the group: ranks that stand at different places cannot go on.
+
+    No clean-up: a collective that nobody else enters would hold it up for ever.
+    """
+    log.critical("%s: the group ends", reason)
+    logging.shutdown()
+    os._exit(70)
+
+
+class Group:
+    """The ranks of one model, seen from one of them. Only the compute thread calls it."""
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        collectives: Any = None,  # a process group of torch; None: this rank is alone
+        store: Store | None = None,
+        give_up: Callable[[str], None] = abandon,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.num_collectives = 0
+        self._collectives = collectives
+        self._store = store
+        self._give_up = give_up
+        self._num_exchanges = 0
+
+    # --- while steps run -------------------------------------------------------------------------
+
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        """The sum over the ranks, the same bits on each; it may overwrite its argument."""
+        if self.size == 1:
+            return partial
+        self.num_collectives += 1
+        options = AllreduceOptions()
+        options.asyncOp = False
+        _finish(self._collectives.allreduce([partial], options))
+        return partial
+
+    def all_gather(self, part: Tensor) -> Tensor:
+        """Columns [R, N] of each rank -> [R, size * N], in the order of the ranks."""
+        if self.size == 1:
+            return part
+        self.num_collectives += 1
+        num_rows, width = part.shape
+        parts = part.new_empty((self.size, num_rows, width))
+        options = AllgatherOptions()
+        options.asyncOp = False
+        # Flat: that is the shape in which all backends take it.
+        _finish(
+            self._collectives._allgather_base(parts.view(-1), part.contiguous().view(-1), options)
+        )
+        return parts.transpose(0, 1).reshape(num_rows, self.size * width)
+
+    def confirm_failure(self) -> None:
+        """To be called where a step has failed: returns if it failed on every rank alike.
+
+        A rank that fails alone leaves the others in a collective which it never enters. Nothing
+        but a new start ends that, so it gives up.
+        """
+        if self.size == 1:
+            return
+        try:
+            counts = self._exchange(str(self.num_collectives), FAILURE_TIMEOUT)
+        except RuntimeError:
+            self._give_up(f"rank {self.rank}: a step failed here and not on every rank")
+            return
+        if len(set(counts)) > 1:
+            self._give_up(f"ranks failed in different places, after {counts} collectives")
+
+    # --- between steps ---------------------------------------------------------------------------
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Runs work on every rank; raises on all of them if it failed on one."""
+        return self._share(work, lambda result: "")[0]
+
+    def smallest(self, work: Callable[[], int]) -> int:
+        """The least of what work returns on the ranks; raises on all if it failed on one."""
+        return min(int(text) for text in self._share(work, str)[1])
+
+    def _share(self, work: Callable[[], T], tell: Callable[[T], str]) -> tuple[T, list[str]]:
+        if self.size == 1:
+            result = work()
+            return result, [tell(result)]
+        try:
+            result = work()
+        except Exception as error:
+            self._exchange(f"-{type(error).__name__}: {error}", PHASE_TIMEOUT)
+            raise
+        answers = self._exchange(f"+{tell(result)}", PHASE_TIMEOUT)
+        for rank, answer in enumerate(answers):
+            if answer.startswith("-"):
+                raise RankFailed(f"rank {rank}: {answer[1:]}")
+        return result, [answer[1:] for answer in answers]
+
+    def _exchange(self, text: str, timeout: timedelta) -> list[str]:
+        """Every rank's text; raises RuntimeError if one says nothing in time."""
+        assert self._store is not None
+        keys = [f"pagewire/{self._num_exchanges}/{rank}" for rank in range(self.size)]
+        self._num_exchanges += 1
+        self._store.set(keys[self.rank], text)
+        self._store.wait(keys, timeout)
+        return [self._store.get(key).decode() for key in keys]
+
+
+ALONE = Group()
+
+
+def host_store(size: int) -> TCPStore:
+    """Where the ranks of this host meet, on any free port; to be made by rank 0."""
+    return TCPStore(
+        "127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=COLLECTIVE_TIMEOUT
+    )
+
+
+def reach_store(port: int, size: int) -> TCPStore:
+    """The store of rank 0, for the others."""
+    return TCPStore("127.0.0.1", port, size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
+
+
+def join(rank: int, size: int, store: Store, device: torch.device) -> Group:
+    """Enters the group, as the thread that will compute; returns when all ranks have.
+
+    NCCL between CUDA devices, gloo between CPU processes.
+    """
+    if device.type == "cpu":
+        if sys.platform == "linux":  # gloo looks the host's name up, which may resolve to nothing
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        gloo = ProcessGroupGloo(store, rank, size, COLLECTIVE_TIMEOUT)
+        return Group(rank, size, gloo, store)
+    # Multicast over NVLink can take a host's devices out of service.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    dist.init_process_group(
+        "nccl",
+        store=PrefixStore("nccl", store),
+        rank=rank,
+        world_size=size,
+        timeout=COLLECTIVE_TIMEOUT,
+        device_id=device,  # connects now, and not inside the first step
+    )
+    group = Group(rank, size, dist.group.WORLD, store)
+    group.all_reduce(torch.zeros(1, device=device))
+    torch.cuda.synchronize(device)
+    return group
+
+
+def device_of(rank: int, size: int, device: torch.device) -> torch.device:
+    """The device of a rank: its own on CUDA, which becomes the calling thread's current one."""
+    if device.type == "cpu" or size == 1:
+        return device
+    if torch.cuda.device_count() < size:
+        raise ValueError(
+            f"tensor_parallel_size: {size} ranks need as many CUDA devices, torch finds "
+            f"{torch.cuda.device_count()}"
+        )
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+def _finish(work: Any) -> None:
+    if work is not None:
+        work.wait()
