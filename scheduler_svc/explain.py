@@ -16,7 +16,7 @@ from scheduler_svc.trace import StepRecord, Trace
 
 _WAITING = (Phase.QUEUE, Phase.PREEMPTED)
 _ROUNDING_S = 1e-6
-_FOR_A_STEP = "for the next step to be planned"
+_FOR_A_STEP = "for the steps under way, behind which the next is planned"
 _FORGOTTEN = "in steps that are not kept any more"
 _REASONS = {
     Cause.BUDGET: "for room in a step (max_num_batched_tokens)",

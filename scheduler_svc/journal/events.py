@@ -3,6 +3,7 @@
 An event holds the call, its arguments and what it answered; of a plan, the step as it is sent.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,7 @@ def to_event(number: int, call: Call) -> JournalEvent:
             )
         )
     elif (outcome := _outcome(call.answer)) is not None:
-        event.outcome.CopyFrom(values.encode(outcome))
+        event.outcome.json = json.dumps(outcome)
     return event
 
 
@@ -72,7 +73,7 @@ def arguments_of(event: JournalEvent) -> tuple[Any, ...]:
 
 def outcome_of(event: JournalEvent) -> Any:
     """What the call answered, apart from a plan: None, or what `_outcome` made of it."""
-    return values.decode(event.outcome) if event.HasField("outcome") else None
+    return json.loads(event.outcome.json) if event.HasField("outcome") else None
 
 
 def _outcome(answer: Any) -> Any:

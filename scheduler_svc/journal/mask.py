@@ -30,7 +30,8 @@ from scheduler_svc.sampling import Sampling
 Hashes = NDArray[np.uint64]
 Tokens = NDArray[np.int32]
 KEY_BYTES = 16
-_ROUNDS = 4
+_NUM_UNITS = 4096
+_TOP_BITS = np.uint64(64 - 12)
 _SHIFT = np.uint64(32)
 
 
@@ -40,10 +41,8 @@ class Mask:
     def __init__(self, vocab_size: int, max_num_seqs: int, key: bytes) -> None:
         self._key = key
         self._vocab_size = np.uint64(vocab_size)
-        half = max(((vocab_size - 1).bit_length() + 1) // 2, 1)
-        self._half, self._low = np.uint64(half), np.uint64((1 << half) - 1)
-        self._prefix_key, token_key = np.frombuffer(key, dtype=np.uint64)
-        self._round_keys = _mixed(token_key ^ np.arange(_ROUNDS, dtype=np.uint64))
+        self._prefix_key, self._token_key = np.frombuffer(key, dtype=np.uint64)
+        self._units = _units_of(vocab_size, np.random.default_rng(list(key)))
         # By slot: the hash of the tokens known, and how many there are.
         self._hash: Hashes = np.zeros(max_num_seqs, dtype=np.uint64)
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.uint64)
@@ -138,23 +137,18 @@ class Mask:
         return _mixed(_mixed(positions << _SHIFT | token_ids.astype(np.uint64)) ^ self._prefix_key)
 
     def _permuted(self, prefixes: Hashes, token_ids: Tokens) -> Tokens:
-        """Tokens behind prefixes: for each prefix a permutation of the vocabulary of its own.
+        """Tokens behind prefixes: for each prefix an affine permutation of the vocabulary."""
+        drawn = _mixed(prefixes ^ self._token_key)
+        factors = self._units[(drawn >> _TOP_BITS).astype(np.intp)]
+        shifted = factors * token_ids.astype(np.uint64) + drawn % self._vocab_size
+        return (shifted % self._vocab_size).astype(np.int32)
 
-        A Feistel network permutes the next even power of two; what falls beyond the vocabulary
-        goes through it again.
-        """
-        permuted = token_ids.astype(np.uint64)
-        beyond = np.arange(len(permuted))
-        while len(beyond):
-            permuted[beyond] = self._feistel(prefixes[beyond], permuted[beyond])
-            beyond = beyond[permuted[beyond] >= self._vocab_size]
-        return permuted.astype(np.int32)
 
-    def _feistel(self, prefixes: Hashes, values: Hashes) -> Hashes:
-        left, right = values >> self._half, values & self._low
-        for key in self._round_keys:
-            left, right = right, left ^ (_mixed(prefixes ^ _mixed(key ^ right)) & self._low)
-        return left << self._half | right
+def _units_of(vocab_size: int, rng: np.random.Generator) -> Hashes:
+    """Factors that permute the vocabulary: coprime to its size."""
+    candidates = rng.integers(1, vocab_size, 16 * _NUM_UNITS, endpoint=True)
+    units = candidates[np.gcd(candidates, vocab_size) == 1]
+    return np.resize(units, _NUM_UNITS).astype(np.uint64)
 
 
 def _without_tokens(request: Request) -> Request:

@@ -27,6 +27,7 @@ _EVENTS = f"*{segments.SUFFIX}"  # the snapshot is as large as the core, and the
 _FOLD_FROM, _FOLD_TO = 0.75, 0.5  # share of a full recording that is cut off, from and down to
 _CHECKS = 8  # of the room left, while a segment is written
 _MAX_QUEUED = 100_000  # calls; a disk that is so far behind will not catch up
+_SWITCH_S = 1e-4
 _SERVICE_FOLDER = Path(__file__).parents[2]
 
 
@@ -59,6 +60,8 @@ class Recorder:
         self._claim = segments.Claim(folder)
         self._queue: SimpleQueue[Call | None] = SimpleQueue()
         self._writer = _Writer(folder, header, mask, limits)
+        # The thread that plans shall not wait long for the interpreter when this one is at work.
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 

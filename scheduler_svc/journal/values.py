@@ -78,10 +78,10 @@ class _Writer:
         self._kept: list[object] = []  # so that no id is used twice meanwhile
 
     def write(self, value: object) -> Json:
-        if isinstance(value, np.generic):
-            value = value.item()
         if value is None or type(value) in _SCALARS:
             return value
+        if isinstance(value, np.generic):
+            return value.item()
         if isinstance(value, Enum):
             return {"enum": type(value).__qualname__, "value": value.value}
         number = self._numbers.get(id(value))
@@ -135,13 +135,19 @@ def _address(value: "np.ndarray[Any, Any]") -> int:
     return int(value.__array_interface__["data"][0])
 
 
+@cache
+def _slots_of(kind: Any) -> tuple[str, ...]:
+    """Attributes that have a slot."""
+    slots = [parent.__dict__.get("__slots__", ()) for parent in kind.__mro__]
+    return tuple(n for names in slots for n in ((names,) if isinstance(names, str) else names))
+
+
 def _state(value: object) -> Iterator[tuple[str, object]]:
     """Attributes that are set, in slots or not."""
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(value, name):
-                yield name, getattr(value, name)
+    kind: Any = type(value)
+    for name in _slots_of(kind):
+        if hasattr(value, name):
+            yield name, getattr(value, name)
     yield from getattr(value, "__dict__", {}).items()
 
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,37 @@ async def step(core: Scheduler, link: WorkerLink) -> None:
         core.update(to_result(await link.receive()))
 
 
+async def record_grants(address: str, folder: Path) -> tuple[Made, int]:
+    """Decode steps granted eight at a time, cut when somebody comes; also how many were skipped."""
+    client = WorkerClient(address, 10.0)
+    link = await client.attach(1, 1)
+    description = link.attached.description
+    options = RecordOptions(folder, 64, keeps_prompts=True)
+    limits = replace(config_for(description), num_blocks=40)
+    made = make_core(limits, description, address, options)
+    core, traffic, num_skipped = made.core, Traffic(made.core), 0
+    while core.last_step_id < 150:
+        if not core.num_running or (core.num_running < 3 and core.last_step_id % 5 == 0):
+            traffic.flow(core.last_step_id / 100)
+        if plans := core.grant(8):
+            await link.send(to_step(plans[0], len(plans)))
+        elif core.num_in_flight <= 1 and (plan := core.schedule()) is not None:
+            await link.send(to_step(plan))
+        if (cut := core.cut()) is not None:
+            await link.cut(cut.first_step_id, cut.last_step_id)
+        if core.num_in_flight or core.is_cutting:
+            answer = await link.receive()
+            if isinstance(answer, worker_pb2.Skipped):
+                num_skipped += core.skip(answer.first_step_id, answer.last_step_id)
+            else:
+                core.update(to_result(answer))
+    assert made.recorder is not None
+    made.recorder.close()
+    await link.close()
+    await client.close()
+    return made, num_skipped
+
+
 @pytest.fixture(scope="module")
 def recorded(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Made]:
     """A recording with its prompts, and the core that it is of."""
@@ -156,6 +188,20 @@ def test_a_fresh_worker_answers_every_step_with_the_same_tokens(
     assert report.divergence is None, str(report.divergence)
     assert report.num_steps >= NUM_STEPS
     assert report.num_tokens == recorded[1].core.num_output_tokens
+
+
+def test_granted_steps_replay_as_grants_without_those_that_were_skipped(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    with serving(llama_folder) as address:
+        made, num_skipped = asyncio.run(record_grants(address, tmp_path))
+        assert num_skipped > 0
+        assert replay(Recording(tmp_path)).divergence is None
+    with serving(llama_folder) as address:
+        report = replay_there(address, tmp_path)
+    assert report.divergence is None, str(report.divergence)
+    assert report.num_steps == made.core.counters.num_steps
+    assert report.num_tokens == made.core.num_output_tokens > 100
 
 
 def decode_steps(folder: Path) -> Iterator[JournalEvent]:
