@@ -168,6 +168,7 @@ class Story:
             tenant=ask.tenant,
             cache_salt=ask.cache_salt,
             skip_prefix_cache=ask.skip_prefix_cache,
+            fork_group=ask.fork_group,
         )
 
     async def _perhaps_give_up(self, ask: Ask, history: History) -> None:

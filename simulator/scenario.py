@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.core import Policy
+from scheduler_svc.core import Policy, Preemption
 from scheduler_svc.core.step_time import StepTime
 from simulator.fake_worker import FakeModel
 from simulator.virtual_network import Weather
@@ -32,6 +32,7 @@ class Ask:
     gives_up_after_s: float | None
     cache_salt: str
     skip_prefix_cache: bool
+    fork_group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ def draw(seed: int) -> Scenario:
         max_model_len=rng.randint(24, 64),
         vocab_size=VOCAB_SIZE,
         eos_token_ids=rng.choice([(), (0,)]),
+        num_host_blocks=rng.choice([0, 6, 30]),
     )
     calm_from_s = rng.uniform(2, 6)
     is_bad = rng.random() < 0.4
@@ -95,7 +97,9 @@ def draw(seed: int) -> Scenario:
         step_time=StepTime(
             rng.choice([0.0005, 0.002, 0.01, 0.03]), rng.uniform(0, 5e-4), rng.uniform(0, 1e-5)
         ),
-        clients=tuple(_draw_client(rng, model, calm_from_s) for _ in range(rng.randint(1, 3))),
+        clients=tuple(
+            _draw_client(rng, model, calm_from_s, number) for number in range(rng.randint(1, 3))
+        ),
         mishaps=_draw_mishaps(rng, num_workers, calm_from_s),
         loss=is_bad * rng.choice([0, 0.002, 0.01]),
         repeat=is_bad * rng.choice([0, 0.002, 0.01]),
@@ -121,14 +125,23 @@ def _draw_config(rng: random.Random, model: FakeModel, num_workers: int) -> Serv
         step_timeout_s=STEP_TIMEOUT_S,
         heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
         policy=rng.choice(list(Policy)),
+        preemption=rng.choice(list(Preemption)) if model.num_host_blocks else Preemption.RECOMPUTE,
         priority_ageing_s=rng.choice([0.5, 10.0]),
         max_waiting_requests=rng.choice([0, 0, 4]),
         max_waiting_requests_per_tenant=rng.choice([0, 0, 3]),
     )
 
 
-def _draw_client(rng: random.Random, model: FakeModel, until_s: float) -> tuple[Ask, ...]:
-    asks = [_draw_ask(rng, model, until_s) for _ in range(rng.randint(2, 14))]
+def _draw_client(
+    rng: random.Random, model: FakeModel, until_s: float, number: int
+) -> tuple[Ask, ...]:
+    asks = []
+    for _ in range(rng.randint(2, 10)):
+        ask = _draw_ask(rng, model, until_s)
+        asks.append(ask)
+        if rng.random() < 0.2:  # several answers to one prompt
+            asks[-1] = ask = replace(ask, fork_group=f"{number}-{len(asks)}")
+            asks += [replace(ask, seed=rng.getrandbits(60)) for _ in range(rng.randint(1, 3))]
     return tuple(sorted(asks, key=lambda ask: ask.at_s))
 
 
