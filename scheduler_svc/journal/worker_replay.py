@@ -21,6 +21,14 @@ from scheduler_svc.journal.replay import Divergence, Report, is_answer_to
 from scheduler_svc.worker_link import LinkLost, WorkerClient, WorkerLink
 
 _HEARTBEAT_TIMEOUT_S = 10.0
+# What a worker must have as much of as the one recorded.
+_NO_LESS = (
+    "num_blocks",
+    "num_host_blocks",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_granted_steps",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +211,7 @@ class _WorkerReplay:
         ):
             if ours != theirs:
                 raise NotReplayable(f"the worker's {what} is {theirs}, recorded was {ours}")
-        for what in ("num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_granted_steps"):
+        for what in _NO_LESS:
             least, there = getattr(recorded, what), getattr(worker, what)
             if there < least:
                 raise NotReplayable(f"the worker's {what} is {there}, recorded was {least}")

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from pagewire.v1 import scheduler_pb2, types_pb2
+from scheduler_svc.config import parse
 from scheduler_svc.journal.recording import Recording
 from scheduler_svc.journal.replay import replay
 from scheduler_svc.journal.start import RecordOptions
@@ -59,3 +60,27 @@ async def test_what_a_service_did_replays(
     assert report.num_tokens == core.num_output_tokens
     assert report.num_preemptions == core.residency.num_preemptions > 0
     assert report.num_workers_lost > 0
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("--record-max-mib 64", "--record"),
+        ("--record-prompts keep", "--record"),
+        ("--record DIR --record-max-mib 7", "--record-max-mib"),
+        ("--record DIR --record-prompts some", "--record-prompts"),
+    ],
+)
+def test_an_option_that_says_nothing_is_refused_by_name(
+    line: str, names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse(line.split())
+    assert names in capsys.readouterr().err
+
+
+def test_prompts_are_replaced_unless_they_are_to_be_kept() -> None:
+    assert parse(["--record", "DIR"]).record == RecordOptions(Path("DIR"), 256, False)
+    kept = parse(["--record", "DIR", "--record-prompts", "keep", "--record-max-mib", "9"]).record
+    assert kept == RecordOptions(Path("DIR"), 9, True)
+    assert parse([]).record is None
