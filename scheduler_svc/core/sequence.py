@@ -109,7 +109,8 @@ class Sequence:
         self.is_private = self.request.skip_prefix_cache
 
     def forget_hashes(self) -> None:
-        """Blocks may have another size from now on."""
+        """Blocks may have another size from now on, or the request another salt."""
+        self.root = root_of(self.request.cache_salt)
         self._hashes = []
 
     def block_hashes(self, block_size: int) -> list[int]:

@@ -1,7 +1,7 @@
 """A scheduler on a real worker: the same tokens at any depth, with grants, and when disturbed."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc.server import SERVER_OPTIONS, bind
+from scheduler_svc.core import Preemption
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
 from tests.scheduler_svc.conftest import service_config
@@ -19,6 +20,7 @@ from worker_svc.server import WorkerServer
 from .conftest import WORKER_CONFIG, Worker, make_prompt
 
 NUM_BLOCKS = 13  # of 16 tokens: the four of a batch need some 20 at their ends
+NUM_HOST_BLOCKS = 9  # enough for one of them that gives way, not for two
 Generate = scheduler_pb2.SchedulerServiceGenerateRequest
 SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -42,7 +44,7 @@ class Seen:
 @pytest.fixture(scope="module")
 def small_worker(llama_folder: Path) -> Iterator[Worker]:
     """A worker whose cache is too small for its slots."""
-    config = replace(WORKER_CONFIG, num_kv_blocks=NUM_BLOCKS)
+    config = replace(WORKER_CONFIG, num_kv_blocks=NUM_BLOCKS, host_blocks=NUM_HOST_BLOCKS)
     server = WorkerServer(config, on_failure=lambda: None)
     server.start()
     server.lifecycle.load_model(llama_folder, "float32", "")
@@ -55,9 +57,14 @@ def small_worker(llama_folder: Path) -> Iterator[Worker]:
 
 
 async def serve(
-    worker: Worker, disturb: Callable[[Engine, Any], Any] | None = None, **options: object
+    worker: Worker,
+    disturb: Callable[[Engine, Any], Any] | None = None,
+    wanted: Sequence[tuple[int, list[int], str]] | None = None,
+    **options: object,
 ) -> tuple[list[Seen], Engine]:
-    """Runs all requests on a scheduler of its own."""
+    """Runs all requests on a scheduler of its own; each a number, a prompt and a fork group."""
+    if wanted is None:
+        wanted = [(n, make_prompt(9 + n, seed=n % 3), "") for n in range(len(SAMPLINGS))]
     engine = Engine(service_config(worker.server.port, max_num_seqs=4, **options))
     server = grpc.aio.server(options=SERVER_OPTIONS)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(engine), server)
@@ -69,7 +76,7 @@ async def serve(
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             while not engine.is_ready:
                 await asyncio.sleep(0.01)
-            calls = [asyncio.create_task(ask(stub, n)) for n in range(len(SAMPLINGS))]
+            calls = [asyncio.create_task(ask(stub, *one)) for one in wanted]
             if disturb is not None:
                 await disturb(engine, stub)
             return await asyncio.gather(*calls), engine
@@ -79,13 +86,14 @@ async def serve(
         await server.stop(None)
 
 
-async def ask(stub: Any, number: int) -> Seen:
+async def ask(stub: Any, number: int, prompt: list[int], fork_group: str) -> Seen:
     sampling = types_pb2.SamplingParams(max_tokens=70 + 5 * number, **SAMPLINGS[number])
-    prompt = make_prompt(9 + number, seed=number % 3)
     token_ids: list[int] = []
     logprobs: list[float] = []
     reason = 0
-    request = Generate(request_id=f"r{number}", prompt_token_ids=prompt, sampling=sampling)
+    request = Generate(
+        request_id=f"r{number}", prompt_token_ids=prompt, sampling=sampling, fork_group=fork_group
+    )
     async for response in stub.Generate(request):
         token_ids += response.token_ids
         logprobs += [entry.logprob for entry in response.logprobs]
@@ -154,3 +162,47 @@ async def test_aborts_in_the_middle_of_grants_change_nobody_elses_tokens(
 
     seen, _ = await serve(small_worker, come_and_go, lookahead=1, max_grant=8)
     assert seen == calm
+
+
+@pytest.mark.parametrize(("lookahead", "max_grant"), [(0, 0), (2, 0), (1, 8)])
+@pytest.mark.parametrize("caches", [True, False])
+async def test_what_was_swapped_out_goes_on_with_the_same_tokens(
+    small_worker: Worker, calm: list[Seen], lookahead: int, max_grant: int, caches: bool
+) -> None:
+    seen, engine = await serve(
+        small_worker,
+        preemption=Preemption.SWAP,
+        enable_prefix_caching=caches,
+        lookahead=lookahead,
+        max_grant=max_grant,
+        state_check_interval=3,
+    )
+    assert seen == calm
+    (group,) = engine.groups
+    residency = group.core.residency
+    assert residency.num_swapped_in > 0
+    assert residency.host.num_free == NUM_HOST_BLOCKS
+    assert group.num_recoveries == 0
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 41])
+async def test_siblings_get_the_tokens_that_they_would_get_alone(
+    small_worker: Worker, length: int
+) -> None:
+    prompt = make_prompt(length, seed=5)
+    alone, engine = await serve(
+        small_worker, wanted=[(n, prompt, "") for n in range(4)], enable_prefix_caching=False
+    )
+    assert engine.groups[0].core.counters.num_forks == 0
+    for caches in (False, True):
+        forked, engine = await serve(
+            small_worker,
+            wanted=[(n, prompt, "outputs") for n in range(4)],
+            enable_prefix_caching=caches,
+            preemption=Preemption.SWAP,
+            state_check_interval=3,
+        )
+        assert forked == alone
+        assert engine.groups[0].num_recoveries == 0
+        if not caches:
+            assert engine.groups[0].core.counters.num_forks == 3

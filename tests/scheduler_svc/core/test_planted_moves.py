@@ -1,0 +1,120 @@
+"""Bugs in what moves KV about, planted on purpose: the walks must find each of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scheduler_svc.core.residency import Residency
+from scheduler_svc.core.reuse import Reuse
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.start import Start
+from tests.scheduler_svc.core.soak import Failed, Tally, run_episode
+
+Monkeypatch = pytest.MonkeyPatch
+
+
+def _change(monkeypatch: Monkeypatch, name: str, change: Callable[[Residency], None]) -> None:
+    """Has a method of Residency do something more afterwards."""
+    original = getattr(Residency, name)
+
+    def changed(self: Residency, *arguments: Any) -> Any:
+        answer = original(self, *arguments)
+        change(self)
+        return answer
+
+    monkeypatch.setattr(Residency, name, changed)
+
+
+def _copy_nothing(monkeypatch: Monkeypatch) -> None:
+    def forget(residency: Residency) -> None:
+        residency._moves.copied_from.clear()
+        residency._moves.copied_to.clear()
+
+    _change(monkeypatch, "_fill", forget)
+
+
+def _fork_in_the_step_that_computes(monkeypatch: Monkeypatch) -> None:
+    find = Reuse.find
+    monkeypatch.setattr(Reuse, "find", lambda self, sequence, entered: find(self, sequence, []))
+
+
+def _fork_without_holding_what_is_shared(monkeypatch: Monkeypatch) -> None:
+    fork = Reuse._fork
+
+    def weak(self: Reuse, sibling: Sequence, slot: int, num_computed: int) -> Start | None:
+        start = fork(self, sibling, slot, num_computed)
+        if start is not None:
+            held = [b for b in start.shared if self._residency.pool.ref_count(b)]
+            start.shared.clear()
+            start.shared.extend(reversed(held))
+        return start
+
+    monkeypatch.setattr(Reuse, "_fork", weak)
+
+
+def _swap_out_in_another_order(monkeypatch: Monkeypatch) -> None:
+    _change(monkeypatch, "_swap_out", lambda residency: residency._moves.swapped_out.reverse())
+
+
+def _forget_to_swap_in(monkeypatch: Monkeypatch) -> None:
+    def forget(residency: Residency) -> None:
+        residency._moves.from_host.clear()
+        residency._moves.swapped_in.clear()
+
+    _change(monkeypatch, "_fill", forget)
+
+
+def _keep_the_host_over_a_loss(monkeypatch: Monkeypatch) -> None:
+    clear = Residency.clear
+
+    def keep(self: Residency, num_blocks: int, num_host_blocks: int) -> None:
+        host = getattr(self, "host", None)
+        clear(self, num_blocks, num_host_blocks)
+        if host is not None:
+            self.host = host
+
+    monkeypatch.setattr(Residency, "clear", keep)
+
+
+def _slide_too_far(monkeypatch: Monkeypatch) -> None:
+    slide = Residency.slide
+
+    def too_far(self: Residency) -> None:
+        config = self.config
+        self.config = replace(config, sliding_window=config.sliding_window - 2)
+        slide(self)
+        self.config = config
+
+    monkeypatch.setattr(Residency, "slide", too_far)
+
+
+def _build_on_what_was_to_be_forgotten(monkeypatch: Monkeypatch) -> None:
+    def forget(self: Residency) -> int:
+        return self.pool.cache.clear()
+
+    monkeypatch.setattr(Residency, "forget_prefixes", forget)
+
+
+# Each with an episode that meets it soon; others meet it later, so any seed would do.
+PLANTED = [
+    (_copy_nothing, 33),
+    (_fork_in_the_step_that_computes, 21),
+    (_fork_without_holding_what_is_shared, 39),
+    (_swap_out_in_another_order, 1),
+    (_forget_to_swap_in, 1),
+    (_keep_the_host_over_a_loss, 47),
+    (_slide_too_far, 29),
+    (_build_on_what_was_to_be_forgotten, 0),
+]
+
+
+@pytest.mark.parametrize(("plant", "first"), PLANTED, ids=[p.__name__ for p, _ in PLANTED])
+def test_a_planted_bug_is_found(
+    plant: Callable[[Monkeypatch], None], first: int, monkeypatch: Monkeypatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Failed):
+        for episode in range(first, first + 30):
+            run_episode(seed=1, episode=episode, num_actions=500, tally=Tally(), tell=False)
