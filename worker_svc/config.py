@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker_svc.failpoints import Failpoint
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -28,6 +30,7 @@ class WorkerConfig:
     host_blocks: int = 0
     gpu_memory_utilization: float = 0.9
     threads: int = 0
+    failpoints: tuple[Failpoint, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (
@@ -57,9 +60,10 @@ def _require(ok: bool, name: str, value: object, wanted: str) -> None:
 def parse(arguments: Sequence[str]) -> WorkerConfig:
     """The configuration a command line asks for; exits with usage when it is wrong."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options = vars(parser.parse_args(arguments))
     try:
-        return WorkerConfig(**vars(options))
+        options["failpoints"] = tuple(map(Failpoint.parse, options["failpoints"]))
+        return WorkerConfig(**options)
     except ValueError as error:
         parser.error(str(error))
 
@@ -94,4 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--host-blocks", int, "KV blocks in host memory for preemption by swap; 0: none")
     add("--gpu-memory-utilization", float, "share of the device's memory that may be used")
     add("--threads", int, "torch threads on cpu; 0: one per core")
+    parser.add_argument(
+        "--failpoint",
+        dest="failpoints",
+        action="append",
+        default=[],
+        metavar="NAME@COUNT",
+        help="for tests: a fault to happen once; may be repeated; docs/failures.md lists them",
+    )
     return parser

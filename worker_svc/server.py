@@ -13,6 +13,7 @@ from rpc.server import SERVER_OPTIONS, add_reflection, bind
 from worker_svc import debug, service
 from worker_svc.compute_thread import ComputeThread
 from worker_svc.config import WorkerConfig
+from worker_svc.failpoints import Failpoints
 from worker_svc.lifecycle import Lifecycle, Phase
 from worker_svc.session import Session
 
@@ -33,11 +34,13 @@ class WorkerServer:
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._on_failure = on_failure
         self.lifecycle = Lifecycle(config, self._compute, self._on_phase)
-        self._session = Session(self.lifecycle, self._compute, self._answers)
+        failpoints = Failpoints.of(config.failpoints) if config.failpoints else None
+        self._session = Session(self.lifecycle, self._compute, self._answers, failpoints)
         self._server = grpc.server(
             ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"), options=SERVER_OPTIONS
         )
-        service.add_to_server(service.WorkerService(self.lifecycle, self._session), self._server)
+        worker = service.WorkerService(self.lifecycle, self._session, failpoints)
+        service.add_to_server(worker, self._server)
         debug_pb2_grpc.add_DebugServiceServicer_to_server(
             debug.DebugService(self.lifecycle), self._server
         )

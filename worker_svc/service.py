@@ -13,6 +13,7 @@ from pagewire.v1 import types_pb2, worker_pb2
 from worker_svc import codec
 from worker_svc.config import DTYPES
 from worker_svc.description import Description, ModelFacts
+from worker_svc.failpoints import Failpoints
 from worker_svc.kv_sizing import CacheTooSmall
 from worker_svc.lifecycle import Lifecycle, Phase, WrongPhase
 from worker_svc.session import (
@@ -60,9 +61,12 @@ STATUSES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
 class WorkerService:
     """Handlers of WorkerService."""
 
-    def __init__(self, lifecycle: Lifecycle, session: Session) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, session: Session, failpoints: Failpoints | None = None
+    ) -> None:
         self._lifecycle = lifecycle
         self._session = session
+        self._failpoints = failpoints
 
     def describe(
         self, request: worker_pb2.DescribeRequest, context: grpc.ServicerContext
@@ -126,10 +130,12 @@ class WorkerService:
         assert description is not None  # attach was accepted
         greeting = worker_pb2.AttachResponse(description=to_description(description))
         self._session.greet(stream, greeting.SerializeToString())
-        while (frame := _answer(context, stream.next_frame)) is not None:
-            yield frame
+        answers = iter(lambda: _answer(context, stream.next_frame), None)
+        yield from self._failpoints.leaving(answers) if self._failpoints else answers
 
     def _read(self, frames: Iterator[bytes], stream: Stream) -> None:
+        if self._failpoints:
+            frames = self._failpoints.arriving(frames)
         try:
             for frame in frames:
                 if self._session.cut(stream, frame):  # at once, past everything that waits

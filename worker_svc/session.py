@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from worker_svc import codec
 from worker_svc.codec import Heartbeat, Hello
 from worker_svc.compute_thread import ComputeThread
+from worker_svc.failpoints import Failpoints
 from worker_svc.lifecycle import Lifecycle
 from worker_svc.model_runner import ModelRunner, Pending, failed
 from worker_svc.step import BadStep, Cut, StepInput, StepOutput
@@ -175,8 +176,13 @@ class Session:
     """Who drives the worker now, and how far they have come."""
 
     def __init__(
-        self, lifecycle: Lifecycle, compute: ComputeThread, answers: ComputeThread
+        self,
+        lifecycle: Lifecycle,
+        compute: ComputeThread,
+        answers: ComputeThread,
+        failpoints: Failpoints | None = None,
     ) -> None:
+        self._failpoints = failpoints
         self._lifecycle = lifecycle
         self._compute = compute
         self._answers = answers
@@ -313,7 +319,11 @@ class Session:
         if refusal := stream.refusal(step):
             runner.state.forget_rows()
             return failed(step.step_id, refusal)
+        if self._failpoints:
+            self._failpoints.before_step()
         launched = runner.launch(step, queue_us)
+        if self._failpoints:
+            self._failpoints.after_step()
         if isinstance(launched, StepOutput):
             stream.note_failure(launched)  # at once: the next step may be checked before the answer
         return launched
