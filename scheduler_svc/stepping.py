@@ -90,6 +90,10 @@ class Stepping:
     def _update(self, output: worker_pb2.ModelRunnerOutput) -> None:
         if output.error:
             raise LinkLost(f"step {output.step_id} failed: {output.error}")
+        oldest = self._core.oldest_in_flight
+        if oldest is None or oldest.step_id != output.step_id:  # before its state is compared
+            expected = "none" if oldest is None else oldest.step_id
+            raise OutOfStep(f"result of step {output.step_id}, expected {expected}")
         logprobs, reports = to_logprobs(output), to_reports(output)
         result = to_result(output, reports)
         self.state_check.compare(output.step_id, to_state(output))

@@ -1,15 +1,17 @@
 """Faults that tests order by name: a frame lost, an answer cut short, a step that never ends.
 
-Nothing here does anything unless `--failpoint NAME@COUNT` asked for it. Each fires once, at the
-COUNTth frame, answer or step since the process started, or the first after it that it fits; what
-then happens must be noticed and recovered by the ordinary path.
+Nothing here does anything unless `--failpoint NAME@COUNT` asked for it. The faults happen one by
+one, each on a stream of its own: at the COUNTth frame, answer or step of that stream, or the first
+after it that it fits. It must be noticed, and recovered by the ordinary path; that is the next
+stream, and the next fault's.
 """
 
 import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -36,10 +38,6 @@ class Fault(Enum):
     STALL = "stall"  # a step takes SECONDS longer, while the process lives
     EXIT = "exit"  # the process dies, the step computed and not answered
     NONE = ""
-
-
-_ARRIVING = (Fault.LOSE_STEP, Fault.REPEAT_STEP, Fault.SWAP_STEPS)
-_COMPUTING = (Fault.STALL, Fault.EXIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,47 +69,44 @@ class Failpoint:
 NOTHING = Failpoint(Fault.NONE, 0)
 
 
-@dataclass(slots=True)
-class _Due:
-    """The failpoints that count the same thing, and how far it has come."""
-
-    waiting: list[Failpoint]
-    count: int = 0
-
-    def next(self) -> None:
-        self.count += 1
-
-    def take(self, *faults: Fault) -> Failpoint:
-        """One that is due, which it will not be again; NOTHING if there is none."""
-        for failpoint in self.waiting:
-            if failpoint.count <= self.count and failpoint.fault in faults:
-                self.waiting.remove(failpoint)
-                log.warning("failpoint %s fires at %d", failpoint.fault.value, self.count)
-                return failpoint
-        return NOTHING
-
-
-@dataclass(slots=True)
 class Failpoints:
-    """All that were ordered for this process."""
+    """All that were ordered for this process and have not happened yet, in their order."""
 
-    _arriving: _Due
-    _leaving: _Due
-    _computing: _Due
+    def __init__(self, failpoints: Sequence[Failpoint]) -> None:
+        self._waiting = deque(failpoints)
 
-    @classmethod
-    def of(cls, failpoints: tuple[Failpoint, ...]) -> "Failpoints":
-        """Sorts them by what they count."""
-        arriving = [f for f in failpoints if f.fault in _ARRIVING]
-        computing = [f for f in failpoints if f.fault in _COMPUTING]
-        leaving = [f for f in failpoints if f not in arriving and f not in computing]
-        return cls(_Due(arriving), _Due(leaving), _Due(computing))
+    def next_stream(self) -> "StreamFaults":
+        """What happens to a stream that begins now."""
+        return StreamFaults(self._waiting)
+
+
+class StreamFaults:
+    """One stream's frames and steps, counted, and at most one fault among them."""
+
+    def __init__(self, waiting: deque[Failpoint]) -> None:
+        self._waiting = waiting
+        self._has_fired = False
+        self._num_arrived = 0
+        self._num_left = 0
+        self._num_computed = 0
+
+    def _fire(self, count: int, *faults: Fault) -> Failpoint:
+        """The failpoint whose turn it is, if it is due and one of these; else NOTHING."""
+        if self._has_fired or not self._waiting:
+            return NOTHING
+        failpoint = self._waiting[0]
+        if failpoint.count > count or failpoint.fault not in faults:
+            return NOTHING
+        self._has_fired = True
+        log.warning("failpoint %s fires at %d", failpoint.fault.value, count)
+        return self._waiting.popleft()
 
     def arriving(self, frames: Iterator[bytes]) -> Iterator[bytes]:
         """The frames behind the hello, as they arrive."""
+        faults = (Fault.LOSE_STEP, Fault.REPEAT_STEP, Fault.SWAP_STEPS)
         for frame in frames:
-            self._arriving.next()
-            match self._arriving.take(*_ARRIVING).fault:
+            self._num_arrived += 1
+            match self._fire(self._num_arrived, *faults).fault:
                 case Fault.LOSE_STEP:
                     continue
                 case Fault.REPEAT_STEP:
@@ -121,15 +116,15 @@ class Failpoints:
             yield frame
 
     def leaving(self, frames: Iterator[bytes]) -> Iterator[bytes]:
-        """What goes out in place of one stream's frames; only outputs are touched."""
+        """What goes out in place of the frames; only outputs are touched."""
         held: bytes | None = None
         for frame in frames:
             response = worker_pb2.AttachResponse.FromString(frame)
             if not response.HasField("output"):
                 yield frame
                 continue
-            self._leaving.next()
-            match self._leaving.take(*_faults_that_fit(response.output)).fault:
+            self._num_left += 1
+            match self._fire(self._num_left, *_faults_that_fit(response.output)).fault:
                 case Fault.NONE:
                     yield frame
                 case Fault.LOSE_ANSWER:
@@ -148,13 +143,13 @@ class Failpoints:
 
     def before_step(self) -> None:
         """On the compute thread: a step is about to be computed."""
-        self._computing.next()
-        if seconds := self._computing.take(Fault.STALL).seconds:
+        self._num_computed += 1
+        if seconds := self._fire(self._num_computed, Fault.STALL).seconds:
             time.sleep(seconds)
 
     def after_step(self) -> None:
         """It is computed, or launched, and nothing has been answered."""
-        if self._computing.take(Fault.EXIT).fault is Fault.EXIT:
+        if self._fire(self._num_computed, Fault.EXIT).fault is Fault.EXIT:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

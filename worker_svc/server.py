@@ -34,13 +34,12 @@ class WorkerServer:
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._on_failure = on_failure
         self.lifecycle = Lifecycle(config, self._compute, self._on_phase)
-        failpoints = Failpoints.of(config.failpoints) if config.failpoints else None
+        failpoints = Failpoints(config.failpoints) if config.failpoints else None
         self._session = Session(self.lifecycle, self._compute, self._answers, failpoints)
         self._server = grpc.server(
             ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"), options=SERVER_OPTIONS
         )
-        worker = service.WorkerService(self.lifecycle, self._session, failpoints)
-        service.add_to_server(worker, self._server)
+        service.add_to_server(service.WorkerService(self.lifecycle, self._session), self._server)
         debug_pb2_grpc.add_DebugServiceServicer_to_server(
             debug.DebugService(self.lifecycle), self._server
         )

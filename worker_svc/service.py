@@ -13,7 +13,6 @@ from pagewire.v1 import types_pb2, worker_pb2
 from worker_svc import codec
 from worker_svc.config import DTYPES
 from worker_svc.description import Description, ModelFacts
-from worker_svc.failpoints import Failpoints
 from worker_svc.kv_sizing import CacheTooSmall
 from worker_svc.lifecycle import Lifecycle, Phase, WrongPhase
 from worker_svc.session import (
@@ -61,12 +60,9 @@ STATUSES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
 class WorkerService:
     """Handlers of WorkerService."""
 
-    def __init__(
-        self, lifecycle: Lifecycle, session: Session, failpoints: Failpoints | None = None
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, session: Session) -> None:
         self._lifecycle = lifecycle
         self._session = session
-        self._failpoints = failpoints
 
     def describe(
         self, request: worker_pb2.DescribeRequest, context: grpc.ServicerContext
@@ -131,11 +127,11 @@ class WorkerService:
         greeting = worker_pb2.AttachResponse(description=to_description(description))
         self._session.greet(stream, greeting.SerializeToString())
         answers = iter(lambda: _answer(context, stream.next_frame), None)
-        yield from self._failpoints.leaving(answers) if self._failpoints else answers
+        yield from stream.faults.leaving(answers) if stream.faults else answers
 
     def _read(self, frames: Iterator[bytes], stream: Stream) -> None:
-        if self._failpoints:
-            frames = self._failpoints.arriving(frames)
+        if stream.faults:
+            frames = stream.faults.arriving(frames)
         try:
             for frame in frames:
                 if self._session.cut(stream, frame):  # at once, past everything that waits

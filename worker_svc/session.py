@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from worker_svc import codec
 from worker_svc.codec import Heartbeat, Hello
 from worker_svc.compute_thread import ComputeThread
-from worker_svc.failpoints import Failpoints
+from worker_svc.failpoints import Failpoints, StreamFaults
 from worker_svc.lifecycle import Lifecycle
 from worker_svc.model_runner import ModelRunner, Pending, failed
 from worker_svc.step import BadStep, Cut, StepInput, StepOutput
@@ -53,8 +53,9 @@ class Stopping(SessionError):
 class Stream:
     """One attached scheduler. Its reader and writer are threads of the service."""
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: Hello, faults: StreamFaults | None = None) -> None:
         self.epoch = hello.epoch
+        self.faults = faults  # that tests ordered
         # Frames to send; then an exception that ends the stream, or None if it ends well.
         self.outbox: SimpleQueue[bytes | Exception | None] = SimpleQueue()
         self.is_over = False
@@ -215,7 +216,8 @@ class Session:
                 raise Stopping("the worker is shutting down")
             if hello.epoch <= self._epoch:
                 raise StaleEpoch(f"epoch {hello.epoch} is not higher than {self._epoch}")
-            previous, self._stream = self._stream, Stream(hello)
+            faults = self._failpoints.next_stream() if self._failpoints else None
+            previous, self._stream = self._stream, Stream(hello, faults)
             self._epoch, self._last_step_id = hello.epoch, 0
             if previous is not None:
                 previous.end(TakenOver(f"a scheduler attached with epoch {hello.epoch}"))
@@ -319,11 +321,11 @@ class Session:
         if refusal := stream.refusal(step):
             runner.state.forget_rows()
             return failed(step.step_id, refusal)
-        if self._failpoints:
-            self._failpoints.before_step()
+        if stream.faults:
+            stream.faults.before_step()
         launched = runner.launch(step, queue_us)
-        if self._failpoints:
-            self._failpoints.after_step()
+        if stream.faults:
+            stream.faults.after_step()
         if isinstance(launched, StepOutput):
             stream.note_failure(launched)  # at once: the next step may be checked before the answer
         return launched

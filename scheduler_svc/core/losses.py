@@ -7,11 +7,11 @@ from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.strikes import Strikes
 
 
-def note_loss(plan: StepPlan) -> None:
+def note_loss(plan: StepPlan, is_first_step: bool) -> None:
     """The worker was lost in this step; its sequences hold all their tokens again."""
-    for sequence, num_computed in zip(plan.sequences(), plan.num_computed.tolist(), strict=True):
+    for sequence in plan.sequences():
         sequence.strikes = sequence.strikes or Strikes()
-        sequence.strikes.note(len(sequence.token_ids), num_computed)
+        sequence.strikes.note(len(sequence.token_ids), is_first_step)
 
 
 def hopeless(sequences: Iterable[Sequence]) -> list[str]:

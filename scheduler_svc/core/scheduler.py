@@ -51,6 +51,7 @@ class Scheduler:
         self.recent = Recent()
         self._deadlines = Deadlines()
         self.moving = Moving(self.residency, self._live, self._deadlines)
+        self._lost_at_step = 0  # the newest planned when the worker was lost last
         self.num_accepted = 0
         self.num_finished = 0
         self.num_expired = 0
@@ -301,11 +302,11 @@ class Scheduler:
         Results still on their way are void. `num_blocks` and `num_host_blocks` are the new
         worker's, if they differ. Returns how many requests ran.
         """
-        oldest = self.oldest_in_flight
+        oldest, did_none = self.oldest_in_flight, self.residency.acked_step == self._lost_at_step
         self._in_flight.clear()
         self._grants.reset()
         self._planner.reset()
-        self.residency.acked_step = self._planner.last_step_id
+        self.residency.acked_step = self._lost_at_step = self._planner.last_step_id
         self.residency.is_worker_away = True
         for sequence in self._live.values():
             sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
@@ -316,7 +317,7 @@ class Scheduler:
             num_blocks or self.residency.pool.num_blocks, num_host_blocks
         )
         if oldest is not None:
-            note_loss(oldest)
+            note_loss(oldest, is_first_step=did_none)
         return num_ran
 
     def worker_back(self) -> None:

@@ -47,17 +47,22 @@ class Product:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.http_port}"
 
-    def start_worker(self) -> None:
+    def start_worker(self, *options: str, port: int | None = None, name: str = "") -> None:
         self._start(
             "worker_svc",
-            *("--model", str(self.model), "--port", str(self.worker_port)),
+            *("--model", str(self.model), "--port", str(port or self.worker_port)),
             *("--dtype", "float32", "--device", "cpu"),
-            *self.worker_options,
+            *(*self.worker_options, *options),
+            name=name,
         )
 
     def start_scheduler(self) -> None:
         worker = f"127.0.0.1:{self.worker_port}"
-        self._start("scheduler_svc", "--worker", worker, "--port", str(self.scheduler_port))
+        self._start(
+            "scheduler_svc",
+            *("--worker", worker, "--port", str(self.scheduler_port)),
+            *("--state-check-interval", "8"),
+        )
 
     def start_gateway(self) -> None:
         self._start(
@@ -66,9 +71,10 @@ class Product:
             *("--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)),
         )
 
-    def _start(self, module: str, *arguments: str) -> None:
-        log = (self.logs / f"{module}.log").open("ab")
-        self.processes[module] = subprocess.Popen(
+    def _start(self, module: str, *arguments: str, name: str = "") -> None:
+        name = name or module
+        log = (self.logs / f"{name}.log").open("ab")
+        self.processes[name] = subprocess.Popen(
             [sys.executable, "-m", module, *arguments], cwd=ROOT, stdout=log, stderr=log
         )
         log.close()
@@ -86,7 +92,10 @@ class Product:
         raise AssertionError("not ready: " + "".join(map(self.log_of, self.processes)))
 
     def log_of(self, name: str) -> str:
-        return f"--- {name}\n{(self.logs / f'{name}.log').read_text()[-4000:]}\n"
+        return f"--- {name}\n{self.read_log(name)[-4000:]}\n"
+
+    def read_log(self, name: str) -> str:
+        return (self.logs / f"{name}.log").read_text()
 
     def stop(self) -> dict[str, int]:
         """Exit codes after SIGTERM."""

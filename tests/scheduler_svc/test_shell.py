@@ -259,10 +259,11 @@ async def test_streams_survive_the_death_of_the_worker(make_cluster: MakeCluster
         await cluster.until(lambda: not cluster.engine.is_ready)
         server, _ = await start(cluster.worker, f"127.0.0.1:{cluster.worker_port}")
         answers = await asyncio.wait_for(asyncio.gather(*calls), 20)
+        num_recoveries = cluster.engine.groups[0].num_recoveries
         await server.stop(None)
     for i, (token_ids, _) in enumerate(answers):
         assert token_ids == expected(i, 19, 200)
-    assert cluster.engine.groups[0].num_recoveries == 1
+    assert num_recoveries == 1
 
 
 async def test_a_failed_step_is_done_again(make_cluster: MakeCluster) -> None:

@@ -177,3 +177,16 @@ def test_a_planted_bug_is_found(plant: object, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(Wrong, match="seed"):
         for seed in range(80):
             run_seed(seed)
+
+
+@pytest.mark.parametrize("fault", ["loss", "repeat", "reorder"])
+def test_frames_lost_repeated_or_out_of_order_are_survived(fault: str) -> None:
+    """In one story or another a frame of each kind is hit: that a step, this an answer."""
+    stories = [replace(calm_story(seed=seed), **{fault: 0.03}) for seed in range(4)]
+    assert sum(run_story(story).num_recoveries for story in stories) >= 4
+
+
+def test_the_loss_of_one_of_two_workers_moves_its_requests() -> None:
+    seed = next(seed for seed in range(100) if draw(seed).num_workers == 2)
+    told = run_story(calm_story(Mishap(at_s=0.3, worker=0, name="crash", lasts_s=60.0), seed=seed))
+    assert told.num_recoveries >= 1 and not told.ends[FinishReason.ERROR.value]

@@ -13,12 +13,15 @@ from worker_svc.failpoints import DEFAULT_STALL_S, Failpoint, Failpoints, Fault
 
 
 def order(*texts: str) -> Failpoints:
-    return Failpoints.of(tuple(map(Failpoint.parse, texts)))
+    return Failpoints(list(map(Failpoint.parse, texts)))
 
 
 def arrive(*texts: str) -> list[int]:
     """What becomes of five frames."""
-    return [frame[0] for frame in order(*texts).arriving(iter(bytes([n]) for n in range(1, 6)))]
+    return [
+        frame[0]
+        for frame in order(*texts).next_stream().arriving(iter(bytes([n]) for n in range(1, 6)))
+    ]
 
 
 def output(step_id: int, **fields: object) -> worker_pb2.AttachResponse:
@@ -31,7 +34,7 @@ def leave(
 ) -> list[worker_pb2.ModelRunnerOutput]:
     """What becomes of five outputs."""
     sent = frames or [output(step_id) for step_id in range(1, 6)]
-    left = order(*texts).leaving(iter([frame.SerializeToString() for frame in sent]))
+    left = order(*texts).next_stream().leaving(iter([frame.SerializeToString() for frame in sent]))
     return [worker_pb2.AttachResponse.FromString(frame).output for frame in left]
 
 
@@ -97,20 +100,34 @@ def test_an_answer_held_back_does_not_cross_over_to_the_next_stream() -> None:
     def stream() -> Iterator[bytes]:
         yield output(1).SerializeToString()
 
-    assert list(failpoints.leaving(stream())) == []
-    assert len(list(failpoints.leaving(stream()))) == 1
+    assert list(failpoints.next_stream().leaving(stream())) == []
+    assert len(list(failpoints.next_stream().leaving(stream()))) == 1
 
 
-def test_several_faults_fire_one_after_the_other() -> None:
-    assert arrive("lose-step@2", "repeat-step@4") == [1, 3, 4, 4, 5]
+def test_each_fault_has_a_stream_of_its_own() -> None:
+    failpoints = order("lose-step@2", "repeat-step@1", "lose-step@1")
+
+    def stream() -> list[int]:
+        frames = (bytes([number]) for number in range(1, 4))
+        return [frame[0] for frame in failpoints.next_stream().arriving(frames)]
+
+    assert [stream() for _ in range(4)] == [[1, 3], [1, 1, 2, 3], [2, 3], [1, 2, 3]]
+
+
+def test_a_fault_that_was_not_due_waits_for_the_next_stream() -> None:
+    failpoints = order("lose-step@3", "lose-step@1")
+    short = failpoints.next_stream().arriving(iter([b"1", b"2"]))
+    assert len(list(short)) == 2
+    assert len(list(failpoints.next_stream().arriving(iter([b"1", b"2", b"3"])))) == 2
+    assert list(failpoints.next_stream().arriving(iter([b"1"]))) == []
 
 
 def test_a_stall_takes_its_seconds_once() -> None:
-    failpoints, took_s = order("stall@2:0.05"), []
+    faults, took_s = order("stall@2:0.05").next_stream(), []
     for _ in range(3):
         began_s = time.perf_counter()
-        failpoints.before_step()
-        failpoints.after_step()
+        faults.before_step()
+        faults.after_step()
         took_s.append(time.perf_counter() - began_s)
     assert took_s[1] > 0.05 > max(took_s[0], took_s[2])
 

@@ -3,6 +3,7 @@
 import pytest
 
 from scheduler_svc.core import FinishReason, Phase, Scheduler, hopeless
+from scheduler_svc.core.strikes import MAX_LOSSES
 from tests.scheduler_svc.core.builders import (
     answer,
     make_request,
@@ -95,16 +96,16 @@ def test_what_does_not_fit_is_not_held() -> None:
     assert not twin.moving.can_hold(sequence)
 
 
-def lose_in_step(scheduler: Scheduler, num_tokens: int = 0) -> None:
-    """The worker answers some steps, then it is lost in the next one."""
-    for _ in range(num_tokens):
+def lose_in_step(scheduler: Scheduler, num_steps: int = 0) -> None:
+    """The worker does some steps, then it is lost in the next one."""
+    for _ in range(num_steps):
         step(scheduler)
     plan_step(scheduler)
     scheduler.worker_lost()
     scheduler.worker_back()
 
 
-def test_whoever_never_gets_further_is_hopeless_after_three_losses() -> None:
+def test_whoever_is_in_the_first_step_of_three_lost_workers_is_hopeless() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request("a", 3))
     for _ in range(2):
@@ -114,11 +115,21 @@ def test_whoever_never_gets_further_is_hopeless_after_three_losses() -> None:
     assert hopeless(scheduler.live()) == ["a"]
 
 
+def test_workers_that_did_some_steps_may_have_died_of_anything() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=4)
+    scheduler.add(make_request("a", 20))
+    for _ in range(MAX_LOSSES - 1):
+        lose_in_step(scheduler, num_steps=1)
+        assert hopeless(scheduler.live()) == []
+    lose_in_step(scheduler, num_steps=1)
+    assert hopeless(scheduler.live()) == ["a"]
+
+
 def test_a_token_in_between_wipes_the_slate_clean() -> None:
     scheduler = make_scheduler(blocks=20)
     scheduler.add(make_request("a", 3))
-    for _ in range(10):
-        lose_in_step(scheduler, num_tokens=1)
+    for _ in range(2 * MAX_LOSSES):
+        lose_in_step(scheduler, num_steps=1)
     assert hopeless(scheduler.live()) == []
 
 
@@ -131,12 +142,3 @@ def test_strikes_move_along() -> None:
     move_all(source, target)
     lose_in_step(target)
     assert hopeless(target.live()) == ["a"]
-
-
-def test_a_prompt_that_gets_further_each_time_is_given_up_in_the_end() -> None:
-    scheduler = make_scheduler(max_num_batched_tokens=4)
-    scheduler.add(make_request("a", 50))
-    for num_losses in range(1, 9):
-        assert hopeless(scheduler.live()) == []
-        lose_in_step(scheduler, num_tokens=num_losses)
-    assert hopeless(scheduler.live()) == ["a"]

@@ -1,0 +1,117 @@
+"""Forty clients that stream at once, and the same again while something happens to the workers."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import grpc
+
+from pagewire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from tests.e2e.conftest import Product
+from tests.e2e.history import History, Piece, judge
+
+NUM_GREEDY = 32
+TIMEOUT_S = 400.0
+Disturb = Callable[["Streams"], None]
+
+
+def _request(
+    prompt: inference_pb2.Prompt, stop: list[str], **sampling: object
+) -> inference_pb2.GenerateStreamRequest:
+    params = types_pb2.SamplingParams(**sampling)  # type: ignore[arg-type]
+    options = inference_pb2.GenerationOptions(sampling=params, stop=stop)
+    return inference_pb2.GenerateStreamRequest(prompt=prompt, options=options)
+
+
+def requests(max_tokens: int) -> list[inference_pb2.GenerateStreamRequest]:
+    """32 greedy ones, and one of each kind whose state must survive."""
+    made = []
+    for index in range(NUM_GREEDY):
+        ids = [(index * 7919 + i * 104729) % 40000 + 1000 for i in range(4 + index // 2)]
+        prompt = inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=ids))
+        made.append(_request(prompt, [], temperature=0, max_tokens=max_tokens, ignore_eos=True))
+    text = inference_pb2.Prompt(text="One, two, three, four, five, six, seven,")
+    kinds: list[dict[str, object]] = [
+        {"temperature": 1.0, "seed": 11, "ignore_eos": True},
+        {"temperature": 0.8, "seed": 12, "top_p": 0.9, "top_k": 40, "ignore_eos": True},
+        {"temperature": 0.9, "seed": 13, "presence_penalty": 1.0, "frequency_penalty": 0.5},
+        {"temperature": 0.7, "seed": 14, "repetition_penalty": 1.3, "min_tokens": max_tokens // 2},
+        {"temperature": 0.0, "logprobs": 2, "ignore_eos": True},
+        {"temperature": 1.0, "seed": 15, "logprobs": 0, "ignore_eos": True},
+        {"temperature": 0.0},
+    ]
+    made += [_request(text, [], max_tokens=max_tokens, **kind) for kind in kinds]
+    made.append(_request(text, [" twelve"], max_tokens=max_tokens, temperature=0))
+    return made
+
+
+class Streams:
+    """One run of all requests."""
+
+    def __init__(self, product: Product, max_tokens: int) -> None:
+        self.product = product
+        self.histories = [History() for _ in requests(max_tokens)]
+        self._threads = [
+            threading.Thread(target=self._follow, args=pair)
+            for pair in zip(requests(max_tokens), self.histories, strict=True)
+        ]
+
+    @property
+    def num_tokens(self) -> int:
+        """That all clients together have seen."""
+        return sum(len(history.token_ids) for history in self.histories)
+
+    @property
+    def are_over(self) -> bool:
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def wait_for_tokens(self, count: int) -> bool:
+        """Until so many more have come; False if everybody has ended before."""
+        wanted, deadline_s = self.num_tokens + count, time.monotonic() + TIMEOUT_S
+        while self.num_tokens < wanted:
+            if self.are_over:
+                return False
+            assert time.monotonic() < deadline_s, self.product.log_of("scheduler_svc")
+            time.sleep(0.002)
+        return True
+
+    def run(self, disturb: Disturb | None = None) -> list[History]:
+        """Everything that the clients saw."""
+        for thread in self._threads:
+            thread.start()
+        if disturb is not None:
+            disturb(self)
+        for thread in self._threads:
+            thread.join(TIMEOUT_S)
+        return self.histories
+
+    def _follow(self, request: inference_pb2.GenerateStreamRequest, history: History) -> None:
+        with grpc.insecure_channel(f"127.0.0.1:{self.product.grpc_port}") as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            try:
+                for message in stub.GenerateStream(request, timeout=TIMEOUT_S):
+                    history.pieces.append(_piece(message.delta))
+            except grpc.RpcError as error:
+                history.error = f"{error.code().name}: {error.details()}"
+
+
+def _piece(delta: inference_pb2.OutputDelta) -> Piece:
+    return Piece(
+        token_ids=tuple(delta.token_ids),
+        text=delta.text,
+        logprobs=tuple(entry.logprob for entry in delta.logprobs),
+        finish_reason=delta.finish_reason,
+        completion_tokens=delta.usage.completion_tokens if delta.HasField("usage") else None,
+        stop_string=delta.stop_string,
+    )
+
+
+def assert_unnoticed(seen: list[History], calm: list[History]) -> None:
+    """Nobody could tell the two runs apart, and the calm one is worth comparing with."""
+    assert all(not history.error and len(history.ends) == 1 for history in calm)
+    verdicts = {
+        number: faults
+        for number, (one, other) in enumerate(zip(seen, calm, strict=True))
+        if (faults := judge(one, other))
+    }
+    assert not verdicts, verdicts
