@@ -101,10 +101,10 @@ async def test_an_unknown_id_is_not_found_and_a_live_one_is(make_cluster: MakeCl
         asking.cancel()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_parts_add_up_whatever_happened(tmp_path: Path, seed: int) -> None:
     run = Run(tmp_path / "r", f"explain/{seed}", is_masked=False)
-    run.act(400)
+    run.act(300)
     run.close()
     core, num_ended = run.world.scheduler, 0
     for request in run.world.requests:
@@ -112,7 +112,7 @@ def test_the_parts_add_up_whatever_happened(tmp_path: Path, seed: int) -> None:
         if life is not None:  # else it moved to another scheduler
             num_ended += life.state not in ("waiting", "running", "preempted")
             check_sums(explain(life, core.config.max_num_seqs, Trace()))
-    assert num_ended > 30
+    assert num_ended > 20
 
 
 def test_only_so_many_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
