@@ -11,6 +11,7 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_HTTP_PORT = 8000
 DEFAULT_GRPC_PORT = 50051
 MAX_PORT = 65535
+MAX_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class GatewayConfig:
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     shutdown_grace_s: float = 30.0
+    scheduler_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         if not self.model.is_dir():
@@ -43,6 +45,9 @@ class GatewayConfig:
         for option, value in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
             if not 0 <= value <= MAX_PORT:
                 raise ValueError(f"{option}: {value} is not a port")
+        if not 0 <= self.scheduler_timeout_s <= MAX_TIMEOUT_S:
+            problem = f"{self.scheduler_timeout_s} is outside [0, {MAX_TIMEOUT_S}]"
+            raise ValueError(f"--scheduler-timeout-s: {problem}")
         if self.api_key is not None and not _is_header_text(self.api_key):
             raise ValueError("--api-key: must be visible ASCII characters, at least one")
 
@@ -80,6 +85,13 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         help="how the model marks its reasoning (auto: what its chat template teaches)",
     )
     add("--api-key", metavar="KEY", help="clients must send it as a bearer token")
+    add(
+        "--scheduler-timeout-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="how long requests wait for a scheduler that is gone (0: they fail at once)",
+    )
     try:
         return GatewayConfig(**vars(parser.parse_args(argv)))
     except ValueError as error:

@@ -1,6 +1,7 @@
 """Protobuf to and from the gateway's nouns, and nothing else. One function per direction."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gateway import json_schema
 from gateway.chat.convert import add_parts, add_reply
@@ -19,6 +20,7 @@ from gateway.generation import (
     Standing,
     Usage,
 )
+from gateway.live_request import Submission
 from gateway.logprobs import RawLogprobs, TokenLogprobs, raw_logprobs
 from gateway.prompt_told import PromptTold
 from gateway.structure import ANY_OBJECT, Choice, ContextFree, JsonSchema, Regex, Structure
@@ -90,27 +92,26 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
 
 
 def submit_to_proto(
-    handle: int,
-    request_id: str,
-    prompt_token_ids: list[int],
-    sampling: SamplingParams,
-    standing: Standing,
-    reuse: Reuse,
-    pooling: Pooling | None = None,
+    handle: int, wanted: Submission, *, is_again: bool = False
 ) -> scheduler_pb2.SessionRequest:
-    """A new request, for the scheduler."""
+    """A request for the scheduler: a new one, or one that goes on behind its output so far."""
+    sampling, standing, reuse = wanted.sampling, wanted.standing, wanted.reuse
+    output = wanted.output_token_ids
+    if output:  # whatever is told of the prompt came before the first token
+        sampling = replace(sampling, num_prompt_logprobs=None)
     submit = scheduler_pb2.Submit(
         handle=handle,
-        request_id=request_id,
-        prompt_token_ids=columns.pack(prompt_token_ids),
+        request_id=wanted.request_id,
+        prompt_token_ids=columns.pack([*wanted.prompt_token_ids, *output]),
+        num_prompt_tokens=len(wanted.prompt_token_ids) if output or is_again else None,
         sampling=sampling_to_proto(sampling),
         priority=standing.priority,
         tenant=standing.tenant,
         timeout_s=standing.timeout_s,
         cache_salt=reuse.cache_salt,
         skip_prefix_cache=reuse.skip_prefix_cache,
-        fork_group=reuse.fork_group,
-        pooling=POOLING_TO_PROTO[pooling],
+        fork_group="" if output else reuse.fork_group,
+        pooling=POOLING_TO_PROTO[wanted.pooling],
     )
     return scheduler_pb2.SessionRequest(submit=submit)
 

@@ -26,12 +26,13 @@ from gateway.generation import (
     completion_of,
 )
 from gateway.grammars import Grammars
+from gateway.live_request import Arrival, Submission
 from gateway.logprobs import LogprobReader
 from gateway.output_text import OutputText
 from gateway.prompt_told import PromptTeller, PromptWish
 from gateway.prompts import TokenizedPrompt, tokenize
 from gateway.readiness import ReadinessWatch
-from gateway.scheduler_link import Arrival, SchedulerLink
+from gateway.scheduler_link import SchedulerLink
 from gateway.stops import StopMatcher
 from gateway.tokenizer import Tokenizer
 
@@ -111,7 +112,9 @@ class Pipeline:
             is_structured = request.structure is not None
             reader = self._chat_format.reader(chat, prompt.text, is_structured=is_structured)
         live = self._link.submit(
-            request.request_id, prompt.token_ids, sampling, request.standing, request.reuse
+            Submission(
+                request.request_id, prompt.token_ids, sampling, request.standing, request.reuse
+            )
         )
         progress = Progress(request, len(prompt.token_ids), self._clock())
         self._live[live.handle] = progress
@@ -224,12 +227,14 @@ class Pipeline:
         model = self.resolve_model(request.model)
         prompt = await self._tokenize(request, model)
         live = self._link.submit(
-            request.request_id,
-            prompt.token_ids,
-            SamplingParams(),
-            request.standing,
-            request.reuse,
-            request.pooling,
+            Submission(
+                request.request_id,
+                prompt.token_ids,
+                SamplingParams(),
+                request.standing,
+                request.reuse,
+                request.pooling,
+            )
         )
         self._live[live.handle] = Progress(request, len(prompt.token_ids), self._clock())
         try:

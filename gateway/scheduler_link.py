@@ -1,16 +1,18 @@
 """The one stream between this gateway and its scheduler, shared by all requests.
 
 Submits and aborts go up; once per step one message comes down with the new tokens of every request
-of this gateway. The link hands each request its own and reconnects when the stream breaks. It knows
-token ids and handles, no text.
+of this gateway. The link hands each request its own and reconnects when the stream breaks; who was
+live then is submitted again, prompt and output so far, and goes on where it was. It knows token ids
+and handles, no text.
 """
 
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import islice
 
 import grpc
@@ -21,94 +23,22 @@ from gateway.convert import (
     logprobs_from_proto,
     submit_to_proto,
 )
-from gateway.errors import RequestError, unavailable
-from gateway.generation import Finish, Pooling, Reuse, SamplingParams, Standing
-from gateway.logprobs import RawLogprobs
+from gateway.errors import ErrorKind, RequestError, unavailable
+from gateway.generation import Finish
+from gateway.live_request import LiveRequest, Submission
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from rpc import columns
 from rpc.prompt_reports import PromptReport
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
+RETRY_S = 0.1  # between attempts to submit again what a scheduler has lost
+MAX_LOSSES = 3  # in a row without a token; the request may be what kills schedulers
 WAKES_PER_ROUND = 16  # of the event loop: some 0.5 ms of work
 
 log = logging.getLogger("gateway.scheduler_link")
 
 Outbox = asyncio.Queue[scheduler_pb2.SessionRequest | None]  # None ends the stream
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """New tokens and, once there are no more to come, how it ended."""
-
-    token_ids: list[int]
-    logprobs: list[RawLogprobs]  # one per token, if asked for
-    end: Finish | None
-    reports: list[PromptReport] = field(default_factory=list)  # of the prompt, before the tokens
-
-
-class LiveRequest:
-    """A submitted request as its reader sees it: tokens, then an end.
-
-    Tokens that come faster than they are read collect here, so a slow reader wakes up less often
-    and holds up nobody. max_tokens bounds them.
-    """
-
-    __slots__ = (
-        "_end",
-        "_logprobs",
-        "_reports",
-        "_token_ids",
-        "_waiter",
-        "handle",
-        "num_cached_tokens",
-    )
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-        self.num_cached_tokens = 0  # known with the first token
-        self._token_ids: list[int] = []
-        self._logprobs: list[RawLogprobs] = []
-        self._reports: list[PromptReport] = []
-        self._end: Finish | RequestError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    async def receive(self) -> Arrival:
-        """What came since the last call; waits for it.
-
-        Raises RequestError when the request was refused or failed; tokens that came before are
-        returned first. One reader only.
-        """
-        if not self._token_ids and self._end is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        token_ids, self._token_ids = self._token_ids, []
-        logprobs, self._logprobs = self._logprobs, []
-        reports, self._reports = self._reports, []
-        if isinstance(self._end, RequestError):
-            if not token_ids:
-                raise self._end
-            return Arrival(token_ids, logprobs, None, reports)
-        return Arrival(token_ids, logprobs, self._end, reports)
-
-    def add(self, token_id: int, logprobs: RawLogprobs | None) -> None:
-        """One more token; wake() tells the reader."""
-        self._token_ids.append(token_id)
-        if logprobs is not None:
-            self._logprobs.append(logprobs)
-
-    def add_report(self, report: PromptReport) -> None:
-        """What was found out about a part of the prompt; the first token, or the end, is behind."""
-        self._reports.append(report)
-
-    def end(self, how: Finish | RequestError) -> None:
-        """Nothing more will come; wake() tells the reader."""
-        self._end = how
-
-    def wake(self) -> None:
-        """Lets the reader see what was added; once per step, not once per token."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class WakeQueue:
@@ -141,14 +71,19 @@ class WakeQueue:
 class SchedulerLink:
     """The stream and the requests on it. All methods belong to the event loop's thread."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, address: str, scheduler_timeout_s: float = 0.0
+    ) -> None:
         self._stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = (
             scheduler_pb2_grpc.SchedulerServiceStub(channel)
         )
         self._address = address
+        self._timeout_s = scheduler_timeout_s  # for which who was live waits for the next one
+        self._recovering: asyncio.Task[None] | None = None
         self._live: dict[int, LiveRequest] = {}
         self._handles = itertools.count(1)
         self._wakes = WakeQueue()
+        self._problem = ""  # of the stream that broke last
         self._outbox: Outbox | None = None  # there while a stream is open
         self.changed = asyncio.Event()  # set when a stream opens or breaks; its waiter clears it
 
@@ -157,24 +92,13 @@ class SchedulerLink:
         """Whether requests can be submitted."""
         return self._outbox is not None
 
-    def submit(
-        self,
-        request_id: str,
-        prompt_token_ids: list[int],
-        sampling: SamplingParams,
-        standing: Standing,
-        reuse: Reuse,
-        pooling: Pooling | None = None,
-    ) -> LiveRequest:
+    def submit(self, submission: Submission) -> LiveRequest:
         """Sends a request; its reader must close() it."""
         if self._outbox is None:
             raise unavailable(f"no connection to the scheduler at {self._address}")
-        live = LiveRequest(self._free_handle())
+        live = LiveRequest(self._free_handle(), submission, time.monotonic())
         self._live[live.handle] = live
-        message = submit_to_proto(
-            live.handle, request_id, prompt_token_ids, sampling, standing, reuse, pooling
-        )
-        self._outbox.put_nowait(message)
+        self._outbox.put_nowait(submit_to_proto(live.handle, submission))
         return live
 
     def close(self, live: LiveRequest) -> None:
@@ -190,6 +114,14 @@ class SchedulerLink:
 
     async def run(self) -> None:
         """Keeps a stream open until cancelled."""
+        try:
+            await self._keep_open()
+        finally:
+            if self._recovering is not None:
+                self._recovering.cancel()
+                await asyncio.gather(self._recovering, return_exceptions=True)
+
+    async def _keep_open(self) -> None:
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
@@ -223,20 +155,66 @@ class SchedulerLink:
             outbox.put_nowait(None)
             call.cancel()
 
+    # --- when the scheduler is gone --------------------------------------------------------------
+
     def _lose(self, problem: str) -> None:
         """The stream is gone, and with it the scheduler's memory of our requests.
 
-        Their readers hold prompt and tokens so far: this is the place to submit them again as
-        continuations instead of failing them.
+        We hold prompt and tokens of each: they wait for the next scheduler, but not for ever.
         """
         if self._live:
             log.warning("lost the scheduler with %d requests live: %s", len(self._live), problem)
-        error = unavailable(f"lost the scheduler at {self._address}: {problem}")
-        for live in self._live.values():
-            live.end(error)
-            live.wake()
-        self._live.clear()
+        self._problem = f"lost the scheduler at {self._address}: {problem}"
+        for live in list(self._live.values()):
+            live.lose(time.monotonic())
+            if live.num_losses >= MAX_LOSSES or not self._timeout_s:
+                self._fail(live, unavailable(self._problem))
         self.changed.set()
+        if self._live and (self._recovering is None or self._recovering.done()):
+            self._recovering = asyncio.create_task(self._recover())
+
+    async def _recover(self) -> None:
+        """Submits again whatever waits for a scheduler, until nothing does."""
+        while waiting := [live for live in self._live.values() if not live.is_submitted]:
+            for live in waiting:
+                self._try_again(live, time.monotonic())
+            await asyncio.sleep(RETRY_S)
+
+    def _try_again(self, live: LiveRequest, now_s: float) -> None:
+        standing, lost_s = live.submission.standing, live.lost_s
+        if standing.timeout_s is not None:
+            standing = replace(standing, timeout_s=live.submitted_s + standing.timeout_s - now_s)
+            if standing.timeout_s is not None and standing.timeout_s <= 0:
+                problem = "the deadline passed while there was no scheduler"
+                return self._fail(live, RequestError(ErrorKind.DEADLINE_EXCEEDED, problem))
+        if lost_s is not None and now_s - lost_s > self._timeout_s:
+            problem = f"{self._problem}; no other came within {self._timeout_s:g} s"
+            return self._fail(live, unavailable(problem))
+        if self._outbox is not None:
+            output = tuple(live.output_token_ids)
+            again = replace(live.submission, standing=standing, output_token_ids=output)
+            live.is_submitted = True
+            self._outbox.put_nowait(submit_to_proto(live.handle, again, is_again=True))
+        return None
+
+    def _fail(self, live: LiveRequest, error: RequestError) -> None:
+        self._live.pop(live.handle, None)
+        live.end(error)
+        live.wake()
+
+    def _has_to_wait(self, live: LiveRequest, end: Finish | RequestError) -> bool:
+        """Whether a refusal only says that the next scheduler is not there yet, or that the last
+        one has not noticed that it lost us."""
+        if live.lost_s is None or not isinstance(end, RequestError):
+            return False
+        if end.kind not in (ErrorKind.UNAVAILABLE, ErrorKind.CONFLICT):
+            return False
+        live.is_submitted = False
+        if self._recovering is None or self._recovering.done():
+            self._recovering = asyncio.create_task(self._recover())
+        return True
+
+    # --- what comes ------------------------------------------------------------------------------
 
     def _deliver(self, response: scheduler_pb2.SessionResponse) -> None:
         handles = columns.unpack(response.handles, columns.UINT32, name="handles").tolist()
@@ -256,12 +234,13 @@ class SchedulerLink:
                 touched.append(live)
         for admitted in response.admitted:
             live = self._live.get(admitted.handle)
-            if live is not None:
+            if live is not None and not live.output_token_ids:
                 live.num_cached_tokens = admitted.cached_tokens
         for finished in response.finished:
-            live = self._live.pop(finished.handle, None)
-            if live is not None:
-                live.end(finished_from_proto(finished))
+            live, end = self._live.get(finished.handle), finished_from_proto(finished)
+            if live is not None and not self._has_to_wait(live, end):
+                del self._live[finished.handle]
+                live.end(end)
                 touched.append(live)
         self._wakes.add(touched)
 

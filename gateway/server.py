@@ -69,7 +69,7 @@ class Gateway:
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer) -> None:
         self._config = config
         self._channel = grpc.aio.insecure_channel(config.scheduler, options=LINK_OPTIONS)
-        self._link = SchedulerLink(self._channel, config.scheduler)
+        self._link = SchedulerLink(self._channel, config.scheduler, config.scheduler_timeout_s)
         self._readiness = ReadinessWatch(
             self._channel, self._link, tokenizer, config.served_model_name
         )

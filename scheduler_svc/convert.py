@@ -49,6 +49,18 @@ class Submission:
     skip_prefix_cache: bool = False
     fork_group: str = ""
     pooling: types_pb2.Pooling = types_pb2.POOLING_UNSPECIFIED
+    output_token_ids: NDArray[np.int32] | None = None  # so far, of a request that ran before
+
+
+def split(
+    token_ids: NDArray[np.int32], num_prompt_tokens: int | None
+) -> tuple[NDArray[np.int32], NDArray[np.int32] | None]:
+    """Prompt and output so far. Raises BadSampling when there are fewer tokens than that."""
+    if num_prompt_tokens is None:
+        return token_ids, None
+    if num_prompt_tokens > len(token_ids):
+        raise BadSampling(f"num_prompt_tokens is {num_prompt_tokens}, of {len(token_ids)} tokens")
+    return token_ids[:num_prompt_tokens], token_ids[num_prompt_tokens:]
 
 
 def to_request(
@@ -82,6 +94,7 @@ def to_request(
         fork_group=submission.fork_group,
         report_begin=report.start,
         report_end=report.stop,
+        output_token_ids=submission.output_token_ids,
     )
 
 

@@ -20,6 +20,7 @@ from rpc.prompt_reports import HiddenMean
 from scheduler_svc.convert import (
     FINISH_REASONS,
     Submission,
+    split,
     to_finished,
     to_prompt_report,
     to_request,
@@ -142,13 +143,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             message = f"handle {submit.handle} is live already"
             return _Refusal(grpc.StatusCode.ALREADY_EXISTS, message)
         try:
-            prompt = unpack(submit.prompt_token_ids, name="prompt_token_ids")
-        except BadColumn as error:
+            token_ids = unpack(submit.prompt_token_ids, name="prompt_token_ids")
+            num_prompt = submit.num_prompt_tokens if submit.HasField("num_prompt_tokens") else None
+            prompt, output = split(token_ids.astype(np.int32, copy=False), num_prompt)
+        except (BadColumn, BadSampling) as error:
             return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return self._submit(
             Submission(
                 submit.request_id,
-                prompt.astype(np.int32, copy=False),
+                prompt,
                 submit.sampling,
                 client,
                 submit.handle,
@@ -159,6 +162,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 submit.skip_prefix_cache,
                 submit.fork_group,
                 submit.pooling,
+                output,
             )
         )
 
@@ -173,7 +177,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, "prompt_token_ids has an id beyond the vocabulary"
             )
-        prompt = np.array(request.prompt_token_ids, dtype=np.int32)
+        token_ids = np.array(request.prompt_token_ids, dtype=np.int32)
+        num_prompt = request.num_prompt_tokens if request.HasField("num_prompt_tokens") else None
+        try:
+            prompt, output = split(token_ids, num_prompt)
+        except BadSampling as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         client, outbox = self._engine.open_client()
         mine: list[str] = []  # empty until accepted: a refused id may be another client's
         try:
@@ -190,6 +199,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 request.skip_prefix_cache,
                 request.fork_group,
                 request.pooling,
+                output,
             )
             refusal = self._submit(submission)
             if refusal is not None:

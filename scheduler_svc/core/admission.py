@@ -154,7 +154,7 @@ class Admission:
     def _count_first(self, sequence: Sequence, start: Start) -> None:
         """Books what was there at the first admission; forks are no hits, since nothing is looked
         up for them."""
-        sequence.num_cached = start.num_computed
+        sequence.num_cached = min(start.num_computed, sequence.num_prompt)
         if start.sibling is not None:
             self._counters.num_forks += 1
             return

@@ -3,6 +3,7 @@
 from collections.abc import Container
 
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.continuation import continuation_problem
 from scheduler_svc.core.promises import Promises
 from scheduler_svc.core.request import RefusalKind, Refused, Request
 from scheduler_svc.core.siblings import Siblings
@@ -26,7 +27,11 @@ class Intake:
 
     def check(self, request: Request, live: Container[str], num_usable_blocks: int) -> int:
         """The length at which the request ends at the latest. Raises Refused, naming the field."""
-        problem = self._problem(request) or self._siblings.problem(request)
+        problem = (
+            self._problem(request)
+            or self._siblings.problem(request)
+            or continuation_problem(request, self._max_len(request), self._config)
+        )
         if problem is not None:
             raise Refused(RefusalKind.INVALID, problem)
         if request.request_id in live:
@@ -43,7 +48,8 @@ class Intake:
             )
         if request.deadline_s is not None and request.deadline_s <= request.arrival_s:
             raise Refused(RefusalKind.EXPIRED, "the deadline had passed when the request arrived")
-        self._check_load(request)
+        if request.output_token_ids is None:  # else it was let in once
+            self._check_load(request)
         return max_len
 
     def _max_len(self, request: Request) -> int:

@@ -69,6 +69,8 @@ class Request:
     # Positions of the prompt that the worker reports on when it computes them; none where equal.
     report_begin: int = 0
     report_end: int = 0
+    # What a scheduler that is gone had made of it: it goes on behind that. None: it is new.
+    output_token_ids: TokenIds | None = None
 
     @property
     def is_prompt_only(self) -> bool:

@@ -65,6 +65,8 @@ class Sequence:
         self.number = number  # in order of arrival
         self.status = Status.WAITING
         self.token_ids: TokenIds = request.prompt_token_ids
+        if request.output_token_ids is not None:
+            self.token_ids = np.concatenate((request.prompt_token_ids, request.output_token_ids))
         self.num_prompt = len(request.prompt_token_ids)
         self.max_len = max_len  # tokens, prompt included, at which it ends for length
         self.min_len = self.num_prompt + request.min_tokens  # below this no token stops it

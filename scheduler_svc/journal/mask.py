@@ -57,12 +57,16 @@ class Mask:
 
     def request(self, request: Request) -> Request:
         """The request with stand-ins for its prompt and its salt, and without lists of tokens."""
-        salt = request.cache_salt.encode()
+        salt, output = request.cache_salt.encode(), request.output_token_ids
+        if output is not None:  # a stand-in depends on all tokens before it
+            num_prompt = len(request.prompt_token_ids)
+            output = self.tokens(np.concatenate((request.prompt_token_ids, output)))[num_prompt:]
         if salt:
             salt = blake2b(salt, key=self._key, digest_size=8).hexdigest().encode()
         return replace(
             _without_tokens(request),
             prompt_token_ids=self.tokens(request.prompt_token_ids),
+            output_token_ids=output,
             cache_salt=salt.decode(),
         )
 

@@ -83,6 +83,21 @@ def test_streams_survive_ten_kills_of_the_worker(
     assert num_losses(product) - before == NUM_KILLS
 
 
+def test_streams_survive_a_kill_of_the_scheduler(
+    product: Product, calm: list[History], rng: random.Random
+) -> None:
+    def kill(streams: Streams) -> None:
+        assert streams.wait_for_tokens(rng.randint(100, 700))
+        product.processes["scheduler_svc"].kill()
+        product.processes["scheduler_svc"].wait()
+        product.start_scheduler()
+
+    seen = Streams(product, NUM_TOKENS).run(kill)
+    assert_unnoticed(seen, calm)
+    assert "lost the scheduler with" in product.read_log("gateway")
+    assert_all_is_free(product)
+
+
 @pytest.mark.parametrize("then", [signal.SIGCONT, signal.SIGKILL])
 def test_streams_survive_a_worker_that_is_stopped(
     product: Product, calm: list[History], rng: random.Random, then: signal.Signals

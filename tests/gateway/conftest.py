@@ -84,6 +84,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     tokens_per_step: int = 1
     hangs_after: int | None = None  # tokens, then silence
     breaks_on_submit: bool = False
+    breaks_after: int | None = None  # tokens of each attempt; the next one goes on behind them
     submits: list[Any] = field(default_factory=list)
     outboxes: list[asyncio.Queue[Any]] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
@@ -114,6 +115,18 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 outbox.put_nowait(None)
                 return
             self._answer(request.submit, outbox)
+            if self.breaks_after is not None and self.is_cut(request.submit):
+                outbox.put_nowait(None)
+                return
+
+    def num_output(self, submit: Any) -> int:
+        """Tokens of its output that a request brings along."""
+        num_tokens = len(submit.prompt_token_ids) // 4
+        return num_tokens - submit.num_prompt_tokens if submit.HasField("num_prompt_tokens") else 0
+
+    def is_cut(self, submit: Any) -> bool:
+        assert self.breaks_after is not None
+        return self.num_output(submit) + self.breaks_after < len(self.output)
 
     def _answer(self, submit: Any, outbox: asyncio.Queue[Any]) -> None:
         tell_of_prompt(submit, self.model.vocab_size, outbox)
@@ -122,13 +135,16 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             self._finish(submit, outbox, num_tokens=0)
             return
         shown = self.output if self.hangs_after is None else self.output[: self.hangs_after]
+        shown = shown[self.num_output(submit) :]
+        if self.breaks_after is not None:
+            shown = shown[: self.breaks_after]
         for start in range(0, len(shown), self.tokens_per_step):
             ids = shown[start : start + self.tokens_per_step]
             handles = columns.pack([submit.handle] * len(ids), columns.UINT32)
             outbox.put_nowait(
                 scheduler_pb2.SessionResponse(handles=handles, token_ids=columns.pack(ids))
             )
-        if self.hangs_after is None:
+        if self.hangs_after is None and (self.breaks_after is None or not self.is_cut(submit)):
             self._finish(submit, outbox)
 
     def finish_hanging(self) -> None:

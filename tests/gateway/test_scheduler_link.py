@@ -8,19 +8,15 @@ import pytest
 
 from gateway.errors import ErrorKind, RequestError
 from gateway.generation import Reuse, SamplingParams, Standing
-from gateway.scheduler_link import (
-    WAKES_PER_ROUND,
-    Arrival,
-    LiveRequest,
-    SchedulerLink,
-    WakeQueue,
-)
+from gateway.live_request import Arrival, LiveRequest, Submission
+from gateway.scheduler_link import WAKES_PER_ROUND, SchedulerLink, WakeQueue
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from rpc import columns
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+ASKED = Submission("a", [1], SamplingParams(), Standing(), Reuse())
 REQUEST = pb.GenerateRequest(prompt=pb.Prompt(text="Hello"))
 
 
@@ -45,6 +41,47 @@ async def test_a_broken_stream_fails_its_requests_and_the_next_ones_succeed(
     running.scheduler.breaks_on_submit = False
     await eventually(lambda: running.gateway._link.is_open, "a new stream")
     assert (await stub.Generate(REQUEST)).output.text == "Hello world"
+
+
+async def test_streams_that_break_every_few_tokens_end_as_if_nothing_had_happened(
+    running: Any, encode: Any
+) -> None:
+    text = "The capital of France is Paris."
+    running.scheduler.output = encode(text)
+    stub = inference_pb2_grpc.InferenceServiceStub(running.channel)
+    whole = await stub.Generate(REQUEST)
+    running.scheduler.submits.clear()
+    running.scheduler.breaks_after = 3
+    answer = await stub.Generate(REQUEST)
+    assert answer.output.text == whole.output.text == text
+    assert answer.output.token_ids == whole.output.token_ids
+    prompt, known = encode("Hello"), running.scheduler.output
+    for index, submit in enumerate(running.scheduler.submits):
+        assert running.scheduler.prompt_of(index) == prompt + known[: 3 * index]
+        assert submit.HasField("num_prompt_tokens") == (index > 0)
+        assert submit.handle == running.scheduler.submits[0].handle
+
+
+async def test_no_request_waits_longer_for_a_scheduler_than_it_was_told_to(
+    start: Any, scheduler_server: Any, eventually: Any
+) -> None:
+    scheduler, _ = scheduler_server
+    scheduler.hangs_after = 1
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(scheduler, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    running = await start(scheduler=f"127.0.0.1:{port}", scheduler_timeout_s=0.4)
+    call = inference_pb2_grpc.InferenceServiceStub(running.channel).GenerateStream(REQUEST)
+    assert len((await call.read()).delta.token_ids) == 1
+    began_s = asyncio.get_running_loop().time()
+    await server.stop(0)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call.read()
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "no other came within 0.4 s" in error.value.details()
+    assert asyncio.get_running_loop().time() - began_s >= 0.4
+    assert running.gateway._pipeline.live == []
 
 
 async def test_a_restarted_scheduler_is_found_again(
@@ -90,7 +127,7 @@ async def test_a_foreign_tokenizer_is_named_with_both_hashes(
 
 
 async def test_tokens_of_several_steps_are_read_at_once_and_an_error_comes_after_them() -> None:
-    live = LiveRequest(1)
+    live = LiveRequest(1, ASKED)
     reading = asyncio.create_task(live.receive())
     await asyncio.sleep(0)
     live.add(5, None)
@@ -107,7 +144,7 @@ async def test_tokens_of_several_steps_are_read_at_once_and_an_error_comes_after
 async def test_a_reader_behind_others_gets_tokens_of_two_steps_at_once_and_nobody_waits_twice() -> (
     None
 ):
-    lives = [LiveRequest(handle) for handle in range(2 * WAKES_PER_ROUND)]
+    lives = [LiveRequest(handle, ASKED) for handle in range(2 * WAKES_PER_ROUND)]
     reading = [asyncio.create_task(live.receive()) for live in lives]
     await asyncio.sleep(0)
     wakes = WakeQueue()
@@ -128,7 +165,7 @@ async def test_without_a_stream_a_submit_is_refused_at_once() -> None:
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
         link = SchedulerLink(channel, "127.0.0.1:1")
         with pytest.raises(RequestError, match=r"127\.0\.0\.1:1") as refusal:
-            link.submit("a", [1], SamplingParams(), Standing(), Reuse())
+            link.submit(ASKED)
         assert refusal.value.kind is ErrorKind.UNAVAILABLE
 
 

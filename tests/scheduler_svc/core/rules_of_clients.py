@@ -151,6 +151,17 @@ def submit_siblings(world: World, draw: Draw) -> None:
         )
 
 
+@rule(weight=1)
+def submit_what_another_scheduler_had(world: World, draw: Draw) -> None:
+    prompt = world.draw_prompt(draw, 1, 16)
+    request_id, max_tokens = f"r{len(world.requests)}", draw.integer(1, 8)
+    whole, _ = world.expected(
+        Request(request_id, np.array(prompt, dtype=np.int32), max_tokens=max_tokens)
+    )
+    output = np.array(whole[: draw.integer(0, len(whole) - 1)], dtype=np.int32)
+    world.submit(prompt, max_tokens=max_tokens, output_token_ids=output)
+
+
 @rule(weight=2, when=lambda world: any(s.request.fork_group for s in world.scheduler.live()))
 def submit_a_late_sibling(world: World, draw: Draw) -> None:
     other = draw.pick([s.request for s in world.scheduler.live() if s.request.fork_group])

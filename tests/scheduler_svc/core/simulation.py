@@ -54,7 +54,8 @@ class Simulation:
         assert request.handle == len(self.requests)
         sequence = self.scheduler.add(request)
         self.requests.append(request)
-        self.outputs.append([])
+        known = request.output_token_ids
+        self.outputs.append([] if known is None else known.tolist())
         self.told.append([])
         self.check()
         return sequence
