@@ -1,20 +1,17 @@
-"""`python -m worker_svc`: reads the options, prepares the environment, runs the process."""
+"""`python -m worker_svc`: reads the options, then runs the process, or several ranks of one."""
 
-import os
 import sys
 
-from worker_svc import config
+from worker_svc import config, supervisor
 
 
 def main(arguments: list[str]) -> int:
     """Runs one worker; returns the exit code."""
     options = config.parse(arguments)
-    # OpenMP threads that wait for work spin for as long as a pause inside a step takes, then sleep.
-    # By default they spin on, in the way of the scheduler and the gateway that they wait for; were
-    # they to sleep at once, waking them a hundred times a step would take a third of it. OpenMP
-    # reads this when torch is loaded, hence the late import.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    from worker_svc import process  # noqa: PLC0415
+    if options.tensor_parallel_size > 1:
+        return supervisor.run(options.tensor_parallel_size, arguments)
+    config.prepare_environment()
+    from worker_svc import process  # noqa: PLC0415 - loads torch, which reads the environment
 
     return process.run(options)
 

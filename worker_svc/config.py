@@ -1,6 +1,7 @@
 """The worker's options, read once from the command line."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ class WorkerConfig:
     host_blocks: int = 0
     gpu_memory_utilization: float = 0.9
     threads: int = 0
+    tensor_parallel_size: int = 1
     failpoints: tuple[Failpoint, ...] = ()
 
     def __post_init__(self) -> None:
@@ -45,6 +47,8 @@ class WorkerConfig:
         _require(self.dtype in DTYPES, "dtype", self.dtype, "one of " + ", ".join(DTYPES))
         _require(self.device in DEVICES, "device", self.device, "one of " + ", ".join(DEVICES))
         _require(self.block_size >= 1, "block_size", self.block_size, "1 or more")
+        ranks = self.tensor_parallel_size
+        _require(ranks >= 1, "tensor_parallel_size", ranks, "1 or more")
         _require(0 <= self.port < 65536, "port", self.port, "0 to 65535")
         share = self.gpu_memory_utilization
         _require(0 < share <= 1, "gpu_memory_utilization", share, "above 0, at most 1")
@@ -66,6 +70,14 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
         return WorkerConfig(**options)
     except ValueError as error:
         parser.error(str(error))
+
+
+def prepare_environment() -> None:
+    """Settings that libraries read when they are loaded; to be called before torch is imported."""
+    # OpenMP threads that wait for work spin for as long as a pause inside a step takes, then sleep.
+    # By default they spin on, in the way of the scheduler and the gateway that they wait for; were
+    # they to sleep at once, waking them a hundred times a step would take a third of it.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,7 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-cache-gib", float, "KV cache on cpu; None: up to 4 GiB or a quarter of free memory")
     add("--host-blocks", int, "KV blocks in host memory for preemption by swap; 0: none")
     add("--gpu-memory-utilization", float, "share of the device's memory that may be used")
-    add("--threads", int, "torch threads on cpu; 0: one per core")
+    add("--threads", int, "torch threads of a process on cpu; 0: one per core, shared by the ranks")
+    add(
+        "--tensor-parallel-size", int, "processes that share the model, each on a device of its own"
+    )
     parser.add_argument(
         "--failpoint",
         dest="failpoints",

@@ -33,3 +33,6 @@ class Description:
     attention_backend: str
     graph_batch_sizes: tuple[int, ...]  # none on CPU
     num_host_blocks: int = 0
+    rank: int = 0
+    world_size: int = 1
+    rank_addresses: tuple[str, ...] = ()  # where each rank answers; none for a group of one

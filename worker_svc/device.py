@@ -44,10 +44,12 @@ def cpu_multiplies_bfloat16() -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
-def set_num_threads(count: int) -> int:
-    """Threads of one CPU operation; 0 leaves torch's choice, every core. Returns the number."""
+def set_num_threads(count: int, num_ranks: int = 1) -> int:
+    """Threads of one CPU operation; 0: this rank's share of the cores. Returns the number."""
     if count < 0:
         raise ValueError(f"threads: {count} is negative")
+    if count == 0 and num_ranks > 1:
+        count = max(1, torch.get_num_threads() // num_ranks)
     if count > 0:
         torch.set_num_threads(count)
     return torch.get_num_threads()

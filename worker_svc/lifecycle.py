@@ -9,15 +9,21 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 from worker_svc import startup
 from worker_svc.compute_thread import ComputeThread
 from worker_svc.config import WorkerConfig
 from worker_svc.description import Description, ModelFacts
 from worker_svc.model_runner import ModelRunner
+from worker_svc.parallel import Group
+from worker_svc.ranks import Ranks
 from worker_svc.startup import LoadedModel
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +47,15 @@ class Lifecycle:
     """The phases, entered one after the other. A call that fails leaves the phase as it was."""
 
     def __init__(
-        self, config: WorkerConfig, compute: ComputeThread, on_phase: Callable[[Phase], None]
+        self,
+        config: WorkerConfig,
+        compute: ComputeThread,
+        on_phase: Callable[[Phase], None],
+        ranks: Ranks,
+        address: str,
     ) -> None:
+        self._ranks = ranks
+        self._address = address
         self._config = config
         self._compute = compute
         self._on_phase = on_phase
@@ -82,8 +95,9 @@ class Lifecycle:
     def load_model(self, folder: Path, dtype: str, served_model_name: str) -> ModelFacts:
         """STARTED to LOADED: reads the weights."""
         with self._moving("LoadModel", Phase.STARTED, Phase.LOADED, during=Phase.LOADING):
-            self._model = self._compute.call(
-                lambda: startup.load(self._config, folder, dtype, served_model_name)
+            self._ranks.load_model(folder, dtype, served_model_name)
+            self._model = self._together(
+                lambda group: startup.load(self._config, folder, dtype, served_model_name, group)
             )
             return self._model.facts
 
@@ -92,10 +106,13 @@ class Lifecycle:
         with self._moving("InitializeCache", Phase.LOADED, Phase.CACHE_READY):
             model = self._model
             assert model is not None  # LOADED says so
-            runner = self._compute.call(
-                lambda: startup.build_runner(self._config, model, num_blocks)
+            self._ranks.initialize_cache(num_blocks)
+            runner = self._together(
+                lambda group: startup.build_runner(self._config, model, num_blocks)
             )
-            self._description = startup.describe(model, runner, self._incarnation)
+            description = startup.describe(model, runner, self._incarnation)
+            addresses = self._ranks.addresses(self._address)
+            self._description = replace(description, rank_addresses=addresses)
             self._runner = runner
             return runner.limits.num_blocks
 
@@ -104,7 +121,8 @@ class Lifecycle:
         with self._moving("WarmUp", Phase.CACHE_READY, Phase.READY):
             runner, description = self._runner, self._description
             assert runner is not None and description is not None  # CACHE_READY says so
-            self._compute.call(runner.warm_up)
+            self._ranks.warm_up()
+            self._together(lambda group: runner.warm_up())
             return description
 
     def start_up(self, folder: Path) -> None:
@@ -117,6 +135,15 @@ class Lifecycle:
             log.exception("start-up failed")
             self._failure = f"{type(error).__name__}: {error}"
             self._enter(Phase.FAILED)
+
+    def _together(self, work: Callable[[Group], T]) -> T:
+        """Runs work on the compute thread of every rank; raises on all if it failed on one."""
+
+        def run() -> T:
+            group = self._ranks.join(self._config.device)
+            return group.together(lambda: work(group))
+
+        return self._compute.call(run)
 
     @contextmanager
     def _moving(

@@ -5,22 +5,33 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 from rpc.server import PortInUse
 from worker_svc.config import WorkerConfig
 from worker_svc.device import set_num_threads
-from worker_svc.server import WorkerServer
+from worker_svc.server import RankServer, WorkerServer
 
 GRACE_S = 0.4
 
 log = logging.getLogger(__name__)
 
 
-def run(config: WorkerConfig) -> int:
+MakeServer = Callable[[Callable[[], None]], RankServer]  # from what to call if start-up fails
+
+
+def run(
+    config: WorkerConfig,
+    make_server: MakeServer | None = None,
+    rank: int = 0,
+    num_ranks: int = 1,
+) -> int:
     """Serves until a signal or a failed start-up; returns the exit code."""
+    who = f"rank {rank} " if num_ranks > 1 else ""
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=logging.INFO, format=f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s"
     )
     if _has_foreign_kernels():
         log.error(
@@ -28,7 +39,7 @@ def run(config: WorkerConfig) -> int:
             "run `pip uninstall kernels`"
         )
         return 1
-    log.info("%d torch threads", set_num_threads(config.threads))
+    log.info("%d torch threads", set_num_threads(config.threads, num_ranks))
     wake, failed = threading.Event(), threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -41,7 +52,8 @@ def run(config: WorkerConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     try:
-        server = WorkerServer(config, on_failure)
+        make_server = make_server or partial(WorkerServer, config)
+        server = make_server(on_failure)
     except PortInUse as error:
         log.error("%s", error)
         return 1

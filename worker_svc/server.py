@@ -15,6 +15,7 @@ from worker_svc.compute_thread import ComputeThread
 from worker_svc.config import WorkerConfig
 from worker_svc.failpoints import Failpoints
 from worker_svc.lifecycle import Lifecycle, Phase
+from worker_svc.ranks import Ranks
 from worker_svc.session import Session
 
 # A stream holds a thread: the step stream, health watches and reflection of people looking in.
@@ -23,46 +24,44 @@ HANDLER_THREADS = 32
 log = logging.getLogger(__name__)
 
 
-class WorkerServer:
-    """One worker process but for its signals: compute thread, life cycle, session and server."""
+class RankServer:
+    """What every rank has: a compute thread, a life cycle, health and debugging, a server."""
 
-    def __init__(self, config: WorkerConfig, on_failure: Callable[[], None]) -> None:
+    def __init__(
+        self, config: WorkerConfig, on_failure: Callable[[], None], ranks: Ranks, port: int
+    ) -> None:
         self._config = config
+        self._ranks = ranks
         self._compute = ComputeThread()
         self._answers = ComputeThread("answers")
         self._health = health.HealthServicer()
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._on_failure = on_failure
-        self.lifecycle = Lifecycle(config, self._compute, self._on_phase)
-        failpoints = Failpoints(config.failpoints) if config.failpoints else None
-        self._session = Session(self.lifecycle, self._compute, self._answers, failpoints)
         self._server = grpc.server(
             ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"), options=SERVER_OPTIONS
         )
-        service.add_to_server(service.WorkerService(self.lifecycle, self._session), self._server)
+        self.port = bind(self._server, f"{config.host}:{port}", "the worker")
+        self.address = f"{config.host}:{self.port}"
+        self.lifecycle = Lifecycle(config, self._compute, self._on_phase, ranks, self.address)
         debug_pb2_grpc.add_DebugServiceServicer_to_server(
             debug.DebugService(self.lifecycle), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (service.SERVICE_NAME, debug.SERVICE_NAME, health.SERVICE_NAME)
-        add_reflection(self._server, names, aio=False)
-        self.port = bind(self._server, f"{config.host}:{config.port}", "the worker")
+        add_reflection(self._server, self._service_names(), aio=False)
 
     def start(self) -> None:
-        """Answers calls; with a model, starts up in the background and is NOT_SERVING meanwhile."""
+        """Answers calls."""
         self._server.start()
-        log.info("listening on %s:%d", self._config.host, self.port)
-        if (folder := self._config.model) is not None:
-            threading.Thread(
-                target=self.lifecycle.start_up, args=(folder,), name="start-up", daemon=True
-            ).start()
+        log.info("listening on %s", self.address)
 
     def stop(self, grace_s: float) -> bool:
         """Ends every stream and both threads; False if a step or a load still runs."""
         self._health.enter_graceful_shutdown()
-        self._session.stop()
         self._server.stop(grace_s).wait()
         return self._compute.stop(grace_s) and self._answers.stop(grace_s)
+
+    def _service_names(self) -> tuple[str, ...]:
+        return debug.SERVICE_NAME, health.SERVICE_NAME
 
     def _on_phase(self, phase: Phase) -> None:
         if phase is Phase.READY:
@@ -73,3 +72,42 @@ class WorkerServer:
     def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", service.SERVICE_NAME):
             self._health.set(name, status)
+
+
+class WorkerServer(RankServer):
+    """A worker, or rank 0 of several: all but its signals. Schedulers attach here."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        on_failure: Callable[[], None],
+        ranks: Ranks | None = None,
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(config, on_failure, ranks or Ranks(), config.port)
+        self._on_ready = on_ready
+        failpoints = Failpoints(config.failpoints) if config.failpoints else None
+        self._session = Session(
+            self.lifecycle, self._compute, self._answers, failpoints, self._ranks
+        )
+        service.add_to_server(service.WorkerService(self.lifecycle, self._session), self._server)
+
+    def start(self) -> None:
+        """Answers calls; with a model, starts up in the background and is NOT_SERVING meanwhile."""
+        super().start()
+        if (folder := self._config.model) is not None:
+            threading.Thread(
+                target=self.lifecycle.start_up, args=(folder,), name="start-up", daemon=True
+            ).start()
+
+    def stop(self, grace_s: float) -> bool:
+        self._session.stop()
+        return super().stop(grace_s)
+
+    def _service_names(self) -> tuple[str, ...]:
+        return service.SERVICE_NAME, *super()._service_names()
+
+    def _on_phase(self, phase: Phase) -> None:
+        super()._on_phase(phase)
+        if phase is Phase.READY:
+            self._on_ready()

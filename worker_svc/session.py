@@ -18,6 +18,7 @@ from worker_svc.compute_thread import ComputeThread
 from worker_svc.failpoints import Failpoints, StreamFaults
 from worker_svc.lifecycle import Lifecycle
 from worker_svc.model_runner import ModelRunner, Pending, failed
+from worker_svc.ranks import Ranks
 from worker_svc.step import BadStep, Cut, StepInput, StepOutput
 
 MAX_FRAMES_IN_FLIGHT = 6  # three that count, and as many that cuts have emptied
@@ -182,9 +183,11 @@ class Session:
         compute: ComputeThread,
         answers: ComputeThread,
         failpoints: Failpoints | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._failpoints = failpoints
         self._lifecycle = lifecycle
+        self._ranks = ranks or Ranks()  # told of all that is done to the runner
         self._compute = compute
         self._answers = answers
         self._lock = threading.Lock()
@@ -275,6 +278,7 @@ class Session:
             runner = self._lifecycle.ready_runner()
             step = codec.decode_step(frame, runner.limits)
             stream.check(step)
+            self._ranks.take(frame)
             self._run(stream, runner, step, queue_us)
         except (BadStep, StepGap) as error:
             log.warning("epoch %d ends: %s", stream.epoch, error)
@@ -310,19 +314,23 @@ class Session:
         if not frame.granted_steps:
             raise BadStep("cut", f"step {step.step_id} was not granted")
         if step is frame:
+            self._ranks.apply_changes()
             applied = runner.launch(frame.changes(), 0)
             if isinstance(applied, StepOutput) and applied.error:
                 raise RuntimeError(f"the changes of step {step.step_id}: {applied.error}")
+        self._ranks.forget_rows()
         runner.state.forget_rows()
 
     def _launch(
         self, stream: Stream, runner: ModelRunner, step: StepInput, queue_us: int
     ) -> StepOutput | Pending:
         if refusal := stream.refusal(step):
+            self._ranks.forget_rows()
             runner.state.forget_rows()
             return failed(step.step_id, refusal)
         if stream.faults:
             stream.faults.before_step()
+        self._ranks.compute_step()
         launched = runner.launch(step, queue_us)
         if stream.faults:
             stream.faults.after_step()

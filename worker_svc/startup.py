@@ -85,7 +85,7 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
         config.block_size,
         num_blocks * _block_bytes(config, model) / kv_sizing.GIB,
     )
-    kv_sizing.require_host_memory(config.host_blocks, _block_bytes(config, model))
+    kv_sizing.require_host_memory(config.host_blocks, group.size * _block_bytes(config, model))
     return _runner(config, model, num_blocks, config.host_blocks)
 
 
@@ -105,6 +105,8 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         f"[{limits.num_blocks}, {limits.block_size}, {shape.num_kv_heads}, {shape.head_dim}]",
         attention_backend=model.decoder.attention_backend,
         graph_batch_sizes=runner.graph_batch_sizes,
+        rank=model.decoder.group.rank,
+        world_size=model.decoder.group.size,
         num_host_blocks=limits.num_host_blocks,
     )
 

@@ -35,7 +35,7 @@ ROW_STATUS_NOT_FINITE: RowStatus
 ROW_STATUS_DEAD_END: RowStatus
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats")
+    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "rank_addresses")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class WorkerDescription(_message.Message):
     MAX_GRANTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     HAS_STATE_HASHES_FIELD_NUMBER: _ClassVar[int]
     SENDS_HEARTBEATS_FIELD_NUMBER: _ClassVar[int]
+    RANK_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     incarnation: int
     num_blocks: int
@@ -70,7 +71,8 @@ class WorkerDescription(_message.Message):
     max_granted_steps: int
     has_state_hashes: bool
     sends_heartbeats: bool
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ...) -> None: ...
+    rank_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., rank_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -343,3 +345,37 @@ class StepTimings(_message.Message):
     sample_us: int
     copy_us: int
     def __init__(self, queue_us: _Optional[int] = ..., prepare_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., copy_us: _Optional[int] = ...) -> None: ...
+
+class RankOrder(_message.Message):
+    __slots__ = ("load", "initialize_cache", "warm_up", "frame", "granted_step", "changes", "forget_rows")
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZE_CACHE_FIELD_NUMBER: _ClassVar[int]
+    WARM_UP_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_STEP_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    FORGET_ROWS_FIELD_NUMBER: _ClassVar[int]
+    load: LoadOrder
+    initialize_cache: InitializeCacheRequest
+    warm_up: WarmUpRequest
+    frame: bytes
+    granted_step: GrantedStep
+    changes: bytes
+    forget_rows: ForgetRows
+    def __init__(self, load: _Optional[_Union[LoadOrder, _Mapping]] = ..., initialize_cache: _Optional[_Union[InitializeCacheRequest, _Mapping]] = ..., warm_up: _Optional[_Union[WarmUpRequest, _Mapping]] = ..., frame: _Optional[bytes] = ..., granted_step: _Optional[_Union[GrantedStep, _Mapping]] = ..., changes: _Optional[bytes] = ..., forget_rows: _Optional[_Union[ForgetRows, _Mapping]] = ...) -> None: ...
+
+class LoadOrder(_message.Message):
+    __slots__ = ("request", "store_port")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    STORE_PORT_FIELD_NUMBER: _ClassVar[int]
+    request: LoadModelRequest
+    store_port: int
+    def __init__(self, request: _Optional[_Union[LoadModelRequest, _Mapping]] = ..., store_port: _Optional[int] = ...) -> None: ...
+
+class GrantedStep(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ForgetRows(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

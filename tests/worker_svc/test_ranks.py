@@ -1,0 +1,246 @@
+"""Two ranks as processes: one worker to whoever attaches, which comes back when a rank dies."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pagewire.v1 import debug_pb2, debug_pb2_grpc, scheduler_pb2, types_pb2, worker_pb2
+from pagewire.v1.scheduler_pb2_grpc import (
+    SchedulerServiceStub,
+    add_SchedulerServiceServicer_to_server,
+)
+from rpc.columns import unpack
+from rpc.server import SERVER_OPTIONS, bind
+from scheduler_svc.engine import Engine
+from scheduler_svc.service import SchedulerService
+from scheduler_svc.worker_link import FencedOut
+from tests.scheduler_svc.conftest import service_config
+
+from .conftest import TIMEOUT_S, WORKER_CONFIG, Attachment, Worker, make_prompt, make_sequence
+from .test_service import generate
+
+REPOSITORY = Path(__file__).parents[2]
+OPTIONS = {
+    "--tensor-parallel-size": "2",
+    "--port": "0",
+    "--device": "cpu",
+    "--dtype": "float32",
+    "--num-kv-blocks": str(WORKER_CONFIG.num_kv_blocks),
+    "--max-num-seqs": str(WORKER_CONFIG.max_num_seqs),
+    "--max-num-batched-tokens": str(WORKER_CONFIG.max_num_batched_tokens),
+    "--max-model-len": str(WORKER_CONFIG.max_model_len),
+}
+
+
+@dataclass
+class RankGroup:
+    """A group of two as a user starts it; `worker_svc --tensor-parallel-size 2`."""
+
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    port: int = 0
+    epochs: Iterator[int] = field(default_factory=lambda: count(1000))
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def wait_until_ready(self, times: int = 1) -> None:
+        """Until the ranks have been ready so many times."""
+        deadline_s = time.monotonic() + 3 * TIMEOUT_S
+        while (said := self.log.split("ranks are ready, rank 0 on port ")[1:])[times - 1 :] == []:
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline_s, self.log
+            time.sleep(0.05)
+        self.port = int(said[-1].split()[0])
+
+    @property
+    def ranks(self) -> list[int]:
+        """Process ids by rank, of the newest start."""
+        lines = [line for line in self.log.splitlines() if "is process" in line]
+        return [int(line.rsplit(" ", 1)[1]) for line in lines[-2:]]
+
+    @contextmanager
+    def worker(self) -> Iterator[Worker]:
+        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
+            yield Worker(None, channel, self.epochs)
+
+
+def start_group(folder: Path, log_path: Path) -> RankGroup:
+    options = OPTIONS | {"--model": str(folder)}
+    arguments = [part for pair in options.items() for part in pair]
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "worker_svc", *arguments],
+            cwd=REPOSITORY,
+            stderr=log,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+    return RankGroup(process, log_path)
+
+
+@pytest.fixture(scope="module")
+def group(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
+    made = start_group(llama_folder, tmp_path_factory.mktemp("ranks") / "log")
+    try:
+        made.wait_until_ready()
+        yield made
+        made.process.send_signal(signal.SIGTERM)
+        assert made.process.wait(TIMEOUT_S) == 0
+        assert not [pid for pid in made.ranks if is_running(pid)]
+    finally:
+        made.process.kill()
+        made.process.wait()
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_two_ranks_on_the_wire_give_the_tokens_of_one(
+    group: RankGroup, worker: Worker, temperature: float
+) -> None:
+    sampling = worker_pb2.RowSampling(temperature=temperature, top_p=0.95, seed=11)
+    prompts = [make_prompt(length, seed=length) for length in (1, 16, 31, 33)]
+    with group.worker() as two:
+        found = generate(two.attach(), prompts, 12, chunk=9, sampling=sampling)
+    assert found == generate(worker.attach(), prompts, 12, sampling=sampling)
+
+
+def test_a_grant_and_a_refused_step_keep_ranks_together(group: RankGroup, worker: Worker) -> None:
+    """Steps that one frame grants, a frame that is refused, and a scheduler that takes over."""
+
+    def run(one: Worker) -> list[int]:
+        attachment = one.attach()
+        tokens = attachment.step(
+            new_sequences=[make_sequence(0, make_prompt(20), [3, 1, 2])],
+            slots=[0],
+            num_scheduled=[20],
+        )
+        attachment.send(slots=[0], granted_steps=8)
+        for _ in range(8):
+            tokens += unpack(attachment.receive().token_ids).tolist()
+        attachment.send(slots=[1])  # nobody is there
+        attachment.send_raw(worker_pb2.AttachRequest(step=worker_pb2.SchedulerOutput(step_id=99)))
+        assert attachment.status() in (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode.ABORTED,
+        )
+        return tokens + generate(one.attach(), [make_prompt(5)], 4)[0]
+
+    with group.worker() as two:
+        assert run(two) == run(worker)
+
+
+def test_every_rank_says_how_it_is_and_what_it_holds(group: RankGroup) -> None:
+    with group.worker() as two:
+        attachment = Attachment(two.channel, next(group.epochs))
+        description = attachment.receive_description()
+        attachment.step(new_sequences=[make_sequence(0, [5, 6, 7], [1])], slots=[0])
+        assert (description.rank, description.world_size) == (0, 2)
+        assert description.rank_addresses[0] == f"127.0.0.1:{group.port}"
+        for address in description.rank_addresses:
+            with grpc.insecure_channel(address) as channel:
+                health = health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(service="pagewire.v1.WorkerService"),
+                    timeout=TIMEOUT_S,
+                )
+                assert health.status == health_pb2.HealthCheckResponse.SERVING
+                debug = debug_pb2_grpc.DebugServiceStub(channel)
+                wait_for_steps(debug)
+                assert debug.ListRequests(debug_pb2.ListRequestsRequest()).total == 1
+
+
+def wait_for_steps(debug: debug_pb2_grpc.DebugServiceStub) -> None:
+    """A rank other than 0 may be a moment behind the answer."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not debug.ListRequests(debug_pb2.ListRequestsRequest(), timeout=TIMEOUT_S).total:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+async def run_requests(port: int, kill: int | None = None) -> list[list[int]]:
+    """Eight requests through a scheduler, in chunks; a process is killed on the way."""
+    options = {"enable_prefix_caching": True, "max_num_batched_tokens": 32, "max_num_seqs": 4}
+    engine = Engine(service_config(port, **options))
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    add_SchedulerServiceServicer_to_server(SchedulerService(engine), server)
+    own_port = bind(server, "127.0.0.1:0", "test")
+    await server.start()
+    running = asyncio.create_task(engine.run())
+    try:
+        async with asyncio.timeout(120), grpc.aio.insecure_channel(f"127.0.0.1:{own_port}") as ch:
+            while not engine.is_ready:
+                await asyncio.sleep(0.02)
+            stub = SchedulerServiceStub(ch)
+            calls = [asyncio.create_task(run_request(stub, index)) for index in range(8)]
+            if kill is not None:
+                core = engine.groups[0].core
+                while core.num_output_tokens < 60:
+                    await asyncio.sleep(0.002)
+                os.kill(kill, signal.SIGKILL)
+            return await asyncio.gather(*calls)
+    finally:
+        running.cancel()
+        (outcome,) = await asyncio.gather(running, return_exceptions=True)
+        assert isinstance(outcome, asyncio.CancelledError | FencedOut)
+        await server.stop(None)
+
+
+async def run_request(stub: SchedulerServiceStub, index: int) -> list[int]:
+    prompt = make_prompt(20) + make_prompt(3 + 5 * index, seed=index)
+    sampling = types_pb2.SamplingParams(
+        temperature=index % 2, seed=index, max_tokens=60, ignore_eos=True
+    )
+    request = scheduler_pb2.SchedulerServiceGenerateRequest(
+        prompt_token_ids=prompt, sampling=sampling
+    )
+    tokens: list[int] = []
+    async for response in stub.Generate(request):
+        tokens += response.token_ids
+    return tokens
+
+
+def test_streams_end_as_if_nothing_had_happened_when_a_rank_is_killed(
+    group: RankGroup, worker: Worker
+) -> None:
+    calm = asyncio.run(run_requests(worker.server.port))
+    assert [len(tokens) for tokens in calm] == [60] * 8
+    before = group.ranks
+    for times, rank in ((2, 1), (3, 0)):
+        assert asyncio.run(run_requests(group.port, kill=group.ranks[rank])) == calm
+        group.wait_until_ready(times)
+    assert not [pid for pid in before if is_running(pid)]
+    assert asyncio.run(run_requests(group.port)) == calm
+
+
+def test_a_group_whose_model_cannot_be_loaded_says_why_and_exits_with_1(tmp_path: Path) -> None:
+    group = start_group(tmp_path / "nowhere", tmp_path / "log")
+    assert group.process.wait(2 * TIMEOUT_S) == 1
+    assert "nowhere" in group.log
+    assert "before the group was ready" in group.log
+    assert not [pid for pid in group.ranks if is_running(pid)]
+
+
+def test_ranks_end_with_the_process_that_started_them(llama_folder: Path, tmp_path: Path) -> None:
+    group = start_group(llama_folder, tmp_path / "log")
+    group.wait_until_ready()
+    group.process.kill()
+    group.process.wait()
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while any(is_running(pid) for pid in group.ranks):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)

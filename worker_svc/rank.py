@@ -1,0 +1,71 @@
+"""`python -m worker_svc.rank`: one rank of a group, started by the supervisor alone."""
+
+import argparse
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from worker_svc import config
+from worker_svc.config import WorkerConfig
+from worker_svc.order_pipe import OrderPipe
+
+if TYPE_CHECKING:
+    from worker_svc.ranks import Ranks
+    from worker_svc.server import RankServer
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one rank; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    settings = config.parse(options.arguments)
+    config.prepare_environment()
+    lifeline = socket.socket(fileno=options.lifeline)
+    threading.Thread(target=_die_with, args=(lifeline,), daemon=True).start()
+    pipes = [OrderPipe(int(descriptor)) for descriptor in options.orders.split(",")]
+    # Loads torch, which reads the environment.
+    from worker_svc import process  # noqa: PLC0415
+    from worker_svc.ranks import Ranks  # noqa: PLC0415
+
+    ranks = Ranks(options.rank, options.size, pipes)
+    make_server = partial(_server, settings, ranks, lifeline)
+    return process.run(settings, make_server, options.rank, options.size)
+
+
+def _server(
+    settings: WorkerConfig, ranks: "Ranks", lifeline: socket.socket, on_failure: Callable[[], None]
+) -> "RankServer":
+    from worker_svc.follower import Follower  # noqa: PLC0415
+    from worker_svc.server import WorkerServer  # noqa: PLC0415
+
+    if ranks.rank > 0:
+        return Follower(settings, on_failure, ranks)
+
+    def tell_port() -> None:
+        lifeline.sendall(str(server.port).encode())
+
+    server = WorkerServer(settings, on_failure, ranks, on_ready=tell_port)
+    return server
+
+
+def _die_with(lifeline: socket.socket) -> None:
+    """Ends this process when the supervisor has ended, however that happened."""
+    lifeline.recv(1)
+    os._exit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m worker_svc.rank", description=__doc__)
+    parser.add_argument("--rank", type=int, required=True, help="which of the ranks")
+    parser.add_argument("--size", type=int, required=True, help="of how many")
+    parser.add_argument("--lifeline", type=int, required=True, help="socket of the supervisor")
+    parser.add_argument("--orders", required=True, help="sockets between rank 0 and the others")
+    parser.add_argument("arguments", nargs="*", help="the worker's options, behind --")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""A process's place among the ranks: rank 0 tells the others what it is about to do itself.
+
+Nothing is answered: whether something has worked is agreed on in `parallel`. In a group of one
+there is nobody to tell.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch._C._distributed_c10d import Store
+
+from pagewire.v1 import worker_pb2
+from pagewire.v1.worker_pb2 import RankOrder
+from worker_svc import parallel
+from worker_svc.device import resolve_device
+from worker_svc.order_pipe import OrderPipe
+from worker_svc.parallel import ALONE, Group
+
+
+class Ranks:
+    """Of rank 0, with a pipe to each of the others; of another rank, with one to rank 0."""
+
+    def __init__(self, rank: int = 0, size: int = 1, pipes: Sequence[OrderPipe] = ()) -> None:
+        self.rank = rank
+        self.size = size
+        self.pipes = pipes
+        self.store_port = 0  # once rank 0 has made the store
+        self._store: Store | None = None
+        self._group: Group | None = ALONE if size == 1 else None
+        self._addresses: tuple[str, ...] = ()
+        self._frame: bytes | None = None  # whose first step has not been ordered yet
+
+    def join(self, device: str) -> Group:
+        """This rank's group, on the thread that will compute; the first call meets the others."""
+        if self._group is None:
+            if self._store is None:
+                self._store = parallel.reach_store(self.store_port, self.size)
+            own = parallel.device_of(self.rank, self.size, resolve_device(device))
+            self._group = parallel.join(self.rank, self.size, self._store, own)
+        return self._group
+
+    def addresses(self, own: str) -> tuple[str, ...]:
+        """Where every rank answers, which each tells rank 0 first of all; only rank 0 of several
+        knows."""
+        if self._leads and not self._addresses:
+            others = (pipe.receive().decode() for pipe in self.pipes)
+            self._addresses = own, *others
+        return self._addresses
+
+    # --- orders of rank 0, each sent before it is obeyed here ------------------------------------
+
+    def load_model(self, folder: Path, dtype: str, served_model_name: str) -> None:
+        if not self._leads:
+            return
+        if self._store is None:
+            store = parallel.host_store(self.size)
+            self._store, self.store_port = store, store.port
+        request = worker_pb2.LoadModelRequest(
+            path=str(folder), dtype=dtype, served_model_name=served_model_name
+        )
+        order = worker_pb2.LoadOrder(request=request, store_port=self.store_port)
+        self._tell(RankOrder(load=order))
+
+    def initialize_cache(self, num_blocks: int) -> None:
+        request = worker_pb2.InitializeCacheRequest(num_blocks=num_blocks)
+        self._tell(RankOrder(initialize_cache=request))
+
+    def warm_up(self) -> None:
+        self._tell(RankOrder(warm_up=worker_pb2.WarmUpRequest()))
+
+    def take(self, frame: bytes) -> None:
+        """Notes a frame of the step stream that is good; its steps follow one by one."""
+        self._frame = frame
+
+    def compute_step(self) -> None:
+        """The frame's first step, or the next that it grants."""
+        if self._frame is None:
+            self._tell(RankOrder(granted_step=worker_pb2.GrantedStep()))
+        else:
+            self._tell(RankOrder(frame=self._frame))
+        self._frame = None
+
+    def apply_changes(self) -> None:
+        """Those of the frame, none of whose steps is computed."""
+        assert self._frame is not None  # otherwise its first step has applied them
+        self._tell(RankOrder(changes=self._frame))
+
+    def forget_rows(self) -> None:
+        self._tell(RankOrder(forget_rows=worker_pb2.ForgetRows()))
+
+    @property
+    def _leads(self) -> bool:
+        return self.rank == 0 and self.size > 1
+
+    def _tell(self, order: RankOrder) -> None:
+        if not self._leads:
+            return
+        message = order.SerializeToString()
+        for pipe in self.pipes:
+            pipe.send(message)

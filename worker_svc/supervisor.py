@@ -1,0 +1,157 @@
+"""The process in front of several ranks: starts them, ends them together, starts them again.
+
+A rank that dies leaves the others in collectives that nobody finishes, so the others are ended at
+once and all begin anew: a new incarnation on the same port, which the scheduler attaches to as to
+any worker that comes back. A group that dies before it was ready would do so again, and is not
+started again. Loads neither torch nor gRPC.
+"""
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+STOP_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Ranks:
+    """The processes of one incarnation. Each notices when this one dies: its lifeline ends."""
+
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    lifelines: list[socket.socket] = field(default_factory=list)
+    port: int = 0  # of rank 0, once it is ready; 0 before
+
+    @property
+    def is_ready(self) -> bool:
+        return self.port > 0
+
+    def kill(self) -> None:
+        """Ends all of them now: what they hold can be rebuilt."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+        for lifeline in self.lifelines:
+            lifeline.close()
+
+    def stop(self) -> int:
+        """Asks all of them to end, and sees to it; returns the exit code of rank 0."""
+        for process in self.processes:
+            process.terminate()
+        deadline_s = time.monotonic() + STOP_S
+        for process in self.processes:
+            try:
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.warning("process %d does not stop", process.pid)
+        code = self.processes[0].poll()
+        self.kill()
+        return 1 if code is None else code
+
+
+def run(size: int, arguments: Sequence[str]) -> int:
+    """Keeps a group of ranks running until a signal, or until it cannot start."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    arguments = list(arguments)
+    with _signals() as signalled:
+        while True:
+            ranks = _start(size, arguments)
+            died = _watch(ranks, signalled)
+            if died is None:
+                return ranks.stop()
+            code = ranks.processes[died].returncode
+            ranks.kill()
+            if not ranks.is_ready:
+                log.error("rank %d ended with %d before the group was ready", died, code)
+                return 1
+            log.error("rank %d ended with %d: all ranks start again", died, code)
+            arguments += ["--port", str(ranks.port)]  # the last of an option counts
+
+
+def _start(size: int, arguments: Sequence[str]) -> Ranks:
+    """All processes, and a socket from rank 0 to each of the others."""
+    ranks = Ranks()
+    with ExitStack() as ours:  # their ends of the sockets: nobody else may hold them open
+        pairs = [socket.socketpair() for _ in range(size - 1)]
+        for end in (end for pair in pairs for end in pair):
+            ours.enter_context(end)
+        sockets = [[leading for leading, _ in pairs], *([following] for _, following in pairs)]
+        for rank in range(size):
+            lifeline, theirs = socket.socketpair()
+            ours.enter_context(theirs)
+            ranks.lifelines.append(lifeline)
+            ranks.processes.append(_start_rank(rank, size, theirs, sockets[rank], arguments))
+            log.info("rank %d is process %d", rank, ranks.processes[rank].pid)
+    return ranks
+
+
+def _start_rank(
+    rank: int,
+    size: int,
+    lifeline: socket.socket,
+    sockets: Sequence[socket.socket],
+    arguments: Sequence[str],
+) -> subprocess.Popen[bytes]:
+    orders = [end.fileno() for end in sockets]
+    command = [sys.executable, "-m", "worker_svc.rank", "--rank", str(rank), "--size", str(size)]
+    command += ["--lifeline", str(lifeline.fileno()), "--orders", ",".join(map(str, orders))]
+    return subprocess.Popen(
+        [*command, "--", *arguments],
+        pass_fds=[lifeline.fileno(), *orders],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # a signal from the terminal comes by way of this process
+    )
+
+
+def _watch(ranks: Ranks, signalled: socket.socket) -> int | None:
+    """Waits for a rank to end, and returns which; None: a signal came first."""
+    with selectors.DefaultSelector() as selector, ExitStack() as opened:
+        selector.register(signalled, selectors.EVENT_READ, None)
+        selector.register(ranks.lifelines[0], selectors.EVENT_READ, ranks)
+        for rank, process in enumerate(ranks.processes):
+            pidfd = os.pidfd_open(process.pid)
+            opened.callback(os.close, pidfd)
+            selector.register(pidfd, selectors.EVENT_READ, rank)
+        while True:
+            for key, _ in selector.select():
+                if key.data is None:
+                    return None
+                if isinstance(key.data, int):
+                    ranks.processes[key.data].wait()
+                    return key.data
+                if not _hear(ranks):
+                    selector.unregister(key.fileobj)
+
+
+def _hear(ranks: Ranks) -> bool:
+    """Rank 0 says, once, that the group is ready and on which port; False at the end."""
+    said = ranks.lifelines[0].recv(16)
+    if said:
+        ranks.port = int(said)
+        log.info("%d ranks are ready, rank 0 on port %d", len(ranks.processes), ranks.port)
+    return bool(said)
+
+
+@contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """A socket that becomes readable when the process is asked to stop."""
+    readable, writable = socket.socketpair()
+    writable.setblocking(False)
+    signal.set_wakeup_fd(writable.fileno())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: None)
+    with readable, writable:
+        yield readable
+        signal.set_wakeup_fd(-1)
