@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from pagewire.v1 import worker_pb2
-from pagewire.v1.worker_pb2 import RankOrder
+from pagewire.v1.rank_pb2 import RankOrder
 from worker_svc import codec
 from worker_svc.config import WorkerConfig
 from worker_svc.lifecycle import Lifecycle

@@ -14,7 +14,7 @@ class OrderPipe:
         self._reader = self._socket.makefile("rb")
 
     def send(self, message: bytes) -> None:
-        """Returns once the system has taken the message; raises OSError if the other end is gone."""
+        """Returns once the system has the message; raises OSError if the other end is gone."""
         self._socket.sendall(LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytes:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import Store
 
-from pagewire.v1 import worker_pb2
-from pagewire.v1.worker_pb2 import RankOrder
+from pagewire.v1 import rank_pb2, worker_pb2
+from pagewire.v1.rank_pb2 import RankOrder
 from worker_svc import parallel
 from worker_svc.device import resolve_device
 from worker_svc.order_pipe import OrderPipe
@@ -58,7 +58,7 @@ class Ranks:
         request = worker_pb2.LoadModelRequest(
             path=str(folder), dtype=dtype, served_model_name=served_model_name
         )
-        order = worker_pb2.LoadOrder(request=request, store_port=self.store_port)
+        order = rank_pb2.LoadOrder(request=request, store_port=self.store_port)
         self._tell(RankOrder(load=order))
 
     def initialize_cache(self, num_blocks: int) -> None:
@@ -75,7 +75,7 @@ class Ranks:
     def compute_step(self) -> None:
         """The frame's first step, or the next that it grants."""
         if self._frame is None:
-            self._tell(RankOrder(granted_step=worker_pb2.GrantedStep()))
+            self._tell(RankOrder(granted_step=rank_pb2.GrantedStep()))
         else:
             self._tell(RankOrder(frame=self._frame))
         self._frame = None
@@ -86,7 +86,7 @@ class Ranks:
         self._tell(RankOrder(changes=self._frame))
 
     def forget_rows(self) -> None:
-        self._tell(RankOrder(forget_rows=worker_pb2.ForgetRows()))
+        self._tell(RankOrder(forget_rows=rank_pb2.ForgetRows()))
 
     @property
     def _leads(self) -> bool:

@@ -345,37 +345,3 @@ class StepTimings(_message.Message):
     sample_us: int
     copy_us: int
     def __init__(self, queue_us: _Optional[int] = ..., prepare_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., copy_us: _Optional[int] = ...) -> None: ...
-
-class RankOrder(_message.Message):
-    __slots__ = ("load", "initialize_cache", "warm_up", "frame", "granted_step", "changes", "forget_rows")
-    LOAD_FIELD_NUMBER: _ClassVar[int]
-    INITIALIZE_CACHE_FIELD_NUMBER: _ClassVar[int]
-    WARM_UP_FIELD_NUMBER: _ClassVar[int]
-    FRAME_FIELD_NUMBER: _ClassVar[int]
-    GRANTED_STEP_FIELD_NUMBER: _ClassVar[int]
-    CHANGES_FIELD_NUMBER: _ClassVar[int]
-    FORGET_ROWS_FIELD_NUMBER: _ClassVar[int]
-    load: LoadOrder
-    initialize_cache: InitializeCacheRequest
-    warm_up: WarmUpRequest
-    frame: bytes
-    granted_step: GrantedStep
-    changes: bytes
-    forget_rows: ForgetRows
-    def __init__(self, load: _Optional[_Union[LoadOrder, _Mapping]] = ..., initialize_cache: _Optional[_Union[InitializeCacheRequest, _Mapping]] = ..., warm_up: _Optional[_Union[WarmUpRequest, _Mapping]] = ..., frame: _Optional[bytes] = ..., granted_step: _Optional[_Union[GrantedStep, _Mapping]] = ..., changes: _Optional[bytes] = ..., forget_rows: _Optional[_Union[ForgetRows, _Mapping]] = ...) -> None: ...
-
-class LoadOrder(_message.Message):
-    __slots__ = ("request", "store_port")
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    STORE_PORT_FIELD_NUMBER: _ClassVar[int]
-    request: LoadModelRequest
-    store_port: int
-    def __init__(self, request: _Optional[_Union[LoadModelRequest, _Mapping]] = ..., store_port: _Optional[int] = ...) -> None: ...
-
-class GrantedStep(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ForgetRows(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
