@@ -21,8 +21,12 @@ from worker_svc.random_numbers import race_keys, race_numbers
 from worker_svc.step import GREEDY_TEMPERATURE, IntColumn, no_entries
 
 # Candidates looked at for a filtered row: nearly always enough, and far cheaper than sorting a
-# vocabulary. A row that keeps more goes on to the next width and in the end to a full sort.
+# vocabulary. A row that keeps more is cut by its weights or, with top-k, goes on to the next width
+# and in the end to a full sort.
 CANDIDATE_WIDTHS = (1024, 8192)
+# Buckets of equal width in the logarithm of a weight, for rows that keep more than the first width.
+BUCKETS_PER_UNIT = 64.0
+NUM_BUCKETS = 2048
 TILE = 256
 
 
@@ -46,14 +50,13 @@ class SamplingRows:
     @classmethod
     def alike(cls, num_rows: int, temperature: float, top_p: float) -> "SamplingRows":
         """Rows that all sample the same way, for a step that serves nobody."""
-        zeros = np.zeros(num_rows, dtype=np.int64)
         return cls(
             temperature=np.full(num_rows, temperature, dtype=np.float32),
             top_p=np.full(num_rows, top_p, dtype=np.float32),
-            top_k=zeros,
+            top_k=np.zeros(num_rows, dtype=np.int64),
             min_p=np.zeros(num_rows, dtype=np.float32),
-            seed=zeros,
-            output_position=zeros,
+            seed=np.zeros(num_rows, dtype=np.int64),
+            output_position=np.zeros(num_rows, dtype=np.int64),
         )
 
 
@@ -121,29 +124,75 @@ def _draw_unfiltered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> T
 
 
 def _draw_filtered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
-    """The winner of the race among the kept candidates."""
+    """The winner of the race among the kept tokens."""
     scaled = _scale(logits, rows, chosen)  # [R, V]
     # By tiles: a sum over a whole row is cut among threads differently when the row is alone.
     totals = _tiles(scaled.exp()).sum(-1).double().sum(-1)  # [R]
-    keys = _sort_keys(scaled)
-    races = _race_keys(rows, chosen, logits)
     token_ids = torch.zeros(len(chosen), dtype=torch.int64, device=logits.device)
     vocab_size = logits.shape[1]
-    pending = np.arange(len(chosen))
-    for width in (*(width for width in CANDIDATE_WIDTHS if width < vocab_size), vocab_size):
+    widths = (*(width for width in CANDIDATE_WIDTHS if width < vocab_size), vocab_size)
+    is_wide = _is_surely_wide(totals, widths[0], rows, chosen)
+    pending = np.flatnonzero(~is_wide)
+    keys = _sort_keys(scaled) if len(pending) else None
+    for width in widths:
+        if keys is None or not len(pending):
+            break
         index = _to(pending, logits)
         values, ids = _candidates(keys.index_select(0, index), width)
         is_whole = width == vocab_size
         kept = _keep(values, totals.index_select(0, index), is_whole, rows, chosen[pending])
-        scores = race_numbers(races[index], ids.int()).add_(values)  # [P, W]
+        races = _race_keys(rows, chosen[pending], logits)
+        scores = race_numbers(races, ids.int()).add_(values)  # [P, W]
         ranks = torch.arange(width, device=scores.device)
         scores.masked_fill_(ranks >= kept.count[:, None], float("-inf"))
         picked = ids.gather(1, scores.argmax(-1, keepdim=True)).squeeze(1)
         token_ids[index] = torch.where(kept.is_complete, picked, 0)
         pending = pending[~kept.is_complete.cpu().numpy()]
-        if not len(pending):
-            break
+        # Only top-k has to see candidates in order; without it there is a cheaper way to the rest.
+        is_wide[pending] = rows.top_k[chosen[pending]] == 0
+        pending = pending[~is_wide[pending]]
+    wide = np.flatnonzero(is_wide)
+    if len(wide):
+        index = _to(wide, logits)
+        token_ids[index] = _draw_wide(scaled.index_select(0, index), rows, chosen[wide])
     return token_ids
+
+
+def _is_surely_wide(
+    totals: Tensor, width: int, rows: SamplingRows, chosen: IntColumn
+) -> NDArray[np.bool_]:
+    """Rows [R] whose top-p keeps more than `width` tokens, since none weighs more than 1."""
+    needed = totals.cpu().numpy() * rows.top_p[chosen]
+    is_unbounded = (rows.top_k[chosen] == 0) & (rows.min_p[chosen] == 0)
+    is_wide: NDArray[np.bool_] = is_unbounded & (needed > width)
+    return is_wide
+
+
+def _draw_wide(scaled: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
+    """The winner among those that min-p and top-p keep, without putting a vocabulary in order.
+
+    Weights are summed up in buckets, from the likeliest down. Where the sum reaches top-p, one
+    bucket is left to be cut in two.
+    """
+    top_p = _to(rows.top_p[chosen], scaled).double()
+    bar = _to(rows.min_p[chosen], scaled).log()[:, None]
+    weights = scaled.exp().masked_fill_(scaled < bar, 0.0).double()  # [R, V]
+    buckets = (scaled * -BUCKETS_PER_UNIT).clamp_(max=NUM_BUCKETS - 1).long()
+    masses = weights.new_zeros((len(scaled), NUM_BUCKETS)).scatter_add_(1, buckets, weights)
+    ends = masses.cumsum(-1)
+    needed = top_p * ends[:, -1]
+    cut = (ends < needed[:, None]).sum(-1).clamp_(max=NUM_BUCKETS - 1)  # [R]
+    before = (ends - masses).gather(1, cut[:, None]).squeeze(1)
+    dropped = (buckets > cut[:, None]) | (scaled < bar)
+    for row in np.flatnonzero(rows.top_p[chosen] < 1).tolist():
+        inside = (buckets[row] == cut[row]).nonzero().squeeze(1)
+        order = _sort_keys(scaled[row])[inside].argsort(descending=True)
+        reached = before[row] + weights[row, inside[order]].cumsum(0)
+        num_kept = int((reached < needed[row]).sum()) + 1
+        dropped[row, inside[order[num_kept:]]] = True
+    token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
+    numbers = race_numbers(_race_keys(rows, chosen, scaled), token_ids).add_(scaled)
+    return numbers.masked_fill_(dropped, float("-inf")).argmax(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +230,13 @@ def _keep(
 
 
 def _sort_keys(scaled: Tensor) -> Tensor:
-    """int64 keys [R, V] that sort like (value, lower id first): no two of a row are equal.
+    """int64 keys [..., V] that sort like (value, lower id first): no two of a row are equal.
 
     So the largest keys are the same whatever algorithm a device or a width picks them with.
     """
     bits = scaled.view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats sort backwards as integers
-    rank = torch.arange(scaled.shape[1] - 1, -1, -1, device=scaled.device)
+    rank = torch.arange(scaled.shape[-1] - 1, -1, -1, device=scaled.device)
     return (ordered.long() << 32) | rank
 
 
