@@ -14,10 +14,10 @@ from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.slots import SlotTable
 from scheduler_svc.group import WorkerGroup
 from scheduler_svc.sampling import Sampling
-from simulator import chaos
-from simulator.chaos import Wrong, run_seed, run_story
+from simulator import story
 from simulator.history import History, Rules, expected, judge
 from simulator.scenario import MISHAPS, Mishap, Scenario, draw
+from simulator.story import Wrong, run_seed, run_story
 from tests.scheduler_svc.core.invariants import check_invariants
 
 FIRST, COUNT, PART = 0, 100, 25
@@ -31,7 +31,7 @@ def test_every_story_ends_well(first: int) -> None:
 
 def test_a_story_can_be_told_again() -> None:
     """By another process, too: nothing depends on the order of sets or on addresses."""
-    code = "from simulator.chaos import run_seed; print([run_seed(s).digest for s in (3, 12)])"
+    code = "from simulator.story import run_seed; print([run_seed(s).digest for s in (3, 12)])"
     elsewhere = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -72,11 +72,19 @@ def test_each_mishap_is_survived(name: str) -> None:
     assert bool(told.num_recoveries) == is_seen
 
 
+def two_groups(mishap: Mishap, seed: int) -> Scenario:
+    """The same with a second worker as large as the first."""
+    calm = calm_story(mishap, seed=seed)
+    config = replace(calm.config, workers=("worker:0", "worker:1"))
+    return replace(calm, config=config, num_blocks=2 * calm.num_blocks)
+
+
 @pytest.mark.parametrize("seed", range(5))
-def test_of_two_groups_one_dies_for_good_and_the_other_ends_everything(seed: int) -> None:
-    story = calm_story(Mishap(at_s=0.2, worker=1, name="death", lasts_s=0.0), seed=seed)
-    two = replace(story.config, workers=("worker:0", "worker:1"))
-    told = run_story(replace(story, config=two, num_blocks=2 * story.num_blocks))
+@pytest.mark.parametrize(("name", "lasts_s"), [("death", 0.0), ("crash", 60.0)])
+def test_of_two_groups_one_dies_and_the_other_ends_everything(
+    name: str, lasts_s: float, seed: int
+) -> None:
+    told = run_story(two_groups(Mishap(at_s=0.2, worker=1, name=name, lasts_s=lasts_s), seed))
     assert told.num_recoveries == 1 and not told.ends[FinishReason.ERROR.value]
 
 
@@ -84,6 +92,13 @@ def test_a_worker_that_took_the_epoch_and_never_greeted_is_attached_again() -> N
     """No other scheduler has taken it: a step hangs for longer than an attach waits."""
     told = run_story(calm_story(Mishap(at_s=0.3, worker=0, name="hang", lasts_s=30.0)))
     assert told.num_recoveries >= 1
+
+
+@pytest.mark.parametrize("fault", ["loss", "repeat", "reorder"])
+def test_frames_lost_repeated_or_out_of_order_are_survived(fault: str) -> None:
+    """In one story or another a frame of each kind is hit: that a step, this an answer."""
+    stories = [replace(calm_story(seed=seed), **{fault: 0.03}) for seed in range(4)]
+    assert sum(run_story(each).num_recoveries for each in stories) >= 4
 
 
 # --- the judge -----------------------------------------------------------------------------------
@@ -172,21 +187,8 @@ def _believe_every_higher_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     "plant", [_forget_a_token, _tell_ends_twice, _keep_blocks, _believe_every_higher_epoch]
 )
 def test_a_planted_bug_is_found(plant: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chaos, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(story, "PATIENCE_S", 30.0)
     plant(monkeypatch)  # type: ignore[operator]
     with pytest.raises(Wrong, match="seed"):
         for seed in range(80):
             run_seed(seed)
-
-
-@pytest.mark.parametrize("fault", ["loss", "repeat", "reorder"])
-def test_frames_lost_repeated_or_out_of_order_are_survived(fault: str) -> None:
-    """In one story or another a frame of each kind is hit: that a step, this an answer."""
-    stories = [replace(calm_story(seed=seed), **{fault: 0.03}) for seed in range(4)]
-    assert sum(run_story(story).num_recoveries for story in stories) >= 4
-
-
-def test_the_loss_of_one_of_two_workers_moves_its_requests() -> None:
-    seed = next(seed for seed in range(100) if draw(seed).num_workers == 2)
-    told = run_story(calm_story(Mishap(at_s=0.3, worker=0, name="crash", lasts_s=60.0), seed=seed))
-    assert told.num_recoveries >= 1 and not told.ends[FinishReason.ERROR.value]
