@@ -228,6 +228,7 @@ def request_from_proto(
         bad_words=tuple(options.bad_words),
         reuse=Reuse(options.cache_salt, options.skip_prefix_cache),
         structure=structure_from_proto(options),
+        resume_token_ids=tuple(options.resume_token_ids),
     )
 
 

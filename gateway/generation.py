@@ -162,6 +162,7 @@ class GenerationRequest:
     standing: Standing = Standing()
     reuse: Reuse = Reuse()
     structure: Structure | None = None  # None: any text
+    resume_token_ids: tuple[int, ...] = ()  # of this output; the client has them
     echo: bool = False  # the prompt stands in front of the output
     pooling: Pooling | None = None  # hidden states are wanted instead of an output
 

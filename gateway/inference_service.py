@@ -132,6 +132,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, wanted: GenerationRequest, options: pb.GenerationOptions
     ) -> list[pb.Output]:
         """All n outputs, whole."""
+        if options.resume_token_ids:
+            raise invalid("resume_token_ids", "is for streams")
         choices = expand(wanted, num_choices_from_proto(options))
         outputs = await complete_all(self._pipeline, choices)
         return [output_to_proto(output, index) for index, output in enumerate(outputs)]
@@ -141,6 +143,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncGenerator[pb.OutputDelta, None]:
         """Pieces of all n outputs as they come."""
         choices = expand(wanted, num_choices_from_proto(options))
+        if len(choices) > 1 and options.resume_token_ids:
+            raise invalid("resume_token_ids", f"is for one output, not for {len(choices)}")
         async with aclosing(generate_all(self._pipeline, choices)) as deltas:
             async for index, delta in deltas:
                 yield delta_to_proto(delta, index)

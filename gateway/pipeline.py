@@ -5,15 +5,15 @@ early, for whatever reason, aborts the request in the scheduler.
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from gateway import limits
-from gateway.chat.answer import ChatFormat
+from gateway.chat.answer import AnswerReader, ChatFormat
 from gateway.chat.conversation import Conversation
 from gateway.embeddings import Embedding, embedding_of
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors import ErrorKind, RequestError, invalid
 from gateway.generation import (
     Completion,
     Delta,
@@ -23,6 +23,7 @@ from gateway.generation import (
     SamplingParams,
     ServedModel,
     Usage,
+    check_token_ids,
     completion_of,
 )
 from gateway.grammars import Grammars
@@ -111,12 +112,22 @@ class Pipeline:
         if chat is not None:
             is_structured = request.structure is not None
             reader = self._chat_format.reader(chat, prompt.text, is_structured=is_structured)
+        if request.resume_token_ids:
+            check_token_ids("resume_token_ids", request.resume_token_ids, model.vocab_size)
+            _catch_up(request.resume_token_ids, output, logprobs, reader)
+            teller = None  # what was to be told of the prompt came before the first token
         live = self._link.submit(
             Submission(
-                request.request_id, prompt.token_ids, sampling, request.standing, request.reuse
+                request.request_id,
+                prompt.token_ids,
+                sampling,
+                request.standing,
+                request.reuse,
+                output_token_ids=request.resume_token_ids,
             )
         )
         progress = Progress(request, len(prompt.token_ids), self._clock())
+        progress.num_output_tokens = output.num_tokens
         self._live[live.handle] = progress
         finish: Finish | None = None
         try:
@@ -250,6 +261,23 @@ class Pipeline:
         """The whole output at once."""
         async with aclosing(self.generate(request)) as deltas:
             return completion_of([delta async for delta in deltas])
+
+
+def _catch_up(
+    token_ids: Sequence[int],
+    output: OutputText,
+    logprobs: LogprobReader | None,
+    reader: AnswerReader | None,
+) -> None:
+    """Takes in what the client of a broken stream has, as if it were shown again."""
+    piece = output.push(list(token_ids))
+    if piece.stop_string is not None:
+        raise invalid("resume_token_ids", "the output had ended with a stop string")
+    if logprobs is not None:
+        for token_id in token_ids:
+            logprobs.skip(token_id)
+    if reader is not None:
+        reader.push(piece.text, is_last=False)
 
 
 def _with_prompt(delta: Delta, teller: PromptTeller, arrival: Arrival) -> Delta:

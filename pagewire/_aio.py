@@ -11,6 +11,7 @@ import grpc.aio
 
 from pagewire import _batch, _convert
 from pagewire._channel import (
+    DEFAULT_RESUME_TIMEOUT_S,
     DEFAULT_TARGET,
     DEFAULT_TIMEOUT_S,
     Connection,
@@ -18,7 +19,8 @@ from pagewire._channel import (
     open_aio_channel,
 )
 from pagewire._errors import PagewireError, translated
-from pagewire._stream import AsyncStream
+from pagewire._resume import Deadline, Patience, resumed
+from pagewire._stream import AioCall, AsyncStream
 from pagewire._terminal import Progress
 from pagewire._types import (
     TLS,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:  # names of the typing stubs only
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
+_StreamRequest = TypeVar("_StreamRequest", pb.GenerateStreamRequest, pb.ChatStreamRequest)
 _StreamResponse = TypeVar("_StreamResponse", pb.GenerateStreamResponse, pb.ChatStreamResponse)
 
 
@@ -60,8 +63,11 @@ class AsyncClient:
         tls: TLS | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         allow_insecure_key: bool = False,
+        resume_timeout_s: float = DEFAULT_RESUME_TIMEOUT_S,
     ) -> None:
-        self._connection = Connection(target, api_key, tls, timeout_s, allow_insecure_key)
+        self._connection = Connection(
+            target, api_key, tls, timeout_s, allow_insecure_key, resume_timeout_s
+        )
         self._opened: grpc.aio.Channel | None = None
 
     @cached_property
@@ -218,12 +224,18 @@ class AsyncClient:
 
     def _open(
         self,
-        method: "grpc.aio.UnaryStreamMultiCallable[_Request, _StreamResponse]",
-        request: _Request,
+        method: "grpc.aio.UnaryStreamMultiCallable[_StreamRequest, _StreamResponse]",
+        request: _StreamRequest,
         timeout_s: float | None,
     ) -> AsyncStream:
-        call = method(request, **self._connection.terms(timeout_s))
-        return AsyncStream(call, self._connection.target)
+        connection = self._connection
+        deadline = Deadline(connection.timeout_s if timeout_s is None else timeout_s)
+
+        def reopen(token_ids: Sequence[int], attempt: int) -> AioCall:
+            again = resumed(request, token_ids, attempt) if attempt else request
+            return method(again, **connection.terms(deadline.remaining_s))
+
+        return AsyncStream(reopen, connection.target, Patience(connection.resume_timeout_s))
 
     async def __aenter__(self) -> Self:
         return self

@@ -17,10 +17,12 @@ from pagewire._types import TLS, Model
 
 DEFAULT_TARGET = "localhost:50051"
 DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_RESUME_TIMEOUT_S = 30.0
 
 _SERVICE = "pagewire.v1.InferenceService"
 
-# Retried are only calls that change nothing. A generation is never sent twice: it may have run.
+# Retried are only calls that change nothing. A generation is not sent twice: it may have run. What
+# is asked again after a stream broke is what lies behind the tokens that came (`_resume.py`).
 _SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
     "methodConfig": [
@@ -67,10 +69,13 @@ class Connection:
     tls: TLS | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
     allow_insecure_key: bool = False
+    resume_timeout_s: float = DEFAULT_RESUME_TIMEOUT_S
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s: {self.timeout_s} is not positive")
+        if not self.resume_timeout_s >= 0:
+            raise ValueError(f"resume_timeout_s: {self.resume_timeout_s} is negative")
         exposed = self.api_key is not None and self.tls is None and not is_local(self.target)
         if exposed and not self.allow_insecure_key:
             raise ValueError(

@@ -11,6 +11,7 @@ import grpc
 
 from pagewire import _batch, _convert
 from pagewire._channel import (
+    DEFAULT_RESUME_TIMEOUT_S,
     DEFAULT_TARGET,
     DEFAULT_TIMEOUT_S,
     Connection,
@@ -18,7 +19,8 @@ from pagewire._channel import (
     open_channel,
 )
 from pagewire._errors import PagewireError, translated
-from pagewire._stream import Stream
+from pagewire._resume import Deadline, Patience, resumed
+from pagewire._stream import Call, Stream
 from pagewire._terminal import Progress
 from pagewire._types import (
     TLS,
@@ -37,6 +39,7 @@ from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
+_StreamRequest = TypeVar("_StreamRequest", pb.GenerateStreamRequest, pb.ChatStreamRequest)
 _StreamResponse = TypeVar("_StreamResponse", pb.GenerateStreamResponse, pb.ChatStreamResponse)
 
 
@@ -49,7 +52,8 @@ class Client:
     The capital of France is Paris.
 
     Sampling is given as keywords, or once as SamplingParams. `timeout_s` bounds each call, unless
-    the call has its own.
+    the call has its own. A stream that breaks because the gateway or the way there is gone goes on
+    behind its last token if that works within `resume_timeout_s`; 0 leaves it broken.
     """
 
     def __init__(
@@ -60,8 +64,11 @@ class Client:
         tls: TLS | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         allow_insecure_key: bool = False,
+        resume_timeout_s: float = DEFAULT_RESUME_TIMEOUT_S,
     ) -> None:
-        self._connection = Connection(target, api_key, tls, timeout_s, allow_insecure_key)
+        self._connection = Connection(
+            target, api_key, tls, timeout_s, allow_insecure_key, resume_timeout_s
+        )
         self._channel = open_channel(self._connection)
         self._stub = InferenceServiceStub(self._channel)
         self._embedding_stub = EmbeddingServiceStub(self._channel)
@@ -227,12 +234,18 @@ class Client:
 
     def _open(
         self,
-        method: "grpc.UnaryStreamMultiCallable[_Request, _StreamResponse]",
-        request: _Request,
+        method: "grpc.UnaryStreamMultiCallable[_StreamRequest, _StreamResponse]",
+        request: _StreamRequest,
         timeout_s: float | None,
     ) -> Stream:
-        call = method(request, **self._connection.terms(timeout_s))
-        return Stream(call, self._connection.target)
+        connection = self._connection
+        deadline = Deadline(connection.timeout_s if timeout_s is None else timeout_s)
+
+        def reopen(token_ids: Sequence[int], attempt: int) -> Call:
+            again = resumed(request, token_ids, attempt) if attempt else request
+            return method(again, **connection.terms(deadline.remaining_s))
+
+        return Stream(reopen, connection.target, Patience(connection.resume_timeout_s))
 
     def __enter__(self) -> Self:
         return self

@@ -53,6 +53,14 @@ _TOKEN_FIELDS = (
     "logprobs",
     "prompt_logprobs",
 )
+_CALL_FIELDS = (
+    "model",
+    "request_id",
+    "priority",
+    "tenant",
+    "cache_salt",
+    "skip_prefix_cache",
+)
 _TEXT_FIELDS = ("include_stop_str_in_output", "skip_special_tokens")
 
 
@@ -104,7 +112,7 @@ def _to_options(params: SamplingParams | None, options: CallOptions) -> pb.Gener
     sampling: dict[str, Any] = {**options}
     sampling.pop("timeout_s", None)  # the channel's business
     message = pb.GenerationOptions()
-    _set(message, {name: sampling.pop(name, None) for name in ("model", "request_id")})
+    _set(message, {name: sampling.pop(name, None) for name in _CALL_FIELDS})
     params = replace(params or SamplingParams(), **sampling)
     _set(message, {name: getattr(params, name) for name in _TEXT_FIELDS})
     _set(message.sampling, {name: getattr(params, name) for name in _TOKEN_FIELDS})
@@ -300,9 +308,20 @@ class Assembly:
         """The text so far."""
         return "".join(self._texts)
 
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens so far."""
+        return self._token_ids
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last message has come."""
+        return self._last is not None and self._last.finish_reason is not None
+
     def read(self, response: pb.GenerateStreamResponse | pb.ChatStreamResponse) -> Delta:
         """The next piece."""
-        self.request_id, self.model = response.request_id, response.model
+        self.request_id = self.request_id or response.request_id  # a resumed stream has another
+        self.model = response.model
         output = response.delta
         finished = output.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED
         delta = Delta(

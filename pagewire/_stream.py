@@ -1,6 +1,11 @@
-"""Outputs that arrive piece by piece, for threads and for asyncio. Leaving one cancels its call."""
+"""Outputs that arrive piece by piece, for threads and for asyncio. Leaving one cancels its call.
+
+A stream that breaks because the gateway or the way there is gone is opened again behind the tokens
+that have come, so its reader sees a pause.
+"""
 
 import asyncio
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
@@ -10,6 +15,7 @@ import grpc
 
 from pagewire import _convert
 from pagewire._errors import Cancelled, from_rpc_error
+from pagewire._resume import Patience, Reopen
 from pagewire._types import Completion, Delta
 from pagewire.v1 import inference_pb2 as pb
 
@@ -19,11 +25,30 @@ _Response = pb.GenerateStreamResponse | pb.ChatStreamResponse
 class _Output:
     """What both kinds of stream know: what has come so far, and how to stop the rest."""
 
-    def __init__(self, cancel: Callable[[], bool], target: str) -> None:
+    def __init__(self, cancel: Callable[[], bool], target: str, patience: Patience) -> None:
         self._target = target
+        self._patience = patience
         self._assembly = _convert.Assembly()
+        self._is_closed = False
+        self._hold(cancel)
+
+    def _hold(self, cancel: Callable[[], bool]) -> None:
+        """Has this call cancelled when the stream is left."""
         self._cancel = weakref.finalize(self, cancel)
         self._cancel.atexit = False
+
+    def _read(self, response: _Response) -> Delta:
+        self._patience.note()
+        return self._assembly.read(response)
+
+    def _pause_s(self, error: grpc.RpcError) -> float:
+        """How long to wait before the stream is opened again; raises what cannot be sat out."""
+        pause_s = None
+        if not (self._is_closed or self._assembly.is_finished):
+            pause_s = self._patience.pause_s(error)
+        if pause_s is None:
+            raise from_rpc_error(error, self._target) from None
+        return pause_s
 
     @property
     def request_id(self) -> str:
@@ -37,17 +62,18 @@ class _Output:
 
     def close(self) -> None:
         """Stops the request, if it still runs."""
+        self._is_closed = True
         self._cancel()
 
 
-class _Call(Protocol):
+class Call(Protocol):
     """What is used of a gRPC stream."""
 
     def __next__(self) -> _Response: ...
     def cancel(self) -> bool: ...
 
 
-class _AioCall(Protocol):
+class AioCall(Protocol):
     """What is used of an asyncio gRPC stream."""
 
     def __aiter__(self) -> AsyncIterator[_Response]: ...
@@ -61,18 +87,23 @@ class Stream(_Output, Iterator[Delta]):
     the last reference all cancel the call.
     """
 
-    def __init__(self, call: _Call, target: str) -> None:
-        super().__init__(call.cancel, target)
-        self._call = call
+    def __init__(self, reopen: Reopen[Call], target: str, patience: Patience) -> None:
+        self._call = reopen((), 0)
+        self._reopen = reopen
+        super().__init__(self._call.cancel, target, patience)
 
     def __next__(self) -> Delta:
-        try:
-            return self._assembly.read(next(self._call))
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self._target) from None
-        except StopIteration:
-            self._assembly.completion()  # an end without a reason is an error
-            raise
+        while True:
+            try:
+                return self._read(next(self._call))
+            except grpc.RpcError as error:
+                time.sleep(self._pause_s(error))
+            except StopIteration:
+                self._assembly.completion()  # an end without a reason is an error
+                raise
+            self._cancel.detach()
+            self._call = self._reopen(self._assembly.token_ids, self._patience.num_attempts)
+            self._hold(self._call.cancel)
 
     def completion(self) -> Completion:
         """Reads what is left and returns the whole output."""
@@ -95,22 +126,29 @@ class Stream(_Output, Iterator[Delta]):
 class AsyncStream(_Output, AsyncIterator[Delta]):
     """The pieces of one output as they come; leaving early does what it does to a Stream."""
 
-    def __init__(self, call: _AioCall, target: str) -> None:
-        super().__init__(call.cancel, target)
+    def __init__(self, reopen: Reopen[AioCall], target: str, patience: Patience) -> None:
+        call = reopen((), 0)
+        self._reopen = reopen
+        super().__init__(call.cancel, target, patience)
         self._responses = aiter(call)
 
     async def __anext__(self) -> Delta:
-        try:
-            return self._assembly.read(await anext(self._responses))
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self._target) from None
-        except StopAsyncIteration:
-            self._assembly.completion()  # an end without a reason is an error
-            raise
-        except asyncio.CancelledError:
-            if self._cancel.alive:
-                raise  # the task was cancelled, not the stream
-            raise Cancelled("the stream was closed", code="CANCELLED") from None
+        while True:
+            try:
+                return self._read(await anext(self._responses))
+            except grpc.RpcError as error:
+                await asyncio.sleep(self._pause_s(error))
+            except StopAsyncIteration:
+                self._assembly.completion()  # an end without a reason is an error
+                raise
+            except asyncio.CancelledError:
+                if self._cancel.alive:
+                    raise  # the task was cancelled, not the stream
+                raise Cancelled("the stream was closed", code="CANCELLED") from None
+            self._cancel.detach()
+            call = self._reopen(self._assembly.token_ids, self._patience.num_attempts)
+            self._hold(call.cancel)
+            self._responses = aiter(call)
 
     async def completion(self) -> Completion:
         """Reads what is left and returns the whole output."""

@@ -77,15 +77,21 @@ class SamplingParams:
 
 
 class CallOptions(TypedDict, total=False):
-    """Keyword arguments of every generating call: its own three, and the fields of SamplingParams.
+    """Keyword arguments of every generating call: its own, and the fields of SamplingParams.
 
     `timeout_s` bounds the call, `math.inf` is no bound; `model` is needed only where several are
-    served; `request_id` is for the server's logs.
+    served; `request_id` is for the server's logs. `priority` (smaller is more urgent) and `tenant`
+    say how the request stands among others. Prompts share what was computed of a common beginning
+    with those of the same `cache_salt` alone, with none if `skip_prefix_cache`.
     """
 
     model: str
     request_id: str
     timeout_s: float | None
+    priority: int
+    tenant: str
+    cache_salt: str
+    skip_prefix_cache: bool
 
     temperature: float | None
     top_p: float | None

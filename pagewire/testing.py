@@ -1,0 +1,231 @@
+"""A server for tests of programs that use the SDK: in this process, with no model, on a free port.
+
+>>> import pagewire.testing
+>>> with pagewire.testing.FakeServer("The capital of France is Paris.") as server:
+...     server.client().chat("What is the capital of France?").text
+'The capital of France is Paris.'
+
+A token is a character, its id the character's code point. Streams bring a word per message.
+"""
+
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from pagewire._aio import AsyncClient
+from pagewire._client import Client
+from pagewire._errors import BY_STATUS, PagewireError
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc, types_pb2
+
+MODEL_NAME = "fake"
+NUM_THREADS = 32
+_STATUS_OF = {kind: status for status, kind in reversed(BY_STATUS.items())}
+
+Answer = str | Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A generation as the server got it."""
+
+    prompt: str  # of a conversation: the last turn
+    turns: tuple[tuple[str, str], ...]  # role and content; empty without a conversation
+    options: pb.GenerationOptions
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: PagewireError
+    after_words: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """An output before it is put into messages."""
+
+    words: tuple[str, ...]
+    reason: types_pb2.FinishReason
+    stop: str | None
+    usage: types_pb2.Usage
+
+
+class FakeServer:
+    """Answers every prompt with a text, or with what a function makes of the prompt.
+
+    `max_tokens` and `stop` hold, what else is asked is noted in `asked` and changes nothing.
+    """
+
+    def __init__(self, answer: Answer = "This is a test.") -> None:
+        self.answer = answer
+        self.asked: list[Asked] = []
+        self._failures: deque[_Failure] = deque()
+        self._lock = threading.Lock()
+        self._server = grpc.server(
+            ThreadPoolExecutor(NUM_THREADS), options=[("grpc.so_reuseport", 0)]
+        )
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Service(self), self._server)
+        self._port = self._server.add_insecure_port("127.0.0.1:0")
+
+    @property
+    def target(self) -> str:
+        """Where it listens, for Client and AsyncClient."""
+        return f"127.0.0.1:{self._port}"
+
+    def client(self) -> Client:
+        """A client of this server."""
+        return Client(self.target)
+
+    def async_client(self) -> AsyncClient:
+        """An asyncio client of this server."""
+        return AsyncClient(self.target)
+
+    def fail_next(self, error: PagewireError, *, after_words: int = 0) -> None:
+        """Has the next generation fail, or its stream after some words. Failures queue up."""
+        if type(error) not in _STATUS_OF:
+            raise ValueError(f"error: {type(error).__name__} stands for no status")
+        with self._lock:
+            self._failures.append(_Failure(error, after_words))
+
+    def start(self) -> None:
+        """Listens; `with` does it, too."""
+        self._server.start()
+
+    def stop(self) -> None:
+        """Ends every call and closes the port."""
+        self._server.stop(None).wait()
+
+    def _take(self, asked: Asked) -> _Failure | None:
+        with self._lock:
+            self.asked.append(asked)
+            return self._failures.popleft() if self._failures else None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class _Service(inference_pb2_grpc.InferenceServiceServicer):
+    """The RPCs of a FakeServer."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self._server = server
+
+    def Generate(
+        self, request: pb.GenerateRequest, context: grpc.ServicerContext
+    ) -> pb.GenerateResponse:
+        asked = Asked(_text_of(request.prompt), (), request.options)
+        request_id, output = self._whole(asked, context)
+        return pb.GenerateResponse(request_id=request_id, model=MODEL_NAME, output=output)
+
+    def GenerateStream(
+        self, request: pb.GenerateStreamRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.GenerateStreamResponse]:
+        asked = Asked(_text_of(request.prompt), (), request.options)
+        for request_id, delta in self._pieces(asked, context):
+            yield pb.GenerateStreamResponse(request_id=request_id, model=MODEL_NAME, delta=delta)
+
+    def Chat(self, request: pb.ChatRequest, context: grpc.ServicerContext) -> pb.ChatResponse:
+        request_id, output = self._whole(_asked_in(request), context)
+        return pb.ChatResponse(request_id=request_id, model=MODEL_NAME, output=output)
+
+    def ChatStream(
+        self, request: pb.ChatStreamRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.ChatStreamResponse]:
+        for request_id, delta in self._pieces(_asked_in(request), context):
+            yield pb.ChatStreamResponse(request_id=request_id, model=MODEL_NAME, delta=delta)
+
+    def Tokenize(
+        self, request: pb.TokenizeRequest, context: grpc.ServicerContext
+    ) -> pb.TokenizeResponse:
+        text = request.text or "".join(m.content for m in request.conversation.messages)
+        return pb.TokenizeResponse(token_ids=map(ord, text), max_model_len=1 << 20)
+
+    def Detokenize(
+        self, request: pb.DetokenizeRequest, context: grpc.ServicerContext
+    ) -> pb.DetokenizeResponse:
+        return pb.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+
+    def ListModels(
+        self, request: pb.ListModelsRequest, context: grpc.ServicerContext
+    ) -> pb.ListModelsResponse:
+        model = types_pb2.ModelInfo(
+            model=MODEL_NAME, architecture="none", vocab_size=0x110000, max_model_len=1 << 20
+        )
+        return pb.ListModelsResponse(models=[model])
+
+    def _whole(self, asked: Asked, context: grpc.ServicerContext) -> tuple[str, pb.Output]:
+        failure = self._server._take(asked)
+        if failure is not None:
+            _fail(failure, context)
+        text = _text(self._server.answer, asked)
+        output = pb.Output(
+            text="".join(text.words), finish_reason=text.reason, usage=text.usage,
+            token_ids=map(ord, "".join(text.words)), stop_string=text.stop,
+        )  # fmt: skip
+        return asked.options.request_id or "fake-1", output
+
+    def _pieces(
+        self, asked: Asked, context: grpc.ServicerContext
+    ) -> Iterator[tuple[str, pb.OutputDelta]]:
+        failure, text = self._server._take(asked), _text(self._server.answer, asked)
+        request_id, num_known = asked.options.request_id or "fake-1", 0
+        known = len(asked.options.resume_token_ids)
+        words = [*text.words, ""] if not text.words else [*text.words]
+        for index, word in enumerate(words):
+            if failure is not None and index == failure.after_words:
+                _fail(failure, context)
+            new, num_known = word[max(known - num_known, 0) :], num_known + len(word)
+            delta = pb.OutputDelta(text=new, token_ids=map(ord, new))
+            if index == len(words) - 1:
+                delta.finish_reason = text.reason
+                delta.usage.CopyFrom(text.usage)
+                if text.stop is not None:
+                    delta.stop_string = text.stop
+            if new or delta.finish_reason:
+                yield request_id, delta
+
+
+def _fail(failure: _Failure, context: grpc.ServicerContext) -> None:
+    context.abort(_STATUS_OF[type(failure.error)], str(failure.error))
+
+
+def _text_of(prompt: pb.Prompt) -> str:
+    return prompt.text or "".join(map(chr, prompt.token_ids.ids))
+
+
+def _asked_in(request: pb.ChatRequest | pb.ChatStreamRequest) -> Asked:
+    turns = tuple((turn.role, turn.content) for turn in request.messages)
+    return Asked(turns[-1][1] if turns else "", turns, request.options)
+
+
+def _text(answer: Answer, asked: Asked) -> _Text:
+    text = answer if isinstance(answer, str) else answer(asked.prompt)
+    reason, stop = types_pb2.FINISH_REASON_STOP, _first_stop(text, asked.options.stop)
+    if stop is not None:
+        text = text[: text.index(stop)]
+    sampling = asked.options.sampling
+    if sampling.HasField("max_tokens") and len(text) > sampling.max_tokens:
+        text, reason, stop = text[: sampling.max_tokens], types_pb2.FINISH_REASON_LENGTH, None
+    usage = types_pb2.Usage(prompt_tokens=len(asked.prompt), completion_tokens=len(text))
+    return _Text(tuple(re.findall(r"\s*\S+\s*$|\s*\S+|\s+", text)), reason, stop, usage)
+
+
+def _first_stop(text: str, stops: Sequence[str]) -> str | None:
+    found = [(text.index(stop), stop) for stop in stops if stop in text]
+    return min(found)[1] if found else None

@@ -1,0 +1,118 @@
+"""The server for users' tests, and with its help: streams that break and go on."""
+
+import asyncio
+import doctest
+import time
+
+import pytest
+
+import pagewire
+import pagewire.testing
+from pagewire.testing import FakeServer
+
+TEXT = "The capital of France is Paris, which lies on the Seine."
+
+
+def test_the_example_in_the_docstring_holds() -> None:
+    failed, attempted = doctest.testmod(pagewire.testing)
+    assert (failed, attempted) == (0, 2)
+
+
+def test_streamed_and_whole_are_the_same_and_limits_hold() -> None:
+    with FakeServer(TEXT) as server, server.client() as client:
+        whole, streamed = client.generate("a"), client.stream("a").completion()
+        assert whole.text == streamed.text == TEXT
+        assert whole.token_ids == streamed.token_ids == client.tokenize(TEXT)
+        assert whole.usage == streamed.usage == pagewire.Usage(1, len(TEXT))
+        cut = client.chat("b", max_tokens=11)
+        assert (cut.text, cut.finish_reason) == ("The capital", "length")
+        stopped = client.stream_chat("b", stop=[" is", " of"]).completion()
+        assert (stopped.text, stopped.stop_reason) == ("The capital", " of")
+        assert client.stream("c", max_tokens=0).completion().text == ""
+        assert [asked.prompt for asked in server.asked] == ["a", "a", "b", "b", "c"]
+
+
+def test_an_answer_may_depend_on_the_prompt_and_options_are_noted() -> None:
+    with FakeServer(str.upper) as server, server.client() as client:
+        words = ["one", "two", "three"]
+        answers = client.batch(words, progress=False, tenant="me", priority=-3)
+        assert [answer.text for answer in answers] == ["ONE", "TWO", "THREE"]
+        (first, *_) = server.asked
+        assert (first.options.tenant, first.options.priority) == ("me", -3)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [pagewire.Overloaded("full"), pagewire.InvalidArgument("top_p: no"), pagewire.Internal("bug")],
+)
+def test_a_failure_is_raised_as_it_was_given_and_never_retried(
+    error: pagewire.PagewireError,
+) -> None:
+    with FakeServer(TEXT) as server, server.client() as client:
+        server.fail_next(error)
+        with pytest.raises(type(error), match=str(error)):
+            client.generate("a")
+        server.fail_next(error, after_words=2)
+        stream = client.stream("a")
+        assert next(stream).text + next(stream).text == "The capital"
+        with pytest.raises(type(error), match=str(error)):
+            next(stream)
+        assert len(server.asked) == 2
+
+
+def test_a_stream_that_breaks_twice_goes_on_behind_the_tokens_that_came() -> None:
+    with FakeServer(TEXT) as server, server.client() as client:
+        server.fail_next(pagewire.Unavailable("gone"), after_words=3)
+        server.fail_next(pagewire.Unavailable("gone"), after_words=6)
+        stream = client.stream("a", request_id="mine", seed=7)
+        pieces = list(stream)
+        assert "".join(piece.text for piece in pieces) == stream.completion().text == TEXT
+        assert stream.completion().token_ids == tuple(map(ord, TEXT))
+        assert stream.request_id == "mine"
+        known = [bytes(asked.options.resume_token_ids).decode() for asked in server.asked]
+        assert known == ["", "The capital of", "The capital of France is Paris,"]
+        ids = [asked.options.request_id for asked in server.asked]
+        assert ids == ["mine", "mine~1", "mine~2"]
+        assert {asked.options.sampling.seed for asked in server.asked} == {7}
+
+
+def test_an_asyncio_stream_goes_on_as_well() -> None:
+    async def read(server: FakeServer) -> str:
+        async with server.async_client() as client:
+            return (await client.stream_chat("a").completion()).text
+
+    with FakeServer(TEXT) as server:
+        server.fail_next(pagewire.Unavailable("gone"), after_words=4)
+        assert asyncio.run(read(server)) == TEXT
+        assert len(server.asked) == 2
+
+
+def test_a_stream_that_never_began_or_may_not_go_on_fails_at_once() -> None:
+    with FakeServer(TEXT) as server:
+        with server.client() as client:
+            server.fail_next(pagewire.Unavailable("no worker"))
+            with pytest.raises(pagewire.Unavailable, match="no worker"):
+                client.stream("a").completion()
+        with pagewire.Client(server.target, resume_timeout_s=0) as client:
+            server.fail_next(pagewire.Unavailable("gone"), after_words=1)
+            with pytest.raises(pagewire.Unavailable, match="gone"):
+                client.stream("a").completion()
+        assert len(server.asked) == 2
+
+
+def test_patience_ends_when_nothing_comes_for_so_long() -> None:
+    with FakeServer(TEXT) as server:
+        with pagewire.Client(server.target, resume_timeout_s=0.5) as client:
+            server.fail_next(pagewire.Unavailable("gone"), after_words=1)
+            for _ in range(20):
+                server.fail_next(pagewire.Unavailable("still gone"))
+            began_s = time.monotonic()
+            with pytest.raises(pagewire.Unavailable, match="still gone"):
+                client.stream("a").completion()
+            assert time.monotonic() - began_s < 5
+        assert 2 <= len(server.asked) <= 4
+
+
+def test_a_failure_without_a_status_is_refused() -> None:
+    with pytest.raises(ValueError, match="PagewireError"):
+        FakeServer().fail_next(pagewire.PagewireError("what?"))
