@@ -1,4 +1,4 @@
-"""`python -m gateway`: one gateway until SIGTERM."""
+"""`python -m gateway`: one gateway, or several behind one port, until SIGTERM."""
 
 import logging
 import sys
@@ -8,6 +8,7 @@ import uvloop
 from gateway.chat.answer import NoUseForParser
 from gateway.config import parse_args
 from gateway.server import serve
+from gateway.supervisor import die_with_parent, supervise
 from gateway.tokenizer import Tokenizer, TokenizerFolderError
 from rpc.server import PortInUse
 
@@ -19,6 +20,10 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
+        if config.processes > 1:
+            return uvloop.run(supervise(config, sys.argv[1:]))
+        if config.share_ports:
+            die_with_parent()
         uvloop.run(serve(config, Tokenizer.from_folder(config.model)))
     except (NoUseForParser, PortInUse, TokenizerFolderError) as error:
         logging.getLogger("gateway").error("%s", error)

@@ -11,6 +11,7 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_HTTP_PORT = 8000
 DEFAULT_GRPC_PORT = 50051
 MAX_PORT = 65535
+MAX_PROCESSES = 128
 MAX_TIMEOUT_S = 3600.0
 
 
@@ -29,6 +30,8 @@ class GatewayConfig:
     reasoning_parser: str = AUTO
     shutdown_grace_s: float = 30.0
     scheduler_timeout_s: float = 30.0
+    processes: int = 1
+    share_ports: bool = False  # with the other children of a supervisor
 
     def __post_init__(self) -> None:
         if not self.model.is_dir():
@@ -45,6 +48,8 @@ class GatewayConfig:
         for option, value in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
             if not 0 <= value <= MAX_PORT:
                 raise ValueError(f"{option}: {value} is not a port")
+        if not 1 <= self.processes <= MAX_PROCESSES:
+            raise ValueError(f"--processes: {self.processes} is outside [1, {MAX_PROCESSES}]")
         if not 0 <= self.scheduler_timeout_s <= MAX_TIMEOUT_S:
             problem = f"{self.scheduler_timeout_s} is outside [0, {MAX_TIMEOUT_S}]"
             raise ValueError(f"--scheduler-timeout-s: {problem}")
@@ -92,6 +97,14 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         metavar="S",
         help="how long requests wait for a scheduler that is gone (0: they fail at once)",
     )
+    add(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="gateways behind the same ports; each can serve about what a core can",
+    )
+    add("--share-ports", action="store_true", help=argparse.SUPPRESS)  # for the children
     try:
         return GatewayConfig(**vars(parser.parse_args(argv)))
     except ValueError as error:

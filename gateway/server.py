@@ -85,7 +85,9 @@ class Gateway:
 
     def _grpc_server(self, tokenizer: Tokenizer, api_key: ApiKey | None) -> grpc.aio.Server:
         interceptors = [] if api_key is None else [ApiKeyInterceptor(api_key)]
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
+        # Of an option that is given twice gRPC takes the first.
+        options = [("grpc.so_reuseport", int(self._config.share_ports)), *SERVER_OPTIONS]
+        server = grpc.aio.server(options=options, interceptors=interceptors)
         inference = InferenceService(self._pipeline, tokenizer, self._readiness)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
         embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
@@ -100,7 +102,7 @@ class Gateway:
     async def start(self) -> Ports:
         """Listens; raises PortInUse when it cannot. Not ready before the scheduler is."""
         config = self._config
-        listener = _listen(config.host, config.http_port)
+        listener = _listen(config.host, config.http_port, shares=config.share_ports)
         try:
             grpc_port = bind(self._grpc, f"{config.host}:{config.grpc_port}", "the gRPC API")
         except PortInUse:
@@ -169,11 +171,13 @@ def _uvicorn_config(app: FastAPI, grace_s: float) -> uvicorn.Config:
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, *, shares: bool = False) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named because asyncio turns Nagle's algorithm off only where it is.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shares:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
         listener.listen(LISTEN_BACKLOG)

@@ -15,6 +15,8 @@ from gateway.config import parse_args
         (["--http-port", "70000"], "--http-port"),
         (["--api-key", ""], "--api-key"),
         (["--api-key", "ключ"], "--api-key"),
+        (["--processes", "0"], "--processes"),
+        (["--scheduler-timeout-s", "-1"], "--scheduler-timeout-s"),
         (["--http", "80"], "--http"),
         (["--frobnicate"], "--frobnicate"),
     ],

@@ -1,6 +1,8 @@
 """`python -m gateway` as its users start and stop it."""
 
 import asyncio
+import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -97,3 +99,79 @@ async def test_a_parser_that_the_model_has_no_use_for_is_named(
     assert process.returncode == 1
     assert "--tool-call-parser hermes" in log.decode()
     assert "Traceback" not in log.decode()
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def test_two_processes_serve_one_port_and_a_killed_one_is_replaced(
+    model_folder: Path, scheduler_server: Any, eventually: Any
+) -> None:
+    _, address = scheduler_server
+    port, grpc_port = free_port(), free_port()
+    ports = ("--http-port", str(port), "--grpc-port", str(grpc_port))
+    where = ("--model", str(model_folder), "--scheduler", address)
+    process = await spawn(*where, *ports, "--processes", "2")
+    url = f"http://127.0.0.1:{port}"
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+            await wait_until_ready(http)
+        await eventually(lambda: len(listeners(port)) == 2, "two listen", timeout_s=15)
+        await eventually(lambda: len(listeners(grpc_port)) == 2, "both on gRPC", timeout_s=15)
+        before = children_of(process.pid)
+        assert len(before) == 2
+        os.kill(before[0], signal.SIGKILL)
+
+        def is_replaced() -> bool:
+            now = children_of(process.pid)
+            return len(now) == 2 and before[0] not in now and before[1] in now
+
+        await eventually(is_replaced, "a new child", timeout_s=10)
+        await eventually(lambda: len(listeners(port)) == 2, "it listens", timeout_s=15)
+        answers = set()
+        for _ in range(8):  # each on a connection of its own
+            async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+                await wait_until_ready(http)
+                answer = await http.post("/v1/completions", json={"prompt": "Hello"})
+                answers.add(answer.json()["choices"][0]["text"])
+        assert answers == {"Hello world"}
+        process.terminate()
+        async with asyncio.timeout(15):
+            _, log = await process.communicate()
+        assert process.returncode == 0, log.decode()
+        assert b"ended with code -9" in log
+        assert b"Traceback" not in log
+    finally:
+        if process.returncode is None:
+            for pid in children_of(process.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.kill()
+            await process.wait()
+
+
+def listeners(port: int) -> list[str]:
+    """Sockets that listen on a port, as the kernel lists them."""
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                found.append(fields[9])
+    return found
+
+
+async def test_a_port_that_somebody_else_has_is_an_error_with_many_processes_too(
+    model_folder: Path,
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        where = ("--model", str(model_folder), "--scheduler", "127.0.0.1:1")
+        process = await spawn(*where, "--http-port", str(port), "--processes", "2")
+        async with asyncio.timeout(15):
+            _, log = await process.communicate()
+    assert process.returncode == 1
+    assert f"127.0.0.1:{port}".encode() in log
+    assert b"Traceback" not in log
