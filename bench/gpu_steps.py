@@ -1,6 +1,7 @@
 """Decode steps of the model runner on a GPU: time by batch, and what of it the device was idle.
 
     python -m bench.gpu_steps --shape qwen3-0.6b --json steps.json
+    python -m bench.gpu_steps --shape qwen3-8b --tensor-parallel-size 2
 
 Random weights of a real shape, every sequence at about the same context, two steps in flight, no
 wire. `step` is wall time; `device` is from the start to the end of the step's graph, by CUDA
@@ -9,12 +10,16 @@ events; what is between them is the bubble from one replay to the next.
 
 import argparse
 import json
+import logging
+import os
 import platform
+import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,9 +27,11 @@ import numpy as np
 import torch
 
 from bench import checkpoints
-from worker_svc import startup
+from worker_svc import parallel, startup
 from worker_svc.config import WorkerConfig
+from worker_svc.device import resolve_device, set_num_threads
 from worker_svc.model_runner import ModelRunner
+from worker_svc.parallel import ALONE, Group
 from worker_svc.step import NewSequence, RowSampling, StepInput, StepOutput
 
 WARM_STEPS = 20
@@ -41,6 +48,16 @@ class Options:
     temperature: float
     top_p: float
     device: str
+    tensor_parallel_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which rank this process is, and what rank 0 has told it; the default is rank 0 itself."""
+
+    rank: int = 0
+    store_port: int = 0
+    folder: Path = Path()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +129,9 @@ def _finish(pending: deque) -> int:  # type: ignore[type-arg]
     return output.timings.forward_us + output.timings.sample_us
 
 
-def run(options: Options) -> list[Result]:
-    """Loads the model and measures every batch."""
+def run(options: Options, place: Place) -> list[Result]:
+    """Loads the model and measures every batch, as one rank of a group that all run the same."""
+    set_num_threads(0, options.tensor_parallel_size)
     largest = max(options.batches)
     length = options.context + WARM_STEPS + options.steps + 32
     config = WorkerConfig(
@@ -122,13 +140,56 @@ def run(options: Options) -> list[Result]:
         max_model_len=length,
         num_kv_blocks=2 + largest * -(-length // 16),
     )
-    with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as folder:
-        model = startup.load(config, checkpoints.write(Path(folder), options.shape), "auto", "")
+    with _checkpoint(options, place) as folder, _group(options, place, folder) as group:
+        model = group.together(lambda: startup.load(config, folder, "auto", "", group))
+        return _measure_all(config, model, options)
+
+
+def _measure_all(
+    config: WorkerConfig, model: startup.LoadedModel, options: Options
+) -> list[Result]:
     runner = startup.build_runner(config, model, config.num_kv_blocks)
     started = time.perf_counter()
     runner.warm_up()
     print(f"warm after {time.perf_counter() - started:.1f} s", file=sys.stderr)
     return [measure(runner, options, batch) for batch in options.batches]
+
+
+@contextmanager
+def _checkpoint(options: Options, place: Place) -> Iterator[Path]:
+    """The model's folder: rank 0 writes it, and the others read it, too."""
+    if place.rank > 0:
+        yield place.folder
+        return
+    with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as folder:
+        yield checkpoints.write(Path(folder), options.shape)
+
+
+@contextmanager
+def _group(options: Options, place: Place, folder: Path) -> Iterator[Group]:
+    """This rank's group; rank 0 starts the others with its own options, and ends them."""
+    size = options.tensor_parallel_size
+    if size == 1:
+        yield ALONE
+        return
+    device = parallel.device_of(place.rank, size, resolve_device(options.device))
+    if place.rank > 0:
+        store = parallel.reach_store(place.store_port, size)
+        yield parallel.join(place.rank, size, store, device)
+        return
+    store = parallel.host_store(size)
+    command = [sys.executable, "-m", "bench.gpu_steps", *sys.argv[1:]]
+    command += ["--store-port", str(store.port), "--folder", str(folder)]
+    others = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(1, size)]
+    try:
+        yield parallel.join(0, size, store, device)
+    finally:
+        for other in others:
+            try:
+                other.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                other.kill()
+                other.wait()
 
 
 def report(options: Options, results: Sequence[Result]) -> dict[str, object]:
@@ -156,11 +217,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    for hidden, kind in (("--rank", int), ("--store-port", int), ("--folder", Path)):
+        parser.add_argument(hidden, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="write results and environment here")
     values = vars(parser.parse_args(arguments))
     path = values.pop("json")
+    place = Place(**{name: values.pop(name) for name in asdict(Place()) if name in values})
     options = Options(**values | {"batches": tuple(values["batches"])})
-    results = run(options)
+    results = run(options, place)
+    if place.rank > 0:
+        # Communicators would wait at the end for ranks that have ended.
+        os._exit(0)
     print(
         f"{'batch':>6} {'step us':>9} {'device us':>10} {'bubble us':>10} {'host us':>8} tokens/s"
     )
@@ -171,6 +239,10 @@ def main(arguments: Sequence[str]) -> int:
         )
     if path is not None:
         path.write_text(json.dumps(report(options, results), indent=1))
+    if options.tensor_parallel_size > 1:
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
     return 0
 
 

@@ -61,8 +61,9 @@ def run(
     wake.wait()
     log.info("stopping")
     code = int(failed.is_set())
-    if not server.stop(GRACE_S):
-        # A step or a load still runs in a thread that Python would wait for.
+    if not server.stop(GRACE_S) or num_ranks > 1:
+        # A step or a load still runs in a thread that Python would wait for, or a communicator
+        # would wait for ranks that have ended.
         logging.shutdown()
         os._exit(code)
     return code

@@ -22,6 +22,7 @@ from pagewire.v1 import (
     embedding_pb2,
     inference_pb2,
     journal_pb2,
+    rank_pb2,
     scheduler_pb2,
     types_pb2,
     worker_pb2,
@@ -38,6 +39,7 @@ MODULES = (
     worker_pb2,
     debug_pb2,
     journal_pb2,
+    rank_pb2,
 )
 SAMPLING = types_pb2.SamplingParams(
     temperature=0.5,

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 
 import grpc
 import pytest
@@ -57,9 +58,9 @@ class RankGroup:
     def log(self) -> str:
         return self.log_path.read_text()
 
-    def wait_until_ready(self, times: int = 1) -> None:
+    def wait_until_ready(self, times: int = 1, timeout_s: float = 3 * TIMEOUT_S) -> None:
         """Until the ranks have been ready so many times."""
-        deadline_s = time.monotonic() + 3 * TIMEOUT_S
+        deadline_s = time.monotonic() + timeout_s
         while (said := self.log.split("ranks are ready, rank 0 on port ")[1:])[times - 1 :] == []:
             assert self.process.poll() is None, self.log
             assert time.monotonic() < deadline_s, self.log
@@ -78,8 +79,10 @@ class RankGroup:
             yield Worker(None, channel, self.epochs)
 
 
-def start_group(folder: Path, log_path: Path) -> RankGroup:
-    options = OPTIONS | {"--model": str(folder)}
+def start_group(
+    folder: Path, log_path: Path, changes: Mapping[str, str] = MappingProxyType({})
+) -> RankGroup:
+    options = {**OPTIONS, **changes, "--model": str(folder)}
     arguments = [part for pair in options.items() for part in pair]
     with log_path.open("wb") as log:
         process = subprocess.Popen(

@@ -56,7 +56,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel], dict[st
     "qwen3-tied": (
         Qwen3Config,
         Qwen3ForCausalLM,
-        {"num_key_value_heads": 2, "head_dim": 24, "tie_word_embeddings": True},
+        {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True},
     ),
 }
 GREEDY = RowSampling(num_top_logprobs=3)
