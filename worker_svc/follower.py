@@ -24,7 +24,8 @@ class Follower(RankServer):
     """One process of a group, behind rank 0."""
 
     def __init__(self, config: WorkerConfig, on_failure: Callable[[], None], ranks: Ranks) -> None:
-        super().__init__(config, on_failure, ranks, port=0)
+        # Behind that of rank 0; any, if that is any. Rank 0 tells which.
+        super().__init__(config, on_failure, ranks, config.port and config.port + ranks.rank)
         self._steps: Iterator[StepInput] = iter(())  # of the last frame, not yet computed
 
     def start(self) -> None:

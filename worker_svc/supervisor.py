@@ -64,10 +64,10 @@ def run(size: int, arguments: Sequence[str]) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    arguments = list(arguments)
+    port = 0
     with _signals() as signalled:
         while True:
-            ranks = _start(size, arguments)
+            ranks = _start(size, arguments, port)
             died = _watch(ranks, signalled)
             if died is None:
                 return ranks.stop()
@@ -77,11 +77,13 @@ def run(size: int, arguments: Sequence[str]) -> int:
                 log.error("rank %d ended with %d before the group was ready", died, code)
                 return 1
             log.error("rank %d ended with %d: all ranks start again", died, code)
-            arguments += ["--port", str(ranks.port)]  # the last of an option counts
+            port = ranks.port
 
 
-def _start(size: int, arguments: Sequence[str]) -> Ranks:
-    """All processes, and a socket from rank 0 to each of the others."""
+def _start(size: int, arguments: Sequence[str], port: int) -> Ranks:
+    """All processes, and a socket from rank 0 to each of the others. Rank 0 listens on the port
+    that it had before, if there was one; the last of an option counts."""
+    same_port = ["--port", str(port)] if port else []
     ranks = Ranks()
     with ExitStack() as ours:  # their ends of the sockets: nobody else may hold them open
         pairs = [socket.socketpair() for _ in range(size - 1)]
@@ -92,7 +94,8 @@ def _start(size: int, arguments: Sequence[str]) -> Ranks:
             lifeline, theirs = socket.socketpair()
             ours.enter_context(theirs)
             ranks.lifelines.append(lifeline)
-            ranks.processes.append(_start_rank(rank, size, theirs, sockets[rank], arguments))
+            options = [*arguments, *same_port] if rank == 0 else arguments
+            ranks.processes.append(_start_rank(rank, size, theirs, sockets[rank], options))
             log.info("rank %d is process %d", rank, ranks.processes[rank].pid)
     return ranks
 
