@@ -3,7 +3,7 @@
 A rank that dies leaves the others in collectives that nobody finishes, so the others are ended at
 once and all begin anew: a new incarnation on the same port, which the scheduler attaches to as to
 any worker that comes back. A group that dies before it was ready would do so again, and is not
-started again. Loads neither torch nor gRPC.
+started again. Does not load torch.
 """
 
 import logging

@@ -123,29 +123,48 @@ def test_two_ranks_on_the_wire_give_the_tokens_of_one(
     assert found == generate(worker.attach(), prompts, 12, sampling=sampling)
 
 
-def test_a_grant_and_a_refused_step_keep_ranks_together(group: RankGroup, worker: Worker) -> None:
-    """Steps that one frame grants, a frame that is refused, and a scheduler that takes over."""
-
-    def run(one: Worker) -> list[int]:
-        attachment = one.attach()
-        tokens = attachment.step(
-            new_sequences=[make_sequence(0, make_prompt(20), [3, 1, 2])],
-            slots=[0],
-            num_scheduled=[20],
-        )
-        attachment.send(slots=[0], granted_steps=8)
-        for _ in range(8):
-            tokens += unpack(attachment.receive().token_ids).tolist()
-        attachment.send(slots=[1])  # nobody is there
-        attachment.send_raw(worker_pb2.AttachRequest(step=worker_pb2.SchedulerOutput(step_id=99)))
-        assert attachment.status() in (
-            grpc.StatusCode.INVALID_ARGUMENT,
-            grpc.StatusCode.ABORTED,
-        )
-        return tokens + generate(one.attach(), [make_prompt(5)], 4)[0]
-
+def test_grants_cuts_and_a_refused_step_keep_ranks_together(
+    group: RankGroup, worker: Worker
+) -> None:
+    prompt = make_prompt(20)
+    expected = generate(worker.attach(), [prompt], 28)[0]
     with group.worker() as two:
-        assert run(two) == run(worker)
+        attachment = two.attach()
+        tokens = attachment.step(
+            new_sequences=[make_sequence(0, prompt, [3, 1, 2])], slots=[0], num_scheduled=[20]
+        )
+        attachment.send(step_id=2, slots=[0], granted_steps=8)
+        tokens += [token for _ in range(8) for token in receive_tokens(attachment)]
+        attachment.send(step_id=10, slots=[0], granted_steps=16)
+        cut = worker_pb2.Cut(first_step_id=10, last_step_id=25)
+        attachment.send_raw(worker_pb2.AttachRequest(cut=cut))
+        tokens += tokens_until_cut(attachment, 10)
+        attachment.send(step_id=26, slots=[0])
+        tokens += receive_tokens(attachment)
+        assert len(tokens) >= 10
+        assert tokens == expected[: len(tokens)]
+        attachment.send(step_id=27, slots=[1])  # nobody is there
+        assert attachment.status() is grpc.StatusCode.INVALID_ARGUMENT
+        assert generate(two.attach(), [prompt], 28)[0] == expected
+
+
+def receive_tokens(attachment: Attachment) -> list[int]:
+    output = attachment.receive()
+    assert output.error == ""
+    return unpack(output.token_ids).tolist()
+
+
+def tokens_until_cut(attachment: Attachment, first_step_id: int) -> list[int]:
+    """Of the granted steps from this one on, those that were computed before the cut."""
+    tokens: list[int] = []
+    num_computed = None
+    while num_computed is None or len(tokens) < num_computed:
+        frame = next(attachment.call)
+        if frame.HasField("skipped"):
+            num_computed = frame.skipped.first_step_id - first_step_id
+        else:
+            tokens += unpack(frame.output.token_ids).tolist()
+    return tokens
 
 
 def test_every_rank_says_how_it_is_and_what_it_holds(group: RankGroup) -> None:
