@@ -45,11 +45,13 @@ class Arrivals:
         table, token_ids, slots = self._residency.table, result.token_ids, plan.sampled_slots
         # While the roster is the plan's, nobody has left.
         roster = self._residency.roster if plan.roster is self._residency.roster else None
-        index = roster.index if roster and slots is roster.slots else slots.astype(np.intp)
+        everyone = roster if roster is not None and slots is roster.slots else None
+        index = slots.astype(np.intp) if everyone is None else everyone.index
         ends: list[End] = []
         late: list[tuple[Sequence, int]] = []
         sampled_rows: Index | None = None
-        if result.bad_rows or not (roster or table.is_live[index].all()):
+        if result.bad_rows or not (roster is not None or table.is_live[index].all()):
+            everyone = None
             is_good, late = self._set_aside(slots, result, ends)
             index, token_ids = index[is_good], token_ids[is_good]
             sampled_rows = np.append(np.flatnonzero(is_good), [row for _, row in late])
@@ -64,8 +66,9 @@ class Arrivals:
             seal(table, self._residency.pool.cache, index, position)
         if self._config.policy is Policy.FAIR:
             self._charge(index)
-        clients, handles = table.client[index], table.handle[index]
-        ends += self._ended(index, token_ids, length)
+        facts = table.facts(index) if everyone is None else everyone.facts(table)
+        clients, handles = facts.clients, facts.handles
+        ends += self._ended(index, token_ids, length, facts.max_len)
         if late:
             late_ids = result.token_ids[[row for _, row in late]]
             ends += self._append_late(late, late_ids)
@@ -90,10 +93,16 @@ class Arrivals:
         for tenant, num_tokens in tenants.items():
             self._residency.share.charge_output(tenant, num_tokens)
 
-    def _ended(self, index: Index, token_ids: TokenIds, length: NDArray[np.int32]) -> list[End]:
+    def _ended(
+        self,
+        index: Index,
+        token_ids: TokenIds,
+        length: NDArray[np.int32],
+        max_len: NDArray[np.int32],
+    ) -> list[End]:
         """The sequences whose newest token is a stop or the last that they may have."""
         table = self._residency.table
-        is_full = length >= table.max_len[index]
+        is_full = length >= max_len
         is_stop = None
         for column in table.stop_ids:
             is_here = column[index] == token_ids

@@ -115,8 +115,8 @@ class Planner:
         while draft.num_steps:
             rows = (room < draft.num_steps).nonzero()[0]
             shortage = draft.num_steps - room[rows]
-            needs = -(-shortage // self._config.block_size)
-            total = int(needs.sum())
+            needs = (-(-shortage // self._config.block_size)).tolist()
+            total = sum(needs)
             if total <= self._residency.pool.num_free:
                 chunks = np.full(len(room), draft.num_steps, dtype=np.int32)
                 return not total or self._grow(draft, chunks, rows, needs)
@@ -145,7 +145,7 @@ class Planner:
         computed, planned = table.num_computed[index], table.num_planned[index]
         draft = Draft(self._next_step_id, roster.slots, index, computed, planned)
         chunks = planned - computed
-        is_last = planned >= table.max_len[index]  # its last token is on its way
+        is_last = planned >= roster.facts(table).max_len  # its last token is on its way
         if np.count_nonzero(is_last):
             chunks[is_last] = 0
         is_decode_step = np.count_nonzero(chunks == 1) == len(chunks) and not table.inquiring
@@ -153,10 +153,10 @@ class Planner:
             self._share_budget(chunks)
             shortage = computed + chunks - table.capacity[index]
             rows = (shortage > 0).nonzero()[0]
-            needs = -(-shortage[rows] // self._config.block_size)
+            needs = (-(-shortage[rows] // self._config.block_size)).tolist()
         else:
             rows = (computed >= table.capacity[index]).nonzero()[0]
-            needs = np.ones(len(rows), dtype=np.int32)
+            needs = [1] * len(rows)
         if len(rows) and not self._grow(draft, chunks, rows, needs):
             is_decode_step = False
         if not is_decode_step:
@@ -181,17 +181,15 @@ class Planner:
         draft: Draft,
         chunks: NDArray[np.int32],
         rows: NDArray[np.intp],
-        needs: NDArray[np.int32],
+        needs: list[int],
     ) -> bool:
         """Finds so many blocks for each of the rows; False if not for all of them."""
-        total = sum(needs.tolist())
+        total = sum(needs)
         if total > self._residency.pool.num_free:
-            self._grow_under_pressure(
-                draft, chunks, zip(rows.tolist(), needs.tolist(), strict=True)
-            )
+            self._grow_under_pressure(draft, chunks, zip(rows.tolist(), needs, strict=True))
             return False
         if total > len(rows):
-            for slot, need in zip(draft.slots[rows].tolist(), needs.tolist(), strict=True):
+            for slot, need in zip(draft.slots[rows].tolist(), needs, strict=True):
                 self._append(draft, slot, need)
             return True
         block_ids = self._residency.pool.take(total)

@@ -5,6 +5,8 @@ handful of vector operations. The table only stores: what the numbers should be 
 elsewhere.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,16 +21,32 @@ MAX_INT32 = 2**31 - 1
 NO_TOKEN = -1  # filler of the stop table only: never equal to a sampled token
 
 
+@dataclass(slots=True)
+class Facts:
+    """What never changes of those in a roster, looked up once for all of its steps."""
+
+    max_len: NDArray[np.int32]
+    clients: NDArray[np.int32]
+    handles: NDArray[np.uint32]
+
+
 class Roster:
     """The running sequences in order of admission; replaced, never changed."""
 
-    __slots__ = ("index", "sequences", "slots")
+    __slots__ = ("_facts", "index", "sequences", "slots")
 
     def __init__(self, sequences: tuple[Sequence, ...]) -> None:
         self.sequences = sequences
+        self._facts: Facts | None = None
         # Kept apart: a sequence forgets its slot when it leaves, a past plan's roster does not.
         self.index: Index = np.array([s.slot for s in sequences], dtype=np.intp)
         self.slots: Slots = self.index.astype(np.int32)
+
+    def facts(self, table: "SlotTable") -> Facts:
+        """To be asked for while the roster is current."""
+        if self._facts is None:
+            self._facts = table.facts(self.index)
+        return self._facts
 
 
 class SlotTable:
@@ -131,6 +149,10 @@ class SlotTable:
         self.is_live[slot] = False
         self.inquiring.discard(slot)
         return sequence
+
+    def facts(self, index: Index) -> Facts:
+        """What never changes of the sequences in these slots."""
+        return Facts(self.max_len[index], self.client[index], self.handle[index])
 
     def tokens(self, slot: int) -> TokenIds:
         """A copy of the tokens known of a slot's sequence."""
