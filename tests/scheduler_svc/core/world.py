@@ -133,7 +133,9 @@ class World(Granting):
         scheduler = self.scheduler
         assert scheduler.residency.pool.num_free == scheduler.residency.pool.num_usable
         assert len(self.ends) == len(self.requests) == scheduler.num_finished
-        assert scheduler.num_output_tokens == sum(map(len, self.outputs))
+        brought = [r.output_token_ids for r in self.requests if r.output_token_ids is not None]
+        num_outputs = sum(map(len, self.outputs)) - sum(map(len, brought))
+        assert scheduler.num_output_tokens == num_outputs
         assert not len(scheduler.residency.waiting) and scheduler.next_deadline_s is None
 
     def answer_cut(self) -> None:
