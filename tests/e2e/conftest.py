@@ -47,6 +47,13 @@ class Product:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.http_port}"
 
+    def start(self) -> None:
+        """The three of them, until they serve."""
+        self.start_worker()
+        self.start_scheduler()
+        self.start_gateway()
+        self.wait_until_ready()
+
     def start_worker(self, *options: str, port: int | None = None, name: str = "") -> None:
         self._start(
             "worker_svc",
@@ -144,10 +151,7 @@ def product(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     os.environ.pop("OPENAI_API_KEY", None)
     running = Product(model, tmp_path_factory.mktemp("logs"))
     try:
-        running.start_worker()
-        running.start_scheduler()
-        running.start_gateway()
-        running.wait_until_ready()
+        running.start()
         yield running
         assert running.stop() == {"worker_svc": 0, "scheduler_svc": 0, "gateway": 0}
     finally:

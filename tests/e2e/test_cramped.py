@@ -28,10 +28,7 @@ def cramped(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     small = ("--max-model-len", "768", "--num-kv-blocks", "60")
     running = Product(model, tmp_path_factory.mktemp("logs"), small)
     try:
-        running.start_worker()
-        running.start_scheduler()
-        running.start_gateway()
-        running.wait_until_ready()
+        running.start()
         yield running
     finally:
         running.kill()

@@ -13,23 +13,12 @@ from pagewire.v1 import embedding_pb2, embedding_pb2_grpc, types_pb2
 from pagewire.v1 import inference_pb2 as pb
 from simulator.questions import hidden_of
 
+from .http_calls import post, refusal
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TEXT = "The capital of France is Paris."
 EMBEDDINGS = "/v1/embeddings"
-
-
-async def post(running: Any, route: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = await running.http.post(route, json=body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
-
-
-async def refusal(running: Any, route: str, body: dict[str, Any]) -> tuple[int, str, str]:
-    response = await running.http.post(route, json=body)
-    error = response.json()["error"]
-    return response.status_code, error["param"], error["message"]
 
 
 def vector_of(token_ids: list[int], pooling: str, normalize: bool = True) -> list[float]:

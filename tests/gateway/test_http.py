@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 
 from pagewire.v1 import types_pb2
+
+from .http_calls import error_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -30,14 +31,6 @@ async def events(running: Any, route: str, body: dict[str, Any]) -> list[Any]:
                 data = line.removeprefix("data: ")
                 found.append(data if data == "[DONE]" else json.loads(data))
     return found
-
-
-def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["message"] and error["type"] and error["code"]
-    return error
 
 
 async def test_a_chat_is_answered(running: Any, encode: Callable[[str], list[int]]) -> None:

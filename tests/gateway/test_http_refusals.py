@@ -3,25 +3,18 @@
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from gateway import limits
 from gateway.http import fields
+
+from .http_calls import error_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 PROMPT = {"prompt": "Hello"}
 ROUTES = {"/v1/chat/completions": CHAT, "/v1/completions": PROMPT}
-
-
-def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["message"] and error["type"] and error["code"]
-    return error
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, types_pb2
 from rpc import columns
 from rpc.logprobs import LogprobColumns
+
+from .http_calls import post, telling_logprobs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -25,35 +28,14 @@ def logprob_of(token_id: int) -> float:
 @pytest.fixture
 def scheduler(running: Any) -> Any:
     """The module's scheduler; it answers with logprobs of which the top ones are the next ids."""
-    plain = type(running.scheduler)._answer
 
-    def answer(submit: Any, outbox: Any) -> None:
-        if not submit.sampling.HasField("logprobs"):
-            plain(running.scheduler, submit, outbox)
-            return
-        ids = np.array(running.scheduler.output, dtype=np.int32)
+    def tell(ids: NDArray[np.int32], num_top: int) -> LogprobColumns:
         # More than this request asked for: another one of the step did.
-        top = ids[:, None] + np.arange(submit.sampling.logprobs + 2)
-        numbers = LogprobColumns(np.arange(len(ids)), ids / -1024, ids + 1, top, top / -1024)
-        handles = columns.pack([submit.handle] * len(ids), columns.UINT32)
-        message = types_pb2.LogprobColumns(**numbers.pack())
-        outbox.put_nowait(
-            scheduler_pb2.SessionResponse(
-                handles=handles, token_ids=columns.pack(ids), logprobs=message
-            )
-        )
-        running.scheduler._finish(submit, outbox)
+        top = ids[:, None] + np.arange(num_top + 2)
+        return LogprobColumns(np.arange(len(ids)), ids / -1024, ids + 1, top, top / -1024)
 
-    running.scheduler._answer = answer
-    yield running.scheduler
-    del running.scheduler._answer
-
-
-async def post(running: Any, route: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = await running.http.post(route, json=body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    with telling_logprobs(running.scheduler, tell) as scheduler:
+        yield scheduler
 
 
 async def stream(running: Any, route: str, body: dict[str, Any]) -> list[dict[str, Any]]:

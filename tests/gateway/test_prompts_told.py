@@ -5,18 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import (
     inference_pb2_grpc,
-    scheduler_pb2,
     types_pb2,
 )
-from rpc import columns
 from rpc.logprobs import LogprobColumns
 from simulator.questions import logprob_of
 
-from .conftest import tell_of_prompt
+from .http_calls import post, refusal, telling_logprobs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -28,41 +27,13 @@ TURNS = {"messages": [{"role": "user", "content": "Hello"}]}
 @pytest.fixture
 def scheduler(running: Any) -> Any:
     """The module's scheduler; it answers with log probabilities of the output, too."""
-    plain = type(running.scheduler)._answer
 
-    def answer(submit: Any, outbox: Any) -> None:
-        if not submit.sampling.HasField("logprobs") or not submit.sampling.max_tokens:
-            plain(running.scheduler, submit, outbox)
-            return
-        tell_of_prompt(submit, running.scheduler.model.vocab_size, outbox)
-        ids = np.array(running.scheduler.output, dtype=np.int32)
-        top = ids[:, None] + np.arange(submit.sampling.logprobs)
-        numbers = LogprobColumns(np.arange(len(ids)), *logprob_of(ids), top, logprob_of(top)[0])
-        handles = columns.pack([submit.handle] * len(ids), columns.UINT32)
-        message = types_pb2.LogprobColumns(**numbers.pack())
-        outbox.put_nowait(
-            scheduler_pb2.SessionResponse(
-                handles=handles, token_ids=columns.pack(ids), logprobs=message
-            )
-        )
-        running.scheduler._finish(submit, outbox)
+    def tell(ids: NDArray[np.int32], num_top: int) -> LogprobColumns:
+        top = ids[:, None] + np.arange(num_top)
+        return LogprobColumns(np.arange(len(ids)), *logprob_of(ids), top, logprob_of(top)[0])
 
-    running.scheduler._answer = answer
-    yield running.scheduler
-    del running.scheduler._answer
-
-
-async def post(running: Any, route: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = await running.http.post(route, json=body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
-
-
-async def refusal(running: Any, route: str, body: dict[str, Any]) -> tuple[int, str, str]:
-    response = await running.http.post(route, json=body)
-    error = response.json()["error"]
-    return response.status_code, error["param"], error["message"]
+    with telling_logprobs(running.scheduler, tell) as scheduler:
+        yield scheduler
 
 
 def numbers_of(token_ids: list[int]) -> tuple[list[float], list[int]]:

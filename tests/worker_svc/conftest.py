@@ -1,6 +1,7 @@
 """A tiny model, a worker that serves it on a free port, and a scheduler in miniature."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -166,6 +167,10 @@ class Worker:
     channel: grpc.Channel
     epochs: Iterator[int] = field(default_factory=lambda: count(1))
 
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
     def attach(self, **hello_fields: object) -> Attachment:
         """A new scheduler, its description received."""
         attachment = Attachment(self.channel, next(self.epochs), **hello_fields)
@@ -201,18 +206,25 @@ def start_worker() -> Iterator[Callable[[WorkerConfig], Worker]]:
         assert worker.server.stop(grace_s=5)
 
 
-@pytest.fixture(scope="module")
-def worker(llama_folder: Path) -> Iterator[Worker]:
-    """A READY worker, shared by a module's tests: every attachment resets it."""
-    server = WorkerServer(WORKER_CONFIG, on_failure=lambda: None)
+@contextmanager
+def serving(config: WorkerConfig, folder: Path) -> Iterator[Worker]:
+    """A READY worker that serves a folder's model in float32."""
+    server = WorkerServer(config, on_failure=lambda: None)
     server.start()
-    server.lifecycle.load_model(llama_folder, "float32", "")
-    server.lifecycle.initialize_cache(WORKER_CONFIG.num_kv_blocks)
+    server.lifecycle.load_model(folder, "float32", "")
+    server.lifecycle.initialize_cache(config.num_kv_blocks)
     server.lifecycle.warm_up()
     channel = grpc.insecure_channel(f"127.0.0.1:{server.port}")
     yield Worker(server, channel)
     channel.close()
     assert server.stop(grace_s=5)
+
+
+@pytest.fixture(scope="module")
+def worker(llama_folder: Path) -> Iterator[Worker]:
+    """A READY worker, shared by a module's tests: every attachment resets it."""
+    with serving(WORKER_CONFIG, llama_folder) as ready:
+        yield ready
 
 
 @pytest.fixture

@@ -7,9 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from worker_svc.server import WorkerServer
-
-from .conftest import WORKER_CONFIG, Greedy, Worker, make_prompt, make_sequence
+from .conftest import WORKER_CONFIG, Greedy, Worker, make_prompt, make_sequence, serving
 
 PROMPT = make_prompt(37, seed=3)  # two full blocks and five tokens in a third
 
@@ -17,15 +15,8 @@ PROMPT = make_prompt(37, seed=3)  # two full blocks and five tokens in a third
 @pytest.fixture(scope="module")
 def swapping_worker(llama_folder: Path) -> Iterator[Worker]:
     """A READY worker with six host blocks."""
-    server = WorkerServer(replace(WORKER_CONFIG, host_blocks=6), on_failure=lambda: None)
-    server.start()
-    server.lifecycle.load_model(llama_folder, "float32", "")
-    server.lifecycle.initialize_cache(WORKER_CONFIG.num_kv_blocks)
-    server.lifecycle.warm_up()
-    channel = grpc.insecure_channel(f"127.0.0.1:{server.port}")
-    yield Worker(server, channel)
-    channel.close()
-    assert server.stop(grace_s=5)
+    with serving(replace(WORKER_CONFIG, host_blocks=6), llama_folder) as ready:
+        yield ready
 
 
 def test_the_handshake_tells_the_host_blocks(swapping_worker: Worker, worker: Worker) -> None:

@@ -27,6 +27,8 @@ from worker_svc.config import WorkerConfig
 from worker_svc.model_runner import ModelRunner
 from worker_svc.step import NewSequence, RowSampling, StepInput, StepOutput
 
+from .random_models import Family, save_random_model
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -55,12 +57,15 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.3,
     "head_dim": 16,
 }
-FAMILIES: dict[str, tuple[type, type[PreTrainedModel], dict[str, Any]]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
-    "llama-biases": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
-    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"tie_word_embeddings": True}),
+FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
+    "llama": ((LlamaConfig, LlamaForCausalLM), {}),
+    "llama-biases": (
+        (LlamaConfig, LlamaForCausalLM),
+        {"attention_bias": True, "mlp_bias": True},
+    ),
+    "mistral": ((MistralConfig, MistralForCausalLM), {"sliding_window": None}),
+    "qwen2": ((Qwen2Config, Qwen2ForCausalLM), {}),
+    "qwen3": ((Qwen3Config, Qwen3ForCausalLM), {"tie_word_embeddings": True}),
 }
 
 
@@ -86,15 +91,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
 
     def make(name: str) -> Checkpoint:
         if name not in made:
-            torch.manual_seed(0)
-            config_class, model_class, changes = FAMILIES[name]
-            model = model_class(config_class(**SHAPE | changes)).eval()
-            with torch.no_grad():
-                for tensor_name, parameter in model.named_parameters():
-                    if tensor_name.endswith("bias"):
-                        parameter.normal_(std=0.2)
+            family, changes = FAMILIES[name]
             folder = tmp_path_factory.mktemp("models") / name
-            model.save_pretrained(folder)
+            model = save_random_model(folder, family, SHAPE | changes)
             made[name] = Checkpoint(folder, model.cuda())
         return made[name]
 

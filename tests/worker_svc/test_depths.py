@@ -15,9 +15,8 @@ from scheduler_svc.core import Preemption
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
 from tests.scheduler_svc.conftest import service_config
-from worker_svc.server import WorkerServer
 
-from .conftest import WORKER_CONFIG, Worker, make_prompt
+from .conftest import WORKER_CONFIG, Worker, make_prompt, serving
 
 NUM_BLOCKS = 13  # of 16 tokens: the four of a batch need some 20 at their ends
 NUM_HOST_BLOCKS = 9  # enough for one of them that gives way, not for two
@@ -45,15 +44,8 @@ class Seen:
 def small_worker(llama_folder: Path) -> Iterator[Worker]:
     """A worker whose cache is too small for its slots."""
     config = replace(WORKER_CONFIG, num_kv_blocks=NUM_BLOCKS, host_blocks=NUM_HOST_BLOCKS)
-    server = WorkerServer(config, on_failure=lambda: None)
-    server.start()
-    server.lifecycle.load_model(llama_folder, "float32", "")
-    server.lifecycle.initialize_cache(NUM_BLOCKS)
-    server.lifecycle.warm_up()
-    channel = grpc.insecure_channel(f"127.0.0.1:{server.port}")
-    yield Worker(server, channel)
-    channel.close()
-    assert server.stop(grace_s=5)
+    with serving(config, llama_folder) as ready:
+        yield ready
 
 
 async def serve(

@@ -12,7 +12,6 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
-    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -24,6 +23,8 @@ from worker_svc.attention import AttentionBatch
 from worker_svc.kv_cache import KVCache
 from worker_svc.model_config import UnsupportedModel
 from worker_svc.models import Decoder, load_model
+
+from .random_models import Family, save_random_model
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 96
@@ -63,7 +64,6 @@ YARN_SCALING = {
 }
 LINEAR_SCALING = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
 
-Family = tuple[type[PreTrainedConfig], type[PreTrainedModel]]
 LLAMA: Family = (LlamaConfig, LlamaForCausalLM)
 MISTRAL: Family = (MistralConfig, MistralForCausalLM)
 QWEN2: Family = (Qwen2Config, Qwen2ForCausalLM)
@@ -86,18 +86,8 @@ CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
 
 
 def save(folder: Path, name: str, **save_options: Any) -> PreTrainedModel:
-    """A random model of a checkpoint's shape; every weight, norms and biases too, is random."""
-    torch.manual_seed(0)
-    (config_class, model_class), changes = CHECKPOINTS[name]
-    model = model_class(config_class(**SHAPE | changes)).eval()
-    with torch.no_grad():
-        for tensor_name, parameter in model.named_parameters():
-            if "norm" in tensor_name:
-                parameter.uniform_(0.5, 1.5)
-            elif tensor_name.endswith("bias"):
-                parameter.normal_(std=0.2)
-    model.save_pretrained(folder, **save_options)
-    return model
+    family, changes = CHECKPOINTS[name]
+    return save_random_model(folder, family, SHAPE | changes, **save_options)
 
 
 Loaded = tuple[Decoder, PreTrainedModel]

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from rpc.prompt_reports import HiddenMean, PromptReport
 from worker_svc import startup
@@ -13,13 +13,15 @@ from worker_svc.config import WorkerConfig
 from worker_svc.model_runner import ModelRunner
 from worker_svc.step import NewSequence, Pooling, RowSampling, StepInput, StepOutput
 
+from .conftest import make_prompt
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
-VOCAB_SIZE, NUM_TOP = 128, 4
-PROMPT = np.random.default_rng(0).integers(3, VOCAB_SIZE, 90).tolist()
+NUM_TOP = 4
+PROMPT = make_prompt(90)
 CONFIG = WorkerConfig(
     dtype="float32",
     device="cuda",
@@ -31,27 +33,8 @@ CONFIG = WorkerConfig(
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        head_dim=16,
-    )
-    path = tmp_path_factory.mktemp("models") / "llama"
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def runner(folder: Path) -> ModelRunner:
-    loaded = startup.load(CONFIG, folder, "float32", "")
+def runner(llama_folder: Path) -> ModelRunner:
+    loaded = startup.load(CONFIG, llama_folder, "float32", "")
     built = startup.build_runner(CONFIG, loaded, CONFIG.num_kv_blocks)
     built.warm_up()
     return built
@@ -95,14 +78,14 @@ def reports_of(outputs: list[StepOutput], slot: int) -> list[PromptReport]:
 
 @torch.inference_mode()
 def test_scores_and_hidden_states_are_those_of_transformers(
-    runner: ModelRunner, folder: Path
+    runner: ModelRunner, llama_folder: Path
 ) -> None:
     scores = sequence(0, RowSampling(num_prompt_logprobs=NUM_TOP))
     pooled = sequence(1, RowSampling(pooling=Pooling.MEAN), prompt_only=True)
     plain = sequence(2, RowSampling())
     chunks = [{0: 40, 1: 30, 2: 50}, {0: 49, 1: 60, 2: 1}, {0: 1, 2: 39}, {0: 1, 2: 1}]
     outputs = run(runner, chunks, scores, pooled, plain)
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = LlamaForCausalLM.from_pretrained(llama_folder, dtype=torch.float32).eval()
     found = model(torch.tensor([PROMPT]), output_hidden_states=True)
     expected = found.logits[0].log_softmax(-1)
     at = 0

@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,25 +23,12 @@ from scheduler_svc.journal.start import Made, RecordOptions, make_core
 from scheduler_svc.journal.worker_replay import replay_on
 from scheduler_svc.sampling import Sampling
 from scheduler_svc.worker_link import WorkerClient, WorkerLink
-from tests.worker_svc.conftest import VOCAB_SIZE, WORKER_CONFIG
+from tests.worker_svc.conftest import VOCAB_SIZE, WORKER_CONFIG, serving
 from worker_svc.model_runner import ModelRunner
-from worker_svc.server import WorkerServer
 from worker_svc.step import StepInput
 
 NUM_STEPS = 500
 LOST_AT = 240  # the step at which the worker is lost
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """The address of a fresh worker."""
-    server = WorkerServer(WORKER_CONFIG, on_failure=lambda: None)
-    server.start()
-    server.lifecycle.load_model(folder, "float32", "")
-    server.lifecycle.initialize_cache(WORKER_CONFIG.num_kv_blocks)
-    server.lifecycle.warm_up()
-    yield f"127.0.0.1:{server.port}"
-    assert server.stop(grace_s=5)
 
 
 def config_for(worker: worker_pb2.WorkerDescription) -> SchedulerConfig:
@@ -160,8 +146,8 @@ async def record_grants(address: str, folder: Path) -> tuple[Made, int]:
 def recorded(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Made]:
     """A recording with its prompts, and the core that it is of."""
     folder = tmp_path_factory.mktemp("kept")
-    with serving(llama_folder) as address:
-        return folder, asyncio.run(record(address, folder, keeps_prompts=True))
+    with serving(WORKER_CONFIG, llama_folder) as worker:
+        return folder, asyncio.run(record(worker.address, folder, keeps_prompts=True))
 
 
 def replay_there(address: str, folder: Path, to_step: int | None = None) -> Report:
@@ -183,8 +169,8 @@ def test_the_recording_has_everything_that_may_happen(recorded: tuple[Path, Made
 def test_a_fresh_worker_answers_every_step_with_the_same_tokens(
     recorded: tuple[Path, Made], llama_folder: Path
 ) -> None:
-    with serving(llama_folder) as address:
-        report = replay_there(address, recorded[0])
+    with serving(WORKER_CONFIG, llama_folder) as worker:
+        report = replay_there(worker.address, recorded[0])
     assert report.divergence is None, str(report.divergence)
     assert report.num_steps >= NUM_STEPS
     assert report.num_tokens == recorded[1].core.num_output_tokens
@@ -193,12 +179,12 @@ def test_a_fresh_worker_answers_every_step_with_the_same_tokens(
 def test_granted_steps_replay_as_grants_without_those_that_were_skipped(
     llama_folder: Path, tmp_path: Path
 ) -> None:
-    with serving(llama_folder) as address:
-        made, num_skipped = asyncio.run(record_grants(address, tmp_path))
+    with serving(WORKER_CONFIG, llama_folder) as worker:
+        made, num_skipped = asyncio.run(record_grants(worker.address, tmp_path))
         assert num_skipped > 0
         assert replay(Recording(tmp_path)).divergence is None
-    with serving(llama_folder) as address:
-        report = replay_there(address, tmp_path)
+    with serving(WORKER_CONFIG, llama_folder) as worker:
+        report = replay_there(worker.address, tmp_path)
     assert report.divergence is None, str(report.divergence)
     assert report.num_steps == made.core.counters.num_steps
     assert report.num_tokens == made.core.num_output_tokens > 100
@@ -247,8 +233,8 @@ def test_a_fault_in_one_kernel_call_is_located_by_step_and_slot(
     event = list(decode_steps(recorded[0]))[number]
     slot = int(unpack(event.plan.sampled_slots)[1])
     was_called = plant(monkeypatch, event.step.step_id, row=1)
-    with serving(llama_folder) as address:
-        report = replay_there(address, recorded[0], to_step=event.step.step_id)
+    with serving(WORKER_CONFIG, llama_folder) as worker:
+        report = replay_there(worker.address, recorded[0], to_step=event.step.step_id)
     assert was_called()
     assert report.divergence is not None
     assert f"step {event.step.step_id}, row 1, slot {slot}, request 'r" in report.divergence.where
@@ -258,8 +244,8 @@ def test_a_fault_in_one_kernel_call_is_located_by_step_and_slot(
 def test_a_recording_without_its_prompts_is_refused_by_name(
     llama_folder: Path, tmp_path: Path
 ) -> None:
-    with serving(llama_folder) as address:
-        asyncio.run(record(address, tmp_path, keeps_prompts=False))
+    with serving(WORKER_CONFIG, llama_folder) as worker:
+        asyncio.run(record(worker.address, tmp_path, keeps_prompts=False))
         assert replay(Recording(tmp_path)).divergence is None
         with pytest.raises(NotReplayable, match="prompts of this recording were replaced"):
-            replay_there(address, tmp_path)
+            replay_there(worker.address, tmp_path)

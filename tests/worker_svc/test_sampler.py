@@ -12,6 +12,8 @@ from worker_svc.adjustments import Adjustments, Entries
 from worker_svc.random_numbers import race_keys, race_numbers
 from worker_svc.sampler import SamplingRows, sample
 
+from .sampling_reference import reference_distribution
+
 
 def rows_of(*rows: dict[str, float], masked: list[tuple[int, int]] | None = None) -> SamplingRows:
     off = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "seed": 0, "output_position": 0}
@@ -27,25 +29,6 @@ def rows_of(*rows: dict[str, float], masked: list[tuple[int, int]] | None = None
     pairs = np.array(masked or [], dtype=np.int64).reshape(-1, 2)
     adjustments = Adjustments(masked=Entries(pairs[:, 0], pairs[:, 1]))
     return SamplingRows(**floats, **ints, adjustments=adjustments)
-
-
-def reference_distribution(
-    logits: NDArray[np.float64], temperature: float, top_k: int, top_p: float, min_p: float
-) -> NDArray[np.float64]:
-    """Temperature, min-p, top-k, top-p, one after the other in float64."""
-    scaled = logits / temperature
-    keep = np.ones(len(logits), dtype=bool)
-    weights = np.exp(scaled - scaled.max())
-    keep &= weights >= min_p * weights.max()
-    if top_k:
-        keep &= scaled >= np.sort(scaled)[::-1][min(top_k, len(scaled)) - 1]
-    weights = np.where(keep, weights, 0)
-    weights /= weights.sum()
-    if top_p < 1:
-        order = np.argsort(-weights, kind="stable")
-        reached = np.searchsorted(np.cumsum(weights[order]), top_p)
-        weights[order[reached + 1 :]] = 0
-    return weights / weights.sum()
 
 
 def draws(logits: torch.Tensor, count: int, **parameters: float) -> NDArray[np.int64]:

@@ -1,7 +1,4 @@
-"""Which tokens the filters keep, exactly, and how often each is drawn, in 100,000 draws.
-
-The reference computes in float64 and knows nothing of candidates, buckets or races.
-"""
+"""Which tokens the filters keep, exactly, and how often each is drawn, in 100,000 draws."""
 
 import itertools
 
@@ -12,6 +9,8 @@ from numpy.typing import NDArray
 
 from worker_svc import sampler
 from worker_svc.sampler import SamplingRows, sample
+
+from .sampling_reference import reference_distribution
 
 Filters = dict[str, float]
 NUM_DRAWS = 100_000
@@ -33,24 +32,13 @@ def rows_alike(count: int, parameters: Filters, seeds: NDArray[np.int64]) -> Sam
 
 
 def reference(logits: torch.Tensor, parameters: Filters) -> NDArray[np.float64]:
-    """Temperature, min-p, top-k, top-p, one after the other; parameters as the sampler has them."""
+    """The distribution by the parameters as the sampler has them: in float32."""
     temperature, top_p, min_p = (
         float(np.float32(parameters.get(name, default)))
         for name, default in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0))
     )
-    scaled = logits.double().numpy() / temperature
-    weights = np.exp(scaled - scaled.max())
-    keep = weights >= min_p
     top_k = int(parameters.get("top_k", 0))
-    if top_k:
-        keep &= scaled >= np.sort(scaled)[::-1][min(top_k, len(scaled)) - 1]
-    weights = np.where(keep, weights, 0)
-    weights /= weights.sum()
-    if top_p < 1:
-        order = np.argsort(-weights, kind="stable")
-        reached = np.searchsorted(np.cumsum(weights[order]), top_p)
-        weights[order[reached + 1 :]] = 0
-    return weights / weights.sum()
+    return reference_distribution(logits.double().numpy(), temperature, top_k, top_p, min_p)
 
 
 def kept_tokens(

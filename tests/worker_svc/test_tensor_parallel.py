@@ -15,8 +15,6 @@ from torch._C._distributed_c10d import HashStore
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -33,6 +31,7 @@ from worker_svc.step import NewSequence, Pooling, RowSampling, StepInput, StepOu
 from worker_svc.weights import WrongShape
 
 from .conftest import VOCAB_SIZE, WORKER_CONFIG, make_prompt
+from .random_models import Family, save_random_model
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -45,17 +44,15 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 256,
     "initializer_range": 0.3,
 }
-FAMILIES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel], dict[str, Any]]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 4}),
+FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
+    "llama": ((LlamaConfig, LlamaForCausalLM), {"num_key_value_heads": 4}),
     "llama-biases": (
-        LlamaConfig,
-        LlamaForCausalLM,
+        (LlamaConfig, LlamaForCausalLM),
         {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
     ),
-    "qwen2-one-kv-head": (Qwen2Config, Qwen2ForCausalLM, {"num_key_value_heads": 1}),
+    "qwen2-one-kv-head": ((Qwen2Config, Qwen2ForCausalLM), {"num_key_value_heads": 1}),
     "qwen3-tied": (
-        Qwen3Config,
-        Qwen3ForCausalLM,
+        (Qwen3Config, Qwen3ForCausalLM),
         {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True},
     ),
 }
@@ -66,16 +63,8 @@ POOLED = RowSampling(pooling=Pooling.MEAN)
 
 
 def save(folder: Path, name: str) -> Path:
-    torch.manual_seed(0)
-    config_class, model_class, changes = FAMILIES[name]
-    model = model_class(config_class(**SHAPE | changes)).eval()
-    with torch.no_grad():
-        for tensor_name, parameter in model.named_parameters():
-            if "norm" in tensor_name:
-                parameter.uniform_(0.5, 1.5)
-            elif tensor_name.endswith("bias"):
-                parameter.normal_(std=0.3)
-    model.save_pretrained(folder)
+    family, changes = FAMILIES[name]
+    save_random_model(folder, family, SHAPE | changes)
     return folder
 
 

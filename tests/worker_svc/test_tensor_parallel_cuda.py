@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from pagewire.v1 import worker_pb2
-from worker_svc.config import WorkerConfig
 
-from .conftest import WORKER_CONFIG, Worker, make_prompt
+from .conftest import WORKER_CONFIG, make_prompt, serving
 from .test_ranks import RankGroup, start_group
 from .test_service import generate
 from .test_tensor_parallel import save
@@ -47,14 +46,9 @@ def group(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ra
         made.process.wait()
 
 
-def test_two_gpus_give_the_tokens_of_one(
-    group: RankGroup, folder: Path, start_worker: Callable[[WorkerConfig], Worker]
-) -> None:
-    one = start_worker(replace(WORKER_CONFIG, device="cuda"))
-    one.server.lifecycle.load_model(folder, "float32", "")
-    one.server.lifecycle.initialize_cache(WORKER_CONFIG.num_kv_blocks)
-    one.server.lifecycle.warm_up()
-    with group.worker() as two:
+def test_two_gpus_give_the_tokens_of_one(group: RankGroup, folder: Path) -> None:
+    alone = replace(WORKER_CONFIG, device="cuda")
+    with serving(alone, folder) as one, group.worker() as two:
         description = two.describe().description
         assert (description.world_size, description.attention_backend) == (2, "triton")
         assert description.graph_batch_sizes

@@ -1,0 +1,70 @@
+"""Calls to a gateway over HTTP, and a scheduler that tells log probabilities."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewire.v1 import scheduler_pb2, types_pb2
+from rpc import columns
+from rpc.logprobs import LogprobColumns
+
+from .conftest import FakeScheduler, tell_of_prompt
+
+
+async def post(running: Any, route: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The body of a 200."""
+    response = await running.http.post(route, json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def refusal(running: Any, route: str, body: dict[str, Any]) -> tuple[int, str, str]:
+    """Status, param and message of an error."""
+    response = await running.http.post(route, json=body)
+    error = response.json()["error"]
+    return response.status_code, error["param"], error["message"]
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error that a response of this status carries, complete as clients expect it."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"] and error["type"] and error["code"]
+    return error
+
+
+@contextmanager
+def telling_logprobs(
+    scheduler: FakeScheduler, tell: Callable[[NDArray[np.int32], int], LogprobColumns]
+) -> Iterator[FakeScheduler]:
+    """Requests that ask get what `tell` makes of the output's ids and the `logprobs` asked for."""
+    plain = type(scheduler)._answer
+
+    def answer(submit: Any, outbox: Any) -> None:
+        sampling = submit.sampling
+        samples_none = sampling.HasField("max_tokens") and not sampling.max_tokens
+        if not sampling.HasField("logprobs") or samples_none:
+            plain(scheduler, submit, outbox)
+            return
+        tell_of_prompt(submit, scheduler.model.vocab_size, outbox)
+        ids = np.array(scheduler.output, dtype=np.int32)
+        handles = columns.pack([submit.handle] * len(ids), columns.UINT32)
+        logprobs = types_pb2.LogprobColumns(**tell(ids, sampling.logprobs).pack())
+        outbox.put_nowait(
+            scheduler_pb2.SessionResponse(
+                handles=handles, token_ids=columns.pack(ids), logprobs=logprobs
+            )
+        )
+        scheduler._finish(submit, outbox)
+
+    scheduler._answer = answer  # type: ignore[method-assign]
+    try:
+        yield scheduler
+    finally:
+        del scheduler._answer
