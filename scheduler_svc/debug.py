@@ -13,10 +13,10 @@ from pagewire.v1 import debug_pb2, debug_pb2_grpc, types_pb2
 from scheduler_svc.core import Scheduler, Sequence
 from scheduler_svc.core.recent import KEPT_REQUESTS
 from scheduler_svc.engine import Engine
-from scheduler_svc.explain import explain, find_life
+from scheduler_svc.explain import explain, find_life, to_time_spent
 from scheduler_svc.group import WorkerGroup
 from scheduler_svc.sampling import Sampling
-from scheduler_svc.story import describe, tell_before, time_spent
+from scheduler_svc.story import describe, tell_before
 from scheduler_svc.trace import StepRecord
 
 DEFAULT_REQUESTS = 100
@@ -72,7 +72,7 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
                 *tell_before(sequence, elsewhere),
                 *describe(core, sequence, group.trace, not_ready, now_s),
             ],
-            time_spent=time_spent(sequence, now_s),
+            time_spent=to_time_spent(sequence.timeline.spent_s(now_s)),
         )
 
     async def Explain(

@@ -99,7 +99,7 @@ def explain(life: Life, max_num_seqs: int, trace: Trace) -> debug_pb2.ExplainRes
 
 
 def to_time_spent(spent_s: dict[Phase, float]) -> debug_pb2.TimeSpent:
-    """Seconds by phase."""
+    """Seconds by phase; they add up to the request's age."""
     return debug_pb2.TimeSpent(
         queue_s=spent_s[Phase.QUEUE],
         prefill_s=spent_s[Phase.PREFILL],

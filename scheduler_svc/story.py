@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from pagewire.v1 import debug_pb2
 from scheduler_svc.core import (
     Cause,
     Held,
     NewSequence,
-    Phase,
     Scheduler,
     Sequence,
     Status,
@@ -21,18 +19,6 @@ _WAITS = {
     Cause.TOKEN: "the first in line awaited a token that was on its way",
     Cause.PREEMPTION: "a running request was sent back, and must not be overtaken",
 }
-
-
-def time_spent(sequence: Sequence, now_s: float) -> debug_pb2.TimeSpent:
-    """Seconds by phase; they add up to the request's age."""
-    spent_s = sequence.timeline.spent_s(now_s)
-    return debug_pb2.TimeSpent(
-        queue_s=spent_s[Phase.QUEUE],
-        prefill_s=spent_s[Phase.PREFILL],
-        decode_s=spent_s[Phase.DECODE],
-        preempted_s=spent_s[Phase.PREEMPTED],
-        worker_away_s=spent_s[Phase.WORKER_AWAY],
-    )
 
 
 def tell(core: Scheduler, sequence: Sequence, trace: Trace, now_s: float) -> list[str]:
