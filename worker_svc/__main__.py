@@ -9,7 +9,7 @@ def main(arguments: list[str]) -> int:
     """Runs one worker; returns the exit code."""
     options = config.parse(arguments)
     if options.tensor_parallel_size > 1:
-        return supervisor.run(options.tensor_parallel_size, arguments)
+        return supervisor.run(options.tensor_parallel_size, arguments, options.rank_timeout_s)
     config.prepare_environment()
     from worker_svc import process  # noqa: PLC0415 - loads torch, which reads the environment
 

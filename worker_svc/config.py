@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker_svc.failpoints import Failpoint
+from worker_svc.failpoints import Failpoint, Fault
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -32,6 +32,8 @@ class WorkerConfig:
     gpu_memory_utilization: float = 0.9
     threads: int = 0
     tensor_parallel_size: int = 1
+    step_limit_s: float = 60.0  # 0: none
+    rank_timeout_s: float = 5.0
     failpoints: tuple[Failpoint, ...] = ()
 
     def __post_init__(self) -> None:
@@ -49,9 +51,14 @@ class WorkerConfig:
         _require(self.block_size >= 1, "block_size", self.block_size, "1 or more")
         ranks = self.tensor_parallel_size
         _require(ranks >= 1, "tensor_parallel_size", ranks, "1 or more")
+        _require(self.step_limit_s >= 0, "step_limit_s", self.step_limit_s, "0 or more")
+        _require(self.rank_timeout_s >= 2, "rank_timeout_s", self.rank_timeout_s, "2 or more")
         _require(0 <= self.port < 65536, "port", self.port, "0 to 65535")
         share = self.gpu_memory_utilization
         _require(0 < share <= 1, "gpu_memory_utilization", share, "above 0, at most 1")
+        faults = [failpoint.fault for failpoint in self.failpoints]
+        if self.device == "cpu" and Fault.LOSE_DEVICE in faults:
+            raise ValueError("failpoint lose-device: only a CUDA device can be lost")
         if self.kv_cache_gib is not None:
             _require(self.kv_cache_gib > 0, "kv_cache_gib", self.kv_cache_gib, "above 0")
 
@@ -113,6 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--tensor-parallel-size", int, "processes that share the model, each on a device of its own"
     )
+    add("--step-limit-s", float, "a step that takes longer ends the process, with 72; 0: no limit")
+    add("--rank-timeout-s", float, "a rank that gives no sign of life for so long ends its group")
     parser.add_argument(
         "--failpoint",
         dest="failpoints",

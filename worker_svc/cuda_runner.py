@@ -67,7 +67,7 @@ class InFlight:
     seen: Seen | None = None  # the slots after it, if it wants their state
 
     def result(self) -> StepOutput:
-        """Waits for the step. An error here is the device's own, and it lasts."""
+        """Waits for the step. An error of the device that lasts ends the process."""
         step_id = self.staged.step.step_id
         try:
             self.clock.wait()
@@ -82,6 +82,7 @@ class InFlight:
                 output = replace(output, state=self.seen.hashes())
         except RuntimeError as error:
             log.exception("step %d failed on the device", step_id)
+            self.runner.end_if_lost(error)
             output = failed(step_id, f"{type(error).__name__}: {error}")
         return output
 
@@ -147,6 +148,7 @@ class CudaRunner(ModelRunner):
         except Exception as error:  # whatever the device raises, the process and the state live on
             log.exception("step %d failed", step.step_id)
             self._undo()
+            self.end_if_lost(error)
             self._model.group.confirm_failure()
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()

@@ -1,6 +1,8 @@
-"""Which device, which floating-point type, how many threads."""
+"""Which device, which floating-point type, how many threads; whether the device still answers."""
 
 import torch
+
+from worker_svc.ending import Ending, end_process
 
 DTYPES = {
     "float32": torch.float32,
@@ -53,3 +55,17 @@ def set_num_threads(count: int, num_ranks: int = 1) -> int:
     if count > 0:
         torch.set_num_threads(count)
     return torch.get_num_threads()
+
+
+def end_if_lost(device: torch.device, error: Exception) -> None:
+    """To be called where the device raised an error: ends the process if others would follow.
+
+    After an illegal address or a failed assertion every call fails until the process ends. Being
+    out of memory, or a launch that was refused, leaves nothing behind.
+    """
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        end_process(Ending.DEVICE_LOST, f"{device} is lost: {type(error).__name__}: {error}")

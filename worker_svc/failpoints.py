@@ -36,6 +36,7 @@ class Fault(Enum):
     ERROR_ANSWER = "error-answer"  # the step failed
     BAD_HASH = "bad-hash"  # the state of a slot is not what it should be
     STALL = "stall"  # a step takes SECONDS longer, while the process lives
+    LOSE_DEVICE = "lose-device"  # a kernel fails, and with it whatever the device does next
     EXIT = "exit"  # the process dies, the step computed and not answered
     NONE = ""
 
@@ -144,13 +145,22 @@ class StreamFaults:
     def before_step(self) -> None:
         """On the compute thread: a step is about to be computed."""
         self._num_computed += 1
-        if seconds := self._fire(self._num_computed, Fault.STALL).seconds:
-            time.sleep(seconds)
+        failpoint = self._fire(self._num_computed, Fault.STALL, Fault.LOSE_DEVICE)
+        if failpoint.fault is Fault.LOSE_DEVICE:
+            _lose_device()
+        time.sleep(failpoint.seconds)
 
     def after_step(self) -> None:
         """It is computed, or launched, and nothing has been answered."""
         if self._fire(self._num_computed, Fault.EXIT).fault is Fault.EXIT:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _lose_device() -> None:
+    import torch  # noqa: PLC0415 - the options are read before it may be loaded
+
+    # The kernel's assertion fails; CUDA is alone in having a device of its own to lose.
+    torch.zeros(1, device="cuda").index_select(0, torch.ones(1, dtype=torch.int64, device="cuda"))
 
 
 def _first(frames: Iterator[bytes]) -> Iterator[bytes]:

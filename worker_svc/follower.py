@@ -11,7 +11,7 @@ from pagewire.v1.rank_pb2 import RankOrder
 from worker_svc import codec
 from worker_svc.config import WorkerConfig
 from worker_svc.lifecycle import Lifecycle
-from worker_svc.model_runner import Pending
+from worker_svc.model_runner import ModelRunner, Pending
 from worker_svc.parallel import abandon
 from worker_svc.ranks import Ranks
 from worker_svc.server import RankServer
@@ -63,19 +63,22 @@ class Follower(RankServer):
             else:
                 if kind == "frame":
                     self._steps = codec.decode_step(order.frame, runner.limits).steps()
-                self._finish(runner.launch(next(self._steps)))
+                self._launch(runner, next(self._steps))
         except BadStep as error:  # so it is for rank 0, whose stream ends
             log.warning("refused: %s", error)
         except Exception:
             log.exception("%s failed", kind)
             abandon(f"rank {self._ranks.rank} cannot follow")
 
-    def _finish(self, launched: StepOutput | Pending) -> None:
+    def _launch(self, runner: ModelRunner, step: StepInput) -> None:
+        with self._step_limit.over(step.step_id):
+            launched = runner.launch(step)
         if not isinstance(launched, StepOutput):
-            self._answers.post(partial(self._await, launched))
+            self._answers.post(partial(self._await, launched, step.step_id))
 
-    def _await(self, launched: Pending) -> None:
-        output = launched.result()
+    def _await(self, launched: Pending, step_id: int) -> None:
+        with self._step_limit.over(step_id):
+            output = launched.result()
         launched.record(output)
         if output.error:  # of the device, and it lasts
             abandon(f"rank {self._ranks.rank}: step {output.step_id}: {output.error}")

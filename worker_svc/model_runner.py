@@ -19,6 +19,7 @@ from rpc.logprobs import LogprobColumns
 from worker_svc import inputs
 from worker_svc.batch_state import BatchState, Rows, Staged
 from worker_svc.block_mover import BlockMover
+from worker_svc.device import end_if_lost
 from worker_svc.grammars import Grammars
 from worker_svc.inputs import ModelInputs
 from worker_svc.kv_cache import KVCache
@@ -96,6 +97,7 @@ class ModelRunner:
         except Exception as error:  # whatever the device raises, the process and the state live on
             log.exception("step %d failed", step.step_id)
             self.state.rollback()
+            self.end_if_lost(error)
             self._model.group.confirm_failure()
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 torch.cuda.empty_cache()
@@ -132,6 +134,10 @@ class ModelRunner:
     def profile(self) -> None:
         """Takes the memory that serving takes, so that it can be measured."""
         self.warm_up()
+
+    def end_if_lost(self, error: Exception) -> None:
+        """Ends the process if the device that raised an error will do nothing else any more."""
+        end_if_lost(self._device, error)
 
     def _compute(self, staged: Staged, queue_us: int, started: float) -> StepOutput:
         self.state.write(staged)

@@ -5,7 +5,6 @@ are the one thing that crosses ranks while a step runs: a faster all-reduce goes
 agreed on, away from steps, goes through a store of texts, which works when collectives do not.
 """
 
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -24,6 +23,8 @@ from torch._C._distributed_c10d import (
     TCPStore,
 )
 
+from worker_svc.ending import Ending, end_process
+
 T = TypeVar("T")
 
 # A rank that waits this long in a collective gives up; ranks compile kernels side by side.
@@ -33,21 +34,14 @@ PHASE_TIMEOUT = timedelta(hours=1)
 # Ranks that fail alike fail at nearly the same time.
 FAILURE_TIMEOUT = timedelta(seconds=5)
 
-log = logging.getLogger(__name__)
-
 
 class RankFailed(RuntimeError):
     """Another rank could not do what all must do."""
 
 
 def abandon(reason: str) -> NoReturn:
-    """Ends this process, and with it the group: ranks that stand at different places cannot go on.
-
-    No clean-up: a collective that nobody else enters would hold it up for ever.
-    """
-    log.critical("%s: the group ends", reason)
-    logging.shutdown()
-    os._exit(70)
+    """Ends this process, and with it the group: ranks at different places cannot go on."""
+    end_process(Ending.RANKS_APART, reason)
 
 
 class Group:

@@ -1,16 +1,14 @@
 """`python -m worker_svc.rank`: one rank of a group, started by the supervisor alone."""
 
 import argparse
-import os
-import socket
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from worker_svc import config
 from worker_svc.config import WorkerConfig
+from worker_svc.lifeline import Lifeline
 from worker_svc.order_pipe import OrderPipe
 
 if TYPE_CHECKING:
@@ -23,8 +21,8 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     settings = config.parse(options.arguments)
     config.prepare_environment()
-    lifeline = socket.socket(fileno=options.lifeline)
-    threading.Thread(target=_die_with, args=(lifeline,), daemon=True).start()
+    lifeline = Lifeline(options.lifeline)
+    lifeline.start()
     pipes = [OrderPipe(int(descriptor)) for descriptor in options.orders.split(",")]
     # Loads torch, which reads the environment.
     from worker_svc import process  # noqa: PLC0415
@@ -36,7 +34,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _server(
-    settings: WorkerConfig, ranks: "Ranks", lifeline: socket.socket, on_failure: Callable[[], None]
+    settings: WorkerConfig, ranks: "Ranks", lifeline: Lifeline, on_failure: Callable[[], None]
 ) -> "RankServer":
     from worker_svc.follower import Follower  # noqa: PLC0415
     from worker_svc.server import WorkerServer  # noqa: PLC0415
@@ -45,16 +43,10 @@ def _server(
         return Follower(settings, on_failure, ranks)
 
     def tell_port() -> None:
-        lifeline.sendall(str(server.port).encode())
+        lifeline.say_ready(server.port)
 
     server = WorkerServer(settings, on_failure, ranks, on_ready=tell_port)
     return server
-
-
-def _die_with(lifeline: socket.socket) -> None:
-    """Ends this process when the supervisor has ended, however that happened."""
-    lifeline.recv(1)
-    os._exit(1)
 
 
 def _parser() -> argparse.ArgumentParser:

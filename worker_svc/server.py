@@ -17,6 +17,7 @@ from worker_svc.failpoints import Failpoints
 from worker_svc.lifecycle import Lifecycle, Phase
 from worker_svc.ranks import Ranks
 from worker_svc.session import Session
+from worker_svc.step_limit import StepLimit
 
 # A stream holds a thread: the step stream, health watches and reflection of people looking in.
 HANDLER_THREADS = 32
@@ -34,6 +35,7 @@ class RankServer:
         self._ranks = ranks
         self._compute = ComputeThread()
         self._answers = ComputeThread("answers")
+        self._step_limit = StepLimit(config.step_limit_s)
         self._health = health.HealthServicer()
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._on_failure = on_failure
@@ -51,6 +53,7 @@ class RankServer:
 
     def start(self) -> None:
         """Answers calls."""
+        self._step_limit.start()
         self._server.start()
         log.info("listening on %s", self.address)
 
@@ -88,7 +91,12 @@ class WorkerServer(RankServer):
         self._on_ready = on_ready
         failpoints = Failpoints(config.failpoints) if config.failpoints else None
         self._session = Session(
-            self.lifecycle, self._compute, self._answers, failpoints, self._ranks
+            self.lifecycle,
+            self._compute,
+            self._answers,
+            failpoints,
+            self._ranks,
+            self._step_limit,
         )
         service.add_to_server(service.WorkerService(self.lifecycle, self._session), self._server)
 

@@ -20,6 +20,7 @@ from worker_svc.lifecycle import Lifecycle
 from worker_svc.model_runner import ModelRunner, Pending, failed
 from worker_svc.ranks import Ranks
 from worker_svc.step import BadStep, Cut, StepInput, StepOutput
+from worker_svc.step_limit import StepLimit
 
 MAX_FRAMES_IN_FLIGHT = 6  # three that count, and as many that cuts have emptied
 MAX_STEPS_LAUNCHED = 3  # of a device that computes by itself: one under way, two behind it
@@ -184,10 +185,12 @@ class Session:
         answers: ComputeThread,
         failpoints: Failpoints | None = None,
         ranks: Ranks | None = None,
+        step_limit: StepLimit | None = None,
     ) -> None:
         self._failpoints = failpoints
         self._lifecycle = lifecycle
         self._ranks = ranks or Ranks()  # told of all that is done to the runner
+        self._step_limit = step_limit or StepLimit()
         self._compute = compute
         self._answers = answers
         self._lock = threading.Lock()
@@ -302,7 +305,7 @@ class Session:
                 self._skip_rest(runner, frame, step)
                 return
             launched = self._launch(stream, runner, step, queue_us)
-            answer = partial(self._answer, stream, launched)
+            answer = partial(self._answer, stream, launched, step.step_id)
             if runner.is_asynchronous:
                 self._answers.post(answer)
             else:
@@ -328,18 +331,20 @@ class Session:
             self._ranks.forget_rows()
             runner.state.forget_rows()
             return failed(step.step_id, refusal)
-        if stream.faults:
-            stream.faults.before_step()
-        self._ranks.compute_step()
-        launched = runner.launch(step, queue_us)
+        with self._step_limit.over(step.step_id):
+            if stream.faults:
+                stream.faults.before_step()
+            self._ranks.compute_step()
+            launched = runner.launch(step, queue_us)
         if stream.faults:
             stream.faults.after_step()
         if isinstance(launched, StepOutput):
             stream.note_failure(launched)  # at once: the next step may be checked before the answer
         return launched
 
-    def _answer(self, stream: Stream, launched: StepOutput | Pending) -> None:
-        output = launched if isinstance(launched, StepOutput) else launched.result()
+    def _answer(self, stream: Stream, launched: StepOutput | Pending, step_id: int) -> None:
+        with self._step_limit.over(step_id):
+            output = launched if isinstance(launched, StepOutput) else launched.result()
         with self._lock:
             if self._stream is stream:
                 self._last_step_id = output.step_id

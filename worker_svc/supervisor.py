@@ -1,9 +1,9 @@
 """The process in front of several ranks: starts them, ends them together, starts them again.
 
-A rank that dies leaves the others in collectives that nobody finishes, so the others are ended at
-once and all begin anew: a new incarnation on the same port, which the scheduler attaches to as to
-any worker that comes back. A group that dies before it was ready would do so again, and is not
-started again. Does not load torch.
+A rank that dies or falls silent leaves the others in collectives that nobody finishes, so these are
+ended at once and all begin anew: a new incarnation on the same port, which the scheduler attaches
+to as to any worker that comes back. A group that dies before it was ready would do so again, and is
+not started again. Does not load torch.
 """
 
 import logging
@@ -18,7 +18,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+from worker_svc.ending import meaning
+from worker_svc.lifeline import BEAT_S, Silence, hear, make_pair
+
 STOP_S = 10.0
+START_SILENCE_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +63,7 @@ class Ranks:
         return 1 if code is None else code
 
 
-def run(size: int, arguments: Sequence[str]) -> int:
+def run(size: int, arguments: Sequence[str], rank_timeout_s: float) -> int:
     """Keeps a group of ranks running until a signal, or until it cannot start."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -68,16 +72,15 @@ def run(size: int, arguments: Sequence[str]) -> int:
     with _signals() as signalled:
         while True:
             ranks = _start(size, arguments, port)
-            died = _watch(ranks, signalled)
-            if died is None:
+            loss = _watch(ranks, signalled, rank_timeout_s)
+            if loss is None:
                 return ranks.stop()
-            code = ranks.processes[died].returncode
             ranks.kill()
             if not ranks.is_ready:
-                log.error("rank %d ended with %d before the group was ready", died, code)
+                log.error("%s before the group was ready", loss)
                 return 1
-            log.error("rank %d ended with %d: all ranks start again", died, code)
-            port = ranks.port
+            log.error("%s: all ranks start again", loss)
+            port, arguments = ranks.port, _without_failpoints(arguments)
 
 
 def _start(size: int, arguments: Sequence[str], port: int) -> Ranks:
@@ -91,13 +94,20 @@ def _start(size: int, arguments: Sequence[str], port: int) -> Ranks:
             ours.enter_context(end)
         sockets = [[leading for leading, _ in pairs], *([following] for _, following in pairs)]
         for rank in range(size):
-            lifeline, theirs = socket.socketpair()
+            lifeline, theirs = make_pair()
             ours.enter_context(theirs)
             ranks.lifelines.append(lifeline)
             options = [*arguments, *same_port] if rank == 0 else arguments
             ranks.processes.append(_start_rank(rank, size, theirs, sockets[rank], options))
             log.info("rank %d is process %d", rank, ranks.processes[rank].pid)
     return ranks
+
+
+def _without_failpoints(arguments: Sequence[str]) -> list[str]:
+    """Each fault that tests order is to happen once, and not once to every group."""
+    after = zip(["", *arguments], arguments, strict=False)
+    option = "--failpoint"
+    return [part for before, part in after if part.partition("=")[0] != option and before != option]
 
 
 def _start_rank(
@@ -118,33 +128,65 @@ def _start_rank(
     )
 
 
-def _watch(ranks: Ranks, signalled: socket.socket) -> int | None:
-    """Waits for a rank to end, and returns which; None: a signal came first."""
+def _watch(ranks: Ranks, signalled: socket.socket, rank_timeout_s: float) -> str | None:
+    """Waits until a rank is lost, and returns how; None: a signal came first."""
+    silence = Silence(len(ranks.processes))
+    before_s = time.monotonic()
+    with _events(ranks, signalled) as selector:
+        while True:
+            for key, _ in selector.select(BEAT_S):
+                match key.data:
+                    case None:
+                        return None
+                    case Ended(rank):
+                        return f"rank {rank} ended with {meaning(ranks.processes[rank].wait())}"
+                    case Spoke(rank) if _hear(ranks, rank):
+                        silence.heard(rank)
+                    case Spoke(rank):  # its process is about to end
+                        selector.unregister(key.fileobj)
+            silence.tick(time.monotonic() - before_s)
+            before_s = time.monotonic()
+            # What start-up calls may hold the interpreter for seconds.
+            limit_s = rank_timeout_s if ranks.is_ready else max(rank_timeout_s, START_SILENCE_S)
+            for rank, silent_s in enumerate(silence.seconds):
+                if silent_s > limit_s:
+                    return f"rank {rank}: no sign of life for {silent_s:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An event: the process of a rank has ended."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spoke:
+    """An event: a rank has said something."""
+
+    rank: int
+
+
+@contextmanager
+def _events(ranks: Ranks, signalled: socket.socket) -> Iterator[selectors.BaseSelector]:
+    """What may happen to a group; a signal comes without data."""
     with selectors.DefaultSelector() as selector, ExitStack() as opened:
         selector.register(signalled, selectors.EVENT_READ, None)
-        selector.register(ranks.lifelines[0], selectors.EVENT_READ, ranks)
         for rank, process in enumerate(ranks.processes):
             pidfd = os.pidfd_open(process.pid)
             opened.callback(os.close, pidfd)
-            selector.register(pidfd, selectors.EVENT_READ, rank)
-        while True:
-            for key, _ in selector.select():
-                if key.data is None:
-                    return None
-                if isinstance(key.data, int):
-                    ranks.processes[key.data].wait()
-                    return key.data
-                if not _hear(ranks):
-                    selector.unregister(key.fileobj)
+            selector.register(pidfd, selectors.EVENT_READ, Ended(rank))
+            selector.register(ranks.lifelines[rank], selectors.EVENT_READ, Spoke(rank))
+        yield selector
 
 
-def _hear(ranks: Ranks) -> bool:
-    """Rank 0 says, once, that the group is ready and on which port; False at the end."""
-    said = ranks.lifelines[0].recv(16)
-    if said:
-        ranks.port = int(said)
-        log.info("%d ranks are ready, rank 0 on port %d", len(ranks.processes), ranks.port)
-    return bool(said)
+def _hear(ranks: Ranks, rank: int) -> bool:
+    """Whether it was a sign of life. Rank 0 says, once, that the group is ready, and its port."""
+    port = hear(ranks.lifelines[rank])
+    if port:
+        ranks.port = port
+        log.info("%d ranks are ready, rank 0 on port %d", len(ranks.processes), port)
+    return port is not None
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from pagewire.cli.services import ServiceSpec
 
 GRACE_S = 10.0
 TAIL_LINES = 20
+# What ends with one of these could not go on, and asks for another process in its place.
+ASKS_FOR_ANOTHER = range(70, 80)
 
 
 class Service:
@@ -25,9 +27,10 @@ class Service:
 
     def __init__(self, spec: ServiceSpec, checkout: Path, log_path: Path) -> None:
         self.spec = spec
+        self._checkout = checkout
         self._log_path = log_path
         command = [sys.executable, "-u", "-m", spec.module, *spec.arguments]
-        with log_path.open("wb") as log:
+        with log_path.open("ab") as log:
             self._guard = subprocess.Popen(
                 [sys.executable, "-S", "-E", guard.__file__, str(GRACE_S), *command],
                 stdin=subprocess.PIPE,
@@ -36,6 +39,10 @@ class Service:
                 cwd=checkout,
                 start_new_session=True,  # Ctrl-C is for this process; it decides what follows
             )
+
+    def another(self) -> "Service":
+        """The same service once more, which goes on in the same log."""
+        return Service(self.spec, self._checkout, self._log_path)
 
     @property
     def exit_status(self) -> int | None:
@@ -73,7 +80,18 @@ class Services:
         """Starts them side by side: each waits for those below it."""
         for spec in specs:
             log_path = self._log_folder / f"{spec.name}.log"
+            log_path.unlink(missing_ok=True)  # of an earlier run
             self._running.append(Service(spec, self._checkout, log_path))
+
+    def renew(self) -> list[str]:
+        """Starts again what gave itself up; returns what there is to say about it."""
+        renewed = []
+        for index, service in enumerate(self._running):
+            status = service.exit_status
+            if status in ASKS_FOR_ANOTHER:
+                self._running[index] = service.another()
+                renewed.append(f"the {service.spec.name} ended with status {status}, starts again")
+        return renewed
 
     def check(self) -> None:
         """Raises CommandError with the name and the last words of a service that has ended."""

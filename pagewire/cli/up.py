@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
                     has_answered = True
                 if not options.once:
                     journal.say(_invitation(settings, model.name, journal.style))
-                    _serve(services)
+                    _serve(services, journal)
                 journal.say("stopping")
     except StopRequested:
         journal.say("stopped")
@@ -228,9 +228,11 @@ def _ask(settings: Settings, journal: Journal) -> None:
         raise CommandError("the model gave an empty answer")
 
 
-def _serve(services: Services) -> NoReturn:
-    """Watches until a stop signal comes or a service ends."""
+def _serve(services: Services, journal: Journal) -> NoReturn:
+    """Watches until a stop signal comes or a service ends for good."""
     while True:
+        for event in services.renew():
+            journal.say(event)
         services.check()
         time.sleep(POLL_S)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 _SERVICE = """
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -58,6 +59,7 @@ server.add_generic_rpc_handlers(
 health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
 server.add_insecure_port("127.0.0.1:" + arguments.get("--grpc-port", arguments.get("--port", "")))
 server.start()
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(71))
 server.wait_for_termination()
 """
 

@@ -179,6 +179,24 @@ def test_a_service_that_dies_later_takes_the_others_down(up):
     assert_gone(up.pids())
 
 
+def test_a_worker_that_gave_itself_up_is_started_again(up):
+    run = up.start("--no-sample")
+    up.wait_for(run, "Chat")
+    before = {name: up.note(name)["pids"][0] for name in NAMES}
+    os.kill(before["worker"], signal.SIGUSR1)
+    up.wait_for(run, "the worker ended with status 71, starts again")
+    deadline = time.monotonic() + 20
+    while up.note("worker")["pids"][0] == before["worker"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    after = {name: up.note(name)["pids"][0] for name in NAMES}
+    assert {name for name in NAMES if after[name] != before[name]} == {"worker"}
+    assert (up.folder / "logs" / "worker.log").read_text().count("the worker speaks") == 2
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(20) == 0
+    assert_gone(up.pids())
+
+
 def test_an_empty_answer_is_a_failure(up):
     status, _, err = up.finish("--once", fake="gateway=mute")
     assert status == 1

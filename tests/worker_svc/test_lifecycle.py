@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagewire.v1 import worker_pb2
 from worker_svc.config import WorkerConfig, parse
 
-from .conftest import TIMEOUT_S, WORKER_CONFIG, Attachment, Worker
+from .conftest import TIMEOUT_S, WORKER_CONFIG, Attachment, Worker, make_sequence
 
 REPOSITORY = Path(__file__).parents[2]
 StartWorker = Callable[[WorkerConfig], Worker]
@@ -241,6 +241,25 @@ def test_a_process_whose_model_cannot_be_loaded_says_why_and_exits_with_1(
     text = process.log_path.read_text()
     assert "worker is FAILED" in text
     assert "nowhere" in text
+
+
+def test_a_process_whose_step_hangs_ends_with_72_and_says_where(
+    start_process: Process, llama_folder: Path
+) -> None:
+    model = ("--model", str(llama_folder), "--port", "0", "--num-kv-blocks", "20")
+    process = start_process(*model, "--step-limit-s", "1", "--failpoint", "stall@2:600")
+    port = wait_for_line(process, "listening on").rsplit(":", 1)[1]
+    wait_for_line(process, "worker is READY")
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        attachment = Attachment(channel, epoch=1)
+        attachment.receive_description()
+        attachment.step(new_sequences=[make_sequence(0, [5, 6, 7], [1])], slots=[0])
+        attachment.send(step_id=2, slots=[0])
+        assert attachment.status() is grpc.StatusCode.UNAVAILABLE
+    assert process.wait(TIMEOUT_S) == 72
+    text = process.log_path.read_text()
+    assert "step 2 has not ended within 1 s: this process ends with 72" in text
+    assert "in before_step" in text  # where each thread stood
 
 
 def test_options_become_the_configuration() -> None:

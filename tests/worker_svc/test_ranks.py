@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -42,6 +43,7 @@ OPTIONS = {
     "--max-num-seqs": str(WORKER_CONFIG.max_num_seqs),
     "--max-num-batched-tokens": str(WORKER_CONFIG.max_num_batched_tokens),
     "--max-model-len": str(WORKER_CONFIG.max_model_len),
+    "--rank-timeout-s": "2",
 }
 
 
@@ -66,6 +68,11 @@ class RankGroup:
             assert time.monotonic() < deadline_s, self.log
             time.sleep(0.05)
         self.port = int(said[-1].split()[0])
+
+    @property
+    def num_starts(self) -> int:
+        """How often all ranks were started."""
+        return self.log.count("rank 0 is process")
 
     @property
     def ranks(self) -> list[int]:
@@ -194,8 +201,8 @@ def wait_for_steps(debug: debug_pb2_grpc.DebugServiceStub) -> None:
         time.sleep(0.01)
 
 
-async def run_requests(port: int, kill: int | None = None) -> list[list[int]]:
-    """Eight requests through a scheduler, in chunks; a process is killed on the way."""
+async def run_requests(port: int, harm: Callable[[], None] | None = None) -> list[list[int]]:
+    """Eight requests through a scheduler, in chunks; somebody does harm on the way."""
     options = {"enable_prefix_caching": True, "max_num_batched_tokens": 32, "max_num_seqs": 4}
     engine = Engine(service_config(port, **options))
     server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -209,11 +216,11 @@ async def run_requests(port: int, kill: int | None = None) -> list[list[int]]:
                 await asyncio.sleep(0.02)
             stub = SchedulerServiceStub(ch)
             calls = [asyncio.create_task(run_request(stub, index)) for index in range(8)]
-            if kill is not None:
+            if harm is not None:
                 core = engine.groups[0].core
                 while core.num_output_tokens < 60:
                     await asyncio.sleep(0.002)
-                os.kill(kill, signal.SIGKILL)
+                harm()
             return await asyncio.gather(*calls)
     finally:
         running.cancel()
@@ -236,15 +243,30 @@ async def run_request(stub: SchedulerServiceStub, index: int) -> list[int]:
     return tokens
 
 
-def test_streams_end_as_if_nothing_had_happened_when_a_rank_is_killed(
-    group: RankGroup, worker: Worker
+@pytest.fixture(scope="module")
+def calm(worker: Worker) -> list[list[int]]:
+    """What the requests get when nothing happens."""
+    tokens = asyncio.run(run_requests(worker.server.port))
+    assert [len(each) for each in tokens] == [60] * 8
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("rank", "number", "said"),
+    [
+        (1, signal.SIGKILL, "rank 1 ended with -9: all ranks start again"),
+        (0, signal.SIGKILL, "rank 0 ended with -9: all ranks start again"),
+        (1, signal.SIGSTOP, r"rank 1: no sign of life for 2\.\d s: all ranks start again"),
+    ],
+)
+def test_streams_end_as_if_nothing_had_happened_when_a_rank_is_killed_or_stopped(
+    group: RankGroup, calm: list[list[int]], rank: int, number: signal.Signals, said: str
 ) -> None:
-    calm = asyncio.run(run_requests(worker.server.port))
-    assert [len(tokens) for tokens in calm] == [60] * 8
-    before = group.ranks
-    for times, rank in ((2, 1), (3, 0)):
-        assert asyncio.run(run_requests(group.port, kill=group.ranks[rank])) == calm
-        group.wait_until_ready(times)
+    before, logged = group.ranks, len(group.log)
+    tokens = asyncio.run(run_requests(group.port, lambda: os.kill(before[rank], number)))
+    assert tokens == calm
+    group.wait_until_ready(group.num_starts)
+    assert re.search(said, group.log[logged:])
     assert not [pid for pid in before if is_running(pid)]
     assert asyncio.run(run_requests(group.port)) == calm
 
