@@ -178,6 +178,7 @@ def encode_output(output: StepOutput) -> bytes:
             forward_us=timings.forward_us,
             sample_us=timings.sample_us,
             copy_us=timings.copy_us,
+            idle_us=timings.idle_us,
         ),
         logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
         prompt_reports=map(_encode_report, output.prompt_reports),

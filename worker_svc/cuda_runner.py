@@ -104,7 +104,13 @@ class InFlight:
     def _timings(self) -> StepTimings:
         forward_us, sample_us, *_ = [*self.clock.spans_us(), 0, 0]
         before = self.timings
-        return StepTimings(before.queue_us, before.prepare_us, forward_us, sample_us)
+        return StepTimings(
+            before.queue_us,
+            before.prepare_us,
+            forward_us,
+            sample_us,
+            idle_us=self.clock.idle_us(),
+        )
 
 
 class CudaRunner(ModelRunner):
@@ -213,7 +219,7 @@ class CudaRunner(ModelRunner):
         self._move_blocks(staged)
         new_slots = [sequence.slot for sequence in staged.step.new_sequences]
         self.slots.write(staged.table, np.array(new_slots, dtype=np.int64))
-        clock = StepClock(self._device)
+        clock = self._new_clock() if len(staged.rows.slots) else StepClock(self._device)
         beside, places, rows = Beside(), None, staged.rows
         asked: list[Found] = []
         is_sampling = bool(rows.samples.any())

@@ -36,7 +36,7 @@ from worker_svc.step import (
     StepRecord,
     StepTimings,
 )
-from worker_svc.step_clock import StepClock
+from worker_svc.step_clock import DecodeTime, StepClock
 
 MAX_RECORDS = 256
 
@@ -77,6 +77,8 @@ class ModelRunner:
         self.limits = limits
         self.state = BatchState(limits, device, grammars or Grammars(limits.vocab_size))
         self.records: deque[StepRecord] = deque(maxlen=MAX_RECORDS)  # newest last
+        self.decode_time = DecodeTime()
+        self._clock_before: StepClock | None = None  # of the last step that computed
         self._model = model
         self._kv_cache = kv_cache
         self._device = device
@@ -149,7 +151,7 @@ class ModelRunner:
         model_inputs = inputs.build(self.state, rows)
         sampling = self.state.sampling_rows(staged)
         prepare_us = us_since(started)
-        clock = StepClock(self._device)
+        clock = self._new_clock()
         clock.mark()
         hidden = self._forward(model_inputs)  # [T, hidden]
         clock.mark()
@@ -158,10 +160,15 @@ class ModelRunner:
             hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
         tokens, logprobs = self._sample(hidden, sampling, rows, clock)
         forward_us, sample_us, copy_us = clock.spans_us()
-        timings = StepTimings(queue_us, prepare_us, forward_us, sample_us, copy_us)
+        timings = StepTimings(queue_us, prepare_us, forward_us, sample_us, copy_us, clock.idle_us())
         problems = sampling.adjustments.problems()
         output = to_output(step_id, tokens, timings, logprobs, problems)
         return replace(output, prompt_reports=reports) if reports else output
+
+    def _new_clock(self) -> StepClock:
+        """For a step that computes something."""
+        self._clock_before = clock = StepClock(self._device, self._clock_before)
+        return clock
 
     def _move_blocks(self, staged: Staged) -> None:
         """Before the rows compute. Not undone by a rollback: what a failed step moved is void."""
@@ -204,8 +211,10 @@ class ModelRunner:
         return tokens, logprobs
 
     def record(self, staged: Staged, output: StepOutput, started: float) -> None:
-        """Notes a finished step for the debug service."""
+        """Notes a finished step for those who ask about them."""
         rows, occupants = staged.rows, staged.table.occupants
+        if len(rows.slots) and rows.is_decode and not staged.step.reset and not output.error:
+            self.decode_time = self.decode_time.plus(output.timings)
         request_ids = tuple(
             occupant.request_id
             for slot in rows.slots.tolist()

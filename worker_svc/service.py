@@ -25,6 +25,7 @@ from worker_svc.session import (
     UnknownProtocol,
 )
 from worker_svc.step import BadStep
+from worker_svc.step_clock import DecodeTime
 
 SERVICE_NAME = "pagewire.v1.WorkerService"
 
@@ -76,6 +77,7 @@ class WorkerService:
             epoch=self._session.epoch,
             last_step_id=self._session.last_step_id,
             num_live_slots=0 if runner is None else len(runner.state.table.live_slots),
+            decode_time=None if runner is None else to_decode_time(runner.decode_time),
         )
 
     def load_model(
@@ -185,6 +187,13 @@ def to_model_info(facts: ModelFacts) -> types_pb2.ModelInfo:
         config_sha256=facts.config_sha256,
         tokenizer_sha256=facts.tokenizer_sha256,
         dtype=facts.dtype,
+    )
+
+
+def to_decode_time(spent: DecodeTime) -> worker_pb2.DecodeTime:
+    """The contract's form of what the device did with decode steps."""
+    return worker_pb2.DecodeTime(
+        num_steps=spent.num_steps, busy_us=spent.busy_us, idle_us=spent.idle_us
     )
 
 

@@ -194,6 +194,7 @@ class StepTimings:
     forward_us: int = 0
     sample_us: int = 0
     copy_us: int = 0
+    idle_us: int = 0  # of the device, between the step before and this one
 
 
 @dataclass(frozen=True, slots=True)

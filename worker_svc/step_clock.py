@@ -1,9 +1,12 @@
-"""Times the phases of a step on the device that runs them."""
+"""Times the phases of a step on the device that runs them, and what it idled between steps."""
 
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+
+from worker_svc.step import StepTimings
 
 NAP_S = 5e-6
 
@@ -11,10 +14,13 @@ NAP_S = 5e-6
 class StepClock:
     """Marks between phases: events in the stream on CUDA, where launching is not running."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, before: "StepClock | None" = None) -> None:
         self._is_cuda = device.type == "cuda"
         self._times: list[float] = []
         self._events: list[torch.cuda.Event] = []
+        # The last mark alone of the step before: its clock would hold on to all older ones.
+        self._times_before = before._times[-1:] if before else []
+        self._events_before = before._events[-1:] if before else []
 
     def mark(self) -> None:
         """Ends one phase and starts the next."""
@@ -37,6 +43,29 @@ class StepClock:
 
     def spans_us(self) -> list[int]:
         """Length of each phase; on CUDA the stream must have been waited for."""
+        return self._between(self._events, self._times)
+
+    def idle_us(self) -> int:
+        """From the last mark of the step before to the first of this one; 0 if either has none."""
+        events = self._events_before + self._events[:1]
+        times = self._times_before + self._times[:1]
+        return sum(self._between(events, times))
+
+    def _between(self, events: list[torch.cuda.Event], times: list[float]) -> list[int]:
         if self._is_cuda:
-            return [int(a.elapsed_time(b) * 1000) for a, b in pairwise(self._events)]
-        return [int((b - a) * 1e6) for a, b in pairwise(self._times)]
+            return [round(a.elapsed_time(b) * 1000) for a, b in pairwise(events)]
+        return [round((b - a) * 1e6) for a, b in pairwise(times)]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTime:
+    """Steps that only decode, summed up: computed for so long, and idle ahead of them."""
+
+    num_steps: int = 0
+    busy_us: int = 0
+    idle_us: int = 0
+
+    def plus(self, step: StepTimings) -> "DecodeTime":
+        """With one more."""
+        busy_us = step.forward_us + step.sample_us + step.copy_us
+        return DecodeTime(self.num_steps + 1, self.busy_us + busy_us, self.idle_us + step.idle_us)

@@ -79,20 +79,32 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("phase", "failure", "description", "epoch", "last_step_id", "num_live_slots")
+    __slots__ = ("phase", "failure", "description", "epoch", "last_step_id", "num_live_slots", "decode_time")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_LIVE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TIME_FIELD_NUMBER: _ClassVar[int]
     phase: WorkerPhase
     failure: str
     description: WorkerDescription
     epoch: int
     last_step_id: int
     num_live_slots: int
-    def __init__(self, phase: _Optional[_Union[WorkerPhase, str]] = ..., failure: _Optional[str] = ..., description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., epoch: _Optional[int] = ..., last_step_id: _Optional[int] = ..., num_live_slots: _Optional[int] = ...) -> None: ...
+    decode_time: DecodeTime
+    def __init__(self, phase: _Optional[_Union[WorkerPhase, str]] = ..., failure: _Optional[str] = ..., description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., epoch: _Optional[int] = ..., last_step_id: _Optional[int] = ..., num_live_slots: _Optional[int] = ..., decode_time: _Optional[_Union[DecodeTime, _Mapping]] = ...) -> None: ...
+
+class DecodeTime(_message.Message):
+    __slots__ = ("num_steps", "busy_us", "idle_us")
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_US_FIELD_NUMBER: _ClassVar[int]
+    IDLE_US_FIELD_NUMBER: _ClassVar[int]
+    num_steps: int
+    busy_us: int
+    idle_us: int
+    def __init__(self, num_steps: _Optional[int] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ...) -> None: ...
 
 class LoadModelRequest(_message.Message):
     __slots__ = ("path", "dtype", "served_model_name")
@@ -333,15 +345,17 @@ class RowError(_message.Message):
     def __init__(self, row: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class StepTimings(_message.Message):
-    __slots__ = ("queue_us", "prepare_us", "forward_us", "sample_us", "copy_us")
+    __slots__ = ("queue_us", "prepare_us", "forward_us", "sample_us", "copy_us", "idle_us")
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     PREPARE_US_FIELD_NUMBER: _ClassVar[int]
     FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_US_FIELD_NUMBER: _ClassVar[int]
     COPY_US_FIELD_NUMBER: _ClassVar[int]
+    IDLE_US_FIELD_NUMBER: _ClassVar[int]
     queue_us: int
     prepare_us: int
     forward_us: int
     sample_us: int
     copy_us: int
-    def __init__(self, queue_us: _Optional[int] = ..., prepare_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., copy_us: _Optional[int] = ...) -> None: ...
+    idle_us: int
+    def __init__(self, queue_us: _Optional[int] = ..., prepare_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., copy_us: _Optional[int] = ..., idle_us: _Optional[int] = ...) -> None: ...

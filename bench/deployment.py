@@ -1,0 +1,131 @@
+"""A scheduler and a worker as processes of this machine, and what they say of themselves."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from bench.product import ROOT, free_ports
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+START_TIMEOUT_S = 240.0
+STOP_TIMEOUT_S = 10.0
+ASK_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Where they are."""
+
+    scheduler: str  # address
+    worker: str
+    pids: dict[str, int]  # scheduler and worker
+
+    def decode_time(self) -> worker_pb2.DecodeTime:
+        """What the worker's device did with decode steps since it started."""
+        with grpc.insecure_channel(self.worker) as channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            answer = stub.Describe(worker_pb2.DescribeRequest(), timeout=ASK_TIMEOUT_S)
+            return answer.decode_time
+
+    def forget_prefixes(self) -> None:
+        """Empties the prefix cache, so that the same prompts are computed again."""
+        with grpc.insecure_channel(self.scheduler) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            stub.ResetPrefixCache(scheduler_pb2.ResetPrefixCacheRequest(), timeout=ASK_TIMEOUT_S)
+
+    def cpu_s(self) -> dict[str, float]:
+        """Seconds that each process has computed, its children included; the client is this one."""
+        parents = dict(_parents())
+        used = {name: _tree_cpu_s(pid, parents) for name, pid in self.pids.items()}
+        return used | {"client": time.process_time()}
+
+
+@contextlib.contextmanager
+def serving(
+    model: Path, worker_options: Sequence[str], scheduler_options: Sequence[str]
+) -> Iterator[Deployment]:
+    """A worker and a scheduler that serve the model, ready; ended behind the block."""
+    ports = free_ports()
+    scheduler, worker = (f"127.0.0.1:{port}" for port in (ports.scheduler, ports.worker))
+    commands = {
+        "worker": [
+            *("worker_svc", "--model", str(model), "--port", str(ports.worker)),
+            *worker_options,
+        ],
+        "scheduler": [
+            *("scheduler_svc", "--worker", worker, "--port", str(ports.scheduler)),
+            *scheduler_options,
+        ],
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="pagewire-bench-") as logs,
+        contextlib.ExitStack() as on,
+    ):
+        children, pids = [], {}
+        for name, command in commands.items():
+            path = Path(logs) / name
+            log = on.enter_context(path.open("wb"))
+            child = subprocess.Popen(
+                [sys.executable, "-m", *command], cwd=ROOT, stdout=log, stderr=log
+            )
+            on.callback(_stop, child)
+            children.append((child, path))
+            pids[name] = child.pid
+        _wait_until_ready(scheduler, children)
+        yield Deployment(scheduler, worker, pids)
+
+
+def _stop(child: "subprocess.Popen[bytes]") -> None:
+    child.terminate()
+    try:
+        child.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _wait_until_ready(
+    address: str, children: Sequence[tuple["subprocess.Popen[bytes]", Path]]
+) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    with grpc.insecure_channel(address) as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        while time.monotonic() < deadline_s:
+            for child, log in children:
+                if child.poll() is not None:
+                    raise RuntimeError(f"{log.name} ended:\n{log.read_text(errors='replace')}")
+            with contextlib.suppress(grpc.RpcError):
+                if stub.GetStatus(scheduler_pb2.GetStatusRequest(), timeout=ASK_TIMEOUT_S).ready:
+                    return
+            time.sleep(0.2)
+    raise RuntimeError(f"nothing is served after {START_TIMEOUT_S:.0f} s")
+
+
+def _tree_cpu_s(root: int, parents: dict[int, int]) -> float:
+    """Of a process, the children it has waited for, and those that run."""
+    try:
+        ticks = sum(map(int, _stat(root)[11:15]))  # utime, stime, and both of children waited for
+    except OSError:  # it has just ended
+        return 0.0
+    own = ticks / os.sysconf("SC_CLK_TCK")
+    return own + sum(_tree_cpu_s(pid, parents) for pid, parent in parents.items() if parent == root)
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                yield int(folder.name), int(_stat(int(folder.name))[1])
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name, which may hold anything; the state is first."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,0 +1,40 @@
+"""What the benchmarks ask for: requests of random tokens whose lengths are known."""
+
+import random
+from dataclasses import dataclass
+
+VOCABULARY = 10_000  # prompt tokens are drawn below it
+PROMPT_OF_STEPS = 492  # mid-way between the settled start and the end: a context of 576
+OUTPUT_OF_STEPS = 160
+PREFILL_LENGTH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a workload."""
+
+    prompt: list[int]
+    max_tokens: int
+
+
+def workload(seed: int, num_requests: int) -> list[Request]:
+    """Prompts, then outputs, uniform in 100..1024: what other small engines publish."""
+    draw = random.Random(seed).randint
+    prompts = [[draw(0, VOCABULARY) for _ in range(draw(100, 1024))] for _ in range(num_requests)]
+    return [Request(prompt, draw(100, 1024)) for prompt in prompts]
+
+
+def alike(seed: int, batch: int) -> list[Request]:
+    """Requests that decode side by side."""
+    return _of_one_length(seed, batch, PROMPT_OF_STEPS, OUTPUT_OF_STEPS)
+
+
+def prefills(seed: int, num_prompts: int) -> list[Request]:
+    """Long prompts of which the first output token alone is wanted."""
+    return _of_one_length(seed, num_prompts, PREFILL_LENGTH, 1)
+
+
+def _of_one_length(seed: int, count: int, length: int, max_tokens: int) -> list[Request]:
+    draw = random.Random(seed).randint
+    prompts = [[draw(0, VOCABULARY) for _ in range(length)] for _ in range(count)]
+    return [Request(prompt, max_tokens) for prompt in prompts]
