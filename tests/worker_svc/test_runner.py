@@ -1,6 +1,7 @@
 """The model runner without a wire: failures, rows that are not finite, what a step leaves."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -220,3 +221,24 @@ def test_the_last_256_steps_are_kept(driver: Driver) -> None:
         driver.step(rows={})
     records = driver.runner.records
     assert [records[0].step_id, records[-1].step_id, len(records)] == [46, 301, 256]
+
+
+def test_a_step_tells_how_long_the_device_had_nothing_to_do_before_it(driver: Driver) -> None:
+    first = driver.step(sequence(0, [5, 6], [1]), rows={0: 2})
+    assert first.timings.idle_us == 0  # before it there was nothing
+    time.sleep(0.02)
+    driver.step(rows={})  # computes nothing, so the device idles on
+    second = driver.step(rows={0: 1})
+    assert second.timings.idle_us >= 20_000
+    assert driver.step(rows={0: 1}).timings.idle_us < second.timings.idle_us
+
+
+def test_only_steps_that_decode_are_summed_up(driver: Driver) -> None:
+    driver.step(sequence(0, [5, 6], [1]), rows={0: 2})
+    time.sleep(0.02)
+    driver.step(sequence(1, [7, 8, 9], [2]), rows={0: 1, 1: 3})  # after a wait for requests
+    steps = [driver.step(rows={0: 1, 1: 1}).timings for _ in range(3)]
+    spent = driver.runner.decode_time
+    assert spent.num_steps == 3
+    assert spent.idle_us == sum(step.idle_us for step in steps)
+    assert spent.busy_us == sum(step.forward_us + step.sample_us + step.copy_us for step in steps)

@@ -207,6 +207,15 @@ def test_timings_account_for_a_step(worker: Worker) -> None:
     assert timings.prepare_us > 0
 
 
+def test_a_worker_describes_what_its_device_did_with_decode_steps(worker: Worker) -> None:
+    before = worker.describe().decode_time
+    generate(worker.attach(), [[5, 6, 7]], 5)  # a prefill and four decodes
+    after = worker.describe().decode_time
+    assert after.num_steps - before.num_steps == 4
+    assert after.busy_us > before.busy_us
+    assert after.idle_us > before.idle_us  # over a wire, and one step at a time
+
+
 def test_the_debug_service_tells_who_holds_a_slot_and_what_ran(worker: Worker) -> None:
     stub = debug_pb2_grpc.DebugServiceStub(worker.channel)
     attachment = worker.attach()
