@@ -1,7 +1,10 @@
 """Random checkpoints of real shapes for benchmarks: speed does not depend on what a model knows."""
 
+import contextlib
 import json
-import subprocess
+import math
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +12,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-
-from bench.product import commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,19 @@ SHAPES = {
 }
 
 
+SHARED_MEMORY = Path("/dev/shm")
+BYTES_PER_WEIGHT = 2
+
+
+@contextlib.contextmanager
+def temporary(name: str) -> Iterator[Path]:
+    """A shape's model folder for the length of a block, in memory where there is room for it."""
+    fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > _num_bytes(name) * 1.1
+    where = SHARED_MEMORY if fits else None
+    with tempfile.TemporaryDirectory(prefix="pagewire-bench-", dir=where) as folder:
+        yield write(Path(folder), name)
+
+
 def write(folder: Path, name: str) -> Path:
     """Makes the model folder of a shape, one file a layer, in bfloat16."""
     shape = SHAPES[name]
@@ -52,12 +66,9 @@ def write(folder: Path, name: str) -> Path:
     return folder
 
 
-def tree() -> str:
-    """The commit measured, or unknown where there is no repository."""
-    try:
-        return commit()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
+def _num_bytes(name: str) -> int:
+    sizes = (size for part in _parts(SHAPES[name]) for size in part.values())
+    return sum(BYTES_PER_WEIGHT * math.prod(size) for size in sizes)
 
 
 def _random(size: tuple[int, ...], device: str, generator: torch.Generator) -> Tensor:

@@ -1,6 +1,6 @@
 """Decode steps of the model runner on a GPU: time by batch, and what of it the device was idle.
 
-    python -m bench.gpu_steps --shape qwen3-0.6b --json steps.json
+    python -m bench.gpu_steps --shape qwen3-0.6b --json steps.jsonl
     python -m bench.gpu_steps --shape qwen3-8b --tensor-parallel-size 2
 
 Random weights of a real shape, every sequence at about the same context, two steps in flight, no
@@ -9,13 +9,10 @@ events; what is between them is the bubble from one replay to the next.
 """
 
 import argparse
-import json
 import logging
 import os
-import platform
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -24,9 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from bench import checkpoints
+from bench.records import add_json, spread, writer
 from worker_svc import parallel, startup
 from worker_svc.config import WorkerConfig
 from worker_svc.device import resolve_device, set_num_threads
@@ -49,6 +46,7 @@ class Options:
     top_p: float
     device: str
     tensor_parallel_size: int
+    repeat: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +71,9 @@ class Result:
     @property
     def bubble_us(self) -> float:
         return self.step_us - self.device_us
+
+
+FIELDS = ("step_us", "device_us", "bubble_us", "host_us", "tokens_per_s")
 
 
 def measure(runner: ModelRunner, options: Options, batch: int) -> Result:
@@ -129,8 +130,11 @@ def _finish(pending: deque) -> int:  # type: ignore[type-arg]
     return output.timings.forward_us + output.timings.sample_us
 
 
-def run(options: Options, place: Place) -> list[Result]:
-    """Loads the model and measures every batch, as one rank of a group that all run the same."""
+def run(options: Options, place: Place) -> dict[int, list[Result]]:
+    """Loads the model and measures every batch, as one rank of a group that all run the same.
+
+    Returns what each repetition found, by batch.
+    """
     set_num_threads(0, options.tensor_parallel_size)
     largest = max(options.batches)
     length = options.context + WARM_STEPS + options.steps + 32
@@ -147,12 +151,15 @@ def run(options: Options, place: Place) -> list[Result]:
 
 def _measure_all(
     config: WorkerConfig, model: startup.LoadedModel, options: Options
-) -> list[Result]:
+) -> dict[int, list[Result]]:
     runner = startup.build_runner(config, model, config.num_kv_blocks)
     started = time.perf_counter()
     runner.warm_up()
     print(f"warm after {time.perf_counter() - started:.1f} s", file=sys.stderr)
-    return [measure(runner, options, batch) for batch in options.batches]
+    return {
+        batch: [measure(runner, options, batch) for _ in range(options.repeat)]
+        for batch in options.batches
+    }
 
 
 @contextmanager
@@ -161,8 +168,8 @@ def _checkpoint(options: Options, place: Place) -> Iterator[Path]:
     if place.rank > 0:
         yield place.folder
         return
-    with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as folder:
-        yield checkpoints.write(Path(folder), options.shape)
+    with checkpoints.temporary(options.shape) as folder:
+        yield folder
 
 
 @contextmanager
@@ -192,20 +199,32 @@ def _group(options: Options, place: Place, folder: Path) -> Iterator[Group]:
                 other.wait()
 
 
-def report(options: Options, results: Sequence[Result]) -> dict[str, object]:
-    """Everything a reader needs to believe the numbers or repeat them."""
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
-    return {
-        "options": asdict(options),
-        "device": name,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": checkpoints.tree(),
-        "results": [asdict(result) | {"bubble_us": result.bubble_us} for result in results],
-    }
-
-
 def main(arguments: Sequence[str]) -> int:
+    options, place, json_path = parse(arguments)
+    emit = writer(json_path, ["python", "-m", "bench.gpu_steps", *arguments])
+    results = run(options, place)
+    if place.rank > 0:
+        # Communicators would wait at the end for ranks that have ended.
+        os._exit(0)
+    print(
+        f"{'batch':>6} {'step us':>9} {'device us':>10} {'bubble us':>10} {'host us':>8} tokens/s"
+    )
+    given = asdict(options)
+    del given["batches"]
+    for batch, found in results.items():
+        values = {name: spread([getattr(one, name) for one in found], 1) for name in FIELDS}
+        step, device, bubble, host, rate = (values[name]["median"] for name in FIELDS)
+        print(f"{batch:6} {step:9.0f} {device:10.0f} {bubble:10.0f} {host:8.0f} {rate:8.0f}")
+        emit("runner_steps", {**given, "batch": batch, **values})
+    if options.tensor_parallel_size > 1:
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> tuple[Options, Place, str | None]:
+    """What to measure, as which rank, and where the results go."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.gpu_steps", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -214,36 +233,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])
     parser.add_argument("--context", type=int, default=576)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--repeat", type=int, default=1, help="measurements; medians are told")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     for hidden, kind in (("--rank", int), ("--store-port", int), ("--folder", Path)):
         parser.add_argument(hidden, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, help="write results and environment here")
+    add_json(parser)
     values = vars(parser.parse_args(arguments))
-    path = values.pop("json")
+    json_path = values.pop("json")
     place = Place(**{name: values.pop(name) for name in asdict(Place()) if name in values})
-    options = Options(**values | {"batches": tuple(values["batches"])})
-    results = run(options, place)
-    if place.rank > 0:
-        # Communicators would wait at the end for ranks that have ended.
-        os._exit(0)
-    print(
-        f"{'batch':>6} {'step us':>9} {'device us':>10} {'bubble us':>10} {'host us':>8} tokens/s"
-    )
-    for result in results:
-        print(
-            f"{result.batch:6} {result.step_us:9.0f} {result.device_us:10.0f} "
-            f"{result.bubble_us:10.0f} {result.host_us:8.0f} {result.tokens_per_s:8.0f}"
-        )
-    if path is not None:
-        path.write_text(json.dumps(report(options, results), indent=1))
-    if options.tensor_parallel_size > 1:
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(0)
-    return 0
+    return Options(**values | {"batches": tuple(values["batches"])}), place, json_path
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import grpc
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
 ROOT = Path(__file__).parents[1]
+ARCHIVED_COMMIT = ROOT / "bench" / "archived_commit.txt"
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 15.0
 
@@ -130,12 +131,22 @@ def hardware() -> str:
 
 
 def commit() -> str:
-    """The commit of this tree, with a plus when it has been changed since."""
+    """The commit of this tree, with a plus when it has been changed since.
 
-    def git(*arguments: str) -> str:
-        ran = subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
-        )
-        return ran.stdout.strip()
+    An archive of a commit says so itself, by what git wrote into it; other copies are unknown.
+    """
+    if not (ROOT / ".git").exists():
+        written = ARCHIVED_COMMIT.read_text().strip()
+        return "unknown" if written.startswith("$") else written
+    try:
+        changed = "+" if _git("status", "--porcelain") else ""
+        return _git("rev-parse", "--short=12", "HEAD") + changed
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
 
-    return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain") else "")
+
+def _git(*arguments: str) -> str:
+    ran = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
+    )
+    return ran.stdout.strip()

@@ -2,7 +2,8 @@
 
 0.005,2e-5,1e-8        seconds: a base, per computed token, per token of context
 FILE                   JSON: an object with these three by name; an object a line (or a list of
-                       them) for each measured step; or what `bench.gpu_steps --json` writes
+                       them) for each measured step; or the lines that
+                       `pagewire bench steps --in-runner --json` writes
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from scheduler_svc.core.step_time import StepTime, StepTimeFit
 
+_BENCHMARK = "benchmark"  # the key that names what a line was measured by
 _PARTS = ("base_s", "per_token_s", "per_context_token_s")
 
 
@@ -59,10 +61,10 @@ def _from_json(path: Path) -> StepTime:
         data = json.loads(text)
     except json.JSONDecodeError:
         data = [_load_line(path, n, line) for n, line in _lines(text)]
-    if isinstance(data, dict) and "results" in data:
-        return fit(_from_gpu_steps(data))
-    if isinstance(data, dict):
+    if isinstance(data, dict) and _BENCHMARK not in data:
         return _checked(data)
+    if isinstance(data, dict):
+        data = [data]
     if not isinstance(data, list):
         raise BadStepTime(f"{path} holds neither an object nor a list")
     return fit(_measured(entry, f"{path}, step {n}") for n, entry in enumerate(data, 1))
@@ -79,23 +81,27 @@ def _load_line(path: Path, number: int, line: str) -> object:
         raise BadStepTime(f"{path}, line {number}: {error}") from error
 
 
-def _from_gpu_steps(report: Mapping[str, object]) -> Iterator[MeasuredStep]:
-    """Decode steps alone, at one mean context length for all batch sizes."""
-    try:
-        context = report["options"]["context"]  # type: ignore[index]
-        for result in report["results"]:  # type: ignore[attr-defined]
-            batch = result["batch"]
-            yield MeasuredStep(batch, batch * context, result["step_us"] / 1e6)
-    except (KeyError, TypeError) as error:
-        raise BadStepTime(f"a report of bench.gpu_steps lacks {error}") from error
-
-
 def _measured(entry: object, where: str) -> MeasuredStep:
+    if isinstance(entry, dict) and _BENCHMARK in entry:
+        return _from_benchmark(entry, where)
     names = tuple(MeasuredStep.__slots__)
     if not isinstance(entry, dict) or set(entry) != set(names):
         raise BadStepTime(f"{where}: expected an object with {', '.join(names)}")
     values = [_number(entry[name], f"{where}: {name}") for name in names]
     return MeasuredStep(int(values[0]), int(values[1]), values[2])
+
+
+def _from_benchmark(line: Mapping[str, object], where: str) -> MeasuredStep:
+    """A decode step of one batch size, all rows at about one context length."""
+    if line[_BENCHMARK] != "runner_steps":
+        raise BadStepTime(f"{where}: {line[_BENCHMARK]!r} is not runner_steps")
+    try:
+        batch, context = (_number(line[name], f"{where}: {name}") for name in ("batch", "context"))
+        step_us = line["step_us"]["median"]  # type: ignore[index]
+    except (KeyError, TypeError) as error:
+        raise BadStepTime(f"{where} of a benchmark lacks {error}") from error
+    duration_s = _number(step_us, f"{where}: step_us") / 1e6
+    return MeasuredStep(int(batch), int(batch * context), duration_s)
 
 
 def _checked(parts: Mapping[str, object]) -> StepTime:

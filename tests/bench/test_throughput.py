@@ -1,6 +1,7 @@
 """The workload is the published one, and steps are timed only while every request decodes."""
 
-from bench.throughput import Run, _note, workload
+from bench.client import Mark, Run
+from bench.workloads import workload
 from pagewire.v1 import scheduler_pb2
 from rpc.columns import UINT32, pack
 
@@ -18,7 +19,7 @@ def test_steps_are_timed_between_the_last_start_and_the_first_end() -> None:
     def bring(handles: list[int], now_s: float, ended: tuple[int, ...] = ()) -> None:
         finished = [scheduler_pb2.Finished(handle=handle) for handle in ended]
         column = pack(handles, UINT32)
-        _note(run, scheduler_pb2.SessionResponse(handles=column, finished=finished), now_s)
+        run.note(scheduler_pb2.SessionResponse(handles=column, finished=finished), now_s)
 
     bring([0, 0, 0], 5.0)  # one is ahead of the other
     for index in range(8):
@@ -27,6 +28,15 @@ def test_steps_are_timed_between_the_last_start_and_the_first_end() -> None:
         bring([0, 1], 20.0 + index * 0.5)
     bring([0, 1], 22.0, ended=(1,))
     bring([0], 30.0, ended=(0,))
-    assert run.settled == (9, 17.0)
+    assert run.settled == Mark(19, 17.0)
     assert run.step_ms == (22.0 - 17.0) / 5 * 1e3
     assert run.num_tokens == [17, 13]
+
+
+def test_a_message_that_brings_two_steps_counts_as_two() -> None:
+    run = Run(started_s=0.0, num_tokens=[0, 0])
+    run.note(scheduler_pb2.SessionResponse(handles=pack([0, 1] * 8, UINT32)), 1.0)
+    ends = [scheduler_pb2.Finished(handle=handle) for handle in (0, 1)]
+    both = scheduler_pb2.SessionResponse(handles=pack([0, 1] * 2, UINT32), finished=ends)
+    run.note(both, 1.5)
+    assert run.step_ms == 250.0

@@ -41,12 +41,18 @@ def test_a_file_is_a_model_or_measured_steps(tmp_path: Path, form: str) -> None:
     assert found.of(100, 50_000) == pytest.approx(TRUTH.of(100, 50_000), rel=1e-3)
 
 
-def test_a_report_of_the_step_benchmark_is_understood(tmp_path: Path) -> None:
-    path = tmp_path / "gpu.json"
-    results = [
-        {"batch": batch, "step_us": 1e6 * TRUTH.of(batch, 576 * batch)} for batch in (1, 8, 32, 256)
+def test_the_lines_of_the_step_benchmark_are_understood(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    lines = [
+        {
+            "benchmark": "runner_steps",
+            "batch": batch,
+            "context": 576,
+            "step_us": {"median": 1e6 * TRUTH.of(batch, 576 * batch), "each": []},
+        }
+        for batch in (1, 8, 32, 256)
     ]
-    path.write_text(json.dumps({"options": {"context": 576}, "results": results}))
+    path.write_text("\n".join(map(json.dumps, lines)))
     found = parse_step_time(str(path))
     assert found.of(128, 576 * 128) == pytest.approx(TRUTH.of(128, 576 * 128), rel=1e-3)
 
@@ -73,7 +79,8 @@ def test_what_is_no_model_is_refused_by_name(text: str, problem: str) -> None:
         ('[{"num_tokens": 1}]', "step 1: expected an object with"),
         ('[{"num_tokens": 1, "num_context_tokens": 0, "duration_s": 0.1}]', "too few to fit"),
         ('{"num_tokens": 1}\n{', "line 2"),
-        ('{"results": []}', "lacks 'options'"),
+        ('{"benchmark": "runner_steps", "batch": 1, "context": 2}', "step 1 .* lacks 'step_us'"),
+        ('{"benchmark": "startup", "cold_s": 1}', "'startup' is not runner_steps"),
     ],
 )
 def test_what_is_no_measurement_is_refused_by_place(

@@ -1,0 +1,85 @@
+"""How a benchmark's results are written: JSON lines that say where and how they were measured."""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from bench.product import commit, hardware
+
+LIBRARIES = ("torch", "triton", "grpcio", "protobuf", "numpy", "safetensors")
+
+Emit = Callable[[str, Mapping[str, object]], None]
+
+
+def environment(command: Sequence[str]) -> dict[str, object]:
+    """Everything a reader needs to believe a number or to repeat it."""
+    return {
+        "gpus": _gpus(),
+        "cpu": hardware(),
+        "load_before": round(os.getloadavg()[0], 2),  # above zero, others computed too
+        "versions": {"python": platform.python_version(), **_versions()},
+        "commit": commit(),
+        "command": shlex.join(command),
+    }
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The option that every benchmark of `pagewire bench` has."""
+    parser.add_argument(
+        "--json", metavar="PATH", help="append a JSON line per result to this file; - is stdout"
+    )
+
+
+def writer(path: str | None, command: Sequence[str]) -> Emit:
+    """A function of a benchmark's name and a result that writes its line; none without a path."""
+    if path is None:
+        return lambda benchmark, result: None
+    where = environment(command)
+
+    def emit(benchmark: str, result: Mapping[str, object]) -> None:
+        line = json.dumps({"benchmark": benchmark, **result, "environment": where}) + "\n"
+        if path == "-":
+            sys.stdout.write(line)
+            sys.stdout.flush()
+        else:
+            with Path(path).open("a", encoding="utf-8") as lines:
+                lines.write(line)
+
+    return emit
+
+
+def spread(values: Sequence[float], digits: int) -> dict[str, object]:
+    """The median of repeated measurements, and each of them."""
+    median, *each = (
+        round(value, digits) if digits else round(value)
+        for value in (statistics.median(values), *values)
+    )
+    return {"median": median, "each": each}
+
+
+def _gpus() -> list[str]:
+    """Name, memory and driver of each; empty where there are none."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        ran = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return ran.stdout.strip().splitlines()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,52 @@
+"""Results are lines that say where they come from; a commit is named in an archive, too."""
+
+import io
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from bench import product
+from bench.records import spread, writer
+
+
+def test_results_are_appended_as_lines_with_their_command(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"benchmark": "older"}\n')
+    emit = writer(str(path), ["python", "-m", "bench.some", "--name", "two words"])
+    emit("some", {"tokens_per_s": spread([3.0, 1.0, 2.0], 0)})
+    older, line = map(json.loads, path.read_text().splitlines())
+    assert older == {"benchmark": "older"}
+    assert line["tokens_per_s"] == {"median": 2, "each": [3, 1, 2]}
+    assert line["environment"]["command"] == "python -m bench.some --name 'two words'"
+    assert line["environment"]["versions"]["python"]
+
+
+def test_an_archive_says_of_which_commit_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (product.ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    archive = subprocess.run(
+        ["git", "archive", "HEAD", "bench/archived_commit.txt"],
+        cwd=product.ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(tmp_path, filter="data")
+    here = product.commit()
+    monkeypatch.setattr(product, "ROOT", tmp_path)
+    monkeypatch.setattr(product, "ARCHIVED_COMMIT", tmp_path / "bench" / "archived_commit.txt")
+    archived = product.commit()
+    assert len(archived) >= 7
+    assert here.startswith(archived)
+
+
+def test_a_copy_that_is_no_archive_is_of_an_unknown_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product, "ROOT", tmp_path)
+    assert product.commit() == "unknown"
