@@ -13,7 +13,13 @@ from pathlib import Path
 import grpc
 
 from bench.product import ROOT, free_ports
-from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
+from pagewire.v1 import (
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    timing_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 10.0
@@ -28,7 +34,7 @@ class Deployment:
     worker: str
     pids: dict[str, int]  # scheduler and worker
 
-    def decode_time(self) -> worker_pb2.DecodeTime:
+    def decode_time(self) -> timing_pb2.DecodeTime:
         """What the worker's device did with decode steps since it started."""
         with grpc.insecure_channel(self.worker) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)

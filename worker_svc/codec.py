@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from pagewire.v1 import types_pb2, worker_pb2
+from pagewire.v1 import timing_pb2, types_pb2, worker_pb2
 from rpc.columns import UINT8, pack
 from rpc.prompt_reports import PromptReport
 from worker_svc import columns
@@ -172,7 +172,7 @@ def encode_output(output: StepOutput) -> bytes:
         token_ids=pack(output.token_ids),
         row_status=status,
         error=output.error,
-        timings=worker_pb2.StepTimings(
+        timings=timing_pb2.StepTimings(
             queue_us=timings.queue_us,
             prepare_us=timings.prepare_us,
             forward_us=timings.forward_us,

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 import torch
 
-from pagewire.v1 import types_pb2, worker_pb2
+from pagewire.v1 import timing_pb2, types_pb2, worker_pb2
 from worker_svc import codec
 from worker_svc.config import DTYPES
 from worker_svc.description import Description, ModelFacts
@@ -190,9 +190,9 @@ def to_model_info(facts: ModelFacts) -> types_pb2.ModelInfo:
     )
 
 
-def to_decode_time(spent: DecodeTime) -> worker_pb2.DecodeTime:
+def to_decode_time(spent: DecodeTime) -> timing_pb2.DecodeTime:
     """The contract's form of what the device did with decode steps."""
-    return worker_pb2.DecodeTime(
+    return timing_pb2.DecodeTime(
         num_steps=spent.num_steps, busy_us=spent.busy_us, idle_us=spent.idle_us
     )
 

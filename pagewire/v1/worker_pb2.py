@@ -22,66 +22,63 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from pagewire.v1 import timing_pb2 as pagewire_dot_v1_dot_timing__pb2
 from pagewire.v1 import types_pb2 as pagewire_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pagewire/v1/worker.proto\x12\x0bpagewire.v1\x1a\x17pagewire/v1/types.proto\"\xba\x03\n\x11WorkerDescription\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.pagewire.v1.ModelInfo\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x06 \x01(\r\x12\x0c\n\x04rank\x18\x07 \x01(\r\x12\x12\n\nworld_size\x18\x08 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x10\n\x08kv_dtype\x18\n \x01(\t\x12\x11\n\tkv_layout\x18\x0b \x01(\t\x12\x19\n\x11graph_batch_sizes\x18\x0c \x03(\r\x12\x19\n\x11\x61ttention_backend\x18\r \x01(\t\x12\x17\n\x0fnum_host_blocks\x18\x14 \x01(\r\x12\x19\n\x11max_granted_steps\x18\x1e \x01(\r\x12\x18\n\x10has_state_hashes\x18\x1f \x01(\x08\x12\x18\n\x10sends_heartbeats\x18( \x01(\x08\x12\x16\n\x0erank_addresses\x18\x64 \x03(\t\"\x11\n\x0f\x44\x65scribeRequest\"\xec\x01\n\x10\x44\x65scribeResponse\x12\'\n\x05phase\x18\x01 \x01(\x0e\x32\x18.pagewire.v1.WorkerPhase\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\x12\x33\n\x0b\x64\x65scription\x18\x03 \x01(\x0b\x32\x1e.pagewire.v1.WorkerDescription\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x14\n\x0clast_step_id\x18\x05 \x01(\x04\x12\x16\n\x0enum_live_slots\x18\x06 \x01(\r\x12,\n\x0b\x64\x65\x63ode_time\x18< \x01(\x0b\x32\x17.pagewire.v1.DecodeTime\"A\n\nDecodeTime\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x0f\n\x07\x62usy_us\x18\x02 \x01(\x04\x12\x0f\n\x07idle_us\x18\x03 \x01(\x04\"J\n\x10LoadModelRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x19\n\x11served_model_name\x18\x03 \x01(\t\":\n\x11LoadModelResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.pagewire.v1.ModelInfo\",\n\x16InitializeCacheRequest\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"-\n\x17InitializeCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"\x0f\n\rWarmUpRequest\"E\n\x0eWarmUpResponse\x12\x33\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32\x1e.pagewire.v1.WorkerDescription\"\x8c\x01\n\rAttachRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.pagewire.v1.HelloH\x00\x12,\n\x04step\x18\x02 \x01(\x0b\x32\x1c.pagewire.v1.SchedulerOutputH\x00\x12\x1f\n\x03\x63ut\x18\x1e \x01(\x0b\x32\x10.pagewire.v1.CutH\x00\x42\x07\n\x05\x66rame\"f\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x15\n\rfirst_step_id\x18\x03 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18( \x01(\r\"\xd8\x01\n\x0e\x41ttachResponse\x12\x35\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32\x1e.pagewire.v1.WorkerDescriptionH\x00\x12\x30\n\x06output\x18\x02 \x01(\x0b\x32\x1e.pagewire.v1.ModelRunnerOutputH\x00\x12\'\n\x07skipped\x18\x1e \x01(\x0b\x32\x14.pagewire.v1.SkippedH\x00\x12+\n\theartbeat\x18( \x01(\x0b\x32\x16.pagewire.v1.HeartbeatH\x00\x42\x07\n\x05\x66rame\"2\n\x03\x43ut\x12\x15\n\rfirst_step_id\x18\x01 \x01(\x04\x12\x14\n\x0clast_step_id\x18\x02 \x01(\x04\"6\n\x07Skipped\x12\x15\n\rfirst_step_id\x18\x01 \x01(\x04\x12\x14\n\x0clast_step_id\x18\x02 \x01(\x04\"n\n\tHeartbeat\x12\x1b\n\x13num_frames_received\x18\x01 \x01(\x04\x12\x17\n\x0fnum_frames_sent\x18\x02 \x01(\x04\x12\x17\n\x0frunning_step_id\x18\x03 \x01(\x04\x12\x12\n\nrunning_ms\x18\x04 \x01(\x04\"\xd6\x03\n\x0fSchedulerOutput\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x61\x63k_step_id\x18\x02 \x01(\x04\x12\r\n\x05reset\x18\x03 \x01(\x08\x12\x13\n\x0b\x66reed_slots\x18\x04 \x01(\x0c\x12/\n\rnew_sequences\x18\x05 \x03(\x0b\x32\x18.pagewire.v1.NewSequence\x12\x16\n\x0e\x61ppended_slots\x18\x06 \x01(\x0c\x12\x1a\n\x12\x61ppended_block_ids\x18\x07 \x01(\x0c\x12\x11\n\tsame_rows\x18\x08 \x01(\x08\x12\r\n\x05slots\x18\t \x01(\x0c\x12\x15\n\rnum_scheduled\x18\n \x01(\x0c\x12\x1d\n\x15swapped_out_block_ids\x18\x14 \x01(\x0c\x12\x19\n\x11to_host_block_ids\x18\x15 \x01(\x0c\x12\x1b\n\x13\x66rom_host_block_ids\x18\x16 \x01(\x0c\x12\x1c\n\x14swapped_in_block_ids\x18\x17 \x01(\x0c\x12\x1d\n\x15\x63opied_from_block_ids\x18\x18 \x01(\x0c\x12\x1b\n\x13\x63opied_to_block_ids\x18\x19 \x01(\x0c\x12\x15\n\rgranted_steps\x18\x1e \x01(\r\x12\x13\n\x0bwants_state\x18\x1f \x01(\x08\"\xe4\x01\n\x0bNewSequence\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x11\n\tblock_ids\x18\x06 \x01(\x0c\x12*\n\x08sampling\x18\x07 \x01(\x0b\x32\x18.pagewire.v1.RowSampling\x12\x14\n\x0creport_begin\x18P \x01(\r\x12\x13\n\x0bprompt_only\x18Q \x01(\x08\"\x84\x04\n\x0bRowSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x02H\x00\x88\x01\x01\x12*\n\nlogit_bias\x18\x0b \x03(\x0b\x32\x16.pagewire.v1.LogitBias\x12\x19\n\x11\x61llowed_token_ids\x18\x0c \x03(\r\x12\x37\n\x13\x62\x61\x64_words_token_ids\x18\r \x03(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x01\x88\x01\x01\x12\x0f\n\x07grammar\x18< \x01(\t\x12\x1c\n\x0fprompt_logprobs\x18P \x01(\rH\x02\x88\x01\x01\x12%\n\x07pooling\x18Q \x01(\x0e\x32\x14.pagewire.v1.PoolingB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xbb\x02\n\x11ModelRunnerOutput\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x12\n\nrow_status\x18\x03 \x01(\x0c\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12)\n\x07timings\x18\x05 \x01(\x0b\x32\x18.pagewire.v1.StepTimings\x12-\n\x08logprobs\x18\x06 \x01(\x0b\x32\x1b.pagewire.v1.LogprobColumns\x12\'\n\x05state\x18\x1e \x01(\x0b\x32\x18.pagewire.v1.StateHashes\x12)\n\nrow_errors\x18< \x03(\x0b\x32\x15.pagewire.v1.RowError\x12\x31\n\x0eprompt_reports\x18P \x03(\x0b\x32\x19.pagewire.v1.PromptReport\",\n\x0bStateHashes\x12\r\n\x05slots\x18\x01 \x01(\x0c\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\"(\n\x08RowError\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"|\n\x0bStepTimings\x12\x10\n\x08queue_us\x18\x01 \x01(\r\x12\x12\n\nprepare_us\x18\x02 \x01(\r\x12\x12\n\nforward_us\x18\x03 \x01(\r\x12\x11\n\tsample_us\x18\x04 \x01(\r\x12\x0f\n\x07\x63opy_us\x18\x05 \x01(\r\x12\x0f\n\x07idle_us\x18< \x01(\x04*\xc7\x01\n\x0bWorkerPhase\x12\x1c\n\x18WORKER_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_PHASE_STARTED\x10\x01\x12\x18\n\x14WORKER_PHASE_LOADING\x10\x02\x12\x17\n\x13WORKER_PHASE_LOADED\x10\x03\x12\x1c\n\x18WORKER_PHASE_CACHE_READY\x10\x04\x12\x16\n\x12WORKER_PHASE_READY\x10\x05\x12\x17\n\x13WORKER_PHASE_FAILED\x10\x06*[\n\tRowStatus\x12\x1a\n\x16ROW_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15ROW_STATUS_NOT_FINITE\x10\x01\x12\x17\n\x13ROW_STATUS_DEAD_END\x10<2\x8c\x03\n\rWorkerService\x12G\n\x08\x44\x65scribe\x12\x1c.pagewire.v1.DescribeRequest\x1a\x1d.pagewire.v1.DescribeResponse\x12J\n\tLoadModel\x12\x1d.pagewire.v1.LoadModelRequest\x1a\x1e.pagewire.v1.LoadModelResponse\x12\\\n\x0fInitializeCache\x12#.pagewire.v1.InitializeCacheRequest\x1a$.pagewire.v1.InitializeCacheResponse\x12\x41\n\x06WarmUp\x12\x1a.pagewire.v1.WarmUpRequest\x1a\x1b.pagewire.v1.WarmUpResponse\x12\x45\n\x06\x41ttach\x12\x1a.pagewire.v1.AttachRequest\x1a\x1b.pagewire.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pagewire/v1/worker.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/timing.proto\x1a\x17pagewire/v1/types.proto\"\xba\x03\n\x11WorkerDescription\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.pagewire.v1.ModelInfo\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x06 \x01(\r\x12\x0c\n\x04rank\x18\x07 \x01(\r\x12\x12\n\nworld_size\x18\x08 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x10\n\x08kv_dtype\x18\n \x01(\t\x12\x11\n\tkv_layout\x18\x0b \x01(\t\x12\x19\n\x11graph_batch_sizes\x18\x0c \x03(\r\x12\x19\n\x11\x61ttention_backend\x18\r \x01(\t\x12\x17\n\x0fnum_host_blocks\x18\x14 \x01(\r\x12\x19\n\x11max_granted_steps\x18\x1e \x01(\r\x12\x18\n\x10has_state_hashes\x18\x1f \x01(\x08\x12\x18\n\x10sends_heartbeats\x18( \x01(\x08\x12\x16\n\x0erank_addresses\x18\x64 \x03(\t\"\x11\n\x0f\x44\x65scribeRequest\"\xec\x01\n\x10\x44\x65scribeResponse\x12\'\n\x05phase\x18\x01 \x01(\x0e\x32\x18.pagewire.v1.WorkerPhase\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\x12\x33\n\x0b\x64\x65scription\x18\x03 \x01(\x0b\x32\x1e.pagewire.v1.WorkerDescription\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x14\n\x0clast_step_id\x18\x05 \x01(\x04\x12\x16\n\x0enum_live_slots\x18\x06 \x01(\r\x12,\n\x0b\x64\x65\x63ode_time\x18< \x01(\x0b\x32\x17.pagewire.v1.DecodeTime\"J\n\x10LoadModelRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x19\n\x11served_model_name\x18\x03 \x01(\t\":\n\x11LoadModelResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.pagewire.v1.ModelInfo\",\n\x16InitializeCacheRequest\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"-\n\x17InitializeCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"\x0f\n\rWarmUpRequest\"E\n\x0eWarmUpResponse\x12\x33\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32\x1e.pagewire.v1.WorkerDescription\"\x8c\x01\n\rAttachRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.pagewire.v1.HelloH\x00\x12,\n\x04step\x18\x02 \x01(\x0b\x32\x1c.pagewire.v1.SchedulerOutputH\x00\x12\x1f\n\x03\x63ut\x18\x1e \x01(\x0b\x32\x10.pagewire.v1.CutH\x00\x42\x07\n\x05\x66rame\"f\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x15\n\rfirst_step_id\x18\x03 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18( \x01(\r\"\xd8\x01\n\x0e\x41ttachResponse\x12\x35\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32\x1e.pagewire.v1.WorkerDescriptionH\x00\x12\x30\n\x06output\x18\x02 \x01(\x0b\x32\x1e.pagewire.v1.ModelRunnerOutputH\x00\x12\'\n\x07skipped\x18\x1e \x01(\x0b\x32\x14.pagewire.v1.SkippedH\x00\x12+\n\theartbeat\x18( \x01(\x0b\x32\x16.pagewire.v1.HeartbeatH\x00\x42\x07\n\x05\x66rame\"2\n\x03\x43ut\x12\x15\n\rfirst_step_id\x18\x01 \x01(\x04\x12\x14\n\x0clast_step_id\x18\x02 \x01(\x04\"6\n\x07Skipped\x12\x15\n\rfirst_step_id\x18\x01 \x01(\x04\x12\x14\n\x0clast_step_id\x18\x02 \x01(\x04\"n\n\tHeartbeat\x12\x1b\n\x13num_frames_received\x18\x01 \x01(\x04\x12\x17\n\x0fnum_frames_sent\x18\x02 \x01(\x04\x12\x17\n\x0frunning_step_id\x18\x03 \x01(\x04\x12\x12\n\nrunning_ms\x18\x04 \x01(\x04\"\xd6\x03\n\x0fSchedulerOutput\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x61\x63k_step_id\x18\x02 \x01(\x04\x12\r\n\x05reset\x18\x03 \x01(\x08\x12\x13\n\x0b\x66reed_slots\x18\x04 \x01(\x0c\x12/\n\rnew_sequences\x18\x05 \x03(\x0b\x32\x18.pagewire.v1.NewSequence\x12\x16\n\x0e\x61ppended_slots\x18\x06 \x01(\x0c\x12\x1a\n\x12\x61ppended_block_ids\x18\x07 \x01(\x0c\x12\x11\n\tsame_rows\x18\x08 \x01(\x08\x12\r\n\x05slots\x18\t \x01(\x0c\x12\x15\n\rnum_scheduled\x18\n \x01(\x0c\x12\x1d\n\x15swapped_out_block_ids\x18\x14 \x01(\x0c\x12\x19\n\x11to_host_block_ids\x18\x15 \x01(\x0c\x12\x1b\n\x13\x66rom_host_block_ids\x18\x16 \x01(\x0c\x12\x1c\n\x14swapped_in_block_ids\x18\x17 \x01(\x0c\x12\x1d\n\x15\x63opied_from_block_ids\x18\x18 \x01(\x0c\x12\x1b\n\x13\x63opied_to_block_ids\x18\x19 \x01(\x0c\x12\x15\n\rgranted_steps\x18\x1e \x01(\r\x12\x13\n\x0bwants_state\x18\x1f \x01(\x08\"\xe4\x01\n\x0bNewSequence\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x11\n\tblock_ids\x18\x06 \x01(\x0c\x12*\n\x08sampling\x18\x07 \x01(\x0b\x32\x18.pagewire.v1.RowSampling\x12\x14\n\x0creport_begin\x18P \x01(\r\x12\x13\n\x0bprompt_only\x18Q \x01(\x08\"\x84\x04\n\x0bRowSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x02H\x00\x88\x01\x01\x12*\n\nlogit_bias\x18\x0b \x03(\x0b\x32\x16.pagewire.v1.LogitBias\x12\x19\n\x11\x61llowed_token_ids\x18\x0c \x03(\r\x12\x37\n\x13\x62\x61\x64_words_token_ids\x18\r \x03(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x01\x88\x01\x01\x12\x0f\n\x07grammar\x18< \x01(\t\x12\x1c\n\x0fprompt_logprobs\x18P \x01(\rH\x02\x88\x01\x01\x12%\n\x07pooling\x18Q \x01(\x0e\x32\x14.pagewire.v1.PoolingB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xbb\x02\n\x11ModelRunnerOutput\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x12\n\nrow_status\x18\x03 \x01(\x0c\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12)\n\x07timings\x18\x05 \x01(\x0b\x32\x18.pagewire.v1.StepTimings\x12-\n\x08logprobs\x18\x06 \x01(\x0b\x32\x1b.pagewire.v1.LogprobColumns\x12\'\n\x05state\x18\x1e \x01(\x0b\x32\x18.pagewire.v1.StateHashes\x12)\n\nrow_errors\x18< \x03(\x0b\x32\x15.pagewire.v1.RowError\x12\x31\n\x0eprompt_reports\x18P \x03(\x0b\x32\x19.pagewire.v1.PromptReport\",\n\x0bStateHashes\x12\r\n\x05slots\x18\x01 \x01(\x0c\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\"(\n\x08RowError\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t*\xc7\x01\n\x0bWorkerPhase\x12\x1c\n\x18WORKER_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_PHASE_STARTED\x10\x01\x12\x18\n\x14WORKER_PHASE_LOADING\x10\x02\x12\x17\n\x13WORKER_PHASE_LOADED\x10\x03\x12\x1c\n\x18WORKER_PHASE_CACHE_READY\x10\x04\x12\x16\n\x12WORKER_PHASE_READY\x10\x05\x12\x17\n\x13WORKER_PHASE_FAILED\x10\x06*[\n\tRowStatus\x12\x1a\n\x16ROW_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15ROW_STATUS_NOT_FINITE\x10\x01\x12\x17\n\x13ROW_STATUS_DEAD_END\x10<2\x8c\x03\n\rWorkerService\x12G\n\x08\x44\x65scribe\x12\x1c.pagewire.v1.DescribeRequest\x1a\x1d.pagewire.v1.DescribeResponse\x12J\n\tLoadModel\x12\x1d.pagewire.v1.LoadModelRequest\x1a\x1e.pagewire.v1.LoadModelResponse\x12\\\n\x0fInitializeCache\x12#.pagewire.v1.InitializeCacheRequest\x1a$.pagewire.v1.InitializeCacheResponse\x12\x41\n\x06WarmUp\x12\x1a.pagewire.v1.WarmUpRequest\x1a\x1b.pagewire.v1.WarmUpResponse\x12\x45\n\x06\x41ttach\x12\x1a.pagewire.v1.AttachRequest\x1a\x1b.pagewire.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagewire.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERPHASE']._serialized_start=3595
-  _globals['_WORKERPHASE']._serialized_end=3794
-  _globals['_ROWSTATUS']._serialized_start=3796
-  _globals['_ROWSTATUS']._serialized_end=3887
-  _globals['_WORKERDESCRIPTION']._serialized_start=67
-  _globals['_WORKERDESCRIPTION']._serialized_end=509
-  _globals['_DESCRIBEREQUEST']._serialized_start=511
-  _globals['_DESCRIBEREQUEST']._serialized_end=528
-  _globals['_DESCRIBERESPONSE']._serialized_start=531
-  _globals['_DESCRIBERESPONSE']._serialized_end=767
-  _globals['_DECODETIME']._serialized_start=769
-  _globals['_DECODETIME']._serialized_end=834
-  _globals['_LOADMODELREQUEST']._serialized_start=836
-  _globals['_LOADMODELREQUEST']._serialized_end=910
-  _globals['_LOADMODELRESPONSE']._serialized_start=912
-  _globals['_LOADMODELRESPONSE']._serialized_end=970
-  _globals['_INITIALIZECACHEREQUEST']._serialized_start=972
-  _globals['_INITIALIZECACHEREQUEST']._serialized_end=1016
-  _globals['_INITIALIZECACHERESPONSE']._serialized_start=1018
-  _globals['_INITIALIZECACHERESPONSE']._serialized_end=1063
-  _globals['_WARMUPREQUEST']._serialized_start=1065
-  _globals['_WARMUPREQUEST']._serialized_end=1080
-  _globals['_WARMUPRESPONSE']._serialized_start=1082
-  _globals['_WARMUPRESPONSE']._serialized_end=1151
-  _globals['_ATTACHREQUEST']._serialized_start=1154
-  _globals['_ATTACHREQUEST']._serialized_end=1294
-  _globals['_HELLO']._serialized_start=1296
-  _globals['_HELLO']._serialized_end=1398
-  _globals['_ATTACHRESPONSE']._serialized_start=1401
-  _globals['_ATTACHRESPONSE']._serialized_end=1617
-  _globals['_CUT']._serialized_start=1619
-  _globals['_CUT']._serialized_end=1669
-  _globals['_SKIPPED']._serialized_start=1671
-  _globals['_SKIPPED']._serialized_end=1725
-  _globals['_HEARTBEAT']._serialized_start=1727
-  _globals['_HEARTBEAT']._serialized_end=1837
-  _globals['_SCHEDULEROUTPUT']._serialized_start=1840
-  _globals['_SCHEDULEROUTPUT']._serialized_end=2310
-  _globals['_NEWSEQUENCE']._serialized_start=2313
-  _globals['_NEWSEQUENCE']._serialized_end=2541
-  _globals['_ROWSAMPLING']._serialized_start=2544
-  _globals['_ROWSAMPLING']._serialized_end=3060
-  _globals['_MODELRUNNEROUTPUT']._serialized_start=3063
-  _globals['_MODELRUNNEROUTPUT']._serialized_end=3378
-  _globals['_STATEHASHES']._serialized_start=3380
-  _globals['_STATEHASHES']._serialized_end=3424
-  _globals['_ROWERROR']._serialized_start=3426
-  _globals['_ROWERROR']._serialized_end=3466
-  _globals['_STEPTIMINGS']._serialized_start=3468
-  _globals['_STEPTIMINGS']._serialized_end=3592
-  _globals['_WORKERSERVICE']._serialized_start=3890
-  _globals['_WORKERSERVICE']._serialized_end=4286
+  _globals['_WORKERPHASE']._serialized_start=3428
+  _globals['_WORKERPHASE']._serialized_end=3627
+  _globals['_ROWSTATUS']._serialized_start=3629
+  _globals['_ROWSTATUS']._serialized_end=3720
+  _globals['_WORKERDESCRIPTION']._serialized_start=93
+  _globals['_WORKERDESCRIPTION']._serialized_end=535
+  _globals['_DESCRIBEREQUEST']._serialized_start=537
+  _globals['_DESCRIBEREQUEST']._serialized_end=554
+  _globals['_DESCRIBERESPONSE']._serialized_start=557
+  _globals['_DESCRIBERESPONSE']._serialized_end=793
+  _globals['_LOADMODELREQUEST']._serialized_start=795
+  _globals['_LOADMODELREQUEST']._serialized_end=869
+  _globals['_LOADMODELRESPONSE']._serialized_start=871
+  _globals['_LOADMODELRESPONSE']._serialized_end=929
+  _globals['_INITIALIZECACHEREQUEST']._serialized_start=931
+  _globals['_INITIALIZECACHEREQUEST']._serialized_end=975
+  _globals['_INITIALIZECACHERESPONSE']._serialized_start=977
+  _globals['_INITIALIZECACHERESPONSE']._serialized_end=1022
+  _globals['_WARMUPREQUEST']._serialized_start=1024
+  _globals['_WARMUPREQUEST']._serialized_end=1039
+  _globals['_WARMUPRESPONSE']._serialized_start=1041
+  _globals['_WARMUPRESPONSE']._serialized_end=1110
+  _globals['_ATTACHREQUEST']._serialized_start=1113
+  _globals['_ATTACHREQUEST']._serialized_end=1253
+  _globals['_HELLO']._serialized_start=1255
+  _globals['_HELLO']._serialized_end=1357
+  _globals['_ATTACHRESPONSE']._serialized_start=1360
+  _globals['_ATTACHRESPONSE']._serialized_end=1576
+  _globals['_CUT']._serialized_start=1578
+  _globals['_CUT']._serialized_end=1628
+  _globals['_SKIPPED']._serialized_start=1630
+  _globals['_SKIPPED']._serialized_end=1684
+  _globals['_HEARTBEAT']._serialized_start=1686
+  _globals['_HEARTBEAT']._serialized_end=1796
+  _globals['_SCHEDULEROUTPUT']._serialized_start=1799
+  _globals['_SCHEDULEROUTPUT']._serialized_end=2269
+  _globals['_NEWSEQUENCE']._serialized_start=2272
+  _globals['_NEWSEQUENCE']._serialized_end=2500
+  _globals['_ROWSAMPLING']._serialized_start=2503
+  _globals['_ROWSAMPLING']._serialized_end=3019
+  _globals['_MODELRUNNEROUTPUT']._serialized_start=3022
+  _globals['_MODELRUNNEROUTPUT']._serialized_end=3337
+  _globals['_STATEHASHES']._serialized_start=3339
+  _globals['_STATEHASHES']._serialized_end=3383
+  _globals['_ROWERROR']._serialized_start=3385
+  _globals['_ROWERROR']._serialized_end=3425
+  _globals['_WORKERSERVICE']._serialized_start=3723
+  _globals['_WORKERSERVICE']._serialized_end=4119
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from pagewire.v1 import timing_pb2 as _timing_pb2
 from pagewire.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -93,18 +94,8 @@ class DescribeResponse(_message.Message):
     epoch: int
     last_step_id: int
     num_live_slots: int
-    decode_time: DecodeTime
-    def __init__(self, phase: _Optional[_Union[WorkerPhase, str]] = ..., failure: _Optional[str] = ..., description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., epoch: _Optional[int] = ..., last_step_id: _Optional[int] = ..., num_live_slots: _Optional[int] = ..., decode_time: _Optional[_Union[DecodeTime, _Mapping]] = ...) -> None: ...
-
-class DecodeTime(_message.Message):
-    __slots__ = ("num_steps", "busy_us", "idle_us")
-    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
-    BUSY_US_FIELD_NUMBER: _ClassVar[int]
-    IDLE_US_FIELD_NUMBER: _ClassVar[int]
-    num_steps: int
-    busy_us: int
-    idle_us: int
-    def __init__(self, num_steps: _Optional[int] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ...) -> None: ...
+    decode_time: _timing_pb2.DecodeTime
+    def __init__(self, phase: _Optional[_Union[WorkerPhase, str]] = ..., failure: _Optional[str] = ..., description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., epoch: _Optional[int] = ..., last_step_id: _Optional[int] = ..., num_live_slots: _Optional[int] = ..., decode_time: _Optional[_Union[_timing_pb2.DecodeTime, _Mapping]] = ...) -> None: ...
 
 class LoadModelRequest(_message.Message):
     __slots__ = ("path", "dtype", "served_model_name")
@@ -321,12 +312,12 @@ class ModelRunnerOutput(_message.Message):
     token_ids: bytes
     row_status: bytes
     error: str
-    timings: StepTimings
+    timings: _timing_pb2.StepTimings
     logprobs: _types_pb2.LogprobColumns
     state: StateHashes
     row_errors: _containers.RepeatedCompositeFieldContainer[RowError]
     prompt_reports: _containers.RepeatedCompositeFieldContainer[_types_pb2.PromptReport]
-    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., row_status: _Optional[bytes] = ..., error: _Optional[str] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., logprobs: _Optional[_Union[_types_pb2.LogprobColumns, _Mapping]] = ..., state: _Optional[_Union[StateHashes, _Mapping]] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., prompt_reports: _Optional[_Iterable[_Union[_types_pb2.PromptReport, _Mapping]]] = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., row_status: _Optional[bytes] = ..., error: _Optional[str] = ..., timings: _Optional[_Union[_timing_pb2.StepTimings, _Mapping]] = ..., logprobs: _Optional[_Union[_types_pb2.LogprobColumns, _Mapping]] = ..., state: _Optional[_Union[StateHashes, _Mapping]] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., prompt_reports: _Optional[_Iterable[_Union[_types_pb2.PromptReport, _Mapping]]] = ...) -> None: ...
 
 class StateHashes(_message.Message):
     __slots__ = ("slots", "hashes")
@@ -343,19 +334,3 @@ class RowError(_message.Message):
     row: int
     message: str
     def __init__(self, row: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
-
-class StepTimings(_message.Message):
-    __slots__ = ("queue_us", "prepare_us", "forward_us", "sample_us", "copy_us", "idle_us")
-    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
-    PREPARE_US_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_US_FIELD_NUMBER: _ClassVar[int]
-    SAMPLE_US_FIELD_NUMBER: _ClassVar[int]
-    COPY_US_FIELD_NUMBER: _ClassVar[int]
-    IDLE_US_FIELD_NUMBER: _ClassVar[int]
-    queue_us: int
-    prepare_us: int
-    forward_us: int
-    sample_us: int
-    copy_us: int
-    idle_us: int
-    def __init__(self, queue_us: _Optional[int] = ..., prepare_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., copy_us: _Optional[int] = ..., idle_us: _Optional[int] = ...) -> None: ...

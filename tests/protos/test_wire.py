@@ -24,6 +24,7 @@ from pagewire.v1 import (
     journal_pb2,
     rank_pb2,
     scheduler_pb2,
+    timing_pb2,
     types_pb2,
     worker_pb2,
 )
@@ -40,6 +41,7 @@ MODULES = (
     debug_pb2,
     journal_pb2,
     rank_pb2,
+    timing_pb2,
 )
 SAMPLING = types_pb2.SamplingParams(
     temperature=0.5,
@@ -121,7 +123,7 @@ MESSAGES: dict[str, Message] = {
             step_id=300,
             token_ids=pack([504, 0]),
             row_status=pack([0, worker_pb2.ROW_STATUS_NOT_FINITE], UINT8),
-            timings=worker_pb2.StepTimings(queue_us=1, prepare_us=2, forward_us=900, sample_us=3),
+            timings=timing_pb2.StepTimings(queue_us=1, prepare_us=2, forward_us=900, sample_us=3),
         )
     ),
     "a step in words": debug_pb2.ListStepsResponse(
