@@ -36,8 +36,8 @@ from simulator.virtual_server import VirtualServer
 from simulator.workload import Arrival, Range, Synthetic, rate_per_s, read_trace
 
 # What a virtual server obeys of the scheduler's options: those of the core, and the look-ahead.
-_OBEYED = {*SchedulerConfig.__dataclass_fields__, "lookahead"}
-
+# Not where preempted KV goes: swapping takes a worker's host blocks, and copies have no step time.
+_OBEYED = {*SchedulerConfig.__dataclass_fields__, "lookahead"} - {"preemption"}
 
 _USUAL = SchedulerConfig(
     num_blocks=4096,

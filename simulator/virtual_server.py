@@ -48,7 +48,6 @@ class Served:
     num_steps: int
     num_preemptions: int
     num_prefill_tokens: int
-    num_prompt_tokens_cached: int
     mean_batch: float  # rows of a step, weighted by its duration
     peak_blocks: float  # share of the KV blocks in use at most
     max_waiting: int
@@ -164,7 +163,6 @@ class VirtualServer:
             num_steps=counters.num_steps,
             num_preemptions=self._core.residency.num_preemptions,
             num_prefill_tokens=counters.num_prefill_tokens,
-            num_prompt_tokens_cached=counters.prefix_hit_tokens,
             mean_batch=self._row_s / self._busy_s if self._busy_s else 0.0,
             peak_blocks=self._peak_blocks,
             max_waiting=self._max_waiting,

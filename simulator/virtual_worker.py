@@ -45,7 +45,6 @@ class _Attachment:
     left_out: list[range] = field(default_factory=list)
     num_received: int = 0
     num_sent: int = 0
-    last_sent_s: float = 0.0
 
 
 class VirtualWorker:

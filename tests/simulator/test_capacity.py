@@ -157,6 +157,7 @@ def test_the_command_answers_for_people(capsys: pytest.CaptureFixture[str]) -> N
     [
         (["--worker", "x:1"], "means nothing without a worker"),
         (["--max-grant", "3"], "--max-grant means nothing"),
+        (["--preemption", "swap"], "--preemption means nothing without a worker"),
         (["--trace", "t.jsonl"], "--rate makes up what --trace tells"),
         (["--ttft-p99-s", "0"], "ttft_p99_s is 0.0"),
         (["--policy", "none"], "--policy"),
