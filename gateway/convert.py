@@ -104,6 +104,7 @@ def submit_to_proto(
         request_id=wanted.request_id,
         prompt_token_ids=columns.pack([*wanted.prompt_token_ids, *output]),
         num_prompt_tokens=len(wanted.prompt_token_ids) if output or is_again else None,
+        resumed_by_client=bool(output) and not is_again,
         sampling=sampling_to_proto(sampling),
         priority=standing.priority,
         tenant=standing.tenant,
@@ -180,6 +181,7 @@ def model_from_proto(message: types_pb2.ModelInfo, served_name: str | None) -> S
         config_sha256=message.config_sha256,
         tokenizer_sha256=message.tokenizer_sha256,
         dtype=message.dtype,
+        llguidance_version=message.llguidance_version,
     )
 
 
@@ -194,6 +196,7 @@ def model_to_proto(model: ServedModel) -> types_pb2.ModelInfo:
         config_sha256=model.config_sha256,
         tokenizer_sha256=model.tokenizer_sha256,
         dtype=model.dtype,
+        llguidance_version=model.llguidance_version,
     )
 
 

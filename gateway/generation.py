@@ -263,3 +263,4 @@ class ServedModel:
     config_sha256: str
     tokenizer_sha256: str
     dtype: str
+    llguidance_version: str = ""  # empty: the worker does not tell

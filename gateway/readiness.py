@@ -13,6 +13,7 @@ from gateway.generation import ServedModel
 from gateway.scheduler_link import SchedulerLink
 from gateway.tokenizer import Tokenizer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from rpc.grammar import LLGUIDANCE_VERSION
 
 POLL_INTERVAL_S = 1.0
 POLL_TIMEOUT_S = 2.0
@@ -78,6 +79,7 @@ class ReadinessWatch:
             found = await self._poll()
             if found != self.current and not self._is_draining:
                 log.info("ready" if found.is_ready else f"not ready: {found.reason}")
+                self._warn_of_grammars(found.model)
                 self.current = found
                 await listener(found)
             try:
@@ -85,6 +87,16 @@ class ReadinessWatch:
                     await self._link.changed.wait()
             except TimeoutError:
                 pass
+
+    def _warn_of_grammars(self, model: ServedModel | None) -> None:
+        """Only the versions: what one of them alone can read is told to who asks for it."""
+        theirs = model.llguidance_version if model else ""
+        is_known = self.current.model == model
+        if theirs and theirs != LLGUIDANCE_VERSION and not is_known:
+            log.warning(
+                f"this gateway reads grammars by llguidance {LLGUIDANCE_VERSION}, the worker by "
+                f"{theirs}: a grammar that passes here may end its request there"
+            )
 
     async def _poll(self) -> Readiness:
         request = scheduler_pb2.GetStatusRequest()

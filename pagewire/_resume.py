@@ -47,8 +47,8 @@ class Patience:
     """Which failures of a stream are sat out, and for how long.
 
     Only of a stream that has brought something, for a server that cannot be reached at all should
-    be told at once; only when the server or the way there is gone; and only as long as was said
-    since the last message.
+    be told at once; only when the server or the way there is gone, or it is full when the stream
+    comes back; and only as long as was said since the last message.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -64,7 +64,8 @@ class Patience:
     def pause_s(self, error: grpc.RpcError) -> float | None:
         """How long to wait before the next attempt; None when there is none."""
         is_gone = error.code() is grpc.StatusCode.UNAVAILABLE
-        if self._last_s is None or not is_gone:
+        is_full = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and self.num_attempts > 0
+        if self._last_s is None or not (is_gone or is_full):
             return None
         if time.monotonic() - self._last_s + self._pause_s > self._timeout_s:
             return None

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import llguidance
 
+LLGUIDANCE_VERSION: str = llguidance.__version__
 MAX_GRAMMAR_BYTES = 1 << 20
 
 # Bounds on what one grammar may cost: tens of milliseconds to build or for a mask, and 100 MB.

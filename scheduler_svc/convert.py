@@ -50,6 +50,7 @@ class Submission:
     fork_group: str = ""
     pooling: types_pb2.Pooling = types_pb2.POOLING_UNSPECIFIED
     output_token_ids: NDArray[np.int32] | None = None  # so far, of a request that ran before
+    resumed_by_client: bool = False
 
 
 def split(
@@ -95,6 +96,7 @@ def to_request(
         report_begin=report.start,
         report_end=report.stop,
         output_token_ids=submission.output_token_ids,
+        resumed_by_client=submission.resumed_by_client,
     )
 
 

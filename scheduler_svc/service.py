@@ -163,6 +163,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 submit.fork_group,
                 submit.pooling,
                 output,
+                submit.resumed_by_client,
             )
         )
 

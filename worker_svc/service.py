@@ -10,6 +10,7 @@ import grpc
 import torch
 
 from pagewire.v1 import timing_pb2, types_pb2, worker_pb2
+from rpc.grammar import LLGUIDANCE_VERSION
 from worker_svc import codec
 from worker_svc.config import DTYPES
 from worker_svc.description import Description, ModelFacts
@@ -187,6 +188,7 @@ def to_model_info(facts: ModelFacts) -> types_pb2.ModelInfo:
         config_sha256=facts.config_sha256,
         tokenizer_sha256=facts.tokenizer_sha256,
         dtype=facts.dtype,
+        llguidance_version=LLGUIDANCE_VERSION,
     )
 
 

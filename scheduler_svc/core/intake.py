@@ -48,7 +48,7 @@ class Intake:
             )
         if request.deadline_s is not None and request.deadline_s <= request.arrival_s:
             raise Refused(RefusalKind.EXPIRED, "the deadline had passed when the request arrived")
-        if request.output_token_ids is None:  # else it was let in once
+        if request.output_token_ids is None or request.resumed_by_client:  # else let in once
             self._check_load(request)
         return max_len
 
@@ -99,7 +99,7 @@ class Intake:
         is_promised = self.promises.is_due(request.request_id)
         promised = Load() if is_promised else self.promises.due
         own_promised = Load() if is_promised else self.promises.due_of(tenant)
-        num_tokens = len(request.prompt_token_ids)
+        num_tokens = request.num_tokens
         problem = _excess(
             "",
             total,
@@ -125,7 +125,7 @@ class Intake:
         """How many admissions it takes until there is room for a refused request."""
         config, waiting = self._config, self._waiting
         total, own = Load(len(waiting), waiting.num_tokens), waiting.load_of(request.tenant)
-        num_tokens = len(request.prompt_token_ids)
+        num_tokens = request.num_tokens
         ahead = 1
         for load, max_requests, max_tokens in (
             (total, config.max_waiting_requests, config.max_waiting_tokens),

@@ -47,7 +47,7 @@ class Promises:
         self._forget(request.request_id)
         if len(self._by_id) >= MAX_PROMISES:
             return  # it was told a time all the same
-        promise = _Promise(request.request_id, request.tenant, len(request.prompt_token_ids), due_s)
+        promise = _Promise(request.request_id, request.tenant, request.num_tokens, due_s)
         self._by_id[promise.request_id] = promise
         self._num_made += 1
         heapq.heappush(self._coming, (due_s, self._num_made, promise))

@@ -71,6 +71,13 @@ class Request:
     report_end: int = 0
     # What a scheduler that is gone had made of it: it goes on behind that. None: it is new.
     output_token_ids: TokenIds | None = None
+    resumed_by_client: bool = False  # who alone says so: no scheduler may ever have let it in
+
+    @property
+    def num_tokens(self) -> int:
+        """Of its prompt and of its output so far."""
+        output = self.output_token_ids
+        return len(self.prompt_token_ids) + (0 if output is None else len(output))
 
     @property
     def is_prompt_only(self) -> bool:

@@ -52,6 +52,18 @@ async def test_the_scheduler_hears_which_tokens_are_output(running: Any, encode:
     (submit,) = running.scheduler.submits
     assert running.scheduler.prompt_of(0) == prompt + known
     assert submit.num_prompt_tokens == len(prompt)
+    assert submit.resumed_by_client
+
+
+async def test_only_the_first_scheduler_hears_that_a_client_resumed_it(
+    running: Any, encode: Any
+) -> None:
+    running.scheduler.output = encode(TEXT)
+    running.scheduler.breaks_after = 3
+    await read(running, request(encode(TEXT)[:5]))
+    first, *later = running.scheduler.submits
+    assert first.resumed_by_client and later
+    assert not any(submit.resumed_by_client for submit in later)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from gateway.scheduler_link import WAKES_PER_ROUND, SchedulerLink, WakeQueue
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from rpc import columns
+from rpc.grammar import LLGUIDANCE_VERSION
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -124,6 +125,19 @@ async def test_a_foreign_tokenizer_is_named_with_both_hashes(
     response = await running.http.post("/v1/completions", json={"prompt": "Hello"})
     assert response.status_code == 503
     assert scheduler.submits == []
+
+
+async def test_another_llguidance_in_the_worker_is_warned_of_with_both_versions(
+    start: Any, scheduler_server: Any, caplog: Any
+) -> None:
+    scheduler, _ = scheduler_server
+    for theirs, num_warnings in ((LLGUIDANCE_VERSION, 0), ("", 0), ("0.0.7", 1)):
+        scheduler.model.llguidance_version = theirs
+        caplog.clear()
+        await start()
+        warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert len(warnings) == num_warnings
+    assert LLGUIDANCE_VERSION in warnings[0] and "0.0.7" in warnings[0]
 
 
 async def test_tokens_of_several_steps_are_read_at_once_and_an_error_comes_after_them() -> None:

@@ -76,6 +76,17 @@ def test_a_stream_that_breaks_twice_goes_on_behind_the_tokens_that_came() -> Non
         assert {asked.options.sampling.seed for asked in server.asked} == {7}
 
 
+def test_a_full_queue_is_sat_out_by_a_stream_that_had_been_let_in_and_by_no_other() -> None:
+    with FakeServer(TEXT) as server, server.client() as client:
+        server.fail_next(pagewire.Unavailable("gone"), after_words=3)
+        server.fail_next(pagewire.Overloaded("the queue is full"))
+        assert client.stream("a").completion().text == TEXT
+        assert len(server.asked) == 3
+        server.fail_next(pagewire.Overloaded("the queue is full"))
+        with pytest.raises(pagewire.Overloaded):
+            client.stream("a").completion()
+
+
 def test_an_asyncio_stream_goes_on_as_well() -> None:
     async def read(server: FakeServer) -> str:
         async with server.async_client() as client:

@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, worker_pb2
+from rpc.grammar import LLGUIDANCE_VERSION
 
 from .conftest import VOCAB_SIZE, Attachment, Greedy, Worker, make_prompt, make_sequence
 
@@ -260,5 +261,6 @@ def test_what_is_served_is_described(worker: Worker, llama_folder: Path) -> None
     assert list(model.eos_token_ids) == [2]
     assert len(model.config_sha256) == 64
     assert model.tokenizer_sha256 == ""
+    assert model.llguidance_version == LLGUIDANCE_VERSION
     assert described.description.incarnation > 0
     assert described.description.num_blocks == 64

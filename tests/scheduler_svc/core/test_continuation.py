@@ -60,6 +60,16 @@ def test_who_was_let_in_once_is_not_refused_for_overload() -> None:
     scheduler.add(continued(make_request("going on", 3), [5]))
 
 
+def test_who_only_says_to_have_been_let_in_is_refused_like_a_new_one() -> None:
+    scheduler = make_scheduler(max_waiting_tokens=9)
+    scheduler.add(make_request("first", 3))
+    claimed = replace(make_request("claimed", 3), resumed_by_client=True)
+    with pytest.raises(Refused, match="with 7 more") as refusal:
+        scheduler.add(continued(claimed, [5] * 4))
+    assert refusal.value.kind is RefusalKind.OVERLOADED
+    scheduler.add(continued(claimed, [5] * 3))  # nine tokens are what may wait
+
+
 @pytest.mark.parametrize(
     ("output", "problem"),
     [
