@@ -18,13 +18,15 @@ def test_whatever_happened_replays_to_the_same_plans(
 ) -> None:
     run = Run(tmp_path / "r", f"replay/{seed}", is_masked=is_masked)
     run.act(500)
+    while "worker_lost" not in run.calls:  # the rarest of the rules
+        run.act(50)
     run.close()
     report = replay(Recording(tmp_path / "r"))
     assert report.divergence is None, str(report.divergence)
     scheduler, called = run.world.scheduler, Counter(run.calls)
     assert report.num_steps == scheduler.counters.num_steps > 100
     assert report.num_tokens == scheduler.num_output_tokens
-    assert report.num_workers_lost == called["worker_lost"] > 0
+    assert report.num_workers_lost == called["worker_lost"]
     if not is_masked:
         assert report.num_events == len(run.calls)
 
