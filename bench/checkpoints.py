@@ -6,7 +6,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -40,17 +40,19 @@ BYTES_PER_WEIGHT = 2
 
 
 @contextlib.contextmanager
-def temporary(name: str) -> Iterator[Path]:
+def temporary(name: str, num_layers: int = 0) -> Iterator[Path]:
     """A shape's model folder for the length of a block, in memory where there is room for it."""
     fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > _num_bytes(name) * 1.1
     where = SHARED_MEMORY if fits else None
     with tempfile.TemporaryDirectory(prefix="pagewire-bench-", dir=where) as folder:
-        yield write(Path(folder), name)
+        yield write(Path(folder), name, num_layers)
 
 
-def write(folder: Path, name: str) -> Path:
-    """Makes the model folder of a shape, one file a layer, in bfloat16."""
+def write(folder: Path, name: str, num_layers: int = 0) -> Path:
+    """Makes the model folder of a shape, one file a layer, in bfloat16; 0: with all its layers."""
     shape = SHAPES[name]
+    if num_layers:
+        shape = replace(shape, num_layers=num_layers)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(0)
     (folder / "config.json").write_text(json.dumps(_config(shape), indent=1))

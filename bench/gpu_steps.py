@@ -25,7 +25,7 @@ import numpy as np
 from bench import checkpoints
 from bench.records import add_json, spread, writer
 from worker_svc import parallel, startup
-from worker_svc.config import WorkerConfig
+from worker_svc.config import ALL_REDUCES, WorkerConfig
 from worker_svc.device import resolve_device, set_num_threads
 from worker_svc.model_runner import ModelRunner
 from worker_svc.parallel import ALONE, Group
@@ -47,6 +47,8 @@ class Options:
     device: str
     tensor_parallel_size: int
     repeat: int
+    layers: int  # 0: all that the shape has
+    all_reduce: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ def _checkpoint(options: Options, place: Place) -> Iterator[Path]:
     if place.rank > 0:
         yield place.folder
         return
-    with checkpoints.temporary(options.shape) as folder:
+    with checkpoints.temporary(options.shape, options.layers) as folder:
         yield folder
 
 
@@ -182,14 +184,14 @@ def _group(options: Options, place: Place, folder: Path) -> Iterator[Group]:
     device = parallel.device_of(place.rank, size, resolve_device(options.device))
     if place.rank > 0:
         store = parallel.reach_store(place.store_port, size)
-        yield parallel.join(place.rank, size, store, device)
+        yield parallel.join(place.rank, size, store, device, options.all_reduce)
         return
     store = parallel.host_store(size)
     command = [sys.executable, "-m", "bench.gpu_steps", *sys.argv[1:]]
     command += ["--store-port", str(store.port), "--folder", str(folder)]
     others = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(1, size)]
     try:
-        yield parallel.join(0, size, store, device)
+        yield parallel.join(0, size, store, device, options.all_reduce)
     finally:
         for other in others:
             try:
@@ -238,6 +240,8 @@ def parse(arguments: Sequence[str]) -> tuple[Options, Place, str | None]:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=0, help="cut the shape to so many")
+    parser.add_argument("--all-reduce", choices=ALL_REDUCES, default="auto")
     for hidden, kind in (("--rank", int), ("--store-port", int), ("--folder", Path)):
         parser.add_argument(hidden, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add_json(parser)

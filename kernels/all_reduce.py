@@ -23,33 +23,17 @@ Programs are as many as run at the same time, and each sends all its rows before
 none waits for one that has no room.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.inboxes import Inboxes
 from kernels.pdl import has_pdl, launch_options
 
 _MAX_WIDTH = 32768
 # Without a norm rows are no units: a single one is worth several programs.
 _PIECE = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Inboxes:
-    """Memory of all ranks, [slots, size, capacity] elements each, seen from one of them.
-
-    Element [s, r] of a rank's memory is where rank r writes in a call with slot s. All bytes are
-    0xFF before the first call.
-    """
-
-    addresses: torch.Tensor  # [size] int64: where each rank's memory is in this address space
-    rank: int
-    size: int
-    capacity: int  # elements
-    num_slots: int
 
 
 def all_reduce(
@@ -70,8 +54,22 @@ def all_reduce(
     return total, normed
 
 
-def _launch(x, inboxes, slot, residual, norm_weight, eps, total, normed, sends=True, receives=True,
-            num_warps=None, piece=None, max_programs=132):
+def _launch(
+    x: torch.Tensor,
+    inboxes: Inboxes,
+    slot: int,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    total: torch.Tensor,
+    normed: torch.Tensor | None,
+    sends: bool = True,
+    receives: bool = True,
+    num_warps: int = 0,
+    piece: int = 0,
+    max_programs: int = 132,
+) -> None:
+    capacity = inboxes.num_bytes // x.element_size()
     num_rows, width = x.shape
     if norm_weight is None:
         piece = piece or _PIECE
@@ -83,8 +81,8 @@ def _launch(x, inboxes, slot, residual, norm_weight, eps, total, normed, sends=T
     _all_reduce_kernel[grid](
         x, residual, norm_weight, total, normed,
         inboxes.addresses,
-        slot * inboxes.size * inboxes.capacity,
-        inboxes.capacity,
+        slot * inboxes.size * capacity,
+        capacity,
         num_rows,
         eps,
         RANK=inboxes.rank,

@@ -10,6 +10,7 @@ from worker_svc.failpoints import Failpoint, Fault
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+ALL_REDUCES = ("auto", "peer", "nccl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class WorkerConfig:
     tensor_parallel_size: int = 1
     step_limit_s: float = 60.0  # 0: none
     rank_timeout_s: float = 5.0
+    all_reduce: str = "auto"
     failpoints: tuple[Failpoint, ...] = ()
 
     def __post_init__(self) -> None:
@@ -49,6 +51,8 @@ class WorkerConfig:
         _require(self.dtype in DTYPES, "dtype", self.dtype, "one of " + ", ".join(DTYPES))
         _require(self.device in DEVICES, "device", self.device, "one of " + ", ".join(DEVICES))
         _require(self.block_size >= 1, "block_size", self.block_size, "1 or more")
+        known = ", ".join(ALL_REDUCES)
+        _require(self.all_reduce in ALL_REDUCES, "all_reduce", self.all_reduce, f"one of {known}")
         ranks = self.tensor_parallel_size
         _require(ranks >= 1, "tensor_parallel_size", ranks, "1 or more")
         _require(self.step_limit_s >= 0, "step_limit_s", self.step_limit_s, "0 or more")
@@ -122,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--step-limit-s", float, "a step that takes longer ends the process, with 72; 0: no limit")
     add("--rank-timeout-s", float, "a rank that gives no sign of life for so long ends its group")
+    add("--all-reduce", str, "sums over ranks: peer memory for small ones, or NCCL", ALL_REDUCES)
     parser.add_argument(
         "--failpoint",
         dest="failpoints",

@@ -140,7 +140,7 @@ class Lifecycle:
         """Runs work on the compute thread of every rank; raises on all if it failed on one."""
 
         def run() -> T:
-            group = self._ranks.join(self._config.device)
+            group = self._ranks.join(self._config.device, self._config.all_reduce)
             return group.together(lambda: work(group))
 
         return self._compute.call(run)

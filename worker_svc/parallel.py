@@ -24,6 +24,9 @@ from torch._C._distributed_c10d import (
 )
 
 from worker_svc.ending import Ending, end_process
+from kernels.inboxes import Inboxes
+from worker_svc import peer_memory
+from worker_svc.peer_memory import CALL_BYTES, PeerMemory
 
 T = TypeVar("T")
 
@@ -54,10 +57,12 @@ class Group:
         collectives: Any = None,  # a process group of torch; None: this rank is alone
         store: Store | None = None,
         give_up: Callable[[str], None] = abandon,
+        peers: "PeerMemory | None" = None,  # a quicker way to add up a few rows
     ) -> None:
         self.rank = rank
         self.size = size
         self.num_collectives = 0
+        self.peers = peers
         self._collectives = collectives
         self._store = store
         self._give_up = give_up
@@ -74,6 +79,13 @@ class Group:
         options.asyncOp = False
         _finish(self._collectives.allreduce([partial], options))
         return partial
+
+    def inboxes_for(self, partial: Tensor) -> Inboxes | None:
+        """Where the ranks' kernels are to exchange this; None: leave it to `all_reduce`."""
+        if self.peers is None or not self.peers.inboxes.hold(partial):
+            return None
+        self.num_collectives += 1
+        return self.peers.inboxes
 
     def all_gather(self, part: Tensor) -> Tensor:
         """Columns [R, N] of each rank -> [R, size * N], in the order of the ranks."""
@@ -156,7 +168,9 @@ def reach_store(port: int, size: int) -> TCPStore:
     return TCPStore("127.0.0.1", port, size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
 
 
-def join(rank: int, size: int, store: Store, device: torch.device) -> Group:
+def join(
+    rank: int, size: int, store: Store, device: torch.device, all_reduce: str = "auto"
+) -> Group:
     """Enters the group, as the thread that will compute; returns when all ranks have.
 
     NCCL between CUDA devices, gloo between CPU processes.
@@ -168,6 +182,7 @@ def join(rank: int, size: int, store: Store, device: torch.device) -> Group:
         return Group(rank, size, gloo, store)
     # Multicast over NVLink can take a host's devices out of service.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     dist.init_process_group(
         "nccl",
         store=PrefixStore("nccl", store),
@@ -179,7 +194,22 @@ def join(rank: int, size: int, store: Store, device: torch.device) -> Group:
     group = Group(rank, size, dist.group.WORLD, store)
     group.all_reduce(torch.zeros(1, device=device))
     torch.cuda.synchronize(device)
+    if all_reduce != "nccl":
+        group.peers = _open_peers(group, device, all_reduce)
     return group
+
+
+def _open_peers(group: Group, device: torch.device, wanted: str) -> PeerMemory | None:
+    """Memory that all ranks can write, or none on any of them."""
+    rank, size = group.rank, group.size
+    if not group.smallest(lambda: int(peer_memory.reaches_all(rank, size))):
+        if wanted == "peer":
+            raise ValueError("all_reduce: peer needs devices that reach each other's memory")
+        log.info("sums over ranks by NCCL: the devices do not reach each other's memory")
+        return None
+    peers = group.together(lambda: peer_memory.open_peer_memory(rank, size, device))
+    log.info("sums of up to %d bytes over ranks by peer memory, larger ones by NCCL", CALL_BYTES)
+    return peers
 
 
 def device_of(rank: int, size: int, device: torch.device) -> torch.device:

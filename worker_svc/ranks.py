@@ -30,13 +30,13 @@ class Ranks:
         self._addresses: tuple[str, ...] = ()
         self._frame: bytes | None = None  # whose first step has not been ordered yet
 
-    def join(self, device: str) -> Group:
+    def join(self, device: str, all_reduce: str = "auto") -> Group:
         """This rank's group, on the thread that will compute; the first call meets the others."""
         if self._group is None:
             if self._store is None:
                 self._store = parallel.reach_store(self.store_port, self.size)
             own = parallel.device_of(self.rank, self.size, resolve_device(device))
-            self._group = parallel.join(self.rank, self.size, self._store, own)
+            self._group = parallel.join(self.rank, self.size, self._store, own, all_reduce)
         return self._group
 
     def addresses(self, own: str) -> tuple[str, ...]:

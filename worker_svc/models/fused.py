@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import linear as small_linear
+from kernels.all_reduce import all_reduce
 from kernels.decode_attention import DecodeWorkspace, decode_workspace, paged_decode_attention
 from kernels.prefill_attention import paged_attention
 from kernels.rms_norm import rms_norm
@@ -22,6 +23,15 @@ from worker_svc.kv_cache import KVCache
 from worker_svc.layers import MLP, Attention, RMSNorm
 from worker_svc.linear import Linear
 from worker_svc.parallel import Group
+from worker_svc.peer_memory import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The residual stream [T, hidden], and its norm where that was made on the way."""
+
+    residual: Tensor
+    normed: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +51,20 @@ class Product:
             return small_linear.linear(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
-    def normed(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
-        """The product of x's norm."""
-        if self._pays(x):
+    def normed(self, hidden: Hidden, norm: Tensor, eps: float) -> Tensor:
+        """The product of the hidden states' norm."""
+        x = hidden.residual
+        if self.norms(x):
             return small_linear.linear(x, self.weight, self.bias, norm_weight=norm, eps=eps)
-        return F.linear(rms_norm(x, norm, eps), self.weight, self.bias)
+        normed = rms_norm(x, norm, eps) if hidden.normed is None else hidden.normed
+        return F.linear(normed, self.weight, self.bias)
 
-    def gated(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
-        """silu(gate) * up, the halves of the product of x's norm: [T, N / 2]."""
-        if self.bias is None and self._pays(x):
+    def gated(self, hidden: Hidden, norm: Tensor, eps: float) -> Tensor:
+        """silu(gate) * up, the halves of the product of the norm: [T, N / 2]."""
+        x = hidden.residual
+        if self.bias is None and self.norms(x):
             return small_linear.linear(x, self.weight, norm_weight=norm, eps=eps, gated=True)
-        return silu_and_mul(self.normed(x, norm, eps))
+        return silu_and_mul(self.normed(hidden, norm, eps))
 
     def added(self, x: Tensor, residual: Tensor) -> Tensor:
         """The product plus the residual [T, N], which it may overwrite."""
@@ -60,6 +73,10 @@ class Product:
         if self.bias is not None:
             residual += self.bias
         return residual.addmm_(x, self.weight.t())
+
+    def norms(self, x: Tensor) -> bool:
+        """Whether the product makes the norm of x itself, at no cost."""
+        return self._pays(x)
 
     def _pays(self, x: Tensor) -> bool:
         return small_linear.pays(x.shape[0], *self.weight.shape)
@@ -116,28 +133,58 @@ class FusedDecoder:
     ) -> Tensor:
         """Embedded tokens [T, hidden], which it overwrites -> hidden states [T, hidden], normed."""
         eps = self._eps
+        hidden = Hidden(residual)
         for index, layer in enumerate(self._layers):
-            qkv = layer.qkv.normed(residual, layer.input_norm, eps)  # [T, (H + 2 Hkv) D]
+            qkv = layer.qkv.normed(hidden, layer.input_norm, eps)  # [T, (H + 2 Hkv) D]
             k_cache, v_cache = kv_cache.layer(index)
             q = norm_rope_write_kv(
                 qkv, positions, self._cos_sin, k_cache, v_cache, batch.slot_mapping,
                 layer.q_norm, layer.k_norm, eps,
             )  # fmt: skip
             attended = self._attend(q, k_cache, v_cache, batch).flatten(1)  # [T, H D]
-            residual = self._add(layer.o, attended, residual)
-            hidden = layer.gate_up.gated(residual, layer.post_norm, eps)  # [T, I]
-            residual = self._add(layer.down, hidden, residual)
-        return rms_norm(residual, self._final_norm, eps)
+            hidden = self._add(
+                layer.o, attended, hidden, Slot.ATTENTION, layer.post_norm, layer.gate_up
+            )
+            inner = layer.gate_up.gated(hidden, layer.post_norm, eps)  # [T, I]
+            hidden = self._add(layer.down, inner, hidden, Slot.MLP, *self._behind(index))
+        if hidden.normed is not None:
+            return hidden.normed
+        return rms_norm(hidden.residual, self._final_norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [R, hidden] -> logits [R, vocab] in the model's type."""
         return self._group.all_gather(self._head(hidden))
 
-    def _add(self, product: Product, x: Tensor, residual: Tensor) -> Tensor:
-        """The product, summed over the ranks, plus the residual [T, N], which it may overwrite."""
+    def _behind(self, index: int) -> tuple[Tensor, Product | None]:
+        """The norm behind a layer, and the product of it."""
+        if index + 1 == len(self._layers):
+            return self._final_norm, None
+        return self._layers[index + 1].input_norm, self._layers[index + 1].qkv
+
+    def _add(
+        self,
+        product: Product,
+        x: Tensor,
+        hidden: Hidden,
+        slot: Slot,
+        norm: Tensor,
+        reader: Product | None,
+    ) -> Hidden:
+        """The product, summed over the ranks, plus the residual, which it may overwrite.
+
+        With the norm that the reader wants, if that comes at no cost and the reader does not make
+        it itself.
+        """
+        residual = hidden.residual
         if self._group.size == 1:
-            return product.added(x, residual)
-        return residual.add_(self._group.all_reduce(product(x)))
+            return Hidden(product.added(x, residual))
+        part = product(x)
+        inboxes = self._group.inboxes_for(part)
+        if inboxes is None:
+            return Hidden(residual.add_(self._group.all_reduce(part)))
+        is_made_later = reader is not None and reader.norms(residual)
+        weight = None if is_made_later else norm
+        return Hidden(*all_reduce(part, inboxes, slot, residual, weight, self._eps))
 
     def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch) -> Tensor:
         out = torch.empty_like(q)

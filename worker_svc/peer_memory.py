@@ -1,0 +1,54 @@
+"""Device memory of every rank that all ranks of the host can write.
+
+A rank's kernels reach a peer's memory by its address, as if it were their own. Who writes when is
+for the kernels to agree on (`kernels/all_reduce.py`).
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kernels.inboxes import EMPTY_BYTE, Inboxes
+
+# Of one call, from one rank: 512 rows of 4096 in bfloat16. Larger sums are worth a library's.
+CALL_BYTES = 4 << 20
+
+
+class Slot(IntEnum):
+    """Inboxes for calls that never follow each other directly: a step's order says which."""
+
+    ATTENTION = 0
+    MLP = 1
+    EMBEDDING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMemory:
+    """This rank's memory and everybody's inboxes."""
+
+    own: Tensor  # to be kept as long as peers may write
+    inboxes: Inboxes
+
+
+def reaches_all(rank: int, size: int) -> bool:
+    """Whether the device of this rank can read and write those of all others."""
+    others = (peer for peer in range(size) if peer != rank)
+    return all(torch.cuda.can_device_access_peer(rank, peer) for peer in others)
+
+
+def open_peer_memory(rank: int, size: int, device: torch.device) -> PeerMemory:
+    """Allocates this rank's part and maps the others'; they may write once all have returned."""
+    from torch.distributed import _symmetric_memory as symmetric_memory  # noqa: PLC0415 - slow
+
+    num_bytes = len(Slot) * size * CALL_BYTES
+    own = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
+    own.fill_(EMPTY_BYTE)
+    assert dist.group.WORLD is not None  # made by who calls this
+    handle = symmetric_memory.rendezvous(own, dist.group.WORLD)
+    views = [handle.get_buffer(peer, (num_bytes,), torch.uint8) for peer in range(size)]
+    addresses = torch.tensor([view.data_ptr() for view in views], device=device)
+    torch.cuda.synchronize(device)
+    return PeerMemory(own, Inboxes(addresses, rank, size, CALL_BYTES, len(Slot)))
