@@ -1,26 +1,27 @@
 # mypy: disable-error-code="untyped-decorator"
 """All-reduce of a few rows over memory that every rank can write, with its neighbours fused.
 
-    x [T, N] of each rank  ->  sum over ranks + residual [T, N]
-    with norm_weight [N]:      and the RMS norm of that
+    x [T, N] of each rank, residual [T, N]  ->  the sum of all of them [T, N]
+    with norm_weight [N]:                       and its RMS norm
 
-Each rank writes its rows into the inbox that each peer keeps for it, then waits until its own
-inboxes are full. An empty element holds EMPTY, a NaN of which no computation makes the bits, and a
-NaN that has them is sent as another one: so an element is its own flag. It arrives whole, needs no
-fence and no second message. Who has read an element makes it empty again.
+Each rank writes its rows into the inbox that every peer keeps for it, then waits until its own
+inboxes are full. An empty element holds a NaN whose bits no computation makes, and one that has
+them all the same is sent as another NaN: so an element is its own flag. It arrives whole, and needs
+no fence and no second message. Who has read an element makes it empty again.
 
-Sums are float32, in the order of ranks, and rounded once: all ranks have the same bits.
+Sums are float32, in the order of the ranks, and rounded once: all ranks have the same bits.
 
-An inbox may be filled again when its owner has read it, and nobody says when that is. But calls
-alternate between inboxes: no call uses the slot of the call before it. A rank that fills a slot's
-inboxes in call g, last used in call g - 2 or earlier, has ended call g - 1, and so has seen what
-each peer sent in it; and a peer sends in call g - 1 after its kernels up to call g - 2 have ended
-(`gdc_wait`, or the order of the stream), whose reading and emptying is done. Nothing is counted, so
-nothing can wrap around: a rank may be late by any time, and a graph may be replayed any number of
-times. A step that ends between two calls is no call: see `PeerMemory`.
+**Why nobody writes where something is still to be read.** No call may use the slot of the call
+before it. Let a rank fill the inboxes of a slot in call g; they were used last in call g - 2 or
+before. The rank has ended call g - 1, so it has seen what each peer sent in that call. A peer sends
+in call g - 1 after all its kernels up to call g - 2 have ended (`gdc_wait`, or the order of its
+stream), and with them the reading and the emptying. Nothing is counted, so nothing wraps around: a
+rank may be late by any time, and graphs may be replayed in any order that keeps the rule.
 
-Programs are as many as run at the same time, and each sends all its rows before it waits for any:
-none waits for one that has no room.
+**Why nobody waits for a program that has no room.** Programs are no more than a device holds at
+once, and each sends all its rows before it waits for any.
+
+A rank that waits for minutes gives up with a trap, which every later call of its process reports.
 """
 
 import torch
@@ -32,8 +33,12 @@ from kernels.inboxes import Inboxes
 from kernels.pdl import has_pdl, launch_options
 
 _MAX_WIDTH = 32768
-# Without a norm rows are no units: a single one is worth several programs.
+# Without a norm a row need not be one program's: pieces of this size are spread over several.
 _PIECE = 1024
+# Fewer than the multiprocessors of any device with memory that peers reach at this speed.
+_MAX_PROGRAMS = 128
+# Looks into an inbox, each most of a microsecond long: minutes, as other collectives wait.
+_MAX_LOOKS = 2**28
 
 
 def all_reduce(
@@ -44,13 +49,31 @@ def all_reduce(
     norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The sum and its norm, if there is a weight for it; every rank calls it with the same shape.
+    """The sum and, with a weight for it, its norm; every rank calls it with the same shapes.
 
-    The slot must differ from that of the call before.
+    The slot must not be that of the call before.
     """
+    return receive(x, inboxes, slot, residual, norm_weight, eps, sends=True)
+
+
+def send(x: torch.Tensor, inboxes: Inboxes, slot: int) -> None:
+    """The first half alone."""
+    _launch(x, inboxes, slot, None, None, 0.0, None, None, sends=True, receives=False)
+
+
+def receive(
+    x: torch.Tensor,
+    inboxes: Inboxes,
+    slot: int,
+    residual: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+    sends: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The second half: the sum of what all ranks send, x again being this one's."""
     total = torch.empty_like(x)
     normed = None if norm_weight is None else torch.empty_like(x)
-    _launch(x, inboxes, slot, residual, norm_weight, eps, total, normed)
+    _launch(x, inboxes, slot, residual, norm_weight, eps, total, normed, sends, receives=True)
     return total, normed
 
 
@@ -61,24 +84,20 @@ def _launch(
     residual: torch.Tensor | None,
     norm_weight: torch.Tensor | None,
     eps: float,
-    total: torch.Tensor,
+    total: torch.Tensor | None,
     normed: torch.Tensor | None,
-    sends: bool = True,
-    receives: bool = True,
-    num_warps: int = 0,
-    piece: int = 0,
-    max_programs: int = 132,
+    sends: bool,
+    receives: bool,
 ) -> None:
-    capacity = inboxes.num_bytes // x.element_size()
+    _check(x, inboxes, slot, residual, norm_weight)
     num_rows, width = x.shape
-    if norm_weight is None:
-        piece = piece or _PIECE
-        if width % piece == 0:
-            num_rows, width = num_rows * width // piece, piece
+    if num_rows == 0:
+        return
+    if norm_weight is None and width % _PIECE == 0:
+        num_rows, width = num_rows * width // _PIECE, _PIECE
     block = triton.next_power_of_2(width)
-    num_warps = num_warps or min(16, max(1, block // 256))
-    grid = (min(num_rows, max_programs),)
-    _all_reduce_kernel[grid](
+    capacity = inboxes.num_bytes // x.element_size()
+    _all_reduce_kernel[(min(num_rows, _MAX_PROGRAMS),)](
         x, residual, norm_weight, total, normed,
         inboxes.addresses,
         slot * inboxes.size * capacity,
@@ -94,10 +113,35 @@ def _launch(
         NORM=norm_weight is not None,
         SENDS=sends,
         RECEIVES=receives,
+        MAX_LOOKS=_MAX_LOOKS if x.is_cuda else 0,
         PDL=has_pdl(x),
-        num_warps=num_warps,
+        num_warps=min(16, max(1, block // 256)),
         **launch_options(x),
     )  # fmt: skip
+
+
+def _check(
+    x: torch.Tensor,
+    inboxes: Inboxes,
+    slot: int,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+) -> None:
+    if not x.is_contiguous() or x.element_size() not in (2, 4):
+        raise ValueError(f"x must be contiguous, of 2 or 4 bytes an element; got {x.dtype}")
+    if not inboxes.hold(x):
+        raise ValueError(f"x has {x.nbytes} bytes, an inbox {inboxes.num_bytes}")
+    if not 0 <= slot < inboxes.num_slots:
+        raise ValueError(f"slot {slot} of {inboxes.num_slots}")
+    if norm_weight is not None and norm_weight.shape != x.shape[1:]:
+        raise ValueError(f"norm_weight must be [{x.shape[1]}]")
+    if x.shape[1] > _MAX_WIDTH:
+        raise ValueError(f"rows of {x.shape[1]} exceed {_MAX_WIDTH}")
+    if residual is not None and (residual.shape != x.shape or not residual.is_contiguous()):
+        raise ValueError(f"residual must be contiguous {tuple(x.shape)}")
+    for name, other in (("residual", residual), ("norm_weight", norm_weight)):
+        if other is not None and other.dtype != x.dtype:
+            raise TypeError(f"x is {x.dtype}, {name} is {other.dtype}")
 
 
 @triton.jit
@@ -121,6 +165,7 @@ def _all_reduce_kernel(
     NORM: tl.constexpr,
     SENDS: tl.constexpr,
     RECEIVES: tl.constexpr,
+    MAX_LOOKS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     i = tl.arange(0, BLOCK)
@@ -133,26 +178,21 @@ def _all_reduce_kernel(
         gdc_wait()
     if SENDS:
         for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
-            x = tl.load(x_ptr + row * N + i, mask=inside, other=0.0)
-            words = x.to(WORD, bitcast=True)
+            words = tl.load(x_ptr + row * N + i, mask=inside, other=0.0).to(WORD, bitcast=True)
             words = tl.where(words == -1, -2, words)
-            for shift in tl.static_range(1, SIZE):
-                peer = (RANK + shift) % SIZE
+            for distance in tl.static_range(1, SIZE):
+                peer = (RANK + distance) % SIZE
                 inbox = tl.load(addresses_ptr + peer).to(tl.pointer_type(WORD)) + slot_start
                 tl.store(inbox + RANK * capacity + row * N + i, words, mask=inside)
+        tl.debug_barrier()  # keeps the compiler from moving these stores behind what follows
     if RECEIVES:
-        tl.debug_barrier()
         for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
             total = tl.zeros([BLOCK], tl.float32)
             for rank in tl.static_range(SIZE):
                 if rank == RANK:
                     part = tl.load(x_ptr + row * N + i, mask=inside, other=0.0)
                 else:
-                    inbox = own + rank * capacity + row * N + i
-                    words = tl.load(inbox, mask=inside, other=0, volatile=True)
-                    while tl.max((words == -1).to(tl.int32), 0) > 0:
-                        words = tl.load(inbox, mask=inside, other=0, volatile=True)
-                    tl.store(inbox, tl.full([BLOCK], -1, WORD), mask=inside)
+                    words = _take(own + rank * capacity + row * N + i, inside, MAX_LOOKS)
                     part = words.to(x_ptr.dtype.element_ty, bitcast=True)
                 total += part.to(tl.float32)
             if HAS_RESIDUAL:
@@ -162,3 +202,20 @@ def _all_reduce_kernel(
                 normed = total * tl.rsqrt(tl.sum(total * total, 0) / N + eps)
                 normed = normed.to(normed_ptr.dtype.element_ty) * weight
                 tl.store(normed_ptr + row * N + i, normed, mask=inside)
+
+
+@triton.jit
+def _take(inbox: tl.tensor, inside: tl.tensor, MAX_LOOKS: tl.constexpr) -> tl.tensor:
+    """The words of an inbox once all have come; leaves it empty. MAX_LOOKS 0: no limit."""
+    words = tl.load(inbox, mask=inside, other=0, volatile=True)
+    looks = 0
+    while tl.max((words == -1).to(tl.int32), 0) > 0:
+        words = tl.load(inbox, mask=inside, other=0, volatile=True)
+        if MAX_LOOKS > 0:
+            looks += 1
+            if looks > MAX_LOOKS:
+                tl.inline_asm_elementwise(
+                    "trap; mov.b32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+                )
+    tl.store(inbox, tl.full(words.shape, -1, words.dtype), mask=inside)
+    return words

@@ -9,6 +9,7 @@ A layer's caches are [num_blocks, block_size, Hkv, D]; token p of a sequence lie
 [num_slots, 2, Hkv, D], K and V of a token side by side, which halves the gathers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -36,6 +37,19 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """(norm of x + residual, x + residual); the sum is added in float32 and rounded once."""
     total = x + residual
     return rms_norm(total, weight, eps), total
+
+
+def all_reduce(
+    parts: Sequence[Tensor], residual: Tensor | None, norm_weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor | None]:
+    """What every rank gets of the parts of all: their sum in float32, and the norm of that."""
+    total = torch.zeros_like(parts[0], dtype=torch.float32)
+    for part in parts if residual is None else (*parts, residual):
+        total += part.float()
+    rounded = total.to(parts[0].dtype)
+    if norm_weight is None:
+        return rounded, None
+    return rounded, rms_norm(total, norm_weight.float(), eps).to(rounded.dtype)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
