@@ -3,6 +3,7 @@
 
     x [T, N] of each rank, residual [T, N]  ->  the sum of all of them [T, N]
     with norm_weight [N]:                       and its RMS norm
+    x as TableRows:                             rows of a table whose parts the ranks hold
 
 Each rank writes its rows into the inbox that every peer keeps for it, then waits until its own
 inboxes are full. An empty element holds a NaN whose bits no computation makes, and one that has
@@ -24,6 +25,8 @@ once, and each sends all its rows before it waits for any.
 A rank that waits for minutes gives up with a trap, which every later call of its process reports.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -41,8 +44,17 @@ _MAX_PROGRAMS = 128
 _MAX_LOOKS = 2**28
 
 
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """A rank's share of an embedding: the rows of `ids` that it has, and zeros for the others."""
+
+    table: torch.Tensor  # [V, N], of the ids from first_id on
+    ids: torch.Tensor  # [T]
+    first_id: int
+
+
 def all_reduce(
-    x: torch.Tensor,
+    x: torch.Tensor | TableRows,
     inboxes: Inboxes,
     slot: int,
     residual: torch.Tensor | None = None,
@@ -56,13 +68,13 @@ def all_reduce(
     return receive(x, inboxes, slot, residual, norm_weight, eps, sends=True)
 
 
-def send(x: torch.Tensor, inboxes: Inboxes, slot: int) -> None:
+def send(x: torch.Tensor | TableRows, inboxes: Inboxes, slot: int) -> None:
     """The first half alone."""
     _launch(x, inboxes, slot, None, None, 0.0, None, None, sends=True, receives=False)
 
 
 def receive(
-    x: torch.Tensor,
+    x: torch.Tensor | TableRows,
     inboxes: Inboxes,
     slot: int,
     residual: torch.Tensor | None = None,
@@ -71,14 +83,19 @@ def receive(
     sends: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The second half: the sum of what all ranks send, x again being this one's."""
-    total = torch.empty_like(x)
-    normed = None if norm_weight is None else torch.empty_like(x)
+    rows = x.table if isinstance(x, TableRows) else x
+    total = rows.new_empty((_num_rows(x), rows.shape[1]))
+    normed = None if norm_weight is None else torch.empty_like(total)
     _launch(x, inboxes, slot, residual, norm_weight, eps, total, normed, sends, receives=True)
     return total, normed
 
 
+def _num_rows(x: torch.Tensor | TableRows) -> int:
+    return len(x.ids) if isinstance(x, TableRows) else len(x)
+
+
 def _launch(
-    x: torch.Tensor,
+    x: torch.Tensor | TableRows,
     inboxes: Inboxes,
     slot: int,
     residual: torch.Tensor | None,
@@ -89,64 +106,74 @@ def _launch(
     sends: bool,
     receives: bool,
 ) -> None:
-    _check(x, inboxes, slot, residual, norm_weight)
-    num_rows, width = x.shape
+    num_rows = _num_rows(x)
+    rows, ids, first_id = (x.table, x.ids, x.first_id) if isinstance(x, TableRows) else (x, None, 0)
+    _check(rows, num_rows, inboxes, slot, residual, norm_weight)
     if num_rows == 0:
         return
-    if norm_weight is None and width % _PIECE == 0:
+    width = rows.shape[1]
+    if norm_weight is None and ids is None and width % _PIECE == 0:
         num_rows, width = num_rows * width // _PIECE, _PIECE
     block = triton.next_power_of_2(width)
-    capacity = inboxes.num_bytes // x.element_size()
+    capacity = inboxes.num_bytes // rows.element_size()
     _all_reduce_kernel[(min(num_rows, _MAX_PROGRAMS),)](
-        x, residual, norm_weight, total, normed,
+        rows, ids, residual, norm_weight, total, normed,
         inboxes.addresses,
         slot * inboxes.size * capacity,
         capacity,
         num_rows,
+        first_id,
+        len(rows),
         eps,
         RANK=inboxes.rank,
         SIZE=inboxes.size,
         N=width,
         BLOCK=block,
-        WORD=tl.int16 if x.element_size() == 2 else tl.int32,
+        WORD=tl.int16 if rows.element_size() == 2 else tl.int32,
+        HAS_IDS=ids is not None,
         HAS_RESIDUAL=residual is not None,
         NORM=norm_weight is not None,
         SENDS=sends,
         RECEIVES=receives,
-        MAX_LOOKS=_MAX_LOOKS if x.is_cuda else 0,
-        PDL=has_pdl(x),
+        MAX_LOOKS=_MAX_LOOKS if rows.is_cuda else 0,
+        PDL=has_pdl(rows),
         num_warps=min(16, max(1, block // 256)),
-        **launch_options(x),
+        **launch_options(rows),
     )  # fmt: skip
 
 
 def _check(
-    x: torch.Tensor,
+    rows: torch.Tensor,
+    num_rows: int,
     inboxes: Inboxes,
     slot: int,
     residual: torch.Tensor | None,
     norm_weight: torch.Tensor | None,
 ) -> None:
-    if not x.is_contiguous() or x.element_size() not in (2, 4):
-        raise ValueError(f"x must be contiguous, of 2 or 4 bytes an element; got {x.dtype}")
-    if not inboxes.hold(x):
-        raise ValueError(f"x has {x.nbytes} bytes, an inbox {inboxes.num_bytes}")
+    width = rows.shape[1]
+    if not rows.is_contiguous() or rows.element_size() not in (2, 4):
+        raise ValueError(f"x must be contiguous, of 2 or 4 bytes an element; got {rows.dtype}")
+    num_bytes = num_rows * width * rows.element_size()
+    if not inboxes.hold(num_bytes):
+        raise ValueError(f"x has {num_bytes} bytes, an inbox {inboxes.num_bytes}")
     if not 0 <= slot < inboxes.num_slots:
         raise ValueError(f"slot {slot} of {inboxes.num_slots}")
-    if norm_weight is not None and norm_weight.shape != x.shape[1:]:
-        raise ValueError(f"norm_weight must be [{x.shape[1]}]")
-    if x.shape[1] > _MAX_WIDTH:
-        raise ValueError(f"rows of {x.shape[1]} exceed {_MAX_WIDTH}")
-    if residual is not None and (residual.shape != x.shape or not residual.is_contiguous()):
-        raise ValueError(f"residual must be contiguous {tuple(x.shape)}")
+    if norm_weight is not None and norm_weight.shape != (width,):
+        raise ValueError(f"norm_weight must be [{width}]")
+    if width > _MAX_WIDTH:
+        raise ValueError(f"rows of {width} exceed {_MAX_WIDTH}")
+    shape = (num_rows, width)
+    if residual is not None and (residual.shape != shape or not residual.is_contiguous()):
+        raise ValueError(f"residual must be contiguous {shape}")
     for name, other in (("residual", residual), ("norm_weight", norm_weight)):
-        if other is not None and other.dtype != x.dtype:
-            raise TypeError(f"x is {x.dtype}, {name} is {other.dtype}")
+        if other is not None and other.dtype != rows.dtype:
+            raise TypeError(f"x is {rows.dtype}, {name} is {other.dtype}")
 
 
 @triton.jit
 def _all_reduce_kernel(
     x_ptr: tl.tensor,
+    ids_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     total_ptr: tl.tensor,
@@ -155,12 +182,15 @@ def _all_reduce_kernel(
     slot_start: tl.tensor,
     capacity: tl.tensor,
     num_rows: tl.tensor,
+    first_id: tl.tensor,
+    num_ids: tl.tensor,
     eps: tl.tensor,
     RANK: tl.constexpr,
     SIZE: tl.constexpr,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     WORD: tl.constexpr,
+    HAS_IDS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     NORM: tl.constexpr,
     SENDS: tl.constexpr,
@@ -178,7 +208,8 @@ def _all_reduce_kernel(
         gdc_wait()
     if SENDS:
         for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
-            words = tl.load(x_ptr + row * N + i, mask=inside, other=0.0).to(WORD, bitcast=True)
+            x = _own(x_ptr, ids_ptr, row, i, first_id, num_ids, N, HAS_IDS)
+            words = x.to(WORD, bitcast=True)
             words = tl.where(words == -1, -2, words)
             for distance in tl.static_range(1, SIZE):
                 peer = (RANK + distance) % SIZE
@@ -190,7 +221,7 @@ def _all_reduce_kernel(
             total = tl.zeros([BLOCK], tl.float32)
             for rank in tl.static_range(SIZE):
                 if rank == RANK:
-                    part = tl.load(x_ptr + row * N + i, mask=inside, other=0.0)
+                    part = _own(x_ptr, ids_ptr, row, i, first_id, num_ids, N, HAS_IDS)
                 else:
                     words = _take(own + rank * capacity + row * N + i, inside, MAX_LOOKS)
                     part = words.to(x_ptr.dtype.element_ty, bitcast=True)
@@ -202,6 +233,25 @@ def _all_reduce_kernel(
                 normed = total * tl.rsqrt(tl.sum(total * total, 0) / N + eps)
                 normed = normed.to(normed_ptr.dtype.element_ty) * weight
                 tl.store(normed_ptr + row * N + i, normed, mask=inside)
+
+
+@triton.jit
+def _own(
+    x_ptr: tl.tensor,
+    ids_ptr: tl.tensor,
+    row: tl.tensor,
+    i: tl.tensor,
+    first_id: tl.tensor,
+    num_ids: tl.tensor,
+    N: tl.constexpr,
+    HAS_IDS: tl.constexpr,
+) -> tl.tensor:
+    """This rank's part of a row."""
+    inside = i < N
+    if HAS_IDS:
+        row = tl.load(ids_ptr + row).to(tl.int64) - first_id
+        inside = i < tl.where((row >= 0) & (row < num_ids), N, 0)
+    return tl.load(x_ptr + row * N + i, mask=inside, other=0.0)
 
 
 @triton.jit

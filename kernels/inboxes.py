@@ -25,6 +25,6 @@ class Inboxes:
     num_bytes: int  # what fits into one inbox
     num_slots: int
 
-    def hold(self, x: torch.Tensor) -> bool:
-        """Whether x fits."""
-        return x.numel() * x.element_size() <= self.num_bytes
+    def hold(self, num_bytes: int) -> bool:
+        """Whether so much fits into one."""
+        return num_bytes <= self.num_bytes

@@ -80,9 +80,9 @@ class Group:
         _finish(self._collectives.allreduce([partial], options))
         return partial
 
-    def inboxes_for(self, partial: Tensor) -> Inboxes | None:
-        """Where the ranks' kernels are to exchange this; None: leave it to `all_reduce`."""
-        if self.peers is None or not self.peers.inboxes.hold(partial):
+    def inboxes_for(self, num_bytes: int) -> Inboxes | None:
+        """Where kernels of all ranks exchange so much; None: leave the sum to `all_reduce`."""
+        if self.peers is None or not self.peers.inboxes.hold(num_bytes):
             return None
         self.num_collectives += 1
         return self.peers.inboxes
@@ -111,6 +111,9 @@ class Group:
         if self.size == 1:
             return
         try:
+            if self.peers is not None:
+                # Any slot may be next: none may still be in use.
+                torch.cuda.synchronize()
             counts = self._exchange(str(self.num_collectives), FAILURE_TIMEOUT)
         except RuntimeError:
             self._give_up(f"rank {self.rank}: a step failed here and not on every rank")

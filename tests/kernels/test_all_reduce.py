@@ -71,6 +71,26 @@ def test_a_row_in_pieces_and_more_rows_than_programs(device):
     check(2, (130, 16), torch.float16, device, has_residual=True, has_norm=True)
 
 
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_rows_of_a_table_in_parts_come_from_the_rank_that_has_them(has_norm, device):
+    ranks = Ranks(2, 4096, device)
+    table = random((10, 24), torch.float32, device, 1)
+    ids = torch.tensor([9, 0, 5, 4, 4], device=device)
+    weight = random((24,), torch.float32, device, 2) if has_norm else None
+    shares = [
+        all_reduce.TableRows(part.contiguous(), ids, first)
+        for first, part in ((0, table[:5]), (5, table[5:]))
+    ]
+    for share, inboxes in zip(shares, ranks.inboxes, strict=True):
+        all_reduce.send(share, inboxes, 2)
+    for share, inboxes in zip(shares, ranks.inboxes, strict=True):
+        total, normed = all_reduce.receive(share, inboxes, 2, None, weight, EPS)
+        assert torch.equal(total, table[ids])
+        if weight is not None:
+            expected = reference.rms_norm(table[ids], weight, EPS)
+            torch.testing.assert_close(normed, expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(1, 4096), (7, 4096), (256, 4096), (512, 4096), (300, 1024)])
 @pytest.mark.parametrize("has_norm", [False, True])

@@ -312,7 +312,7 @@ def test_a_row_that_is_not_finite_fails_alone(
     theirs = checkpoint("llama")
     runner = make_runner(theirs.folder, CONFIG)
     with torch.inference_mode():
-        runner._model._embedding[99] = float("nan")
+        runner._model._embedding.table[99] = float("nan")
     prompts = [make_prompt(8, seed=1), [5, 99, 6]]
     client = Client(runner)
     new = tuple(client.enter(slot, p, GREEDY) for slot, p in enumerate(prompts))

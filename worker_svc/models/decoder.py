@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.cpu import library
 from kernels.cpu.library import Library
 from worker_svc import model_config
 from worker_svc.attention import AttentionBatch, AttentionStep, HeadLayout
+from worker_svc.embedding import Embedding
 from worker_svc.kv_cache import KVCache
 from worker_svc.layers import MLP, Attention, Destinations, RMSNorm
 from worker_svc.linear import Linear
@@ -79,11 +79,12 @@ class Decoder:
         self._heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
         self._cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len).to(device)
         size = (config.vocab_size, config.hidden_size)
-        self._embedding = torch.empty(size, dtype=dtype, device=device)
+        table = torch.empty(size, dtype=dtype, device=device)
+        self._embedding = Embedding(table, self.sharding.first_token, group)
         self._layers = [DecoderLayer(config, dtype, device) for _ in range(config.num_layers)]
         self._final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
         if config.tie_word_embeddings:
-            self._head = Linear(self._embedding)
+            self._head = Linear(table)
         else:
             self._head = Linear.empty(
                 config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device
@@ -94,7 +95,7 @@ class Decoder:
         self._compiled: CompiledDecoder | None = None
 
     def destinations(self) -> Destinations:
-        yield "model.embed_tokens.weight", self._embedding
+        yield "model.embed_tokens.weight", self._embedding.table
         for index, layer in enumerate(self._layers):
             yield from layer.destinations(f"model.layers.{index}")
         yield from self._final_norm.destinations("model.norm")
@@ -129,9 +130,9 @@ class Decoder:
         self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
     ) -> Tensor:
         """Token ids and positions [T] of this step -> hidden states [T, hidden], normed."""
-        residual = self._embed(token_ids)  # [T, hidden]
         if self.fused is not None:
-            return self.fused.forward(residual, positions, kv_cache, batch)
+            return self.fused.forward(token_ids, positions, kv_cache, batch)
+        residual = self._embedding(token_ids)  # [T, hidden]
         if self._compiled is not None:
             return self._compiled.forward(residual, positions, kv_cache, batch)
         step = AttentionStep(self._heads, batch, positions, self._cos_sin, kv_cache)
@@ -152,15 +153,6 @@ class Decoder:
         if self._compiled is not None:
             return self._compiled.logits(hidden)
         return self.group.all_gather(self._head(hidden)).float()
-
-    def _embed(self, token_ids: Tensor) -> Tensor:
-        """Token ids [T] -> [T, hidden]."""
-        if self.group.size == 1:
-            return F.embedding(token_ids, self._embedding)
-        rows = token_ids - self.sharding.first_token
-        is_elsewhere = (rows < 0) | (rows >= self.config.vocab_size)
-        part = F.embedding(rows.masked_fill(is_elsewhere, 0), self._embedding)
-        return self.group.all_reduce(part.masked_fill_(is_elsewhere[:, None], 0))
 
     def _compile(self, cpu_library: Library) -> CompiledDecoder:
         layers = []
@@ -194,6 +186,7 @@ class Decoder:
             for layer in self._layers
         ]
         return fused.FusedDecoder(
+            self._embedding,
             layers,
             self._final_norm.weight,
             self._head.weight,

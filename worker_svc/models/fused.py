@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import linear as small_linear
-from kernels.all_reduce import all_reduce
+from kernels.all_reduce import TableRows, all_reduce
 from kernels.decode_attention import DecodeWorkspace, decode_workspace, paged_decode_attention
 from kernels.prefill_attention import paged_attention
 from kernels.rms_norm import rms_norm
 from kernels.rope import norm_rope_write_kv
 from kernels.silu_and_mul import silu_and_mul
 from worker_svc.attention import AttentionBatch, HeadLayout
+from worker_svc.embedding import Embedding
 from worker_svc.kv_cache import KVCache
 from worker_svc.layers import MLP, Attention, RMSNorm
 from worker_svc.linear import Linear
@@ -110,6 +111,7 @@ class FusedDecoder:
 
     def __init__(
         self,
+        embedding: Embedding,
         layers: list[FusedLayer],
         final_norm: Tensor,
         head: Tensor,
@@ -118,6 +120,7 @@ class FusedDecoder:
         cos_sin: Tensor,
         group: Group,
     ) -> None:
+        self._embedding = embedding
         self._layers = layers
         self._group = group
         self._final_norm = final_norm
@@ -129,11 +132,11 @@ class FusedDecoder:
         self._workspace = _workspace(heads, head)
 
     def forward(
-        self, residual: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
+        self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
     ) -> Tensor:
-        """Embedded tokens [T, hidden], which it overwrites -> hidden states [T, hidden], normed."""
+        """Token ids [T] -> hidden states [T, hidden], normed."""
         eps = self._eps
-        hidden = Hidden(residual)
+        hidden = self._embed(token_ids)
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv.normed(hidden, layer.input_norm, eps)  # [T, (H + 2 Hkv) D]
             k_cache, v_cache = kv_cache.layer(index)
@@ -154,6 +157,15 @@ class FusedDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [R, hidden] -> logits [R, vocab] in the model's type."""
         return self._group.all_gather(self._head(hidden))
+
+    def _embed(self, token_ids: Tensor) -> Hidden:
+        table = self._embedding.table
+        num_bytes = len(token_ids) * table.shape[1] * table.element_size()
+        inboxes = self._group.inboxes_for(num_bytes)
+        if inboxes is None:
+            return Hidden(self._embedding(token_ids))
+        rows = TableRows(table, token_ids, self._embedding.first_token)
+        return Hidden(*all_reduce(rows, inboxes, Slot.EMBEDDING))
 
     def _behind(self, index: int) -> tuple[Tensor, Product | None]:
         """The norm behind a layer, and the product of it."""
@@ -179,7 +191,7 @@ class FusedDecoder:
         if self._group.size == 1:
             return Hidden(product.added(x, residual))
         part = product(x)
-        inboxes = self._group.inboxes_for(part)
+        inboxes = self._group.inboxes_for(part.nbytes)
         if inboxes is None:
             return Hidden(residual.add_(self._group.all_reduce(part)))
         is_made_later = reader is not None and reader.norms(residual)
