@@ -55,6 +55,8 @@ class WorkerConfig:
         _require(self.all_reduce in ALL_REDUCES, "all_reduce", self.all_reduce, f"one of {known}")
         ranks = self.tensor_parallel_size
         _require(ranks >= 1, "tensor_parallel_size", ranks, "1 or more")
+        if ranks == 1:
+            _require(self.all_reduce == "auto", "all_reduce", self.all_reduce, "auto for one rank")
         _require(self.step_limit_s >= 0, "step_limit_s", self.step_limit_s, "0 or more")
         _require(self.rank_timeout_s >= 2, "rank_timeout_s", self.rank_timeout_s, "2 or more")
         _require(0 <= self.port < 65536, "port", self.port, "0 to 65535")

@@ -5,6 +5,7 @@ are the one thing that crosses ranks while a step runs: a faster all-reduce goes
 agreed on, away from steps, goes through a store of texts, which works when collectives do not.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -23,12 +24,14 @@ from torch._C._distributed_c10d import (
     TCPStore,
 )
 
-from worker_svc.ending import Ending, end_process
 from kernels.inboxes import Inboxes
 from worker_svc import peer_memory
+from worker_svc.ending import Ending, end_process
 from worker_svc.peer_memory import CALL_BYTES, PeerMemory
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 # A rank that waits this long in a collective gives up; ranks compile kernels side by side.
 COLLECTIVE_TIMEOUT = timedelta(minutes=3)
@@ -57,7 +60,7 @@ class Group:
         collectives: Any = None,  # a process group of torch; None: this rank is alone
         store: Store | None = None,
         give_up: Callable[[str], None] = abandon,
-        peers: "PeerMemory | None" = None,  # a quicker way to add up a few rows
+        peers: PeerMemory | None = None,  # a quicker way to add up a few rows
     ) -> None:
         self.rank = rank
         self.size = size
@@ -179,6 +182,8 @@ def join(
     NCCL between CUDA devices, gloo between CPU processes.
     """
     if device.type == "cpu":
+        if all_reduce != "auto":
+            raise ValueError(f"all_reduce: {all_reduce} is for CUDA devices")
         if sys.platform == "linux":  # gloo looks the host's name up, which may resolve to nothing
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         gloo = ProcessGroupGloo(store, rank, size, COLLECTIVE_TIMEOUT)
@@ -205,13 +210,16 @@ def join(
 def _open_peers(group: Group, device: torch.device, wanted: str) -> PeerMemory | None:
     """Memory that all ranks can write, or none on any of them."""
     rank, size = group.rank, group.size
-    if not group.smallest(lambda: int(peer_memory.reaches_all(rank, size))):
+    try:
+        if not group.smallest(lambda: int(peer_memory.reaches_all(rank, size))):
+            raise RuntimeError("the devices do not reach each other's memory")
+        peers = group.together(lambda: peer_memory.open_peer_memory(rank, size, device))
+    except RuntimeError as error:
         if wanted == "peer":
-            raise ValueError("all_reduce: peer needs devices that reach each other's memory")
-        log.info("sums over ranks by NCCL: the devices do not reach each other's memory")
+            raise
+        log.warning("sums over ranks are left to NCCL: %s", error)
         return None
-    peers = group.together(lambda: peer_memory.open_peer_memory(rank, size, device))
-    log.info("sums of up to %d bytes over ranks by peer memory, larger ones by NCCL", CALL_BYTES)
+    log.info("sums over ranks: up to %d bytes through peer memory, else NCCL", CALL_BYTES)
     return peers
 
 

@@ -23,6 +23,7 @@ from transformers import (
 
 from rpc.logprobs import LogprobColumns
 from worker_svc import model_config, parallel, startup
+from worker_svc.config import WorkerConfig
 from worker_svc.model_config import UnsupportedModel
 from worker_svc.model_runner import ModelRunner
 from worker_svc.parallel import Group, RankFailed
@@ -354,3 +355,12 @@ def test_a_rank_on_which_a_step_fails_alone_gives_up(
         return str(raised.value)
 
     assert "rank 1: a step failed here and not on every rank" in on_ranks(2, run)[1]
+
+
+def test_peer_memory_is_refused_where_there_is_none() -> None:
+    with pytest.raises(ValueError, match="all_reduce: peer must be auto for one rank"):
+        WorkerConfig(all_reduce="peer")
+    with pytest.raises(ValueError, match="all_reduce: ring must be one of auto, peer, nccl"):
+        WorkerConfig(all_reduce="ring", tensor_parallel_size=2)
+    with pytest.raises(ValueError, match="all_reduce: peer is for CUDA devices"):
+        parallel.join(0, 2, HashStore(), CPU, all_reduce="peer")
