@@ -10,6 +10,7 @@ by a kernel that one of these follows without a synchronization between them.
 from functools import lru_cache
 
 import torch
+import triton
 
 
 @lru_cache
@@ -17,9 +18,15 @@ def _device_has_pdl(index: int) -> bool:
     return torch.cuda.get_device_capability(index)[0] >= 9
 
 
+def _target_has_pdl() -> bool:
+    return int(triton.runtime.driver.active.get_current_target().arch) >= 90
+
+
 def has_pdl(x: torch.Tensor) -> bool:
     """Whether kernels on the device of `x` can overlap this way."""
-    return x.is_cuda and _device_has_pdl(x.get_device())
+    if x.is_cuda:
+        return _device_has_pdl(x.get_device())
+    return x.is_meta and _target_has_pdl()  # compiled for a device and not run
 
 
 def launch_options(x: torch.Tensor) -> dict[str, bool]:

@@ -93,7 +93,8 @@ def paged_attention(
     tokens_per_tile = config.block_m // triton.next_power_of_2(heads_per_tile)
     # An upper bound that needs no look at the lengths: each sequence wastes less than one tile.
     num_tiles = num_tokens // tokens_per_tile + batch
-    registers = {"maxnreg": config.max_registers} if q.is_cuda and config.max_registers else {}
+    is_compiled = q.is_cuda or q.is_meta  # not interpreted
+    registers = {"maxnreg": config.max_registers} if is_compiled and config.max_registers else {}
     _prefill_kernel[(num_heads // heads_per_tile, num_tiles)](
         q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, out,
         batch,

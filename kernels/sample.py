@@ -35,10 +35,10 @@ _SCAN_TILE = 4096
 _TILE = 32768  # a pass over a vocabulary is a chain of a few loads, each of many words
 
 
-def output_ring(max_num_rows: int) -> torch.Tensor:
-    """Where tokens are written, [RING, max_num_rows]; in the host's memory if there is a device."""
-    pinned = torch.cuda.is_available()
-    return torch.zeros((RING, max_num_rows), dtype=torch.int32, pin_memory=pinned)
+def output_ring(max_num_rows: int, device: torch.device) -> torch.Tensor:
+    """Where a device writes tokens, [RING, max_num_rows]: in the host's memory."""
+    is_shared = device.type == "cuda"
+    return torch.zeros((RING, max_num_rows), dtype=torch.int32, pin_memory=is_shared)
 
 
 def sample(

@@ -1,8 +1,9 @@
 """`python -m worker_svc`: reads the options, then runs the process, or several ranks of one."""
 
 import sys
+from functools import partial
 
-from worker_svc import config, supervisor
+from worker_svc import compile_ahead, config, supervisor
 
 
 def main(arguments: list[str]) -> int:
@@ -11,9 +12,11 @@ def main(arguments: list[str]) -> int:
     if options.tensor_parallel_size > 1:
         return supervisor.run(options.tensor_parallel_size, arguments, options.rank_timeout_s)
     config.prepare_environment()
+    compiling = None if options.model is None else compile_ahead.start(options, options.model)
     from worker_svc import process  # noqa: PLC0415 - loads torch, which reads the environment
+    from worker_svc.server import WorkerServer  # noqa: PLC0415
 
-    return process.run(options)
+    return process.run(options, partial(WorkerServer, options, compiling=compiling))
 
 
 if __name__ == "__main__":

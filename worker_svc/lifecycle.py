@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from worker_svc import startup
+from worker_svc.compile_ahead import CompileAhead
 from worker_svc.compute_thread import ComputeThread
 from worker_svc.config import WorkerConfig
 from worker_svc.description import Description, ModelFacts
@@ -92,12 +93,20 @@ class Lifecycle:
             raise WrongPhase(f"steps need phase READY, the worker is {self._phase.value}")
         return self._runner
 
-    def load_model(self, folder: Path, dtype: str, served_model_name: str) -> ModelFacts:
-        """STARTED to LOADED: reads the weights."""
+    def load_model(
+        self,
+        folder: Path,
+        dtype: str,
+        served_model_name: str,
+        compiling: CompileAhead | None = None,
+    ) -> ModelFacts:
+        """STARTED to LOADED: reads the weights. `compiling` if that has begun already."""
         with self._moving("LoadModel", Phase.STARTED, Phase.LOADED, during=Phase.LOADING):
             self._ranks.load_model(folder, dtype, served_model_name)
             self._model = self._together(
-                lambda group: startup.load(self._config, folder, dtype, served_model_name, group)
+                lambda group: startup.load(
+                    self._config, folder, dtype, served_model_name, group, compiling
+                )
             )
             return self._model.facts
 
@@ -125,10 +134,11 @@ class Lifecycle:
             self._together(lambda group: runner.warm_up())
             return description
 
-    def start_up(self, folder: Path) -> None:
+    def start_up(self, folder: Path, compiling: CompileAhead | None = None) -> None:
         """All three for a worker started with a model; FAILED, with the reason, if one fails."""
         try:
-            self.load_model(folder, self._config.dtype, self._config.served_model_name)
+            config = self._config
+            self.load_model(folder, config.dtype, config.served_model_name, compiling)
             self.initialize_cache(self._config.num_kv_blocks)
             self.warm_up()
         except Exception as error:

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -11,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from pagewire.v1 import debug_pb2_grpc
 from rpc.server import SERVER_OPTIONS, add_reflection, bind
 from worker_svc import debug, service
+from worker_svc.compile_ahead import CompileAhead
 from worker_svc.compute_thread import ComputeThread
 from worker_svc.config import WorkerConfig
 from worker_svc.failpoints import Failpoints
@@ -86,8 +88,10 @@ class WorkerServer(RankServer):
         on_failure: Callable[[], None],
         ranks: Ranks | None = None,
         on_ready: Callable[[], None] = lambda: None,
+        compiling: CompileAhead | None = None,  # the kernels of the configured model
     ) -> None:
         super().__init__(config, on_failure, ranks or Ranks(), config.port)
+        self._compiling = compiling
         self._on_ready = on_ready
         failpoints = Failpoints(config.failpoints) if config.failpoints else None
         self._session = Session(
@@ -104,9 +108,8 @@ class WorkerServer(RankServer):
         """Answers calls; with a model, starts up in the background and is NOT_SERVING meanwhile."""
         super().start()
         if (folder := self._config.model) is not None:
-            threading.Thread(
-                target=self.lifecycle.start_up, args=(folder,), name="start-up", daemon=True
-            ).start()
+            start_up = partial(self.lifecycle.start_up, folder, self._compiling)
+            threading.Thread(target=start_up, name="start-up", daemon=True).start()
 
     def stop(self, grace_s: float) -> bool:
         self._session.stop()

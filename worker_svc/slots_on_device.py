@@ -41,7 +41,7 @@ class SlotsOnDevice:
             (max_num_seqs, NUM_FIELDS.value), dtype=torch.int64, device=self.device
         )
         self.num_steps = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self.ring = output_ring(max_num_seqs)
+        self.ring = output_ring(max_num_seqs, self.device)
         self._num_launched = 0
         weights = block_weights(self.block_tables.shape[1]).view(np.int64)
         self._block_weights = torch.from_numpy(weights).to(self.device)

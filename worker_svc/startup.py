@@ -37,7 +37,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     folder: Path
-    compiling: CompileAhead | None  # to be waited for before memory is measured
+    compiling: CompileAhead | None  # to be waited for before anything runs
 
 
 def load(
@@ -46,18 +46,17 @@ def load(
     dtype_name: str,
     served_model_name: str,
     group: Group = ALONE,
+    compiling: CompileAhead | None = None,
 ) -> LoadedModel:
-    """Reads a model folder's weights, or this rank's part of them."""
+    """Reads a model folder's weights, or this rank's part of them, while kernels are compiled."""
     device = device_of(group.rank, group.size, resolve_device(config.device))
     shape = model_config.load(folder)
     dtype = resolve_dtype(dtype_name, device, shape.checkpoint_dtype)
     max_model_len = config.max_model_len or shape.max_model_len
     shape.check_length(max_model_len)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
-    compiling = None
-    if device.type == "cuda" and group.size == 1:  # a rank's shapes are not the folder's
-        limits = _shape_limits(config, device, max_model_len, shape.vocab_size)
-        compiling = compile_ahead.start(folder, dtype, limits)
+    if compiling is None and device.type == "cuda":
+        compiling = compile_ahead.start(config, folder, dtype_name)
     decoder = load_model(folder, dtype, device, max_model_len, group)
     facts = ModelFacts(
         name=served_model_name or folder.resolve().name,
@@ -166,17 +165,14 @@ def _limits(
 ) -> Limits:
     facts = model.facts
     return replace(
-        _shape_limits(config, model.device, facts.max_model_len, facts.vocab_size),
+        shape_limits(config, model.device.type, facts.max_model_len, facts.vocab_size),
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
     )
 
 
-def _shape_limits(
-    config: WorkerConfig, device: torch.device, max_model_len: int, vocab_size: int
-) -> Limits:
-    """All that is known before the cache has been sized."""
-    kind = device.type
+def shape_limits(config: WorkerConfig, kind: str, max_model_len: int, vocab_size: int) -> Limits:
+    """All that is known before the cache has been sized; `kind` is cpu or cuda."""
     return Limits(
         num_blocks=1,
         block_size=config.block_size,

@@ -47,7 +47,7 @@ class Bench:
         self.slot_state = state_of(rows, device)
         self.token_rows = torch.full((NUM_SLOTS, LENGTH), 77, dtype=torch.int32, device=device)
         self.num_steps = torch.ones(1, dtype=torch.int32, device=device)
-        self.ring = output_ring(NUM_SLOTS)
+        self.ring = output_ring(NUM_SLOTS, device)
         self.device = device
 
     def step(self, logits: Tensor, slots: list[int], all_greedy: bool = False) -> list[int]:

@@ -1,64 +1,161 @@
-"""Kernels compiled ahead: a mark says that all of it is there, and failures are no failure."""
+"""Kernels compiled ahead: found without a device, by a helper whose mark spares the next start."""
 
+import dataclasses
+import json
 import logging
+import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
-import torch
 
 from worker_svc import compile_ahead
-from worker_svc.compile_ahead import CompileAhead
-from worker_svc.step import Limits
+from worker_svc.compile_ahead import CompileAhead, Job
+from worker_svc.config import WorkerConfig
+from worker_svc.gpu_facts import Gpu, only_kind
+from worker_svc.kernel_compiler import Forks
 
-LIMITS = Limits(
-    num_blocks=1,
-    block_size=16,
-    max_num_seqs=8,
-    max_num_batched_tokens=64,
-    max_model_len=128,
-    vocab_size=100,
-)
+H200 = Gpu("NVIDIA H200", 90)
+CONFIG = WorkerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=128)
+ROOT = Path(__file__).parents[2]
+MODEL = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 256,
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+}
+# Prints the names of all kernels met, and whether Triton's compiler takes one of them.
+REHEARSE = """
+import json, sys
+from worker_svc.compile_ahead import Job
+from worker_svc.kernel_compiler import rehearse
+found = []
+rehearse(Job.parse(sys.argv[1]), found.append)
+small = next(one for one in found if one.name == "_silu_and_mul_kernel")
+names = [one.name for one in found]
+print(json.dumps([names, len(small.compile().asm["cubin"])]))
+"""
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A model's folder, with an empty cache of kernels and some device to compile for."""
+    """A model's folder, with an empty cache of kernels."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "some device")
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
     return tmp_path
 
 
-def ending(*codes: int) -> "list[subprocess.Popen[bytes]]":
-    return [subprocess.Popen([sys.executable, "-c", f"exit({code})"]) for code in codes]
-
-
-def marks(folder) -> list[str]:
+def marks(folder: Path) -> list[str]:
     return [path.name for path in (folder / "cache").glob("pagewire-*")]
 
 
-def test_helpers_that_did_their_part_leave_a_mark_and_the_next_start_needs_none(folder):
-    mark = folder / "cache" / f"pagewire-{compile_ahead._key(folder, torch.bfloat16, LIMITS)}"
-    CompileAhead(ending(0, 0), mark).wait()
+def ending(code: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", f"exit({code})"])
+
+
+def test_every_kernel_of_a_worker_is_found_once_and_compiled_without_a_device(folder):
+    environment = {name: value for name, value in os.environ.items() if "TRITON" not in name}
+    environment["TRITON_CACHE_DIR"] = str(folder / "cache")
+    job = Job(folder, "auto", CONFIG, H200.arch).dump()
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", REHEARSE, job],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    names, num_bytes = json.loads(ran.stdout)
+    assert set(names) == {
+        "_rms_norm_kernel", "_norm_rope_write_kv_kernel", "_prefill_kernel", "_silu_and_mul_kernel",
+        "_row_kernel", "_rows_kernel", "_decode_kernel", "_gather_kernel", "_scan_kernel",
+        "_choose_kernel",
+    }  # fmt: skip
+    # Its cache is first small, then too large for offsets of 32 bits; chunks are of many sizes.
+    assert names.count("_prefill_kernel") % 2 == 0
+    assert names.count("_choose_kernel") == 2
+    assert len(names) < 40
+    assert num_bytes > 1000
+    assert len(list((folder / "cache").rglob("*.cubin"))) == 1
+
+
+def test_a_helper_that_did_its_part_leaves_a_mark_and_the_next_start_needs_none(folder):
+    mark = folder / "cache" / f"pagewire-{compile_ahead.key(Job(folder, 'auto', CONFIG, 90), H200)}"
+    CompileAhead(ending(0), mark).wait()
     assert marks(folder) == [mark.name]
-    assert compile_ahead.start(folder, torch.bfloat16, LIMITS) is None
+    assert compile_ahead.start(CONFIG, folder, found=[H200]) is None
 
 
 def test_a_helper_that_fails_leaves_no_mark_and_says_so(folder, caplog):
     with caplog.at_level(logging.WARNING):
-        CompileAhead(ending(0, 3), folder / "cache" / "pagewire-x").wait()
+        CompileAhead(ending(3), folder / "cache" / "pagewire-x").wait()
     assert marks(folder) == []
-    assert "1 of them failed" in caplog.text
+    assert "ended with 3: the worker compiles the rest" in caplog.text
 
 
-def test_the_mark_is_for_one_model_type_and_set_of_limits(folder):
-    def key(dtype=torch.bfloat16, **changes):
-        limits = {name: getattr(LIMITS, name) for name in LIMITS.__slots__} | changes
-        return compile_ahead._key(folder, dtype, Limits(**limits))
+def test_the_mark_is_for_one_model_device_type_and_set_of_options(folder):
+    def key(dtype="auto", gpu=H200, **changes):
+        job = Job(folder, dtype, dataclasses.replace(CONFIG, **changes), gpu.arch)
+        return compile_ahead.key(job, gpu)
 
     same = key()
-    assert key(num_blocks=4000) == same
-    assert len({same, key(torch.float16), key(max_num_seqs=16), key(max_model_len=256)}) == 4
+    assert key(port=1, num_kv_blocks=4000) == same
+    other = {key("float16"), key(gpu=Gpu("NVIDIA H100", 90)), key(max_num_seqs=16)}
+    other |= {key(max_model_len=256), key(block_size=32), key(max_num_batched_tokens=128)}
     (folder / "config.json").write_text('{"num_hidden_layers": 3}')
-    assert key() != same
+    assert len({same, key(), *other}) == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, []),
+        ({}, [H200, Gpu("NVIDIA A100", 80)]),
+        ({"device": "cpu"}, [H200]),
+        ({"tensor_parallel_size": 2}, [H200, H200]),
+    ],
+    ids=["no GPU", "GPUs of two kinds", "a worker on the CPU", "several ranks"],
+)
+def test_nothing_is_compiled_ahead_for(folder, changes, found):
+    config = dataclasses.replace(CONFIG, **changes)
+    assert compile_ahead.start(config, folder, found=found) is None
+
+
+def test_a_folder_without_a_model_is_left_for_the_load_to_refuse(tmp_path):
+    assert compile_ahead.start(CONFIG, tmp_path, found=[H200]) is None
+
+
+def test_gpus_are_of_one_kind_or_none(folder):
+    assert only_kind([H200, H200]) == H200
+    assert only_kind([]) is None
+
+
+def test_a_job_is_read_as_it_was_written(folder):
+    job = Job(folder, "float16", CONFIG, 90)
+    assert Job.parse(job.dump()) == job
+
+
+def test_forks_run_at_most_so_many_at_once_and_count_those_that_fail(tmp_path):
+    forks = Forks(max_processes=2)
+
+    def work(index: int) -> None:
+        running = tmp_path / f"running-{index}"
+        running.touch()
+        time.sleep(0.02)
+        (tmp_path / f"most-{len(list(tmp_path.glob('running-*')))}-{index}").touch()
+        running.unlink()
+        if index == 3:
+            raise ValueError("a kernel that does not compile")
+
+    for index in range(6):
+        forks.start(lambda index=index: work(index))
+    forks.wait()
+    assert (forks.num_started, forks.num_failed) == (6, 1)
+    assert len(list(tmp_path.glob("most-*"))) == 6
+    assert not list(tmp_path.glob("most-[3-9]-*"))

@@ -115,7 +115,8 @@ class Decoder:
         for layer in self._layers:
             layer.pack()
         self._head.pack()
-        if self.device.type == "cuda" and _fuses(self.config.head_dim):
+        # On meta nothing runs: that is how the kernels are found which CUDA would need.
+        if self.device.type in ("cuda", "meta") and _fuses(self.config.head_dim):
             self.fused = self._fuse()
 
     @property

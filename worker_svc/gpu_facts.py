@@ -1,0 +1,58 @@
+"""Which GPUs this machine has, asked of the driver's management library.
+
+Neither torch nor a CUDA context: the answer takes milliseconds and leaves nothing behind.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+_NAME_BYTES = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A kind of GPU, as far as kernels differ between kinds."""
+
+    name: str
+    arch: int  # compute capability, major * 10 + minor
+
+
+@cache
+def gpus() -> tuple[Gpu, ...]:
+    """All GPUs, in the library's order; none where there is no driver."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return ()
+    if library.nvmlInit_v2():
+        return ()
+    try:
+        count = ctypes.c_uint()
+        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return ()
+        found = [_gpu(library, index) for index in range(count.value)]
+    finally:
+        library.nvmlShutdown()
+    return tuple(gpu for gpu in found if gpu is not None)
+
+
+def only_kind(found: Sequence[Gpu]) -> Gpu | None:
+    """The one kind that all of them are; None if there is none or it depends on which is used."""
+    kinds = set(found)
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _gpu(library: ctypes.CDLL, index: int) -> Gpu | None:
+    handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(_NAME_BYTES)
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    if (
+        library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+        or library.nvmlDeviceGetName(handle, name, _NAME_BYTES)
+        or library.nvmlDeviceGetCudaComputeCapability(
+            handle, ctypes.byref(major), ctypes.byref(minor)
+        )
+    ):
+        return None
+    return Gpu(name.value.decode(), major.value * 10 + minor.value)

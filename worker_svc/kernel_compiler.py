@@ -1,0 +1,120 @@
+"""`python -m worker_svc.kernel_compiler`: compiles the kernels that a worker is about to launch.
+
+Builds the model's shape with one layer and no memory, goes through the steps that the worker will
+rehearse, and compiles each kernel in a fork of its own as soon as it is met. Touches no device.
+"""
+
+import argparse
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kernels import compile_only
+from kernels.compile_only import Specialization
+from worker_svc import model_config, startup
+from worker_svc.compile_ahead import Job
+from worker_svc.cuda_runner import CudaRunner
+from worker_svc.device import resolve_dtype
+from worker_svc.kv_cache import KVCache
+from worker_svc.models import Decoder
+
+log = logging.getLogger(__name__)
+
+# Blocks of a cache like the profiling run's, and of one that 32-bit offsets do not span.
+SMALL_CACHE, LARGE_CACHE = 1, 2**31
+
+
+class Forks:
+    """Calls that run side by side, each in a fork of this process."""
+
+    def __init__(self, max_processes: int) -> None:
+        self._max_processes = max_processes
+        self._running: set[int] = set()
+        self.num_started = 0
+        self.num_failed = 0
+
+    def start(self, call: Callable[[], object]) -> None:
+        """Waits for another to end where as many run as may."""
+        while len(self._running) >= self._max_processes:
+            self._reap()
+        child = os.fork()
+        if child == 0:
+            _run_and_exit(call)
+        self._running.add(child)
+        self.num_started += 1
+
+    def wait(self) -> None:
+        """Returns when all have ended."""
+        while self._running:
+            self._reap()
+
+    def _reap(self) -> None:
+        child, status = os.wait()
+        self._running.discard(child)
+        self.num_failed += status != 0
+
+
+def _run_and_exit(call: Callable[[], object]) -> None:
+    code = 1
+    try:
+        call()
+        code = 0
+    except Exception:
+        log.exception("a kernel is not compiled ahead")
+    finally:
+        os._exit(code)  # what the parent has opened is the parent's to close
+
+
+def rehearse(job: Job, on_new: Callable[[Specialization], None]) -> None:
+    """Calls `on_new` for each kernel that the worker will launch, in the order it will."""
+    compile_only.note_launches(job.arch, on_new)
+    shape = dataclasses.replace(model_config.load(job.folder), num_layers=1)
+    dtype = resolve_dtype(job.dtype, torch.device("cuda"), shape.checkpoint_dtype)
+    max_model_len = job.config.max_model_len or shape.max_model_len
+    limits = startup.shape_limits(job.config, "cuda", max_model_len, shape.vocab_size)
+    meta = torch.device("meta")
+    model = Decoder(shape, dtype, meta, max_model_len)
+    model.pack()
+    if model.fused is None:
+        return
+
+    def runner(num_blocks: int) -> CudaRunner:
+        kv_cache = KVCache(
+            num_layers=1,
+            num_blocks=num_blocks,
+            block_size=limits.block_size,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=dtype,
+            device=meta,
+        )
+        return CudaRunner(model, kv_cache, limits, meta)
+
+    prefills, decodes = runner(SMALL_CACHE).rehearsals()
+    more_prefills, _ = runner(LARGE_CACHE).rehearsals()  # decode steps do not look at the size
+    with torch.inference_mode():
+        for step in (*prefills, *more_prefills, *decodes):
+            step()
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m worker_svc.kernel_compiler", description=__doc__
+    )
+    parser.add_argument("job", type=Job.parse, help="what the worker is about to serve")
+    job = parser.parse_args(arguments).job
+    if not torch.cuda.device_count():  # asks the driver's library, not CUDA
+        return 0
+    forks = Forks(max(1, len(os.sched_getaffinity(0)) - 2))
+    forks.start(compile_only.build_driver)
+    rehearse(job, lambda found: forks.start(lambda: compile_only.build_launcher(found.compile())))
+    forks.wait()
+    return int(forks.num_failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
