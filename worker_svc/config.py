@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker_svc.failpoints import Failpoint, Fault
+from worker_svc.failpoints import FAULTS_OF_CUDA, Failpoint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -62,9 +62,14 @@ class WorkerConfig:
         _require(0 <= self.port < 65536, "port", self.port, "0 to 65535")
         share = self.gpu_memory_utilization
         _require(0 < share <= 1, "gpu_memory_utilization", share, "above 0, at most 1")
-        faults = [failpoint.fault for failpoint in self.failpoints]
-        if self.device == "cpu" and Fault.LOSE_DEVICE in faults:
-            raise ValueError("failpoint lose-device: only a CUDA device can be lost")
+        for failpoint in self.failpoints:
+            needs_cuda = failpoint.fault in FAULTS_OF_CUDA
+            _require(
+                not needs_cuda or self.device != "cpu",
+                "device",
+                self.device,
+                f"cuda for failpoint {failpoint.fault.value}",
+            )
         if self.kv_cache_gib is not None:
             _require(self.kv_cache_gib > 0, "kv_cache_gib", self.kv_cache_gib, "above 0")
 

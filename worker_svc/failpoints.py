@@ -37,8 +37,12 @@ class Fault(Enum):
     BAD_HASH = "bad-hash"  # the state of a slot is not what it should be
     STALL = "stall"  # a step takes SECONDS longer, while the process lives
     LOSE_DEVICE = "lose-device"  # a kernel fails, and with it whatever the device does next
+    HANG_DEVICE = "hang-device"  # a kernel never ends, and what is launched behind it never begins
     EXIT = "exit"  # the process dies, the step computed and not answered
     NONE = ""
+
+
+FAULTS_OF_CUDA = (Fault.LOSE_DEVICE, Fault.HANG_DEVICE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +149,9 @@ class StreamFaults:
     def before_step(self) -> None:
         """On the compute thread: a step is about to be computed."""
         self._num_computed += 1
-        failpoint = self._fire(self._num_computed, Fault.STALL, Fault.LOSE_DEVICE)
-        if failpoint.fault is Fault.LOSE_DEVICE:
-            _lose_device()
+        failpoint = self._fire(self._num_computed, Fault.STALL, *FAULTS_OF_CUDA)
+        if failpoint.fault in FAULTS_OF_CUDA:
+            _harm_device(failpoint.fault)
         time.sleep(failpoint.seconds)
 
     def after_step(self) -> None:
@@ -156,11 +160,14 @@ class StreamFaults:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _lose_device() -> None:
+def _harm_device(fault: Fault) -> None:
     import torch  # noqa: PLC0415 - the options are read before it may be loaded
 
-    # The kernel's assertion fails; CUDA is alone in having a device of its own to lose.
-    torch.zeros(1, device="cuda").index_select(0, torch.ones(1, dtype=torch.int64, device="cuda"))
+    if fault is Fault.HANG_DEVICE:
+        torch.cuda._sleep(2**62)  # type: ignore[no-untyped-call]  # cycles: a century
+    else:  # a failed assertion
+        outside = torch.ones(1, dtype=torch.int64, device="cuda")
+        torch.zeros(1, device="cuda").index_select(0, outside)
 
 
 def _first(frames: Iterator[bytes]) -> Iterator[bytes]:

@@ -149,3 +149,11 @@ def test_options_are_read_and_unknown_names_refused(capsys: pytest.CaptureFixtur
             parse(["--failpoint", text])
         message = capsys.readouterr().err.splitlines()[-1]
         assert text.partition("@")[0] in message and names in message
+
+
+def test_faults_of_cuda_are_refused_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("lose-device", "hang-device"):
+        with pytest.raises(SystemExit):
+            parse(["--device", "cpu", "--failpoint", f"{name}@1"])
+        assert f"device: cpu must be cuda for failpoint {name}" in capsys.readouterr().err
+        assert parse(["--failpoint", f"{name}@1"]).failpoints[0].fault.value == name
