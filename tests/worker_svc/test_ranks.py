@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -29,9 +30,11 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker_link import FencedOut
 from tests.scheduler_svc.conftest import service_config
+from worker_svc.config import WorkerConfig
 
 from .conftest import TIMEOUT_S, WORKER_CONFIG, Attachment, Worker, make_prompt, make_sequence
 from .test_service import generate
+from .test_tensor_parallel import save
 
 REPOSITORY = Path(__file__).parents[2]
 OPTIONS = {
@@ -78,7 +81,7 @@ class RankGroup:
     def ranks(self) -> list[int]:
         """Process ids by rank, of the newest start."""
         lines = [line for line in self.log.splitlines() if "is process" in line]
-        return [int(line.rsplit(" ", 1)[1]) for line in lines[-2:]]
+        return [int(line.rsplit(" ", 1)[1]) for line in lines[-len(lines) // self.num_starts :]]
 
     @contextmanager
     def worker(self) -> Iterator[Worker]:
@@ -288,3 +291,28 @@ def test_ranks_end_with_the_process_that_started_them(llama_folder: Path, tmp_pa
     while any(is_running(pid) for pid in group.ranks):
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
+
+
+@pytest.mark.skipif(
+    not os.environ.get("PAGEWIRE_EIGHT_RANKS"),
+    reason="starts sixteen processes; PAGEWIRE_EIGHT_RANKS=1 runs it",
+)
+def test_eight_ranks_that_share_two_kv_heads_lose_one_and_give_the_tokens_of_one(
+    tmp_path: Path, start_worker: Callable[[WorkerConfig], Worker]
+) -> None:
+    folder = save(tmp_path / "model", "llama-eight-heads")
+    one = start_worker(WORKER_CONFIG)
+    one.server.lifecycle.load_model(folder, "float32", "")
+    one.server.lifecycle.initialize_cache(WORKER_CONFIG.num_kv_blocks)
+    one.server.lifecycle.warm_up()
+    expected = asyncio.run(run_requests(one.server.port))
+    eight = start_group(folder, tmp_path / "log", {"--tensor-parallel-size": "8"})
+    try:
+        eight.wait_until_ready()
+        assert len(eight.ranks) == 8
+        harm = partial(os.kill, eight.ranks[5], signal.SIGKILL)
+        assert asyncio.run(run_requests(eight.port, harm)) == expected
+        assert "rank 5 ended with -9: all ranks start again" in eight.log
+    finally:
+        eight.process.kill()
+        eight.process.wait()

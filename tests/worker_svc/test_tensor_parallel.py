@@ -51,6 +51,15 @@ FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
         (LlamaConfig, LlamaForCausalLM),
         {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
     ),
+    "llama-eight-heads": (
+        (LlamaConfig, LlamaForCausalLM),
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
     "qwen2-one-kv-head": ((Qwen2Config, Qwen2ForCausalLM), {"num_key_value_heads": 1}),
     "qwen3-tied": (
         (Qwen3Config, Qwen3ForCausalLM),
@@ -189,6 +198,9 @@ def assert_same(ours: list[StepOutput], theirs: list[StepOutput]) -> None:
         ("llama", 4),
         ("llama-biases", 2),
         ("llama-biases", 4),
+        ("llama-eight-heads", 2),
+        ("llama-eight-heads", 4),
+        ("llama-eight-heads", 8),
         ("qwen2-one-kv-head", 2),
         ("qwen3-tied", 2),
         ("qwen3-tied", 4),
