@@ -79,6 +79,7 @@ class WorkerGroup:
         self.trace = Trace()
         self.pace = Pace()
         self.state_check: StateCheck | None = None  # of the stream under way
+        self.attention_backend = ""  # as its worker calls it
         self.num_recoveries = 0
         self.why_lost = ""  # the worker, the last time
         self._config = config
@@ -152,6 +153,7 @@ class WorkerGroup:
             self._incarnation = worker.incarnation
             self.pace.new_worker()
         self._served.check(worker.model)
+        self.attention_backend = worker.attention_backend
         if self.core is None:
             limits, options = core_config(self._config, worker), self._config.record
             made = make_core(limits, worker, self.address, options)

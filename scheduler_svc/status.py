@@ -52,6 +52,7 @@ def status_of(engine: Engine) -> scheduler_pb2.GetStatusResponse:
         model=engine.model,
         epoch=named.epoch,
         worker_address=named.address,
+        attention_backend=named.attention_backend,
         uptime_s=engine.uptime_s,
         num_overloaded=engine.num_overloaded,
         groups=[_group(group) for group in engine.groups],
@@ -79,6 +80,7 @@ def _group(group: WorkerGroup) -> scheduler_pb2.WorkerGroupStatus:
         epoch=group.epoch,
         num_losses=group.num_recoveries,
         why_lost=group.why_lost,
+        attention_backend=group.attention_backend,
     )
     core = group.core
     if core is None:

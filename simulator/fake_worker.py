@@ -75,6 +75,7 @@ def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription
         max_num_batched_tokens=model.max_num_batched_tokens,
         world_size=1,
         device="none",
+        attention_backend="none",
         sends_heartbeats=True,
         max_granted_steps=MAX_GRANTED_STEPS,
         has_state_hashes=True,

@@ -11,6 +11,7 @@ from worker_svc.failpoints import FAULTS_OF_CUDA, Failpoint
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 ALL_REDUCES = ("auto", "peer", "nccl")
+ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class WorkerConfig:
     port: int = 50053
     dtype: str = "auto"
     device: str = "auto"
+    attention_backend: str = "auto"
     block_size: int = 16
     num_kv_blocks: int = 0
     max_num_seqs: int = 0
@@ -50,6 +52,13 @@ class WorkerConfig:
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         _require(self.dtype in DTYPES, "dtype", self.dtype, "one of " + ", ".join(DTYPES))
         _require(self.device in DEVICES, "device", self.device, "one of " + ", ".join(DEVICES))
+        backend = self.attention_backend
+        _require(
+            backend in ATTENTION_BACKENDS,
+            "attention_backend",
+            backend,
+            "one of " + ", ".join(ATTENTION_BACKENDS),
+        )
         _require(self.block_size >= 1, "block_size", self.block_size, "1 or more")
         known = ", ".join(ALL_REDUCES)
         _require(self.all_reduce in ALL_REDUCES, "all_reduce", self.all_reduce, f"one of {known}")
@@ -119,6 +128,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", int, "port to listen on, and for other ranks those behind it; 0: any free one")
     add("--dtype", str, "type of weights and activations", DTYPES)
     add("--device", str, "where to compute", DEVICES)
+    add(
+        "--attention-backend",
+        str,
+        "what attends on cuda; auto: the quickest that is installed, measured at start",
+        ATTENTION_BACKENDS,
+    )
     add("--block-size", int, "tokens per KV block")
     add("--num-kv-blocks", int, "KV blocks, the null block included; 0: as memory allows")
     add("--max-num-seqs", int, "most sequences at once; 0: 64 on cpu, 256 on cuda")

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from worker_svc.attention_backend import Timing
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -32,6 +34,7 @@ class Description:
     kv_layout: str
     attention_backend: str
     graph_batch_sizes: tuple[int, ...]  # none on CPU
+    attention_timings: tuple[Timing, ...] = ()  # none where there was no choice
     num_host_blocks: int = 0
     rank: int = 0
     world_size: int = 1

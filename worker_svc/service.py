@@ -215,6 +215,12 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         kv_dtype=description.kv_dtype,
         kv_layout=description.kv_layout,
         attention_backend=description.attention_backend,
+        attention_timings=[
+            worker_pb2.AttentionTiming(
+                kind=timing.kind, shape=timing.shape, backend=timing.backend, us=timing.us
+            )
+            for timing in description.attention_timings
+        ],
         graph_batch_sizes=description.graph_batch_sizes,
         num_host_blocks=description.num_host_blocks,
         sends_heartbeats=True,

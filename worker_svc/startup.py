@@ -8,15 +8,19 @@ from pathlib import Path
 import torch
 
 from rpc.grammar import Vocabulary, read_vocabulary
-from worker_svc import compile_ahead, kv_sizing, model_config
+from worker_svc import attention_choice, compile_ahead, kv_sizing, model_config
+from worker_svc.attention_choice import Candidates, Measure, choose
+from worker_svc.attention_clock import Clock
 from worker_svc.compile_ahead import CompileAhead
 from worker_svc.config import WorkerConfig
 from worker_svc.description import Description, ModelFacts
 from worker_svc.device import resolve_device, resolve_dtype
+from worker_svc.flash_attention import Setup
 from worker_svc.grammars import Grammars
 from worker_svc.kv_cache import KVCache, block_bytes
 from worker_svc.model_runner import ModelRunner
 from worker_svc.models import Decoder, load_model
+from worker_svc.models.decoder import fuses
 from worker_svc.parallel import ALONE, Group, device_of
 from worker_svc.step import Limits
 
@@ -38,6 +42,7 @@ class LoadedModel:
     device: torch.device
     folder: Path
     compiling: CompileAhead | None  # to be waited for before anything runs
+    candidates: Candidates  # that may attend
 
 
 def load(
@@ -54,6 +59,7 @@ def load(
     dtype = resolve_dtype(dtype_name, device, shape.checkpoint_dtype)
     max_model_len = config.max_model_len or shape.max_model_len
     shape.check_length(max_model_len)
+    candidates = _candidates(config, device, dtype, shape.head_dim)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     if compiling is None and device.type == "cuda":
         compiling = compile_ahead.start(config, folder, dtype_name)
@@ -68,7 +74,7 @@ def load(
         tokenizer_sha256=_sha256(folder / "tokenizer.json"),
         dtype=_name(dtype),
     )
-    return LoadedModel(decoder, facts, dtype, device, folder, compiling)
+    return LoadedModel(decoder, facts, dtype, device, folder, compiling, candidates)
 
 
 def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelRunner:
@@ -76,6 +82,7 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
     if model.compiling is not None:
         model.compiling.wait()
     group = model.decoder.group
+    _choose_attention(config, model)
     num_blocks = num_blocks or group.smallest(lambda: _num_blocks_that_fit(config, model))
     kv_sizing.require_one_sequence(num_blocks, model.facts.max_model_len, config.block_size)
     log.info(
@@ -90,7 +97,7 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
 
 def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Description:
     """What a scheduler must know of a runner."""
-    limits, shape = runner.limits, model.decoder.config
+    limits, shape, fused = runner.limits, model.decoder.config, model.decoder.fused
     return Description(
         model=model.facts,
         incarnation=incarnation,
@@ -103,11 +110,36 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         kv_layout="[num_blocks, block_size, num_kv_heads, head_dim] = "
         f"[{limits.num_blocks}, {limits.block_size}, {shape.num_kv_heads}, {shape.head_dim}]",
         attention_backend=model.decoder.attention_backend,
+        attention_timings=() if fused is None else fused.attention.timings,
         graph_batch_sizes=runner.graph_batch_sizes,
         rank=model.decoder.group.rank,
         world_size=model.decoder.group.size,
         num_host_blocks=limits.num_host_blocks,
     )
+
+
+def _candidates(
+    config: WorkerConfig, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> Candidates:
+    def setup() -> Setup:
+        capability = torch.cuda.get_device_capability(device)
+        return Setup(head_dim, dtype, config.block_size, capability)
+
+    return attention_choice.candidates(config.attention_backend, device, fuses(head_dim), setup)
+
+
+def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:
+    """Before any graph is captured, and before the cache takes the memory this needs."""
+    decoder = model.decoder
+    if decoder.fused is None:
+        return
+    triton = decoder.fused.triton
+
+    def measure() -> Measure:
+        limits = _limits(config, model, 1)
+        return Clock(decoder.heads, model.dtype, model.device, limits, triton).measure
+
+    decoder.fused.attention = choose(triton, model.candidates, measure, decoder.group)
 
 
 def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:

@@ -35,6 +35,7 @@ class Settings:
     worker_port: int
     dtype: str
     device: str
+    attention_backend: str
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     max_model_len: int | None
@@ -84,6 +85,7 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
             (
                 *("--model", str(model), "--host", LOOPBACK, "--port", str(settings.worker_port)),
                 *("--dtype", settings.dtype, "--device", settings.device),
+                *("--attention-backend", settings.attention_backend),
                 *limits,
                 *sizes,
             ),

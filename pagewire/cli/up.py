@@ -48,6 +48,12 @@ def add_parser(commands: "Subparsers") -> None:
         help="type of weights and activations",
     )
     add("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where to compute")
+    add(
+        "--attention-backend",
+        default="auto",
+        choices=("auto", "triton", "flash-attn"),
+        help="what attends on cuda; auto: the quickest that is installed",
+    )
     add("--host", default="127.0.0.1", help="address the gateway listens on")
     add("--http-port", type=int, default=8000, help="OpenAI-compatible API")
     add("--grpc-port", type=int, default=50051, help="gRPC API")
@@ -77,6 +83,7 @@ def run(options: argparse.Namespace) -> int:
         worker_port=options.worker_port,
         dtype=options.dtype,
         device=options.device,
+        attention_backend=options.attention_backend,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=options.max_model_len,

@@ -185,6 +185,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             prefix_hit_tokens=100,
             num_preemptions=2,
             max_num_seqs=8,
+            attention_backend="decode: triton, prefill: flash-attn 3",
         )
 
     def Session(self, request_iterator, context):

@@ -184,6 +184,7 @@ def test_status_tells_everything_and_is_0_when_ready(gateway, scheduler, capsys)
     for text in ("3 of 8 running", "1 waiting (20 tokens)", "25.0%, 50 of 200", "2 times", "tiny"):
         assert text in out
     assert "25.0% of 400 prompt tokens" in out
+    assert "attention  decode: triton, prefill: flash-attn 3\n" in out
 
 
 def test_status_as_json_is_one_line(gateway, scheduler, capsys):

@@ -77,6 +77,7 @@ async def test_a_small_pool_preempts_and_loses_nothing(make_cluster: MakeCluster
         assert token_ids == expected(i, 4, 24)
     assert status.num_preemptions > 0
     assert status.num_free_blocks == status.num_blocks == 8
+    assert status.attention_backend == status.groups[0].attention_backend == "none"
 
 
 async def test_the_second_of_two_equal_prompts_reports_cached_tokens(

@@ -76,7 +76,7 @@ class Decoder:
         self.group = group
         self.dtype = dtype
         self.device = device
-        self._heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
+        self.heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
         self._cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len).to(device)
         size = (config.vocab_size, config.hidden_size)
         table = torch.empty(size, dtype=dtype, device=device)
@@ -116,7 +116,7 @@ class Decoder:
             layer.pack()
         self._head.pack()
         # On meta nothing runs: that is how the kernels are found which CUDA would need.
-        if self.device.type in ("cuda", "meta") and _fuses(self.config.head_dim):
+        if self.device.type in ("cuda", "meta") and fuses(self.config.head_dim):
             self.fused = self._fuse()
 
     @property
@@ -124,7 +124,7 @@ class Decoder:
         """What attends."""
         if self._compiled is not None:
             return "c"
-        return "torch" if self.fused is None else "triton"
+        return "torch" if self.fused is None else self.fused.attention.name
 
     @torch.inference_mode()
     def forward(
@@ -136,7 +136,7 @@ class Decoder:
         residual = self._embedding(token_ids)  # [T, hidden]
         if self._compiled is not None:
             return self._compiled.forward(residual, positions, kv_cache, batch)
-        step = AttentionStep(self._heads, batch, positions, self._cos_sin, kv_cache)
+        step = AttentionStep(self.heads, batch, positions, self._cos_sin, kv_cache)
         hidden = self._layers[0].input_norm(residual)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
@@ -162,7 +162,7 @@ class Decoder:
             layers.append(
                 CompiledLayer.of(
                     cpu_library,
-                    self._heads,
+                    self.heads,
                     layer.input_norm,
                     layer.attention,
                     layer.post_norm,
@@ -175,7 +175,7 @@ class Decoder:
             self._final_norm.weight,
             self._head,
             self.config.rms_norm_eps,
-            self._heads,
+            self.heads,
             self._cos_sin,
         )
 
@@ -192,13 +192,13 @@ class Decoder:
             self._final_norm.weight,
             self._head.weight,
             self.config.rms_norm_eps,
-            self._heads,
+            self.heads,
             self._cos_sin,
             self.group,
         )
 
 
-def _fuses(head_dim: int) -> bool:
+def fuses(head_dim: int) -> bool:
     """Whether the Triton kernels have tiles for heads of this size."""
     return head_dim >= 16 and head_dim & (head_dim - 1) == 0
 

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from kernels import linear as small_linear
 from kernels.all_reduce import TableRows, all_reduce
-from kernels.decode_attention import DecodeWorkspace, decode_workspace, paged_decode_attention
-from kernels.prefill_attention import paged_attention
 from kernels.rms_norm import rms_norm
 from kernels.rope import norm_rope_write_kv
 from kernels.silu_and_mul import silu_and_mul
 from worker_svc.attention import AttentionBatch, HeadLayout
+from worker_svc.attention_backend import AttentionChoice
 from worker_svc.embedding import Embedding
 from worker_svc.kv_cache import KVCache
 from worker_svc.layers import MLP, Attention, RMSNorm
 from worker_svc.linear import Linear
 from worker_svc.parallel import Group
 from worker_svc.peer_memory import Slot
+from worker_svc.triton_attention import TritonAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +126,10 @@ class FusedDecoder:
         self._final_norm = final_norm
         self._head = Product(head, None)
         self._eps = eps
-        self._heads = heads
         self._cos_sin = cos_sin
-        # Shared by every step and every graph: steps run one after the other on one stream.
-        self._workspace = _workspace(heads, head)
+        self.triton = TritonAttention(heads, head)
+        # May be replaced until the first graph is captured.
+        self.attention = AttentionChoice(self.triton, self.triton)
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
@@ -199,31 +199,23 @@ class FusedDecoder:
         return Hidden(*all_reduce(part, inboxes, slot, residual, weight, self._eps))
 
     def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch) -> Tensor:
-        out = torch.empty_like(q)
         if batch.parts is None:
-            self._attend_part(q, k_cache, v_cache, batch, out)
-        else:
-            decodes, prompts = batch.parts
-            n = len(decodes.context_lens)
-            self._attend_part(q[:n], k_cache, v_cache, decodes, out[:n])
-            self._attend_part(q[n:], k_cache, v_cache, prompts, out[n:])
+            return self._attend_part(q, k_cache, v_cache, batch)
+        out = torch.empty_like(q)
+        decodes, prompts = batch.parts
+        n = len(decodes.context_lens)
+        self._attend_part(q[:n], k_cache, v_cache, decodes, out[:n])
+        self._attend_part(q[n:], k_cache, v_cache, prompts, out[n:])
         return out
 
     def _attend_part(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, out: Tensor
-    ) -> None:
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        out: Tensor | None = None,
+    ) -> Tensor:
         if batch.is_decode:
-            paged_decode_attention(
-                q, k_cache, v_cache, batch.block_tables, batch.context_lens, self._heads.scale,
-                out, self._workspace,
-            )  # fmt: skip
-            return
-        paged_attention(
-            q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q,
-            batch.max_seqlen_q, self._heads.scale, out,
-        )  # fmt: skip
-
-
-def _workspace(heads: HeadLayout, like: Tensor) -> DecodeWorkspace:
-    query = torch.empty((1, heads.num_heads, heads.head_dim), dtype=like.dtype, device=like.device)
-    return decode_workspace(query, heads.num_kv_heads)
+            return self.attention.decode.decode(q, k_cache, v_cache, batch, out)
+        return self.attention.prefill.prefill(q, k_cache, v_cache, batch, out)
