@@ -25,12 +25,10 @@ from worker_svc.kv_cache import KVCache
 from worker_svc.logprobs import Logprobs
 from worker_svc.model_runner import NO_CHOICE, ModelRunner, failed, to_output, us_since
 from worker_svc.models import Decoder
-from worker_svc.models.fused import FusedDecoder
 from worker_svc.prompt_reports import Found
-from worker_svc.sampler import SamplingRows
+from worker_svc.sampler import SamplingRows, is_filtered
 from worker_svc.slots_on_device import Seen, SlotsOnDevice
 from worker_svc.step import (
-    GREEDY_TEMPERATURE,
     IntColumn,
     Limits,
     StepInput,
@@ -38,6 +36,7 @@ from worker_svc.step import (
     StepTimings,
 )
 from worker_svc.step_clock import StepClock
+from worker_svc.vocab_part import VocabPart
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +127,6 @@ class CudaRunner(ModelRunner):
     ) -> None:
         super().__init__(model, kv_cache, limits, device, grammars)
         assert model.fused is not None  # what it cannot run goes to a ModelRunner
-        self._fused: FusedDecoder = model.fused
         self.slots = SlotsOnDevice(self.state)
         self._graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
 
@@ -211,8 +209,8 @@ class CudaRunner(ModelRunner):
         idle = inputs.build_idle(self.limits, lengths, self._device)
         hidden = self._forward(idle)[: len(lengths)]
         nobody = np.full(len(lengths), -1, dtype=np.int64)
-        for all_greedy in (True, False):
-            self.slots.sample(self._fused.logits(hidden), nobody, all_greedy)
+        for filters in (False, True):
+            self.slots.sample(self._model.vocab_part(hidden), nobody, filters)
 
     def _launch(self, staged: Staged, queue_us: int, started: float) -> InFlight:
         self.state.write(staged)
@@ -226,7 +224,7 @@ class CudaRunner(ModelRunner):
         if len(rows.slots) and rows.is_decode and self._is_plain(staged):
             prepare_us = us_since(started)
             clock.mark()
-            places = self._graphs.replay(rows.slots, rows.num_computed, self._all_greedy(staged))
+            places = self._graphs.replay(rows.slots, rows.num_computed, self._filters(staged))
             clock.mark()
         elif len(rows.slots):
             model_inputs = inputs.build(self.state, rows)
@@ -267,19 +265,23 @@ class CudaRunner(ModelRunner):
         is_short = columns["num_tokens"] - columns["num_prompt"] < columns["min_tokens"]
         return not (columns["has_rules"] | columns["has_logprobs"] | is_short).any()
 
-    def _all_greedy(self, staged: Staged) -> bool:
-        temperature = staged.table.columns["temperature"][staged.rows.slots]
-        return bool((temperature < GREEDY_TEMPERATURE).all())
+    def _filters(self, staged: Staged) -> bool:
+        columns = staged.table.columns[staged.rows.slots]
+        return bool(
+            is_filtered(
+                columns["temperature"], columns["top_k"], columns["top_p"], columns["min_p"]
+            ).any()
+        )
 
     def _sample_eagerly(self, hidden: Tensor, staged: Staged, sampling: SamplingRows) -> Beside:
-        logits = self._fused.logits(hidden)  # [R, V]
+        part = self._model.vocab_part(hidden)
         slots = staged.rows.slots[staged.rows.samples]
-        all_greedy = bool((sampling.temperature < GREEDY_TEMPERATURE).all())
+        filters = bool(sampling.is_filtered.any())
         wanted = sampling.logprob_rows
         if not len(wanted) and not sampling.adjustments:
-            self.slots.sample(logits, slots, all_greedy)
+            self.slots.sample(part, slots, filters)
             return Beside()
-        logits = logits.float()
+        logits = part.whole().float()  # [R, V]
         raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
         finite = logits.sum(-1).isfinite()
         adjust(logits, sampling.adjustments)
@@ -289,7 +291,7 @@ class CudaRunner(ModelRunner):
         # A masked token weighs nothing; for the kernel, only a row that failed is not finite.
         logits.clamp_(min=torch.finfo(torch.float32).min)
         logits.masked_fill_(~(finite & has_choice)[:, None], float("nan"))
-        self.slots.sample(logits, slots, all_greedy)
+        self.slots.sample(VocabPart(logits), slots, filters)
         beside = Beside(None, has_choice | ~finite, sampling.adjustments)
         if raw is None:
             return beside

@@ -15,11 +15,9 @@ import numpy as np
 import torch
 
 from kernels.decode_inputs import DecodeInputs, gather_decode_inputs
-from kernels.sample import sample
 from worker_svc.attention import AttentionBatch
 from worker_svc.kv_cache import KVCache
 from worker_svc.models.decoder import Decoder
-from worker_svc.models.fused import FusedDecoder
 from worker_svc.slots_on_device import SlotsOnDevice
 from worker_svc.step import IntColumn, Limits
 
@@ -44,7 +42,7 @@ class _Variant:
     """What a graph is captured for."""
 
     size: int
-    all_greedy: bool
+    filters: bool  # whether a row may filter what it samples from
 
 
 class DecodeGraphs:
@@ -55,7 +53,6 @@ class DecodeGraphs:
     ) -> None:
         assert model.fused is not None  # graphs are for the fused layers only
         self._model = model
-        self._fused: FusedDecoder = model.fused
         self._kv_cache = kv_cache
         self._slots = slots
         self._limits = limits
@@ -70,7 +67,7 @@ class DecodeGraphs:
 
     def rehearsals(self) -> list[Callable[[], None]]:
         """Each step that `capture` captures, as a call that runs it for nobody."""
-        variants = [_Variant(size, is_greedy) for size in self.sizes for is_greedy in (True, False)]
+        variants = [_Variant(size, filters) for size in self.sizes for filters in (False, True)]
         return [partial(self._step, variant) for variant in variants]
 
     def capture(self, sizes: tuple[int, ...] | None = None) -> None:
@@ -83,13 +80,13 @@ class DecodeGraphs:
         stream = torch.cuda.Stream(self._slots.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             for size in sorted(sizes or self.sizes, reverse=True):
-                for all_greedy in (True, False):
-                    variant = _Variant(size, all_greedy)
+                for filters in (False, True):
+                    variant = _Variant(size, filters)
                     self._graphs[variant] = _capture(partial(self._step, variant), pool)
         stream.synchronize()
         log.info("%d graphs captured in %.1f s", len(self._graphs), time.perf_counter() - started)
 
-    def replay(self, slots: IntColumn, lengths: IntColumn, all_greedy: bool) -> IntColumn:
+    def replay(self, slots: IntColumn, lengths: IntColumn, filters: bool) -> IntColumn:
         """One decode step of the rows in these slots, with contexts of about these lengths.
 
         Returns each row's place in the batch: its token is there in the ring's row.
@@ -97,7 +94,7 @@ class DecodeGraphs:
         size = size_for(self.sizes, len(slots))
         if self._loaded is None or not np.array_equal(slots, self._loaded):
             self._load(slots, lengths)
-        self._graphs[_Variant(size, all_greedy)].replay()
+        self._graphs[_Variant(size, filters)].replay()
         return self._places
 
     def forget(self) -> None:
@@ -132,10 +129,7 @@ class DecodeGraphs:
             max_context_len=self._limits.max_model_len,
         )
         hidden = self._model.forward(inputs.token_ids, inputs.positions, self._kv_cache, batch)
-        sample(
-            self._fused.logits(hidden), rows, held.slot_state, held.token_rows, held.num_steps,
-            held.ring, variant.all_greedy,
-        )  # fmt: skip
+        held.draw(self._model.vocab_part(hidden), rows, variant.filters)
 
 
 def _capture(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:

@@ -25,7 +25,7 @@ from worker_svc.inputs import ModelInputs
 from worker_svc.kv_cache import KVCache
 from worker_svc.models import Decoder
 from worker_svc.prompt_reports import Found, find_out
-from worker_svc.sampler import Sampled, SamplingRows, sample
+from worker_svc.sampler import Sampled, SamplingRows, sample, sample_part
 from worker_svc.step import (
     ROW_DEAD_END,
     ROW_NOT_FINITE,
@@ -202,7 +202,7 @@ class ModelRunner:
             clock.mark()
             clock.mark()
             return np.zeros(0, dtype=np.int32), None
-        sampled = sample(self._model.logits(hidden), sampling)
+        sampled = sample_part(self._model.vocab_part(hidden), sampling)
         self.state.write_sampled(rows, sampled.token_ids)
         clock.mark()
         tokens = _to_host(sampled)

@@ -92,18 +92,22 @@ class Group:
 
     def all_gather(self, part: Tensor) -> Tensor:
         """Columns [R, N] of each rank -> [R, size * N], in the order of the ranks."""
-        if self.size == 1:
-            return part
-        self.num_collectives += 1
         num_rows, width = part.shape
-        parts = part.new_empty((self.size, num_rows, width))
+        return self.gather(part).transpose(0, 1).reshape(num_rows, self.size * width)
+
+    def gather(self, part: Tensor) -> Tensor:
+        """A tensor of each rank, all of one shape -> [size, *shape], in the order of the ranks."""
+        if self.size == 1:
+            return part[None]
+        self.num_collectives += 1
+        parts = part.new_empty((self.size, *part.shape))
         options = AllgatherOptions()
         options.asyncOp = False
         # Flat: that is the shape in which all backends take it.
         _finish(
             self._collectives._allgather_base(parts.view(-1), part.contiguous().view(-1), options)
         )
-        return parts.transpose(0, 1).reshape(num_rows, self.size * width)
+        return parts
 
     def confirm_failure(self) -> None:
         """To be called where a step has failed: returns if it failed on every rank alike.

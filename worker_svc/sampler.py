@@ -3,7 +3,9 @@
 Order: log probabilities for whoever wants them, adjustments, temperature, min-p, top-k, top-p,
 draw. Greedy rows take the argmax; the others run a race, rows without a filter over the whole
 vocabulary, filtered ones among their likeliest candidates. A row's token depends on its own
-logits, parameters, seed and output position alone. Knows no slots, no requests and no state.
+logits, parameters, seed and output position alone. Where ranks have parts of the vocabulary, rows
+that neither filter nor ask for anything take the best of what each part's best is, which is the
+same token. Knows no slots, no requests and no state.
 """
 
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from worker_svc.adjustments import Adjustments, adjust
 from worker_svc.logprobs import Logprobs
 from worker_svc.random_numbers import race_keys, race_numbers
 from worker_svc.step import GREEDY_TEMPERATURE, IntColumn, no_entries
+from worker_svc.vocab_part import VocabPart
 
 # Candidates looked at for a filtered row: nearly always enough, and far cheaper than sorting a
 # vocabulary. A row that keeps more is cut by its weights or, with top-k, goes on to the next width
@@ -47,6 +50,16 @@ class SamplingRows:
     def __len__(self) -> int:
         return len(self.temperature)
 
+    @property
+    def is_filtered(self) -> NDArray[np.bool_]:
+        """Rows [R] that sample from less than the vocabulary."""
+        return is_filtered(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
+    def need_whole_rows(self) -> bool:
+        """Whether a part of the vocabulary is not enough for one of them."""
+        return bool(self.adjustments) or bool(len(self.logprob_rows) or self.is_filtered.any())
+
     @classmethod
     def alike(cls, num_rows: int, temperature: float, top_p: float) -> "SamplingRows":
         """Rows that all sample the same way, for a step that serves nobody."""
@@ -68,6 +81,34 @@ class Sampled:
     finite: Tensor  # [R] bool
     logprobs: Logprobs | None = None  # of the rows that want them
     has_choice: Tensor | None = None  # [R] bool: adjustments left a token; None: all of them
+
+
+def is_filtered(
+    temperature: NDArray[np.float32],
+    top_k: IntColumn,
+    top_p: NDArray[np.float32],
+    min_p: NDArray[np.float32],
+) -> NDArray[np.bool_]:
+    """Rows whose parameters take tokens out of their race."""
+    filters: NDArray[np.bool_] = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    return filters & (temperature >= GREEDY_TEMPERATURE)
+
+
+def sample_part(part: VocabPart, rows: SamplingRows) -> Sampled:
+    """`sample` for every rank: each brings its part of the logits and gets all tokens."""
+    if part.group.size == 1 or rows.need_whole_rows:
+        return sample(part.whole().float(), rows)
+    logits = part.logits.float()
+    scores, token_ids = _best(logits, rows, part.first_token)
+    scores.masked_fill_(~logits.sum(-1).isfinite(), float("nan"))
+    # One tensor is one collective; float64 holds every token id.
+    bests = part.group.gather(torch.stack((scores, token_ids.double())))  # [P, 2, R]
+    scores, token_ids = bests.unbind(1)
+    finite = ~scores.isnan().any(0)
+    # Of equal scores the first, which is the lowest token: parts come in the order of their tokens.
+    winner = scores.argmax(0, keepdim=True)  # [1, R]
+    tokens = token_ids.gather(0, winner).squeeze(0).long()
+    return Sampled(tokens.masked_fill_(~finite, 0), finite)
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
@@ -95,7 +136,7 @@ def _choose(logits: Tensor, rows: SamplingRows, finite: Tensor) -> Tensor:
     greedy = rows.temperature < GREEDY_TEMPERATURE
     if greedy.all():
         return logits.argmax(-1)
-    filtered = ~greedy & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
+    filtered = rows.is_filtered
     token_ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
     for group, draw in (
         (greedy, _draw_greedy),
@@ -118,9 +159,32 @@ def _draw_greedy(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tenso
 
 def _draw_unfiltered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
     """The winner of the race over the whole vocabulary."""
-    token_ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+    return _race(logits, rows, chosen, first_token=0).argmax(-1)
+
+
+def _best(logits: Tensor, rows: SamplingRows, first_token: int) -> tuple[Tensor, Tensor]:
+    """Scores [R] float64 and tokens [R] of the best in a part [R, N]; no row may filter."""
+    values, at = logits.max(-1)
+    scores = values.double()
+    racing = np.flatnonzero(rows.temperature >= GREEDY_TEMPERATURE)
+    if len(racing):
+        index = _to(racing, logits)
+        race = _race(logits.index_select(0, index), rows, racing, first_token)
+        scores[index], at[index] = race.max(-1)
+    return scores, at + first_token
+
+
+def _race(logits: Tensor, rows: SamplingRows, chosen: IntColumn, first_token: int) -> Tensor:
+    """Scores [R, N] float64 of consecutive tokens, the same in whatever part of the vocabulary.
+
+    So nothing of the rest may enter, not even the row's largest logit. float64 keeps the numbers
+    whole beside logits that a low temperature makes huge.
+    """
+    end = first_token + logits.shape[1]
+    token_ids = torch.arange(first_token, end, dtype=torch.int32, device=logits.device)
     numbers = race_numbers(_race_keys(rows, chosen, logits), token_ids)
-    return numbers.add_(_scale(logits, rows, chosen)).argmax(-1)
+    temperature = _to(rows.temperature[chosen], logits).double()[:, None]
+    return logits.double().div_(temperature).add_(numbers)
 
 
 def _draw_filtered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:

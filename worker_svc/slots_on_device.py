@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.sample import RING, output_ring, sample
+from kernels.sample import RING, Tokens, choose, find_candidates, output_ring
 from kernels.slot_state import (
     MIN_P,
     NUM_FIELDS,
@@ -27,6 +27,7 @@ from rpc.state_hash import StateHashes, block_weights, slot_hashes
 from worker_svc.batch_state import BatchState, SlotTable, Staged
 from worker_svc.step import IntColumn
 from worker_svc.transfer import upload
+from worker_svc.vocab_part import VocabPart
 
 
 class SlotsOnDevice:
@@ -42,6 +43,7 @@ class SlotsOnDevice:
         )
         self.num_steps = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.ring = output_ring(max_num_seqs, self.device)
+        self._tokens = Tokens(self.slot_state, self.token_rows, self.num_steps, self.ring)
         self._num_launched = 0
         weights = block_weights(self.block_tables.shape[1]).view(np.int64)
         self._block_weights = torch.from_numpy(weights).to(self.device)
@@ -52,14 +54,21 @@ class SlotsOnDevice:
             index, rows = upload(self.device, slots, _rows(table.columns[slots]).reshape(-1))
             self.slot_state.index_copy_(0, index, rows.view(len(slots), -1))
 
-    def sample(self, logits: Tensor, slots: IntColumn, all_greedy: bool) -> None:
+    def sample(self, part: VocabPart, slots: IntColumn, filters: bool) -> None:
         """Samples a row of logits for each slot, as a step of its own."""
         (column,) = upload(self.device, slots)
         self.num_steps.add_(1)
-        sample(
-            logits, column.int(), self.slot_state, self.token_rows, self.num_steps, self.ring,
-            all_greedy,
-        )  # fmt: skip
+        self.draw(part, column.int(), filters)
+
+    def draw(self, part: VocabPart, slots: Tensor, filters: bool) -> None:
+        """Samples for slots [R] int32 as the step `num_steps`; without `filters`, no row filters.
+
+        Then ranks exchange what each found best in its part of the vocabulary, not the logits.
+        """
+        if filters:
+            part = VocabPart(part.whole())
+        found = find_candidates(part.logits, slots, self.slot_state, part.first_token)
+        choose(part.group.gather(found), slots, self._tokens, part.logits if filters else None)
 
     def count(self) -> int:
         """Counts a launched step that samples; returns the ring row its tokens will be in."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.sample import RING, output_ring, sample
+from kernels.sample import RING, Tokens, choose, find_candidates, output_ring
 from kernels.slot_state import NUM_FIELDS
 from worker_svc.random_numbers import race_keys, race_numbers
 
@@ -50,12 +50,18 @@ class Bench:
         self.ring = output_ring(NUM_SLOTS, device)
         self.device = device
 
-    def step(self, logits: Tensor, slots: list[int], all_greedy: bool = False) -> list[int]:
+    def step(
+        self, logits: Tensor, slots: list[int], filters: bool = True, num_parts: int = 1
+    ) -> list[int]:
+        """Samples from the logits whole, or, if no row filters, from as many equal parts."""
+        logits, width = logits.to(self.device), logits.shape[1] // num_parts
         column = torch.tensor(slots, dtype=torch.int32, device=self.device)
-        sample(
-            logits.to(self.device), column, self.slot_state, self.token_rows, self.num_steps,
-            self.ring, all_greedy,
-        )  # fmt: skip
+        found = [
+            find_candidates(part, column, self.slot_state, index * width)
+            for index, part in enumerate(logits.split(width, dim=1))
+        ]
+        tokens = Tokens(self.slot_state, self.token_rows, self.num_steps, self.ring)
+        choose(torch.stack(found), column, tokens, logits if filters else None)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return self.ring[int(self.num_steps) % RING, : len(slots)].tolist()
@@ -134,17 +140,17 @@ def test_only_kept_tokens_are_drawn_and_as_often_as_they_weigh(device: torch.dev
     assert chi_squared < 3 * len(expected) + 10
 
 
-@pytest.mark.parametrize("all_greedy", [True, False])
+@pytest.mark.parametrize("filters", [True, False])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_greedy_takes_the_first_of_the_largest(
-    device: torch.device, dtype: torch.dtype, all_greedy: bool
+    device: torch.device, dtype: torch.dtype, filters: bool
 ) -> None:
     logits = random_logits(3, 9000, dtype)
     logits[0, [8999, 4321, 5000]] = 60.0
     logits[1] = -2.0
     rows = {slot: Row() for slot in range(3)}
     expected = [4321, 0, int(logits[2].argmax())]
-    assert Bench(rows, device).step(logits, [0, 1, 2], all_greedy) == expected
+    assert Bench(rows, device).step(logits, [0, 1, 2], filters) == expected
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -164,7 +170,7 @@ def test_tokens_go_behind_the_known_ones_and_padding_leaves_nothing(device: torc
     logits = random_logits(4, 50, torch.float32)
     bench = Bench({2: Row(num_tokens=4), 5: Row(num_tokens=8)}, device)
     before = bench.slot_state.clone()
-    first, _, second, _ = bench.step(logits, [5, -1, 2, -1], all_greedy=True)
+    first, _, second, _ = bench.step(logits, [5, -1, 2, -1], filters=False)
     assert [first, second] == logits[[0, 2]].argmax(-1).tolist()
     expected = torch.full((NUM_SLOTS, LENGTH), 77, dtype=torch.int32)
     expected[5, 8], expected[2, 4] = first, second
@@ -180,3 +186,46 @@ def test_a_row_draws_the_same_alone_and_among_others_in_either_type(device: torc
     crowd = Bench({slot: Row(1.0, seed=slot) for slot in (0, 1, 4, 5)} | {6: row}, device)
     assert crowd.step(logits, [0, 1, 6, 4, 5])[2] == alone[0]
     assert Bench({3: row}, device).step(logits[2:3].float(), [3]) == alone
+
+
+PLAIN = {
+    0: Row(),
+    1: Row(temperature=1.0, seed=3),
+    2: Row(temperature=0.05, seed=4),
+    3: Row(temperature=3.0, seed=2**63 + 5),
+    4: Row(temperature=1e-5, seed=6),
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("num_parts", [1, 2, 8])
+def test_parts_of_a_vocabulary_give_the_tokens_of_the_whole(
+    device: torch.device, dtype: torch.dtype, num_parts: int
+) -> None:
+    logits = random_logits(len(PLAIN), 5000, dtype)
+    logits[:, 2499] = logits[:, 2500] = logits[:, 4999] = 60.0  # borders between them
+    expected = [drawn(logits[slot], row) if slot else 2499 for slot, row in PLAIN.items()]
+    whole = Bench(PLAIN, device).step(logits, list(PLAIN))
+    parts = Bench(PLAIN, device).step(logits, list(PLAIN), filters=False, num_parts=num_parts)
+    assert parts == whole == expected
+
+
+def test_equal_logits_are_drawn_alike_at_the_lowest_temperature(device: torch.device) -> None:
+    """Beside 60 / 1e-5, float32 would round their numbers to halves, and the first would win."""
+    logits = torch.zeros((1, 64))
+    logits[0, [3, 17, 40, 63]] = 60.0
+    counts = dict.fromkeys((3, 17, 40, 63), 0)
+    for seed in range(200):
+        bench = Bench({0: Row(temperature=1e-5, seed=seed)}, device)
+        counts[bench.step(logits, [0], filters=False, num_parts=2)[0]] += 1
+    assert min(counts.values()) > 25
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_is_not_finite_if_one_part_of_it_is_not(
+    device: torch.device, temperature: float
+) -> None:
+    logits = random_logits(2, 6000, torch.bfloat16)
+    logits[0, 10], logits[1, 20] = float("nan"), 50.0
+    bench = Bench({0: Row(temperature), 1: Row(temperature)}, device)
+    assert bench.step(logits, [0, 1], filters=False, num_parts=4) == [-1, 20]

@@ -2,7 +2,7 @@
 
 Runs one step over flat tokens and writes the KV cache as it goes. It knows no requests, no
 sampling, and nothing of earlier steps but the cache. With several ranks each holds a part of every
-layer; hidden states and logits are whole, and the same, on all of them.
+layer and the logits of its part of the vocabulary; hidden states are whole, and the same, on all.
 """
 
 import logging
@@ -27,6 +27,7 @@ from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.parallel import ALONE, Group
 from worker_svc.rotary import cos_sin_table
 from worker_svc.sharding import Sharding
+from worker_svc.vocab_part import VocabPart
 from worker_svc.weights import load_weights
 
 if TYPE_CHECKING:
@@ -147,13 +148,16 @@ class Decoder:
         return hidden
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [R, hidden] -> float32 [R, vocab]."""
-        if self.fused is not None:
-            return self.fused.logits(hidden).float()
+    def vocab_part(self, hidden: Tensor) -> VocabPart:
+        """Hidden states [R, hidden] -> the logits of this rank's tokens."""
         if self._compiled is not None:
-            return self._compiled.logits(hidden)
-        return self.group.all_gather(self._head(hidden)).float()
+            return VocabPart(self._compiled.logits(hidden))
+        head = self._head if self.fused is None else self.fused.head
+        return VocabPart(head(hidden), self.sharding.first_token, self.group)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, hidden] -> float32 [R, vocab]; every rank has to ask."""
+        return self.vocab_part(hidden).whole().float()
 
     def _compile(self, cpu_library: Library) -> CompiledDecoder:
         layers = []

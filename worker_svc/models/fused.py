@@ -154,9 +154,9 @@ class FusedDecoder:
             return hidden.normed
         return rms_norm(hidden.residual, self._final_norm, eps)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [R, hidden] -> logits [R, vocab] in the model's type."""
-        return self._group.all_gather(self._head(hidden))
+    def head(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, hidden] -> logits [R, N] of this rank's tokens, in the model's type."""
+        return self._head(hidden)
 
     def _embed(self, token_ids: Tensor) -> Hidden:
         table = self._embedding.table
