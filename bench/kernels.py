@@ -21,7 +21,9 @@ from kernels.linear import linear, pays
 from kernels.prefill_attention import paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope import norm_rope_write_kv
+from kernels.sample import Tokens, choose, find_candidates, output_ring
 from kernels.silu_and_mul import silu_and_mul
+from kernels.slot_state import NUM_FIELDS, SEED, TEMPERATURE, TOP_K, TOP_P
 
 COLD_BYTES = 300e6  # what a rotation of buffers adds up to at least
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
@@ -198,11 +200,48 @@ def pointwise() -> Iterator[Timing]:
             yield Timing(name, f"{tokens} tokens", time_graph(launches), num_bytes=num_bytes)
 
 
+def sampling() -> Iterator[Timing]:
+    """From logits of Qwen3's vocabulary to tokens; the least is to read the logits once."""
+    vocab_size = 151_936
+    kinds = {"greedy": (0.0, 1.0, 0), "race": (1.0, 1.0, 0), "top-p": (1.0, 0.9, 0)}
+    kinds["top-k"] = (1.0, 1.0, 50)
+    for rows in (1, 32, 256):
+        logits = [randn(rows, vocab_size) for _ in range(rotation(2.0 * rows * vocab_size))]
+        slots = torch.arange(rows, dtype=torch.int32, device="cuda")
+        for kind, (temperature, top_p, top_k) in kinds.items():
+            into = sampling_slots(rows, temperature, top_p, top_k, len(logits))
+
+            def draw(
+                x: Tensor, slots: Tensor = slots, into: Tokens = into, kind: str = kind
+            ) -> None:
+                found = find_candidates(x, slots, into.slot_state)
+                choose(found[None], slots, into, x if kind.startswith("top") else None)
+
+            us = time_graph([partial(draw, x) for x in logits])
+            yield Timing("sample", f"{rows} rows, {kind}", us, 2.0 * rows * vocab_size)
+
+
+def sampling_slots(
+    rows: int, temperature: float, top_p: float, top_k: int, num_tokens: int
+) -> Tokens:
+    """Slots that all sample alike, with room for what a bench makes of so many calls."""
+    state = torch.zeros((rows, NUM_FIELDS.value), dtype=torch.int64)
+    state[:, SEED.value] = torch.arange(rows)
+    state[:, TOP_K.value] = top_k
+    for field, value in ((TEMPERATURE, temperature), (TOP_P, top_p)):
+        state[:, field.value] = torch.tensor(value).view(torch.int32).long()
+    length = 32 * num_tokens
+    token_rows = torch.zeros((rows, length), dtype=torch.int32, device="cuda")
+    num_steps = torch.zeros(1, dtype=torch.int32, device="cuda")
+    return Tokens(state.cuda(), token_rows, num_steps, output_ring(rows))
+
+
 GROUPS: dict[str, Callable[[], Iterator[Timing]]] = {
     "decode": decode_attention,
     "prefill": prefill_attention,
     "linear": small_linear,
     "pointwise": pointwise,
+    "sample": sampling,
 }
 
 
