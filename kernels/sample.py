@@ -19,8 +19,10 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.filtered_draw import draw_filtered
+from kernels.pdl import has_pdl, launch_options
 from kernels.race import race_key, race_numbers
 from kernels.slot_state import (
     MIN_P,
@@ -37,7 +39,10 @@ from kernels.slot_state import (
 GREEDY_TEMPERATURE = tl.constexpr(1e-5)
 # Steps whose tokens the ring holds; more than may be in flight.
 RING = 4
-_SCAN_TILE = 4096
+_STEP = 2048  # logits that a program looks at at once
+_MAX_TILES = 128  # of a row's part
+_MANY_TILES = 2048
+_WIDEST_TILE = 16384
 _FILTER_TILE = 32768  # a pass over a vocabulary is a chain of a few loads, each of many words
 
 
@@ -75,14 +80,22 @@ def find_candidates(
     num_rows, width = logits.shape
     if logits.stride(1) != 1 or slots.shape != (num_rows,) or slots.dtype != torch.int32:
         raise ValueError(f"logits {tuple(logits.shape)} and {slots.dtype} slots {slots.shape}")
-    num_tiles = triton.cdiv(width, _SCAN_TILE)
+    steps = _steps_of_a_tile(num_rows, width)
+    num_tiles = triton.cdiv(width, steps * _STEP)
     found = torch.empty((2, num_rows, num_tiles), dtype=torch.float64, device=logits.device)
     if num_rows:
         _find_kernel[(num_rows, num_tiles)](
-            logits, slots, slot_state, found, logits.stride(0), width, first_token,
-            TILE=_SCAN_TILE, num_warps=8,
+            logits, slots, slot_state, found, logits.stride(0), width, steps, first_token,
+            STEP=_STEP, PDL=has_pdl(logits), num_warps=8, **launch_options(logits),
         )  # fmt: skip
     return found
+
+
+def _steps_of_a_tile(num_rows: int, width: int) -> int:
+    """Tiles enough to fill a device, and no more, since each has a start and an end."""
+    tile_width = min(num_rows * width // _MANY_TILES, _WIDEST_TILE)
+    steps: int = triton.cdiv(max(tile_width, triton.cdiv(width, _MAX_TILES)), _STEP)
+    return steps
 
 
 def choose(
@@ -97,6 +110,8 @@ def choose(
     the caller promises that no row does.
     """
     num_parts, _, num_rows, num_tiles = candidates.shape
+    if num_tiles > _MAX_TILES:
+        raise ValueError(f"{num_tiles} tiles of a part, at most {_MAX_TILES}")
     if candidates.dtype != torch.float64 or not candidates.is_contiguous():
         raise ValueError(f"candidates must be contiguous float64, not {candidates.dtype}")
     if slots.shape != (num_rows,) or slots.dtype != torch.int32 or into.ring.shape[1] < num_rows:
@@ -111,13 +126,15 @@ def choose(
         0 if filtered is None else filtered.stride(0),
         into.token_rows.shape[1], into.ring.shape[1], vocab_size, num_parts, num_tiles,
         RING_LEN=RING,
-        NUM_CANDIDATES=triton.next_power_of_2(num_parts * num_tiles),
+        NUM_CANDIDATES=_MAX_TILES * triton.next_power_of_2(num_parts),
         FILTER_TILE=min(_FILTER_TILE, triton.next_power_of_2(vocab_size)) if vocab_size else 0,
+        PDL=has_pdl(candidates),
         num_warps=32 if vocab_size else 1,
+        **launch_options(candidates),
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "first_token"])
 def _find_kernel(
     logits_ptr: tl.tensor,
     slots_ptr: tl.tensor,
@@ -125,38 +142,98 @@ def _find_kernel(
     found_ptr: tl.tensor,
     stride_row: tl.tensor,
     width: tl.tensor,
+    steps: tl.tensor,
     first_token: tl.tensor,
-    TILE: tl.constexpr,
+    STEP: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """The candidate of one tile."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     if slot >= 0:
-        at = tile * TILE + tl.arange(0, TILE)
-        inside = at < width
-        x = tl.load(logits_ptr + row * stride_row + at, mask=inside, other=0.0).to(tl.float32)
-        num_finite = tl.sum((tl.abs(x) < float("inf")).to(tl.int32), 0)  # NaN compares false
-        x = tl.where(inside, x, float("-inf"))
+        x_ptr = logits_ptr + row * stride_row
         state = state_ptr + slot * NUM_FIELDS
         temperature = tl.load(state + TEMPERATURE).to(tl.int32).to(tl.float32, bitcast=True)
         if (temperature < GREEDY_TEMPERATURE) | _filters(state):
-            peak, best = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
-            score = peak.to(tl.float64)
+            score, token = _find_largest(x_ptr, width, tile * steps, steps, first_token, STEP)
         else:
             position = tl.load(state + NUM_TOKENS) - tl.load(state + NUM_PROMPT)
             race = race_key(tl.load(state + SEED), position)
-            # No part knows the row's largest logit, so it cannot be subtracted. float64 keeps the
-            # numbers whole beside a logit that a low temperature makes huge.
-            sharpness = 1.0 / temperature.to(tl.float64)
-            scores = x.to(tl.float64) * sharpness
-            scores += race_numbers(race, first_token + at).to(tl.float64)
-            score, best = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
-        score = tl.where(num_finite < TILE, float("nan"), score)
-        num_rows, num_tiles = tl.num_programs(0), tl.num_programs(1)
+            score, token = _find_winner(
+                x_ptr, width, tile * steps, steps, first_token, temperature, race, STEP
+            )  # fmt: skip
+        num_tiles = tl.num_programs(1)
         found = found_ptr + row * num_tiles + tile
         tl.store(found, score)
-        tl.store(found + num_rows * num_tiles, (first_token + tile * TILE + best).to(tl.float64))
+        tl.store(found + tl.num_programs(0) * num_tiles, token)
+
+
+@triton.jit
+def _find_largest(
+    x_ptr: tl.tensor,
+    width: tl.tensor,
+    begin: tl.tensor,
+    steps: tl.tensor,
+    first_token: tl.tensor,
+    STEP: tl.constexpr,
+) -> tl.tensor:
+    """(largest logit, or NaN if one is not finite; its token), both float64."""
+    best = tl.full([STEP], float("-inf"), tl.float32)  # of each lane, and where it was first
+    at = tl.zeros([STEP], tl.int32)
+    is_good = tl.full([STEP], 1, tl.int1)  # whether a lane's logits are finite
+    for step in tl.range(begin, begin + steps, num_stages=3):
+        i = step * STEP + tl.arange(0, STEP)
+        x = tl.load(x_ptr + i, mask=i < width, other=0.0).to(tl.float32)
+        is_good = is_good & (tl.abs(x) < float("inf"))  # NaN compares false
+        is_better = (x > best) & (i < width)
+        best = tl.where(is_better, x, best)
+        at = tl.where(is_better, i, at)
+    return _first_best(tl.where(is_good, best, float("nan")).to(tl.float64), first_token + at)
+
+
+@triton.jit
+def _find_winner(
+    x_ptr: tl.tensor,
+    width: tl.tensor,
+    begin: tl.tensor,
+    steps: tl.tensor,
+    first_token: tl.tensor,
+    temperature: tl.tensor,
+    race: tl.tensor,
+    STEP: tl.constexpr,
+) -> tl.tensor:
+    """(largest sum of scaled logit and number, or NaN if a logit is not finite; its token).
+
+    No part knows the row's largest logit, so it cannot be subtracted. float64 keeps the numbers
+    whole beside a logit that a low temperature makes huge.
+    """
+    sharpness = 1.0 / temperature.to(tl.float64)
+    best = tl.full([STEP], float("-inf"), tl.float64)
+    at = tl.zeros([STEP], tl.int32)
+    is_good = tl.full([STEP], 1, tl.int1)
+    for step in tl.range(begin, begin + steps, num_stages=3):
+        i = step * STEP + tl.arange(0, STEP)
+        x = tl.load(x_ptr + i, mask=i < width, other=0.0).to(tl.float32)
+        is_good = is_good & (tl.abs(x) < float("inf"))  # NaN compares false
+        score = x.to(tl.float64) * sharpness
+        score += race_numbers(race, first_token + i).to(tl.float64)
+        is_better = (score > best) & (i < width)
+        best = tl.where(is_better, score, best)
+        at = tl.where(is_better, i, at)
+    return _first_best(tl.where(is_good, best, float("nan")), first_token + at)
+
+
+@triton.jit
+def _first_best(scores: tl.tensor, tokens: tl.tensor) -> tl.tensor:
+    """(best score, or NaN if one is NaN; of those that have it, the lowest token as float64)."""
+    num_bad = tl.sum((scores != scores).to(tl.int32), 0)
+    best = tl.max(scores, 0)
+    token = tl.min(tl.where(scores == best, tokens, 0x7FFFFFFF), 0)
+    return tl.where(num_bad > 0, float("nan"), best), token.to(tl.float64)
 
 
 @triton.jit
@@ -167,7 +244,7 @@ def _filters(state: tl.tensor) -> tl.tensor:
     return (tl.load(state + TOP_K) > 0) | (top_p < 1.0) | (min_p > 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts", "num_tiles"])
 def _choose_kernel(
     found_ptr: tl.tensor,
     logits_ptr: tl.tensor,
@@ -185,7 +262,11 @@ def _choose_kernel(
     RING_LEN: tl.constexpr,
     NUM_CANDIDATES: tl.constexpr,
     FILTER_TILE: tl.constexpr,  # 0: no row filters
+    PDL: tl.constexpr,
 ) -> None:
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     if slot >= 0:
@@ -195,9 +276,9 @@ def _choose_kernel(
         found = found_ptr + i // num_tiles * 2 * part_size + row * num_tiles + i % num_tiles
         scores = tl.load(found, mask=exists, other=float("-inf"))
         tokens = tl.load(found + part_size, mask=exists, other=0.0).to(tl.int32)
-        is_finite = tl.sum((scores != scores).to(tl.int32), 0) == 0
-        best = tl.max(scores, 0)
-        token = tl.min(tl.where(scores == best, tokens, 0x7FFFFFFF), 0)
+        best, token = _first_best(scores, tokens)
+        is_finite = best == best
+        token = token.to(tl.int32)
         state = state_ptr + slot * NUM_FIELDS
         num_tokens = tl.load(state + NUM_TOKENS)
         if FILTER_TILE > 0:
