@@ -26,6 +26,7 @@ from worker_svc import startup
 from worker_svc.config import WorkerConfig
 from worker_svc.model_runner import ModelRunner
 from worker_svc.step import NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.vocab_part import VocabPart
 
 from .random_models import Family, save_random_model
 
@@ -343,15 +344,15 @@ def test_bfloat16_logits_are_close_to_those_of_float32(
     config = dataclasses.replace(CONFIG, dtype="bfloat16")
     runner = make_runner(theirs.folder, config)
     prompt = make_prompt(40)
-    seen: list[torch.Tensor] = []
-    logits = runner._fused.logits
-    runner._fused.logits = lambda hidden: seen.append(logits(hidden)) or seen[-1]
+    seen: list[VocabPart] = []
+    vocab_part = runner._model.vocab_part
+    runner._model.vocab_part = lambda hidden: seen.append(vocab_part(hidden)) or seen[-1]
     client = Client(runner)
     client.launch({0: 40}, new_sequences=(client.enter(0, prompt, GREEDY),))
     client.drain()
     with torch.inference_mode():
         expected = theirs.model(torch.tensor([prompt], device="cuda")).logits[0, -1]
-    distance = (seen[0][0].float() - expected).norm() / expected.norm()
+    distance = (seen[0].logits[0].float() - expected).norm() / expected.norm()
     assert distance < 0.05
 
 

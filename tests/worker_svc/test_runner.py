@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from worker_svc import startup
 from worker_svc.model_runner import ModelRunner
 from worker_svc.step import BadStep, NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.vocab_part import VocabPart
 
 from .conftest import WORKER_CONFIG, Greedy, make_prompt
 
@@ -202,11 +203,11 @@ def test_only_rows_that_reach_their_end_cost_logits(
     driver: Driver, model: BreakableModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes: list[tuple[int, ...]] = []
-    logits: Callable[[torch.Tensor], torch.Tensor] = model._model.logits
+    vocab_part: Callable[[torch.Tensor], VocabPart] = model._model.vocab_part
     monkeypatch.setattr(
         model,
-        "logits",
-        lambda hidden: shapes.append(tuple(hidden.shape)) or logits(hidden),
+        "vocab_part",
+        lambda hidden: shapes.append(tuple(hidden.shape)) or vocab_part(hidden),
         raising=False,
     )
     new = [sequence(slot, make_prompt(30), [1 + 2 * slot, 2 + 2 * slot]) for slot in range(3)]
