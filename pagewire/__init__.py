@@ -7,6 +7,15 @@ The capital of France is Paris.
 """
 
 from pagewire._aio import AsyncClient
+from pagewire._chat import (
+    ChatOptions,
+    Message,
+    Messages,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
+    ToolChoice,
+)
 from pagewire._client import Client
 from pagewire._errors import (
     Aborted,
@@ -35,12 +44,11 @@ from pagewire._structure import (
 from pagewire._types import (
     TLS,
     CallOptions,
+    ChatCallOptions,
     Completion,
     Delta,
     Embeddings,
     FinishReason,
-    Message,
-    Messages,
     Model,
     Pooling,
     Prompt,
@@ -58,6 +66,8 @@ __all__ = [
     "AsyncStream",
     "CallOptions",
     "Cancelled",
+    "ChatCallOptions",
+    "ChatOptions",
     "Choice",
     "Client",
     "Completion",
@@ -85,6 +95,10 @@ __all__ = [
     "Stream",
     "StructuredOutput",
     "TokenLogprobs",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolChoice",
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",

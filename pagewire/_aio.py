@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import grpc.aio
 
-from pagewire import _batch, _convert
+from pagewire import _answers, _batch, _convert
 from pagewire._channel import (
     DEFAULT_RESUME_TIMEOUT_S,
     DEFAULT_TARGET,
@@ -18,16 +18,17 @@ from pagewire._channel import (
     ReadyWait,
     open_aio_channel,
 )
+from pagewire._chat import ChatOptions, Messages
 from pagewire._errors import PagewireError, translated
-from pagewire._resume import Deadline, Patience, resumed
+from pagewire._resume import Deadline, patience_for, resumed
 from pagewire._stream import AioCall, AsyncStream
 from pagewire._terminal import Progress
 from pagewire._types import (
     TLS,
     CallOptions,
+    ChatCallOptions,
     Completion,
     Embeddings,
-    Messages,
     Model,
     Pooling,
     Prompt,
@@ -93,7 +94,7 @@ class AsyncClient:
         """Completes text or token ids."""
         request = _convert.to_generate(prompt, params, options)
         response = await self._call(self._stub.Generate, request, options.get("timeout_s"))
-        return _convert.to_completion(response)
+        return _answers.to_completion(response)
 
     def stream(
         self,
@@ -109,18 +110,18 @@ class AsyncClient:
         self,
         messages: Messages,
         params: SamplingParams | None = None,
-        **options: Unpack[CallOptions],
+        **options: Unpack[ChatCallOptions],
     ) -> Completion:
         """Answers a conversation: a string, or turns as Message or {"role", "content"}."""
         request = _convert.to_chat(messages, params, options)
         response = await self._call(self._stub.Chat, request, options.get("timeout_s"))
-        return _convert.to_completion(response)
+        return _answers.to_completion(response)
 
     def stream_chat(
         self,
         messages: Messages,
         params: SamplingParams | None = None,
-        **options: Unpack[CallOptions],
+        **options: Unpack[ChatCallOptions],
     ) -> AsyncStream:
         """Answers a conversation, piece by piece."""
         request = _convert.to_stream_chat(messages, params, options)
@@ -144,7 +145,7 @@ class AsyncClient:
         bar = Progress(len(requests), "batch", sys.stderr, enabled=progress)
         with translated(self._connection.target), bar:
             responses = await _batch.run_aio(call, requests, max_concurrency, bar.advance)
-        return [_convert.to_completion(response) for response in responses]
+        return [_answers.to_completion(response) for response in responses]
 
     async def tokenize(
         self,
@@ -153,9 +154,10 @@ class AsyncClient:
         add_special_tokens: bool | None = None,
         model: str = "",
         timeout_s: float | None = None,
+        **options: Unpack[ChatOptions],
     ) -> tuple[int, ...]:
         """Token ids of a text, or of a conversation as the model's chat template renders it."""
-        request = _convert.to_tokenize(text, model, add_special_tokens)
+        request = _convert.to_tokenize(text, model, add_special_tokens, options)
         response = await self._call(self._stub.Tokenize, request, timeout_s)
         return tuple(response.token_ids)
 
@@ -175,7 +177,7 @@ class AsyncClient:
         """
         request = _convert.to_embed(inputs, pooling, normalize, model, request_id)
         response = await self._call(self._embedding_stub.Embed, request, timeout_s)
-        return _convert.to_embeddings(response)
+        return _answers.to_embeddings(response)
 
     async def detokenize(
         self,
@@ -193,7 +195,7 @@ class AsyncClient:
     async def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
         """The models on offer; none until a worker is ready."""
         response = await self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
-        return _convert.to_models(response)
+        return _answers.to_models(response)
 
     async def wait_until_ready(self, timeout_s: float = 60.0) -> tuple[Model, ...]:
         """Waits until the server lists a model, and returns what it lists."""
@@ -228,14 +230,19 @@ class AsyncClient:
         request: _StreamRequest,
         timeout_s: float | None,
     ) -> AsyncStream:
-        connection = self._connection
+        connection, num_outputs = self._connection, request.options.n or 1
         deadline = Deadline(connection.timeout_s if timeout_s is None else timeout_s)
 
         def reopen(token_ids: Sequence[int], attempt: int) -> AioCall:
             again = resumed(request, token_ids, attempt) if attempt else request
             return method(again, **connection.terms(deadline.remaining_s))
 
-        return AsyncStream(reopen, connection.target, Patience(connection.resume_timeout_s))
+        return AsyncStream(
+            reopen,
+            connection.target,
+            patience_for(request, connection.resume_timeout_s),
+            num_outputs,
+        )
 
     async def __aenter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ from typing import Self, TypeVar, Unpack
 
 import grpc
 
-from pagewire import _batch, _convert
+from pagewire import _answers, _batch, _convert
 from pagewire._channel import (
     DEFAULT_RESUME_TIMEOUT_S,
     DEFAULT_TARGET,
@@ -18,16 +18,17 @@ from pagewire._channel import (
     ReadyWait,
     open_channel,
 )
+from pagewire._chat import ChatOptions, Messages
 from pagewire._errors import PagewireError, translated
-from pagewire._resume import Deadline, Patience, resumed
+from pagewire._resume import Deadline, patience_for, resumed
 from pagewire._stream import Call, Stream
 from pagewire._terminal import Progress
 from pagewire._types import (
     TLS,
     CallOptions,
+    ChatCallOptions,
     Completion,
     Embeddings,
-    Messages,
     Model,
     Pooling,
     Prompt,
@@ -85,7 +86,7 @@ class Client:
         """
         request = _convert.to_generate(prompt, params, options)
         response = self._call(self._stub.Generate, request, options.get("timeout_s"))
-        return _convert.to_completion(response)
+        return _answers.to_completion(response)
 
     def stream(
         self,
@@ -105,22 +106,25 @@ class Client:
         self,
         messages: Messages,
         params: SamplingParams | None = None,
-        **options: Unpack[CallOptions],
+        **options: Unpack[ChatCallOptions],
     ) -> Completion:
         """Answers a conversation: a string, or turns as Message or {"role", "content"}.
+
+        With `tools` the answer may be calls of them; it goes into the conversation as its
+        `message`, and a result behind it as a turn of role tool with the call's `tool_call_id`.
 
         >>> client.chat("What is the capital of France?").text  # doctest: +SKIP
         'The capital of France is Paris.'
         """
         request = _convert.to_chat(messages, params, options)
         response = self._call(self._stub.Chat, request, options.get("timeout_s"))
-        return _convert.to_completion(response)
+        return _answers.to_completion(response)
 
     def stream_chat(
         self,
         messages: Messages,
         params: SamplingParams | None = None,
-        **options: Unpack[CallOptions],
+        **options: Unpack[ChatCallOptions],
     ) -> Stream:
         """Answers a conversation, piece by piece.
 
@@ -153,7 +157,7 @@ class Client:
         bar = Progress(len(requests), "batch", sys.stderr, enabled=progress)
         with translated(self._connection.target), bar:
             responses = _batch.run(start, requests, max_concurrency, bar.advance)
-        return [_convert.to_completion(response) for response in responses]
+        return [_answers.to_completion(response) for response in responses]
 
     def tokenize(
         self,
@@ -162,9 +166,10 @@ class Client:
         add_special_tokens: bool | None = None,
         model: str = "",
         timeout_s: float | None = None,
+        **options: Unpack[ChatOptions],
     ) -> tuple[int, ...]:
         """Token ids of a text, or of a conversation as the model's chat template renders it."""
-        request = _convert.to_tokenize(text, model, add_special_tokens)
+        request = _convert.to_tokenize(text, model, add_special_tokens, options)
         response = self._call(self._stub.Tokenize, request, timeout_s)
         return tuple(response.token_ids)
 
@@ -186,7 +191,7 @@ class Client:
         """
         request = _convert.to_embed(inputs, pooling, normalize, model, request_id)
         response = self._call(self._embedding_stub.Embed, request, timeout_s)
-        return _convert.to_embeddings(response)
+        return _answers.to_embeddings(response)
 
     def detokenize(
         self,
@@ -204,7 +209,7 @@ class Client:
     def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
         """The models on offer; none until a worker is ready."""
         response = self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
-        return _convert.to_models(response)
+        return _answers.to_models(response)
 
     def wait_until_ready(self, timeout_s: float = 60.0) -> tuple[Model, ...]:
         """Waits until the server lists a model, and returns what it lists."""
@@ -238,14 +243,19 @@ class Client:
         request: _StreamRequest,
         timeout_s: float | None,
     ) -> Stream:
-        connection = self._connection
+        connection, num_outputs = self._connection, request.options.n or 1
         deadline = Deadline(connection.timeout_s if timeout_s is None else timeout_s)
 
         def reopen(token_ids: Sequence[int], attempt: int) -> Call:
             again = resumed(request, token_ids, attempt) if attempt else request
             return method(again, **connection.terms(deadline.remaining_s))
 
-        return Stream(reopen, connection.target, Patience(connection.resume_timeout_s))
+        return Stream(
+            reopen,
+            connection.target,
+            patience_for(request, connection.resume_timeout_s),
+            num_outputs,
+        )
 
     def __enter__(self) -> Self:
         return self

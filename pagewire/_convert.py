@@ -1,37 +1,22 @@
-"""Protobuf at one edge: arguments to requests, responses to values. Pure; knows no channel."""
+"""Protobuf at one edge: arguments to requests. Pure; knows no channel."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from google.protobuf.message import Message as ProtoMessage
-
-from pagewire._errors import Internal, InvalidArgument
+from pagewire._chat import ChatOptions, Messages, to_chat_options, to_messages
+from pagewire._errors import InvalidArgument
+from pagewire._fields import extend, set_fields
 from pagewire._structure import to_structured_output
 from pagewire._types import (
     CallOptions,
-    Completion,
-    Delta,
-    Embeddings,
-    FinishReason,
-    Message,
-    Messages,
-    Model,
+    ChatCallOptions,
     Pooling,
     Prompt,
     SamplingParams,
-    TokenLogprobs,
-    Usage,
 )
 from pagewire.v1 import embedding_pb2, types_pb2
 from pagewire.v1 import inference_pb2 as pb
-
-FINISH_REASON = {
-    types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    types_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
-    types_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
-}
 
 POOLING: Mapping[Pooling, types_pb2.Pooling] = {
     "last": types_pb2.POOLING_LAST,
@@ -60,6 +45,7 @@ _CALL_FIELDS = (
     "tenant",
     "cache_salt",
     "skip_prefix_cache",
+    "n",
 )
 _TEXT_FIELDS = ("include_stop_str_in_output", "skip_special_tokens")
 
@@ -79,18 +65,24 @@ def to_stream(
 
 
 def to_chat(
-    messages: Messages, params: SamplingParams | None, options: CallOptions
+    messages: Messages, params: SamplingParams | None, options: ChatCallOptions
 ) -> pb.ChatRequest:
     """Arguments of chat."""
-    return pb.ChatRequest(messages=_to_messages(messages), options=_to_options(params, options))
+    return pb.ChatRequest(
+        messages=to_messages(messages),
+        options=_to_options(params, _of_any_call(options)),
+        chat=to_chat_options(options),
+    )
 
 
 def to_stream_chat(
-    messages: Messages, params: SamplingParams | None, options: CallOptions
+    messages: Messages, params: SamplingParams | None, options: ChatCallOptions
 ) -> pb.ChatStreamRequest:
     """Arguments of stream_chat."""
     return pb.ChatStreamRequest(
-        messages=_to_messages(messages), options=_to_options(params, options)
+        messages=to_messages(messages),
+        options=_to_options(params, _of_any_call(options)),
+        chat=to_chat_options(options),
     )
 
 
@@ -112,20 +104,27 @@ def _to_options(params: SamplingParams | None, options: CallOptions) -> pb.Gener
     sampling: dict[str, Any] = {**options}
     sampling.pop("timeout_s", None)  # the channel's business
     message = pb.GenerationOptions()
-    _set(message, {name: sampling.pop(name, None) for name in _CALL_FIELDS})
+    set_fields(message, {name: sampling.pop(name, None) for name in _CALL_FIELDS})
     params = replace(params or SamplingParams(), **sampling)
-    _set(message, {name: getattr(params, name) for name in _TEXT_FIELDS})
-    _set(message.sampling, {name: getattr(params, name) for name in _TOKEN_FIELDS})
-    _extend(message, "stop", [params.stop] if isinstance(params.stop, str) else params.stop)
-    _extend(message, "bad_words", params.bad_words)
-    _extend(message.sampling, "stop_token_ids", params.stop_token_ids)
-    _extend(message.sampling, "allowed_token_ids", params.allowed_token_ids)
+    set_fields(message, {name: getattr(params, name) for name in _TEXT_FIELDS})
+    set_fields(message.sampling, {name: getattr(params, name) for name in _TOKEN_FIELDS})
+    extend(message, "stop", [params.stop] if isinstance(params.stop, str) else params.stop)
+    extend(message, "bad_words", params.bad_words)
+    extend(message.sampling, "stop_token_ids", params.stop_token_ids)
+    extend(message.sampling, "allowed_token_ids", params.allowed_token_ids)
     for token_id, bias in (params.logit_bias or {}).items():
         entry = message.sampling.logit_bias.add()
-        _set(entry, {"token_id": token_id, "bias": bias}, name="logit_bias")
+        set_fields(entry, {"token_id": token_id, "bias": bias}, name="logit_bias")
     if params.structured_output is not None:
         message.structured_output.CopyFrom(to_structured_output(params.structured_output))
     return message
+
+
+def _of_any_call(options: ChatCallOptions) -> CallOptions:
+    """Those that are not about the conversation."""
+    everything: dict[str, object] = {**options}
+    chat = ChatOptions.__annotations__
+    return cast(CallOptions, {k: v for k, v in everything.items() if k not in chat})
 
 
 def _to_prompt(prompt: Prompt) -> pb.Prompt:
@@ -133,53 +132,25 @@ def _to_prompt(prompt: Prompt) -> pb.Prompt:
     if isinstance(prompt, str):
         return pb.Prompt(text=prompt)
     token_ids = pb.TokenIds()
-    _extend(token_ids, "ids", prompt, name="prompt")
+    extend(token_ids, "ids", prompt, name="prompt")
     return pb.Prompt(token_ids=token_ids)
 
 
-def _to_messages(messages: Messages) -> list[pb.ChatMessage]:
-    """A conversation; a bare string is one turn of the user."""
-    if isinstance(messages, str):
-        return [pb.ChatMessage(role="user", content=messages)]
-    return [_to_message(index, message) for index, message in enumerate(messages)]
-
-
-def _to_message(index: int, message: Message | Mapping[str, str]) -> pb.ChatMessage:
-    if isinstance(message, Message):
-        message = {"role": message.role, "content": message.content}
-    if unknown := sorted(message.keys() - {"role", "content"}):
-        raise InvalidArgument(f"messages[{index}].{unknown[0]}: not supported")
-    for name in ("role", "content"):
-        if not isinstance(message.get(name), str):
-            raise InvalidArgument(f"messages[{index}].{name}: needs a string")
-    return pb.ChatMessage(role=message["role"], content=message["content"])
-
-
-def _set(target: ProtoMessage, values: Mapping[str, object], *, name: str = "") -> None:
-    for field, value in values.items():
-        if value is None:
-            continue
-        try:
-            setattr(target, field, value)
-        except (TypeError, ValueError) as error:
-            raise InvalidArgument(f"{name or field}: {value!r} does not fit ({error})") from None
-
-
-def _extend(target: ProtoMessage, field: str, values: Iterable[object], *, name: str = "") -> None:
-    try:
-        getattr(target, field).extend(values)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{name or field}: {error}") from None
-
-
-def to_tokenize(text: Messages, model: str, add_special_tokens: bool | None) -> pb.TokenizeRequest:
+def to_tokenize(
+    text: Messages, model: str, add_special_tokens: bool | None, options: ChatOptions
+) -> pb.TokenizeRequest:
     """A string is tokenized as text, anything else as a conversation."""
-    request = pb.TokenizeRequest(model=model)
+    if unknown := sorted(options.keys() - ChatOptions.__annotations__.keys()):
+        raise TypeError(f"tokenize() got an unexpected keyword argument {unknown[0]!r}")
+    request, chat = pb.TokenizeRequest(model=model), to_chat_options(options)
     if isinstance(text, str):
+        if chat is not None:
+            raise InvalidArgument(f"{next(iter(options))}: is for a conversation, not for a text")
         request.text = text
     else:
-        request.conversation.messages.extend(_to_messages(text))
-    _set(request, {"add_special_tokens": add_special_tokens})
+        conversation = pb.Conversation(messages=to_messages(text), chat=chat)
+        request.conversation.CopyFrom(conversation)
+    set_fields(request, {"add_special_tokens": add_special_tokens})
     return request
 
 
@@ -188,26 +159,9 @@ def to_detokenize(
 ) -> pb.DetokenizeRequest:
     """Ids to be turned into text."""
     request = pb.DetokenizeRequest(model=model)
-    _extend(request, "token_ids", token_ids)
-    _set(request, {"skip_special_tokens": skip_special_tokens})
+    extend(request, "token_ids", token_ids)
+    set_fields(request, {"skip_special_tokens": skip_special_tokens})
     return request
-
-
-def to_completion(response: pb.GenerateResponse | pb.ChatResponse) -> Completion:
-    """A whole answer."""
-    output = response.output
-    return Completion(
-        text=output.text,
-        token_ids=tuple(output.token_ids),
-        finish_reason=_finish_reason(output.finish_reason),
-        usage=_usage(output.usage),
-        request_id=response.request_id,
-        model=response.model,
-        stop_reason=_stop_reason(output),
-        logprobs=_logprobs(output.logprobs),
-        prompt_token_ids=tuple(output.prompt_token_ids),
-        prompt_logprobs=_prompt_logprobs(output),
-    )
 
 
 def to_embed(
@@ -230,131 +184,3 @@ def to_embed(
         model=model,
         request_id=request_id,
     )
-
-
-def to_embeddings(response: embedding_pb2.EmbedResponse) -> Embeddings:
-    """Vectors, in the order of the inputs."""
-    return Embeddings(
-        vectors=tuple(tuple(one.values) for one in response.embeddings),
-        usage=_usage(response.usage),
-        request_id=response.request_id,
-        model=response.model,
-    )
-
-
-def _prompt_logprobs(output: pb.Output | pb.OutputDelta) -> tuple[TokenLogprobs | None, ...]:
-    """One per token of the prompt; nothing precedes the first."""
-    if not output.prompt_token_ids:
-        return ()
-    return (None, *_logprobs(output.prompt_logprobs))
-
-
-def _logprobs(tokens: Iterable[types_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
-    return tuple(
-        TokenLogprobs(
-            token.logprob,
-            token.rank,
-            tuple(zip(token.top_token_ids, token.top_logprobs, strict=True)),
-        )
-        for token in tokens
-    )
-
-
-def _finish_reason(reason: types_pb2.FinishReason) -> FinishReason:
-    if reason not in FINISH_REASON:
-        raise Internal(f"the server ended an output for an unknown reason ({reason})")
-    return FINISH_REASON[reason]
-
-
-def _usage(usage: types_pb2.Usage) -> Usage:
-    return Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-
-
-def _stop_reason(output: pb.Output | pb.OutputDelta) -> str | int | None:
-    if output.HasField("stop_string"):
-        return output.stop_string
-    return output.stop_token_id if output.HasField("stop_token_id") else None
-
-
-def to_models(response: pb.ListModelsResponse) -> tuple[Model, ...]:
-    """The models on offer."""
-    return tuple(
-        Model(
-            name=model.model,
-            architecture=model.architecture,
-            vocab_size=model.vocab_size,
-            max_model_len=model.max_model_len,
-            eos_token_ids=tuple(model.eos_token_ids),
-            dtype=model.dtype,
-        )
-        for model in response.models
-    )
-
-
-class Assembly:
-    """Reads the messages of one stream and keeps what has come, so that the whole can be had."""
-
-    def __init__(self) -> None:
-        self.request_id = ""
-        self.model = ""
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._first: Delta | None = None
-        self._last: Delta | None = None
-
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return "".join(self._texts)
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The tokens so far."""
-        return self._token_ids
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the last message has come."""
-        return self._last is not None and self._last.finish_reason is not None
-
-    def read(self, response: pb.GenerateStreamResponse | pb.ChatStreamResponse) -> Delta:
-        """The next piece."""
-        self.request_id = self.request_id or response.request_id  # a resumed stream has another
-        self.model = response.model
-        output = response.delta
-        finished = output.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED
-        delta = Delta(
-            text=output.text,
-            token_ids=tuple(output.token_ids),
-            finish_reason=_finish_reason(output.finish_reason) if finished else None,
-            usage=_usage(output.usage) if output.HasField("usage") else None,
-            stop_reason=_stop_reason(output),
-            logprobs=_logprobs(output.logprobs),
-            prompt_token_ids=tuple(output.prompt_token_ids),
-            prompt_logprobs=_prompt_logprobs(output),
-        )
-        self._first = self._first or delta
-        self._logprobs.extend(delta.logprobs)
-        self._texts.append(delta.text)
-        self._token_ids.extend(delta.token_ids)
-        self._last = delta
-        return delta
-
-    def completion(self) -> Completion:
-        """The whole; raises Internal when the stream ended without saying why."""
-        first = self._first
-        if first is None or self._last is None or self._last.finish_reason is None:
-            raise Internal("the stream ended without a finish reason")
-        return Completion(
-            text=self.text,
-            token_ids=tuple(self._token_ids),
-            finish_reason=self._last.finish_reason,
-            usage=self._last.usage or Usage(),
-            request_id=self.request_id,
-            model=self.model,
-            stop_reason=self._last.stop_reason,
-            logprobs=tuple(self._logprobs),
-            prompt_token_ids=first.prompt_token_ids,
-            prompt_logprobs=first.prompt_logprobs,
-        )

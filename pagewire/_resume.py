@@ -31,6 +31,13 @@ def resumed(request: _Request, token_ids: Sequence[int], attempt: int) -> _Reque
     return again
 
 
+def patience_for(
+    request: pb.GenerateStreamRequest | pb.ChatStreamRequest, timeout_s: float
+) -> "Patience":
+    """None for several outputs: one alone can be asked for behind its tokens."""
+    return Patience(timeout_s if request.options.n <= 1 else 0.0)
+
+
 class Deadline:
     """When a call has to be over, however often its stream is opened."""
 

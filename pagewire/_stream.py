@@ -13,7 +13,7 @@ from typing import Protocol, Self
 
 import grpc
 
-from pagewire import _convert
+from pagewire._answers import Assembly
 from pagewire._errors import Cancelled, from_rpc_error
 from pagewire._resume import Patience, Reopen
 from pagewire._types import Completion, Delta
@@ -25,10 +25,12 @@ _Response = pb.GenerateStreamResponse | pb.ChatStreamResponse
 class _Output:
     """What both kinds of stream know: what has come so far, and how to stop the rest."""
 
-    def __init__(self, cancel: Callable[[], bool], target: str, patience: Patience) -> None:
+    def __init__(
+        self, cancel: Callable[[], bool], target: str, patience: Patience, num_outputs: int
+    ) -> None:
         self._target = target
         self._patience = patience
-        self._assembly = _convert.Assembly()
+        self._assembly = Assembly(num_outputs)
         self._is_closed = False
         self._hold(cancel)
 
@@ -57,7 +59,7 @@ class _Output:
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The text so far, of the first output."""
         return self._assembly.text
 
     def close(self) -> None:
@@ -81,16 +83,18 @@ class AioCall(Protocol):
 
 
 class Stream(_Output, Iterator[Delta]):
-    """The pieces of one output as they come.
+    """The pieces of an output as they come; of several, each with the index of its output.
 
     Leaving early stops the work on the server: `close()`, the end of a `with` block, and dropping
     the last reference all cancel the call.
     """
 
-    def __init__(self, reopen: Reopen[Call], target: str, patience: Patience) -> None:
+    def __init__(
+        self, reopen: Reopen[Call], target: str, patience: Patience, num_outputs: int
+    ) -> None:
         self._call = reopen((), 0)
         self._reopen = reopen
-        super().__init__(self._call.cancel, target, patience)
+        super().__init__(self._call.cancel, target, patience, num_outputs)
 
     def __next__(self) -> Delta:
         while True:
@@ -126,10 +130,12 @@ class Stream(_Output, Iterator[Delta]):
 class AsyncStream(_Output, AsyncIterator[Delta]):
     """The pieces of one output as they come; leaving early does what it does to a Stream."""
 
-    def __init__(self, reopen: Reopen[AioCall], target: str, patience: Patience) -> None:
+    def __init__(
+        self, reopen: Reopen[AioCall], target: str, patience: Patience, num_outputs: int
+    ) -> None:
         call = reopen((), 0)
         self._reopen = reopen
-        super().__init__(call.cancel, target, patience)
+        super().__init__(call.cancel, target, patience, num_outputs)
         self._responses = aiter(call)
 
     async def __anext__(self) -> Delta:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from os import PathLike
 from typing import Literal, TypedDict
 
+from pagewire._chat import ChatOptions, Message, ToolCall, ToolCallDelta
 from pagewire._structure import StructuredOutput
 
 
@@ -32,17 +33,8 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
-
-
 Prompt = str | Sequence[int]
 Pooling = Literal["last", "mean"]  # hidden states that stand for a text
-Messages = str | Sequence[Message | Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +74,8 @@ class CallOptions(TypedDict, total=False):
     `timeout_s` bounds the call, `math.inf` is no bound; `model` is needed only where several are
     served; `request_id` is for the server's logs. `priority` (smaller is more urgent) and `tenant`
     say how the request stands among others. Prompts share what was computed of a common beginning
-    with those of the same `cache_salt` alone, with none if `skip_prefix_cache`.
+    with those of the same `cache_salt` alone, with none if `skip_prefix_cache`. `n` is the number
+    of outputs, 1 to 16.
     """
 
     model: str
@@ -92,6 +85,7 @@ class CallOptions(TypedDict, total=False):
     tenant: str
     cache_salt: str
     skip_prefix_cache: bool
+    n: int
 
     temperature: float | None
     top_p: float | None
@@ -116,6 +110,10 @@ class CallOptions(TypedDict, total=False):
     prompt_logprobs: int | None
 
 
+class ChatCallOptions(CallOptions, ChatOptions, total=False):
+    """Keyword arguments of every call that answers a conversation."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """How likely a token was to the model itself, before temperature, penalties and filters."""
@@ -129,7 +127,7 @@ class TokenLogprobs:
 class Completion:
     """A whole output."""
 
-    text: str
+    text: str  # of a chat, the content alone
     token_ids: tuple[int, ...]  # the one that ended the output included
     finish_reason: FinishReason
     usage: Usage
@@ -139,11 +137,21 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
     prompt_token_ids: tuple[int, ...] = ()  # where prompt_logprobs are
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # None for the first, if asked for
+    reasoning: str = ""  # what the model thought before it answered
+    tool_calls: tuple[ToolCall, ...] = ()  # that it asks for
+    more: tuple["Completion", ...] = ()  # the other outputs, where n is above 1
+
+    @property
+    def message(self) -> Message:
+        """The answer as a turn of the conversation, which the next turns go behind."""
+        return Message(
+            "assistant", self.text, reasoning=self.reasoning or None, tool_calls=self.tool_calls
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of output; the last one has a finish_reason and the usage."""
+    """A piece of output; the last one of each output has a finish_reason and the usage."""
 
     text: str  # may be empty: some tokens do not complete a character
     token_ids: tuple[int, ...]
@@ -153,6 +161,9 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
     prompt_token_ids: tuple[int, ...] = ()  # where prompt_logprobs are: in the first piece
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # None for the first, if asked for
+    reasoning: str = ""  # more of what the model thinks before it answers
+    tool_calls: tuple[ToolCallDelta, ...] = ()  # pieces of them, in order
+    index: int = 0  # of the n outputs, the one that this belongs to
 
 
 @dataclass(frozen=True, slots=True)

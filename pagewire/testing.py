@@ -13,13 +13,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Self
 
 import grpc
 
 from pagewire._aio import AsyncClient
+from pagewire._chat import Message, ToolCall
 from pagewire._client import Client
 from pagewire._errors import BY_STATUS, PagewireError
 from pagewire.v1 import inference_pb2 as pb
@@ -29,7 +30,7 @@ MODEL_NAME = "fake"
 NUM_THREADS = 32
 _STATUS_OF = {kind: status for status, kind in reversed(BY_STATUS.items())}
 
-Answer = str | Callable[[str], str]
+Answer = str | Message | Callable[[str], str | Message]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Asked:
     prompt: str  # of a conversation: the last turn
     turns: tuple[tuple[str, str], ...]  # role and content; empty without a conversation
     options: pb.GenerationOptions
+    chat: pb.ChatOptions = field(default_factory=pb.ChatOptions)  # tools and so on
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,12 @@ class _Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
+class _Reply:
     """An output before it is put into messages."""
 
     words: tuple[str, ...]
+    reasoning: str | None
+    tool_calls: Sequence[ToolCall]
     reason: types_pb2.FinishReason
     stop: str | None
     usage: types_pb2.Usage
@@ -60,7 +64,8 @@ class _Text:
 class FakeServer:
     """Answers every prompt with a text, or with what a function makes of the prompt.
 
-    `max_tokens` and `stop` hold, what else is asked is noted in `asked` and changes nothing.
+    A Message brings its reasoning and tool calls along. `max_tokens` and `stop` hold for the text,
+    and of `n` outputs all are alike; what else is asked is noted in `asked` and changes nothing.
     """
 
     def __init__(self, answer: Answer = "This is a test.") -> None:
@@ -130,8 +135,10 @@ class _Service(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.GenerateRequest, context: grpc.ServicerContext
     ) -> pb.GenerateResponse:
         asked = Asked(_text_of(request.prompt), (), request.options)
-        request_id, output = self._whole(asked, context)
-        return pb.GenerateResponse(request_id=request_id, model=MODEL_NAME, output=output)
+        request_id, (output, *more) = self._whole(asked, context)
+        return pb.GenerateResponse(
+            request_id=request_id, model=MODEL_NAME, output=output, more_outputs=more
+        )
 
     def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: grpc.ServicerContext
@@ -141,8 +148,10 @@ class _Service(inference_pb2_grpc.InferenceServiceServicer):
             yield pb.GenerateStreamResponse(request_id=request_id, model=MODEL_NAME, delta=delta)
 
     def Chat(self, request: pb.ChatRequest, context: grpc.ServicerContext) -> pb.ChatResponse:
-        request_id, output = self._whole(_asked_in(request), context)
-        return pb.ChatResponse(request_id=request_id, model=MODEL_NAME, output=output)
+        request_id, (output, *more) = self._whole(_asked_in(request), context)
+        return pb.ChatResponse(
+            request_id=request_id, model=MODEL_NAME, output=output, more_outputs=more
+        )
 
     def ChatStream(
         self, request: pb.ChatStreamRequest, context: grpc.ServicerContext
@@ -169,36 +178,30 @@ class _Service(inference_pb2_grpc.InferenceServiceServicer):
         )
         return pb.ListModelsResponse(models=[model])
 
-    def _whole(self, asked: Asked, context: grpc.ServicerContext) -> tuple[str, pb.Output]:
+    def _whole(self, asked: Asked, context: grpc.ServicerContext) -> tuple[str, list[pb.Output]]:
         failure = self._server._take(asked)
         if failure is not None:
             _fail(failure, context)
-        text = _text(self._server.answer, asked)
-        output = pb.Output(
-            text="".join(text.words), finish_reason=text.reason, usage=text.usage,
-            token_ids=map(ord, "".join(text.words)), stop_string=text.stop,
-        )  # fmt: skip
-        return asked.options.request_id or "fake-1", output
+        reply = _reply(self._server.answer, asked)
+        outputs = [_output(reply, index) for index in range(asked.options.n or 1)]
+        return asked.options.request_id or "fake-1", outputs
 
     def _pieces(
         self, asked: Asked, context: grpc.ServicerContext
     ) -> Iterator[tuple[str, pb.OutputDelta]]:
-        failure, text = self._server._take(asked), _text(self._server.answer, asked)
-        request_id, num_known = asked.options.request_id or "fake-1", 0
-        known = len(asked.options.resume_token_ids)
-        words = [*text.words, ""] if not text.words else [*text.words]
-        for index, word in enumerate(words):
-            if failure is not None and index == failure.after_words:
-                _fail(failure, context)
-            new, num_known = word[max(known - num_known, 0) :], num_known + len(word)
-            delta = pb.OutputDelta(text=new, token_ids=map(ord, new))
-            if index == len(words) - 1:
-                delta.finish_reason = text.reason
-                delta.usage.CopyFrom(text.usage)
-                if text.stop is not None:
-                    delta.stop_string = text.stop
-            if new or delta.finish_reason:
-                yield request_id, delta
+        failure, reply = self._server._take(asked), _reply(self._server.answer, asked)
+        num_known = len(asked.options.resume_token_ids)
+        for index in range(asked.options.n or 1):
+            for num_words, delta in enumerate(_deltas(reply, index)):
+                if failure is not None and num_words == failure.after_words:
+                    _fail(failure, context)
+                num_skipped = min(num_known, len(delta.text))
+                num_known -= num_skipped
+                if num_skipped:
+                    delta.text, delta.reasoning = delta.text[num_skipped:], ""
+                    del delta.token_ids[:num_skipped]
+                if delta.text or delta.finish_reason:
+                    yield asked.options.request_id or "fake-1", delta
 
 
 def _fail(failure: _Failure, context: grpc.ServicerContext) -> None:
@@ -211,21 +214,53 @@ def _text_of(prompt: pb.Prompt) -> str:
 
 def _asked_in(request: pb.ChatRequest | pb.ChatStreamRequest) -> Asked:
     turns = tuple((turn.role, turn.content) for turn in request.messages)
-    return Asked(turns[-1][1] if turns else "", turns, request.options)
+    return Asked(turns[-1][1] if turns else "", turns, request.options, request.chat)
 
 
-def _text(answer: Answer, asked: Asked) -> _Text:
-    text = answer if isinstance(answer, str) else answer(asked.prompt)
-    reason, stop = types_pb2.FINISH_REASON_STOP, _first_stop(text, asked.options.stop)
+def _reply(answer: Answer, asked: Asked) -> _Reply:
+    if not isinstance(answer, str | Message):
+        answer = answer(asked.prompt)
+    message = Message("assistant", answer) if isinstance(answer, str) else answer
+    text, options = message.content, asked.options
+    reason, stop = types_pb2.FINISH_REASON_STOP, _first_stop(text, options.stop)
     if stop is not None:
         text = text[: text.index(stop)]
-    sampling = asked.options.sampling
-    if sampling.HasField("max_tokens") and len(text) > sampling.max_tokens:
-        text, reason, stop = text[: sampling.max_tokens], types_pb2.FINISH_REASON_LENGTH, None
+    most = options.sampling.max_tokens if options.sampling.HasField("max_tokens") else len(text)
+    if len(text) > most:
+        text, reason, stop = text[:most], types_pb2.FINISH_REASON_LENGTH, None
     usage = types_pb2.Usage(prompt_tokens=len(asked.prompt), completion_tokens=len(text))
-    return _Text(tuple(re.findall(r"\s*\S+\s*$|\s*\S+|\s+", text)), reason, stop, usage)
+    words = tuple(re.findall(r"\s*\S+\s*$|\s*\S+|\s+", text))
+    return _Reply(words, message.reasoning, message.tool_calls, reason, stop, usage)
 
 
 def _first_stop(text: str, stops: Sequence[str]) -> str | None:
     found = [(text.index(stop), stop) for stop in stops if stop in text]
     return min(found)[1] if found else None
+
+
+def _output(reply: _Reply, index: int) -> pb.Output:
+    text = "".join(reply.words)
+    return pb.Output(
+        text=text,
+        token_ids=map(ord, text),
+        finish_reason=reply.reason,
+        stop_string=reply.stop,
+        usage=reply.usage,
+        index=index,
+        reasoning=reply.reasoning,
+        tool_calls=(pb.ToolCall(**asdict(call)) for call in reply.tool_calls),
+    )
+
+
+def _deltas(reply: _Reply, index: int) -> list[pb.OutputDelta]:
+    """A word each; the reasoning comes with the first, the calls and the end with the last."""
+    deltas = [
+        pb.OutputDelta(text=word, token_ids=map(ord, word), index=index)
+        for word in reply.words or ("",)
+    ]
+    deltas[0].reasoning = reply.reasoning or ""
+    last = pb.OutputDelta(finish_reason=reply.reason, stop_string=reply.stop, usage=reply.usage)
+    for number, call in enumerate(reply.tool_calls):
+        last.tool_calls.add(index=number, **asdict(call))
+    deltas[-1].MergeFrom(last)
+    return deltas

@@ -6,10 +6,11 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
+from pagewire._chat import Message
 from pagewire._client import Client
 from pagewire._errors import PagewireError
 from pagewire._terminal import Style, is_terminal
-from pagewire._types import Message, SamplingParams
+from pagewire._types import Delta, SamplingParams
 from pagewire.cli.options import (
     add_command,
     add_connection,
@@ -112,13 +113,12 @@ class Chat:
 
     def _answer(self, line: str) -> None:
         turns = [*self.history, Message("user", line)]
-        clock = AnswerClock()
+        clock, is_thinking = AnswerClock(), False
         with self._client.stream_chat(turns, self._params, model=self._model) as stream:
             try:
                 for delta in stream:
                     clock.count(len(delta.token_ids))
-                    self._out.write(delta.text)
-                    self._out.flush()
+                    is_thinking = self._show(delta, is_thinking)
                 outcome = clock.summary()
             except KeyboardInterrupt:
                 outcome = f"stopped; {clock.summary()}"
@@ -129,6 +129,18 @@ class Chat:
         self.history = [*turns, Message("assistant", stream.text)]
         self._out.write("\n")
         self.note(outcome)
+
+    def _show(self, delta: Delta, is_thinking: bool) -> bool:
+        """Writes a piece, what the model thinks dimmed and on lines of its own; whether it does."""
+        if delta.reasoning:
+            self._out.write(self._style.dim(delta.reasoning))
+            is_thinking = True
+        if delta.text and is_thinking:
+            self._out.write("\n")
+            is_thinking = False
+        self._out.write(delta.text)
+        self._out.flush()
+        return is_thinking
 
 
 class AnswerClock:

@@ -12,9 +12,10 @@ import time
 
 import pytest
 
-from pagewire import cli
+from pagewire import Message, cli
 from pagewire._terminal import Progress, Style
 from pagewire.cli import explain
+from pagewire.testing import FakeServer
 from pagewire.v1 import debug_pb2
 
 
@@ -151,6 +152,14 @@ def test_chat_keeps_the_conversation_and_obeys_commands(gateway, typed, capsys):
     assert "tokens/s" in out
     assert "first after" in out
     assert "/nonsense: no such command" in out
+
+
+def test_chat_shows_what_the_model_thinks_on_lines_of_its_own(typed, capsys):
+    answer = Message("assistant", "It is Paris.", reasoning="France, then.")
+    with FakeServer(answer) as server:
+        typed("What is the capital of France?\n")
+        assert cli.main(["chat", "--target", server.target]) == 0
+    assert capsys.readouterr().out.startswith("France, then.\nIt is Paris.\n")
 
 
 def test_chat_goes_on_after_a_failure_and_forgets_the_question(gateway, typed, capsys):
