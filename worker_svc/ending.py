@@ -7,11 +7,13 @@ lost answers every step with an error, and a step that hangs is never answered.
 import faulthandler
 import logging
 import os
+import signal
 import threading
 from enum import IntEnum
 from typing import NoReturn
 
 LAST_WORDS_S = 2.0
+WHERE_ARE_YOU = signal.SIGUSR2
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,12 @@ class Ending(IntEnum):
     RANKS_APART = 70  # ranks stand at different places and cannot go on together
     DEVICE_LOST = 71  # every call of the device fails until its context is made anew
     STEP_OVERDUE = 72  # a step took longer than --step-limit-s
+
+
+def prepare() -> None:
+    """Has this process say where its threads stand when it is asked to, or crashes."""
+    faulthandler.enable()
+    faulthandler.register(WHERE_ARE_YOU)
 
 
 def end_process(ending: Ending, reason: str, with_stacks: bool = False) -> NoReturn:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from worker_svc import config
+from worker_svc import config, ending
 from worker_svc.config import WorkerConfig
 from worker_svc.lifeline import Lifeline
 from worker_svc.order_pipe import OrderPipe
@@ -21,6 +21,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     settings = config.parse(options.arguments)
     config.prepare_environment()
+    ending.prepare()
     lifeline = Lifeline(options.lifeline)
     lifeline.start()
     pipes = [OrderPipe(int(descriptor)) for descriptor in options.orders.split(",")]

@@ -18,13 +18,36 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from worker_svc.ending import meaning
+from worker_svc.ending import WHERE_ARE_YOU, Ending, meaning
 from worker_svc.lifeline import BEAT_S, Silence, hear, make_pair
 
 STOP_S = 10.0
 START_SILENCE_S = 60.0
+LAST_WORDS_S = 0.3
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An event: the process of a rank has ended."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spoke:
+    """An event: a rank has said something."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a group cannot go on."""
+
+    reason: str
+    is_hang: bool
 
 
 @dataclass(slots=True)
@@ -47,6 +70,12 @@ class Ranks:
             process.wait()
         for lifeline in self.lifelines:
             lifeline.close()
+
+    def tell_where_they_are(self) -> None:
+        """Has each rank that still can log where its threads stand; no interpreter is asked."""
+        for process in self.processes:
+            process.send_signal(WHERE_ARE_YOU)  # nothing, if it has ended
+        time.sleep(LAST_WORDS_S)
 
     def stop(self) -> int:
         """Asks all of them to end, and sees to it; returns the exit code of rank 0."""
@@ -75,11 +104,13 @@ def run(size: int, arguments: Sequence[str], rank_timeout_s: float) -> int:
             loss = _watch(ranks, signalled, rank_timeout_s)
             if loss is None:
                 return ranks.stop()
+            if loss.is_hang:
+                ranks.tell_where_they_are()
             ranks.kill()
             if not ranks.is_ready:
-                log.error("%s before the group was ready", loss)
+                log.error("%s before the group was ready", loss.reason)
                 return 1
-            log.error("%s: all ranks start again", loss)
+            log.error("%s: all ranks start again", loss.reason)
             port, arguments = ranks.port, _without_failpoints(arguments)
 
 
@@ -128,43 +159,26 @@ def _start_rank(
     )
 
 
-def _watch(ranks: Ranks, signalled: socket.socket, rank_timeout_s: float) -> str | None:
+def _watch(ranks: Ranks, signalled: socket.socket, rank_timeout_s: float) -> Loss | None:
     """Waits until a rank is lost, and returns how; None: a signal came first."""
     silence = Silence(len(ranks.processes))
     before_s = time.monotonic()
     with _events(ranks, signalled) as selector:
         while True:
-            for key, _ in selector.select(BEAT_S):
-                match key.data:
-                    case None:
-                        return None
+            events = [key.data for key, _ in selector.select(BEAT_S)]
+            if None in events:
+                return None
+            for event in events:
+                match event:
                     case Ended(rank):
-                        return f"rank {rank} ended with {meaning(ranks.processes[rank].wait())}"
-                    case Spoke(rank) if _hear(ranks, rank):
-                        silence.heard(rank)
-                    case Spoke(rank):  # its process is about to end
-                        selector.unregister(key.fileobj)
-            silence.tick(time.monotonic() - before_s)
-            before_s = time.monotonic()
-            # What start-up calls may hold the interpreter for seconds.
-            limit_s = rank_timeout_s if ranks.is_ready else max(rank_timeout_s, START_SILENCE_S)
-            for rank, silent_s in enumerate(silence.seconds):
-                if silent_s > limit_s:
-                    return f"rank {rank}: no sign of life for {silent_s:.1f} s"
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """An event: the process of a rank has ended."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Spoke:
-    """An event: a rank has said something."""
-
-    rank: int
+                        return _end_of(rank, ranks)
+                    case Spoke(rank):
+                        _hear(rank, ranks, silence, selector)
+            now_s = time.monotonic()
+            silence.tick(now_s - before_s)
+            before_s = now_s
+            if (loss := _too_silent(ranks, silence, rank_timeout_s)) is not None:
+                return loss
 
 
 @contextmanager
@@ -180,13 +194,30 @@ def _events(ranks: Ranks, signalled: socket.socket) -> Iterator[selectors.BaseSe
         yield selector
 
 
-def _hear(ranks: Ranks, rank: int) -> bool:
-    """Whether it was a sign of life. Rank 0 says, once, that the group is ready, and its port."""
+def _end_of(rank: int, ranks: Ranks) -> Loss:
+    code = ranks.processes[rank].wait()
+    return Loss(f"rank {rank} ended with {meaning(code)}", is_hang=code == Ending.STEP_OVERDUE)
+
+
+def _hear(rank: int, ranks: Ranks, silence: Silence, selector: selectors.BaseSelector) -> None:
+    """Most often a sign of life. Rank 0 says, once, that the group is ready, and its port."""
     port = hear(ranks.lifelines[rank])
+    if port is None:  # its process is about to end
+        selector.unregister(ranks.lifelines[rank])
+        return
+    silence.heard(rank)
     if port:
         ranks.port = port
         log.info("%d ranks are ready, rank 0 on port %d", len(ranks.processes), port)
-    return port is not None
+
+
+def _too_silent(ranks: Ranks, silence: Silence, rank_timeout_s: float) -> Loss | None:
+    # What start-up calls may hold the interpreter for seconds.
+    limit_s = rank_timeout_s if ranks.is_ready else max(rank_timeout_s, START_SILENCE_S)
+    for rank, silent_s in enumerate(silence.seconds):
+        if silent_s > limit_s:
+            return Loss(f"rank {rank}: no sign of life for {silent_s:.1f} s", is_hang=True)
+    return None
 
 
 @contextmanager

@@ -80,8 +80,8 @@ class RankGroup:
     @property
     def ranks(self) -> list[int]:
         """Process ids by rank, of the newest start."""
-        lines = [line for line in self.log.splitlines() if "is process" in line]
-        return [int(line.rsplit(" ", 1)[1]) for line in lines[-len(lines) // self.num_starts :]]
+        started = re.findall(r"rank \d+ is process (\d+)\n", self.log)
+        return [int(pid) for pid in started[-len(started) // self.num_starts :]]
 
     @contextmanager
     def worker(self) -> Iterator[Worker]:
@@ -270,6 +270,8 @@ def test_streams_end_as_if_nothing_had_happened_when_a_rank_is_killed_or_stopped
     assert tokens == calm
     group.wait_until_ready(group.num_starts)
     assert re.search(said, group.log[logged:])
+    has_said_where = re.search(r"line \d+ in all_reduce", group.log[logged:]) is not None
+    assert has_said_where is (number is signal.SIGSTOP)
     assert not [pid for pid in before if is_running(pid)]
     assert asyncio.run(run_requests(group.port)) == calm
 
