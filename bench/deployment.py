@@ -32,7 +32,8 @@ class Deployment:
 
     scheduler: str  # address
     worker: str
-    pids: dict[str, int]  # scheduler and worker
+    pids: dict[str, int]
+    worker_log: Path  # scheduler and worker
 
     def decode_time(self) -> timing_pb2.DecodeTime:
         """What the worker's device did with decode steps since it started."""
@@ -86,7 +87,7 @@ def serving(
             children.append((child, path))
             pids[name] = child.pid
         _wait_until_ready(scheduler, children)
-        yield Deployment(scheduler, worker, pids)
+        yield Deployment(scheduler, worker, pids, Path(logs) / "worker")
 
 
 def _stop(child: "subprocess.Popen[bytes]") -> None:

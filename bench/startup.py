@@ -4,7 +4,8 @@
 
 Scheduler and worker start together on a checkpoint of random weights; a client asks for one token
 as soon as the scheduler is ready. Kernels are cached in a folder of this run's own, so that the
-first start is a cold one. The checkpoint's pages are in the system's cache both times.
+first start is a cold one. The checkpoint's pages are in the system's cache both times. Below each
+start stands where the worker's part of it went, in milliseconds, as its log has it.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench import checkpoints
@@ -23,12 +25,22 @@ from bench.records import add_json, writer
 from bench.workloads import Request
 
 
-def measure(model: Path, worker_options: Sequence[str]) -> float:
-    """Seconds until the first token of a fresh start."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One fresh start."""
+
+    seconds: float  # until the first token
+    phases: str  # where the worker says that its part went
+
+
+def measure(model: Path, worker_options: Sequence[str]) -> Start:
+    """Starts both, asks for a token and stops them."""
     started_s = time.perf_counter()
     with serving(model, worker_options, ()) as served:
         asyncio.run(drive(served.scheduler, [Request(list(range(100, 164)), 1)], 0.0, "first"))
-        return time.perf_counter() - started_s
+        seconds = round(time.perf_counter() - started_s, 1)
+        _, _, phases = served.worker_log.read_text().partition("ready after ")
+        return Start(seconds, phases.partition("\n")[0])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,11 +59,16 @@ def main(arguments: Sequence[str]) -> int:
         tempfile.TemporaryDirectory(prefix="pagewire-bench-") as kernels,
     ):
         os.environ["TRITON_CACHE_DIR"] = kernels  # for the processes to come
-        seconds = []
+        starts = []
         for index in range(1 + options.warm_starts):
-            seconds.append(round(measure(model, options.worker), 1))
-            print(f"{'warm' if index else 'cold'} start to first token: {seconds[-1]:.1f} s")
-    emit("startup", {"shape": options.shape, "cold_s": seconds[0], "warm_s": seconds[1:]})
+            start = measure(model, options.worker)
+            print(f"{'warm' if index else 'cold'} start to first token: {start.seconds:.1f} s")
+            print(f"  of the worker: {start.phases}", flush=True)
+            starts.append(start)
+    cold, *warm = starts
+    seconds = {"cold_s": cold.seconds, "warm_s": [start.seconds for start in warm]}
+    phases = {"cold_phases": cold.phases, "warm_phases": [start.phases for start in warm]}
+    emit("startup", {"shape": options.shape, **seconds, **phases})
     return 0
 
 

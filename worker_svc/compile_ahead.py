@@ -86,7 +86,7 @@ def start(
     gpu = only_kind(gpus() if found is None else found)
     if gpu is None or config.device == "cpu" or config.tensor_parallel_size > 1:
         return None
-    job = Job(folder, dtype or config.dtype, config, gpu.arch)
+    job = Job(folder.absolute(), dtype or config.dtype, config, gpu.arch)
     try:
         mark = _cache_folder() / f"pagewire-{key(job, gpu)}"
     except OSError:  # the load will say what is missing

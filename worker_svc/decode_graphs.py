@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kernels.decode_inputs import DecodeInputs, gather_decode_inputs
 from worker_svc.attention import AttentionBatch
@@ -66,9 +67,8 @@ class DecodeGraphs:
         self._graphs: dict[_Variant, torch.cuda.CUDAGraph] = {}
 
     def rehearsals(self) -> list[Callable[[], None]]:
-        """Each step that `capture` captures, as a call that runs it for nobody."""
-        variants = [_Variant(size, filters) for size in self.sizes for filters in (False, True)]
-        return [partial(self._step, variant) for variant in variants]
+        """Everything that `capture` captures, as calls that run it for nobody."""
+        return [partial(self._rehearse, size) for size in self.sizes]
 
     def capture(self, sizes: tuple[int, ...] | None = None) -> None:
         """Captures all sizes or those given, largest first, since it decides the memory."""
@@ -80,6 +80,7 @@ class DecodeGraphs:
         stream = torch.cuda.Stream(self._slots.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             for size in sorted(sizes or self.sizes, reverse=True):
+                self._rehearse(size)  # compiles, and lets the libraries make their workspaces
                 for filters in (False, True):
                     variant = _Variant(size, filters)
                     self._graphs[variant] = _capture(partial(self._step, variant), pool)
@@ -113,8 +114,18 @@ class DecodeGraphs:
         self._batch_slots.copy_(pinned, non_blocking=True)
         self._loaded = slots
 
+    def _rehearse(self, size: int) -> None:
+        part = self._model.vocab_part(self._forward(size))
+        for filters in (False, True):
+            self._slots.draw(part, self._batch_slots[:size], filters)
+
     def _step(self, variant: _Variant) -> None:
-        size, held = variant.size, self._slots
+        part = self._model.vocab_part(self._forward(variant.size))
+        self._slots.draw(part, self._batch_slots[: variant.size], variant.filters)
+
+    def _forward(self, size: int) -> Tensor:
+        """The newest tokens of the batch's first slots -> hidden states [size, hidden]."""
+        held = self._slots
         rows, inputs = self._batch_slots[:size], self._inputs.first(size)
         gather_decode_inputs(
             rows, held.slot_state, held.token_rows, held.block_tables, self._limits.block_size,
@@ -128,12 +139,10 @@ class DecodeGraphs:
             max_seqlen_q=1,
             max_context_len=self._limits.max_model_len,
         )
-        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._kv_cache, batch)
-        held.draw(self._model.vocab_part(hidden), rows, variant.filters)
+        return self._model.forward(inputs.token_ids, inputs.positions, self._kv_cache, batch)
 
 
 def _capture(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    step()  # compiles, and lets the libraries make their workspaces
     graph = torch.cuda.CUDAGraph()
     # Other threads may ask the device for something meanwhile, such as the debug service.
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from kernels import compile_only
 from kernels.compile_only import Specialization
@@ -69,6 +70,24 @@ def _run_and_exit(call: Callable[[], object]) -> None:
         os._exit(code)  # what the parent has opened is the parent's to close
 
 
+def _know_shapes() -> torch.library.Library:
+    """The shapes of a few operations on meta, while the result lives.
+
+    To find them out torch would load parts of its compiler, which takes seconds.
+    """
+    shapes: dict[str, Callable[..., Tensor]] = {
+        "mm": lambda x, w: x.new_empty((x.shape[0], w.shape[1])),
+        "addmm": lambda _, x, w, **__: x.new_empty((x.shape[0], w.shape[1])),
+        "addmm_": lambda total, *_, **__: total,
+        "embedding": lambda table, ids, *_: table.new_empty((*ids.shape, table.shape[1])),
+        "empty_like": lambda x, dtype=None, **_: x.new_empty(x.shape, dtype=dtype),
+    }
+    library = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
+    for operation, shape in shapes.items():
+        library.impl(operation, shape)  # type: ignore[no-untyped-call]
+    return library
+
+
 def rehearse(job: Job, on_new: Callable[[Specialization], None]) -> None:
     """Calls `on_new` for each kernel that the worker will launch, in the order it will."""
     compile_only.note_launches(job.arch, on_new)
@@ -76,7 +95,7 @@ def rehearse(job: Job, on_new: Callable[[Specialization], None]) -> None:
     dtype = resolve_dtype(job.dtype, torch.device("cuda"), shape.checkpoint_dtype)
     max_model_len = job.config.max_model_len or shape.max_model_len
     limits = startup.shape_limits(job.config, "cuda", max_model_len, shape.vocab_size)
-    meta = torch.device("meta")
+    meta, _known = torch.device("meta"), _know_shapes()
     model = Decoder(shape, dtype, meta, max_model_len)
     model.pack()
     if model.fused is None:

@@ -22,6 +22,7 @@ from worker_svc.description import Description, ModelFacts
 from worker_svc.model_runner import ModelRunner
 from worker_svc.parallel import Group
 from worker_svc.ranks import Ranks
+from worker_svc.start_clock import StartClock
 from worker_svc.startup import LoadedModel
 
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class Lifecycle:
         self._config = config
         self._compute = compute
         self._on_phase = on_phase
+        self._clock = StartClock()
         self._incarnation = secrets.randbits(63) + 1
         self._busy = threading.Lock()
         self._phase = Phase.STARTED
@@ -103,11 +105,12 @@ class Lifecycle:
         """STARTED to LOADED: reads the weights. `compiling` if that has begun already."""
         with self._moving("LoadModel", Phase.STARTED, Phase.LOADED, during=Phase.LOADING):
             self._ranks.load_model(folder, dtype, served_model_name)
-            self._model = self._together(
-                lambda group: startup.load(
-                    self._config, folder, dtype, served_model_name, group, compiling
+            with self._clock.phase("weights"):
+                self._model = self._together(
+                    lambda group: startup.load(
+                        self._config, folder, dtype, served_model_name, group, compiling
+                    )
                 )
-            )
             return self._model.facts
 
     def initialize_cache(self, num_blocks: int) -> int:
@@ -116,9 +119,12 @@ class Lifecycle:
             model = self._model
             assert model is not None  # LOADED says so
             self._ranks.initialize_cache(num_blocks)
-            runner = self._together(
-                lambda group: startup.build_runner(self._config, model, num_blocks)
-            )
+            with self._clock.phase("kernels"):
+                startup.finish_compiling(model)
+            with self._clock.phase("cache"):
+                runner = self._together(
+                    lambda group: startup.build_runner(self._config, model, num_blocks)
+                )
             description = startup.describe(model, runner, self._incarnation)
             addresses = self._ranks.addresses(self._address)
             self._description = replace(description, rank_addresses=addresses)
@@ -131,7 +137,9 @@ class Lifecycle:
             runner, description = self._runner, self._description
             assert runner is not None and description is not None  # CACHE_READY says so
             self._ranks.warm_up()
-            self._together(lambda group: runner.warm_up())
+            with self._clock.phase("warm-up"):
+                self._together(lambda group: runner.warm_up())
+            log.info("ready after %s", self._clock.report())
             return description
 
     def start_up(self, folder: Path, compiling: CompileAhead | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     folder: Path
-    compiling: CompileAhead | None  # to be waited for before anything runs
+    compiling: CompileAhead | None  # see `finish_compiling`
     candidates: Candidates  # that may attend
 
 
@@ -61,6 +62,8 @@ def load(
     shape.check_length(max_model_len)
     candidates = _candidates(config, device, dtype, shape.head_dim)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
+    if device.type == "cuda":
+        threading.Thread(target=_read_compiler, name="read-compiler", daemon=True).start()
     if compiling is None and device.type == "cuda":
         compiling = compile_ahead.start(config, folder, dtype_name)
     decoder = load_model(folder, dtype, device, max_model_len, group)
@@ -77,10 +80,21 @@ def load(
     return LoadedModel(decoder, facts, dtype, device, folder, compiling, candidates)
 
 
-def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelRunner:
-    """Allocates the cache, `num_blocks` blocks or as many as fit, and the slots."""
+def _read_compiler() -> None:
+    """Triton looks for kernels under a digest of all its files: a third of a second to make."""
+    from kernels import compile_only  # noqa: PLC0415 - Triton is only where CUDA is
+
+    compile_only.read_compiler()
+
+
+def finish_compiling(model: LoadedModel) -> None:
+    """To be called before anything runs, lest the worker compiles what a helper is compiling."""
     if model.compiling is not None:
         model.compiling.wait()
+
+
+def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelRunner:
+    """Allocates the cache, `num_blocks` blocks or as many as fit, and the slots."""
     group = model.decoder.group
     _choose_attention(config, model)
     num_blocks = num_blocks or group.smallest(lambda: _num_blocks_that_fit(config, model))
