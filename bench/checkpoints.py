@@ -1,11 +1,16 @@
-"""Random checkpoints of real shapes for benchmarks: speed does not depend on what a model knows."""
+"""Random checkpoints of real shapes for benchmarks: speed does not depend on what a model knows.
 
+python -m bench.checkpoints --shape qwen3-8b FOLDER
+"""
+
+import argparse
 import contextlib
 import json
 import math
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,11 +46,18 @@ BYTES_PER_WEIGHT = 2
 
 @contextlib.contextmanager
 def temporary(name: str, num_layers: int = 0) -> Iterator[Path]:
-    """A shape's model folder for the length of a block, in memory where there is room for it."""
+    """A shape's model folder for the length of a block; 0: with all its layers."""
+    with room(name) as folder:
+        yield write(folder, name, num_layers)
+
+
+@contextlib.contextmanager
+def room(name: str) -> Iterator[Path]:
+    """An empty folder for a shape's checkpoint, in memory where there is enough of it."""
     fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > _num_bytes(name) * 1.1
     where = SHARED_MEMORY if fits else None
     with tempfile.TemporaryDirectory(prefix="pagewire-bench-", dir=where) as folder:
-        yield write(Path(folder), name, num_layers)
+        yield Path(folder)
 
 
 def write(folder: Path, name: str, num_layers: int = 0) -> Path:
@@ -125,3 +137,21 @@ def _parts(shape: Shape) -> Iterator[dict[str, tuple[int, ...]]]:
             "mlp.down_proj": (hidden, inner),
         }
         yield {f"model.layers.{layer}.{name}.weight": size for name, size in sizes.items()}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Writes a checkpoint."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.checkpoints", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--shape", choices=SHAPES, required=True)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args(arguments)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    write(options.folder, options.shape)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -14,9 +14,10 @@ import grpc
 
 from bench.product import ROOT, free_ports
 from pagewire.v1 import (
+    debug_pb2,
+    debug_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
-    timing_pb2,
     worker_pb2,
     worker_pb2_grpc,
 )
@@ -24,6 +25,7 @@ from pagewire.v1 import (
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 10.0
 ASK_TIMEOUT_S = 5.0
+MOST_STEPS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,19 @@ class Deployment:
     pids: dict[str, int]
     worker_log: Path  # scheduler and worker
 
-    def decode_time(self) -> timing_pb2.DecodeTime:
-        """What the worker's device did with decode steps since it started."""
+    def describe(self) -> worker_pb2.DescribeResponse:
+        """What the worker has done so far; its decode_time is its device's."""
         with grpc.insecure_channel(self.worker) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
-            answer = stub.Describe(worker_pb2.DescribeRequest(), timeout=ASK_TIMEOUT_S)
-            return answer.decode_time
+            return stub.Describe(worker_pb2.DescribeRequest(), timeout=ASK_TIMEOUT_S)
+
+    def last_steps(self) -> list[debug_pb2.StepSummary]:
+        """The worker's last steps, as many as it remembers, newest first."""
+        unlimited = [("grpc.max_receive_message_length", -1)]
+        with grpc.insecure_channel(self.worker, unlimited) as channel:
+            stub = debug_pb2_grpc.DebugServiceStub(channel)
+            request = debug_pb2.ListStepsRequest(limit=MOST_STEPS)
+            return list(stub.ListSteps(request, timeout=ASK_TIMEOUT_S).steps)
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache, so that the same prompts are computed again."""

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import checkpoints
-from bench.records import add_json, spread, writer
+from bench.records import Results, add_json, spread
 from worker_svc import parallel, startup
 from worker_svc.config import ALL_REDUCES, WorkerConfig
 from worker_svc.device import resolve_device, set_num_threads
@@ -49,6 +49,7 @@ class Options:
     repeat: int
     layers: int  # 0: all that the shape has
     all_reduce: str
+    model: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,9 @@ def _checkpoint(options: Options, place: Place) -> Iterator[Path]:
     if place.rank > 0:
         yield place.folder
         return
+    if options.model is not None:
+        yield options.model
+        return
     with checkpoints.temporary(options.shape, options.layers) as folder:
         yield folder
 
@@ -203,21 +207,21 @@ def _group(options: Options, place: Place, folder: Path) -> Iterator[Group]:
 
 def main(arguments: Sequence[str]) -> int:
     options, place, json_path = parse(arguments)
-    emit = writer(json_path, ["python", "-m", "bench.gpu_steps", *arguments])
+    told = Results(json_path, ["python", "-m", "bench.gpu_steps", *arguments])
     results = run(options, place)
     if place.rank > 0:
         # Communicators would wait at the end for ranks that have ended.
         os._exit(0)
-    print(
+    told.say(
         f"{'batch':>6} {'step us':>9} {'device us':>10} {'bubble us':>10} {'host us':>8} tokens/s"
     )
     given = asdict(options)
-    del given["batches"]
+    del given["batches"], given["model"]
     for batch, found in results.items():
         values = {name: spread([getattr(one, name) for one in found], 1) for name in FIELDS}
         step, device, bubble, host, rate = (values[name]["median"] for name in FIELDS)
-        print(f"{batch:6} {step:9.0f} {device:10.0f} {bubble:10.0f} {host:8.0f} {rate:8.0f}")
-        emit("runner_steps", {**given, "batch": batch, **values})
+        told.say(f"{batch:6} {step:9.0f} {device:10.0f} {bubble:10.0f} {host:8.0f} {rate:8.0f}")
+        told.add("runner_steps", {**given, "batch": batch, **values})
     if options.tensor_parallel_size > 1:
         logging.shutdown()
         sys.stdout.flush()
@@ -232,6 +236,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, Place, str | None]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--shape", choices=checkpoints.SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--model", type=Path, help="a folder with the shape's checkpoint")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])
     parser.add_argument("--context", type=int, default=576)
     parser.add_argument("--steps", type=int, default=100)

@@ -5,10 +5,9 @@ times the L2 cache, so that nothing is read from it that a real step would have 
 """
 
 import argparse
-import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bench.records import Results, add_json
 from kernels.decode_attention import decode_workspace, paged_decode_attention
 from kernels.linear import linear, pays
 from kernels.prefill_attention import paged_attention
@@ -245,11 +245,13 @@ GROUPS: dict[str, Callable[[], Iterator[Timing]]] = {
 }
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> int:
+    """Times the ceilings, then the kernels chosen."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
     parser.add_argument("--only", choices=list(GROUPS), help="time one group of kernels")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    options = parser.parse_args()
+    add_json(parser)
+    options = parser.parse_args(arguments)
+    results = Results(options.json, ["python", "-m", "bench.kernels", *arguments])
     if not torch.cuda.is_available():
         sys.exit("bench.kernels needs a CUDA device")
     torch.manual_seed(0)
@@ -258,13 +260,12 @@ def main() -> None:
     chosen = [GROUPS[options.only]] if options.only else list(GROUPS.values())
     for timing in (copy, matmul, *(timing for group in chosen for timing in group())):
         share = timing.flops / timing.us / best_flops or timing.num_bytes / timing.us / best_bytes
-        if options.json:
-            print(json.dumps(asdict(timing) | {"share_of_ceiling": round(share, 4)}), flush=True)
-            continue
+        results.add("kernels", asdict(timing) | {"share_of_ceiling": round(share, 4)})
         library = f"  library {timing.library_us:8.2f} us" if timing.library_us else ""
         line = f"{timing.kernel:20}{timing.shape:36}{timing.us:9.2f} us  {timing.rate()}"
-        print(f"{line} {share:6.1%} of the ceiling{library}", flush=True)
+        results.say(f"{line} {share:6.1%} of the ceiling{library}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

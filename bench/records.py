@@ -9,14 +9,14 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.product import commit, hardware
 
 LIBRARIES = ("torch", "triton", "grpcio", "protobuf", "numpy", "safetensors")
 
-Emit = Callable[[str, Mapping[str, object]], None]
+STDOUT = "-"
 
 
 def environment(command: Sequence[str]) -> dict[str, object]:
@@ -34,26 +34,37 @@ def environment(command: Sequence[str]) -> dict[str, object]:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """The option that every benchmark of `pagewire bench` has."""
     parser.add_argument(
-        "--json", metavar="PATH", help="append a JSON line per result to this file; - is stdout"
+        "--json",
+        metavar="PATH",
+        nargs="?",
+        const=STDOUT,
+        help="append a JSON line per result to this file; - or nothing: to stdout, words to stderr",
     )
 
 
-def writer(path: str | None, command: Sequence[str]) -> Emit:
-    """A function of a benchmark's name and a result that writes its line; none without a path."""
-    if path is None:
-        return lambda benchmark, result: None
-    where = environment(command)
+class Results:
+    """Where a benchmark's results go: words for people, and lines if they were asked for."""
 
-    def emit(benchmark: str, result: Mapping[str, object]) -> None:
-        line = json.dumps({"benchmark": benchmark, **result, "environment": where}) + "\n"
-        if path == "-":
+    def __init__(self, path: str | None, command: Sequence[str]) -> None:
+        self._path = path
+        self._environment = environment(command) if path else {}
+
+    def say(self, text: str) -> None:
+        """Tells people."""
+        print(text, file=sys.stderr if self._path == STDOUT else sys.stdout, flush=True)
+
+    def add(self, benchmark: str, result: Mapping[str, object]) -> None:
+        """Writes the line of one result."""
+        if self._path is None:
+            return
+        values = {"benchmark": benchmark, **result, "environment": self._environment}
+        line = json.dumps(values) + "\n"
+        if self._path == STDOUT:
             sys.stdout.write(line)
             sys.stdout.flush()
         else:
-            with Path(path).open("a", encoding="utf-8") as lines:
+            with Path(self._path).open("a", encoding="utf-8") as lines:
                 lines.write(line)
-
-    return emit
 
 
 def spread(values: Sequence[float], digits: int) -> dict[str, object]:

@@ -10,6 +10,7 @@ start stands where the worker's part of it went, in milliseconds, as its log has
 
 import argparse
 import asyncio
+import contextlib
 import os
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from pathlib import Path
 from bench import checkpoints
 from bench.client import drive
 from bench.deployment import serving
-from bench.records import add_json, writer
+from bench.records import Results, add_json
 from bench.workloads import Request
 
 
@@ -49,26 +50,32 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--shape", choices=checkpoints.SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--model", type=Path, help="a folder with the shape's checkpoint")
+    parser.add_argument(
+        "--kernels", type=Path, help="an empty folder to keep compiled kernels in (default: none)"
+    )
     parser.add_argument("--warm-starts", type=int, default=2)
     add_json(parser)
     parser.add_argument("--worker", nargs=argparse.REMAINDER, default=[], help="worker options")
     options = parser.parse_args(arguments)
-    emit = writer(options.json, ["python", "-m", "bench.startup", *arguments])
-    with (
-        checkpoints.temporary(options.shape) as model,
-        tempfile.TemporaryDirectory(prefix="pagewire-bench-") as kernels,
-    ):
-        os.environ["TRITON_CACHE_DIR"] = kernels  # for the processes to come
+    results = Results(options.json, ["python", "-m", "bench.startup", *arguments])
+    with contextlib.ExitStack() as on:
+        model = options.model or on.enter_context(checkpoints.temporary(options.shape))
+        kernels = options.kernels or on.enter_context(tempfile.TemporaryDirectory())
+        if any(Path(kernels).iterdir()):
+            parser.error(f"--kernels: {kernels} is not empty, so no start would be cold")
+        os.environ["TRITON_CACHE_DIR"] = str(kernels)  # for the processes to come
         starts = []
         for index in range(1 + options.warm_starts):
             start = measure(model, options.worker)
-            print(f"{'warm' if index else 'cold'} start to first token: {start.seconds:.1f} s")
-            print(f"  of the worker: {start.phases}", flush=True)
+            kind = "warm" if index else "cold"
+            results.say(f"{kind} start to first token: {start.seconds:.1f} s")
+            results.say(f"  of the worker: {start.phases}")
             starts.append(start)
     cold, *warm = starts
     seconds = {"cold_s": cold.seconds, "warm_s": [start.seconds for start in warm]}
     phases = {"cold_phases": cold.phases, "warm_phases": [start.phases for start in warm]}
-    emit("startup", {"shape": options.shape, **seconds, **phases})
+    results.add("startup", {"shape": options.shape, **seconds, **phases})
     return 0
 
 

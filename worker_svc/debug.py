@@ -158,7 +158,10 @@ def _sampling(sampling: RowSampling) -> str:
 def _step(record: StepRecord) -> debug_pb2.StepSummary:
     num_rows, num_tokens = len(record.slots), int(record.num_scheduled.sum())
     num_prefill = num_rows - record.num_decode_rows
-    outcome = f"failed: {record.error}" if record.error else f"{record.duration_us} us"
+    timings = record.timings
+    outcome = f"{record.duration_us} us, the device idle for {timings.idle_us} us before"
+    if record.error:
+        outcome = f"failed: {record.error}"
     return debug_pb2.StepSummary(
         step_id=record.step_id,
         num_prefill_rows=num_prefill,
@@ -180,6 +183,8 @@ def _step(record: StepRecord) -> debug_pb2.StepSummary:
             )
         ],
         duration_us=record.duration_us,
+        busy_us=timings.busy_us,
+        idle_us=timings.idle_us,
         summary=f"step {record.step_id}: {num_prefill} prefill and {record.num_decode_rows} "
         f"decode rows, {num_tokens} tokens, {outcome}",
     )

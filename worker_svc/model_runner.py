@@ -230,6 +230,7 @@ class ModelRunner:
                 num_scheduled=rows.num_scheduled,
                 num_decode_rows=int(np.count_nonzero(is_decode_row)),
                 duration_us=us_since(started),
+                timings=output.timings,
                 error=output.error,
             )
         )

@@ -196,6 +196,11 @@ class StepTimings:
     copy_us: int = 0
     idle_us: int = 0  # of the device, between the step before and this one
 
+    @property
+    def busy_us(self) -> int:
+        """In which the device computed it."""
+        return self.forward_us + self.sample_us + self.copy_us
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
@@ -223,4 +228,5 @@ class StepRecord:
     num_scheduled: IntColumn
     num_decode_rows: int
     duration_us: int
+    timings: StepTimings
     error: str = ""

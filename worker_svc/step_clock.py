@@ -67,5 +67,6 @@ class DecodeTime:
 
     def plus(self, step: StepTimings) -> "DecodeTime":
         """With one more."""
-        busy_us = step.forward_us + step.sample_us + step.copy_us
-        return DecodeTime(self.num_steps + 1, self.busy_us + busy_us, self.idle_us + step.idle_us)
+        return DecodeTime(
+            self.num_steps + 1, self.busy_us + step.busy_us, self.idle_us + step.idle_us
+        )

@@ -4,9 +4,11 @@ What the command does not know of its line is the module's to read.
 """
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,14 +28,26 @@ def add_command(commands: "Subparsers", name: str, summary: str) -> argparse.Arg
     return parser
 
 
-def run_module(options: argparse.Namespace, module: str, file: str, what: str) -> int:
-    """Runs `module`, which is in `file` of a checkout that holds a `what`; its exit status."""
+def run_module(
+    options: argparse.Namespace,
+    module: str,
+    file: str,
+    what: str,
+    libraries: Sequence[str] = (),
+) -> int:
+    """Runs `module`, which is in `file` of a checkout that holds a `what`; its exit status.
+
+    Refuses by name when the checkout or one of the libraries that it needs is not there.
+    """
     checkout = options.checkout.resolve()
     if not (checkout / file).is_file():
         raise CommandError(
             f"{checkout} holds no {what}: it runs from a checkout of the repository (see "
             "--checkout); the package alone is the client"
         )
+    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CommandError(f"{module} needs {' and '.join(missing)}, which this Python lacks")
     # -P: a folder of the module's name in the working directory is not ours.
     command = [sys.executable, "-P", "-m", module, *options.rest]
     paths = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -175,7 +175,7 @@ class ListStepsResponse(_message.Message):
     def __init__(self, steps: _Optional[_Iterable[_Union[StepSummary, _Mapping]]] = ...) -> None: ...
 
 class StepSummary(_message.Message):
-    __slots__ = ("step_id", "num_prefill_rows", "num_decode_rows", "num_tokens", "rows", "preempted", "num_free_blocks", "duration_us", "summary", "worker_address")
+    __slots__ = ("step_id", "num_prefill_rows", "num_decode_rows", "num_tokens", "rows", "preempted", "num_free_blocks", "duration_us", "summary", "worker_address", "busy_us", "idle_us")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,8 @@ class StepSummary(_message.Message):
     DURATION_US_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_US_FIELD_NUMBER: _ClassVar[int]
+    IDLE_US_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     num_prefill_rows: int
     num_decode_rows: int
@@ -196,7 +198,9 @@ class StepSummary(_message.Message):
     duration_us: int
     summary: str
     worker_address: str
-    def __init__(self, step_id: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., num_decode_rows: _Optional[int] = ..., num_tokens: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[StepRow, _Mapping]]] = ..., preempted: _Optional[_Iterable[str]] = ..., num_free_blocks: _Optional[int] = ..., duration_us: _Optional[int] = ..., summary: _Optional[str] = ..., worker_address: _Optional[str] = ...) -> None: ...
+    busy_us: int
+    idle_us: int
+    def __init__(self, step_id: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., num_decode_rows: _Optional[int] = ..., num_tokens: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[StepRow, _Mapping]]] = ..., preempted: _Optional[_Iterable[str]] = ..., num_free_blocks: _Optional[int] = ..., duration_us: _Optional[int] = ..., summary: _Optional[str] = ..., worker_address: _Optional[str] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ...) -> None: ...
 
 class StepRow(_message.Message):
     __slots__ = ("request_id", "slot", "num_computed_tokens", "num_scheduled_tokens")

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from bench import product
-from bench.records import spread, writer
+from bench.records import Results, spread
 
 
 def test_results_are_appended_as_lines_with_their_command(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text('{"benchmark": "older"}\n')
-    emit = writer(str(path), ["python", "-m", "bench.some", "--name", "two words"])
-    emit("some", {"tokens_per_s": spread([3.0, 1.0, 2.0], 0)})
+    results = Results(str(path), ["python", "-m", "bench.some", "--name", "two words"])
+    results.add("some", {"tokens_per_s": spread([3.0, 1.0, 2.0], 0)})
     older, line = map(json.loads, path.read_text().splitlines())
     assert older == {"benchmark": "older"}
     assert line["tokens_per_s"] == {"median": 2, "each": [3, 1, 2]}

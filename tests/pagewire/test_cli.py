@@ -1,5 +1,6 @@
 """The commands that talk to a running server, as a user types them."""
 
+import argparse
 import io
 import json
 import os
@@ -14,7 +15,8 @@ import pytest
 
 from pagewire import Message, cli
 from pagewire._terminal import Progress, Style
-from pagewire.cli import explain
+from pagewire.cli import checkout, explain
+from pagewire.cli.options import CommandError
 from pagewire.testing import FakeServer
 from pagewire.v1 import debug_pb2
 
@@ -104,6 +106,21 @@ def test_replay_runs_the_scheduler_of_a_checkout_and_returns_its_status(tmp_path
     assert "holds no recording" in capfd.readouterr().err
     assert cli.main(["replay", str(tmp_path), "--checkout", str(tmp_path)]) == 1
     assert "holds no scheduler" in capfd.readouterr().err
+
+
+def test_bench_runs_a_benchmark_of_a_checkout_and_returns_its_status(tmp_path, capfd):
+    assert cli.main(["bench", "steps", "--in-runner", "--no-such-option"]) == 2
+    assert "python -m bench.gpu_steps: error" in capfd.readouterr().err
+    assert cli.main(["bench", "documented", "--checkout", str(tmp_path)]) == 1
+    assert "holds no benchmarks" in capfd.readouterr().err
+
+
+def test_a_library_that_a_benchmark_lacks_is_named():
+    options = argparse.Namespace(checkout=checkout.HERE, rest=[])
+    with pytest.raises(CommandError, match=r"bench\.steps needs no_such_library, which"):
+        checkout.run_module(
+            options, "bench.steps", "bench/steps.py", "benchmarks", ("json", "no_such_library")
+        )
 
 
 def test_an_explanation_is_a_table_of_parts_and_of_waits():

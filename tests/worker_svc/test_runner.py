@@ -243,3 +243,4 @@ def test_only_steps_that_decode_are_summed_up(driver: Driver) -> None:
     assert spent.num_steps == 3
     assert spent.idle_us == sum(step.idle_us for step in steps)
     assert spent.busy_us == sum(step.forward_us + step.sample_us + step.copy_us for step in steps)
+    assert [record.timings for record in driver.runner.records][-3:] == steps

@@ -1,0 +1,131 @@
+"""Every number of docs/performance.md that takes one GPU, in one run of less than five minutes.
+
+    python -m bench.documented --json documented.jsonl
+
+Each part is a benchmark of its own, run as the command that is printed; checkpoints are written
+once, and kernels are compiled once, by the cold start that is measured first. A part that fails is
+named at the end, and the others are measured all the same.
+"""
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench import checkpoints
+from bench.product import ROOT
+from bench.records import add_json
+
+PART_TIMEOUT_S = 240.0
+STOP_TIMEOUT_S = 30.0
+SMALL, LARGE = "qwen3-0.6b", "qwen3-8b"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A benchmark of the run."""
+
+    name: str
+    module: str
+    shape: str
+    options: tuple[str, ...] = ()
+
+
+def parts(small: str, large: str, kernels: str, worker: Sequence[str]) -> tuple[Part, ...]:
+    """What the page tells, in the order of the run: the cold start must come first."""
+    prefill, to_worker = ("--prefill", "16"), ("--worker", *worker) if worker else ()
+    return (
+        Part("startup", "startup", small, ("--kernels", kernels, *to_worker)),
+        Part(
+            "split-small",
+            "throughput",
+            small,
+            ("--steps", "1", "8", "32", "128", "256", *prefill, *to_worker),
+        ),
+        Part("runner-small", "gpu_steps", small, ("--repeat", "3")),
+        Part(
+            "split-large", "throughput", large, ("--steps", "1", "32", "256", *prefill, *to_worker)
+        ),
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the parts; 1 if one failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.documented", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    names = [part.name for part in parts(SMALL, LARGE, "", ())]
+    add = parser.add_argument
+    add("--only", choices=names, nargs="+", default=names, help="parts to run (default: all)")
+    add("--small", choices=checkpoints.SHAPES, default=SMALL, help=f"(default: {SMALL})")
+    add("--large", choices=checkpoints.SHAPES, default=LARGE, help=f"(default: {LARGE})")
+    add_json(parser)
+    add("--worker", nargs=argparse.REMAINDER, default=[], help="worker options, at the end")
+    options = parser.parse_args(arguments)
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="pagewire-kernels-") as kernels:
+        # Triton keeps what it has compiled here, for all processes to come.
+        os.environ["TRITON_CACHE_DIR"] = kernels
+        every = parts(options.small, options.large, kernels, options.worker)
+        chosen = [part for part in every if part.name in options.only]
+        failed = run_all(chosen, options.json)
+    say(f"{time.monotonic() - started_s:.0f} s in all")
+    if failed:
+        say(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def run_all(chosen: Sequence[Part], json_path: str | None) -> list[str]:
+    """Runs parts, those of a shape on one checkpoint; returns the names of those that failed."""
+    failed = []
+    for shape in dict.fromkeys(part.shape for part in chosen):
+        with checkpoints.room(shape) as folder:
+            written = execute("bench.checkpoints", ("--shape", shape, str(folder)))
+            for part in (part for part in chosen if part.shape == shape):
+                given = ("--shape", shape, "--model", str(folder))
+                if json_path is not None:
+                    given += ("--json", json_path)
+                if not written or not execute(f"bench.{part.module}", (*given, *part.options)):
+                    failed.append(part.name)
+    return failed
+
+
+def execute(module: str, options: Sequence[str]) -> bool:
+    """Runs a module and says how long it took; False if it failed or took too long."""
+    command = ["python", "-m", module, *options]
+    say(f"$ {shlex.join(command)}")
+    started_s = time.monotonic()
+    child = subprocess.Popen([sys.executable, *command[1:]], cwd=ROOT)
+    try:
+        child.wait(PART_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        say(f"stopped: {PART_TIMEOUT_S:.0f} s are over")
+        stop(child)
+    say(f"({time.monotonic() - started_s:.1f} s)")
+    return child.returncode == 0
+
+
+def stop(child: "subprocess.Popen[bytes]") -> None:
+    """As Ctrl-C would, so that it takes down what it has started."""
+    child.send_signal(signal.SIGINT)
+    try:
+        child.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def say(text: str) -> None:
+    """Tells people; stdout may be for the lines."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

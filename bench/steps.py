@@ -1,0 +1,37 @@
+"""The time of one decode step by batch, through the split, at a mean context of about 576.
+
+    python -m bench.steps --shape qwen3-0.6b --batches 1 8 32 128 256 --json steps.jsonl
+
+A step is the mean time between the tokens that a client gets while all its requests decode side by
+side; `device` is what of it the worker's device computed, `idle` the share of the time in which it
+had nothing to do. Without a wire: `pagewire bench steps --in-runner`, which is `bench.gpu_steps`.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from bench import split
+from bench.records import Results
+
+BATCHES = (1, 8, 32, 128, 256)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measures one batch size after the other."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.steps", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    split.add_options(parser)
+    options = parser.parse_args(arguments)
+    results = Results(options.json, ["python", "-m", "bench.steps", *arguments])
+    with split.started(options, results) as measure:
+        for batch in options.batches:
+            measure.steps(batch)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
