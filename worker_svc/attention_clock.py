@@ -16,7 +16,8 @@ from worker_svc.attention_choice import Unfit
 from worker_svc.step import Limits
 
 CONTEXT = 1024
-CHUNK = 512
+LONG_CONTEXT = 4096
+CHUNK = 2048
 # More than any cache between memory and the processors holds.
 POOL_TOKENS = 1 << 16
 CALLS = 4
@@ -41,16 +42,20 @@ class Shape:
 
 
 def shapes(limits: Limits) -> list[Shape]:
-    """What is timed under these limits: few rows and many, whole prompts and chunks."""
-    context = min(CONTEXT, limits.max_model_len)
-    most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-    sizes = sorted({1, min(32, most), most})
-    found = [Shape("decode", size, context, 1) for size in sizes]
-    chunk = max(2, min(CHUNK, limits.max_num_batched_tokens, context))
-    num_prompts = max(1, min(4, limits.max_num_batched_tokens // chunk, most))
-    longest = max(2, min(4 * CONTEXT, limits.max_model_len))
-    found += [Shape("prefill", num_prompts, chunk, chunk), Shape("prefill", 1, longest, chunk)]
-    return found
+    """What is timed under these limits: few rows and many, whole prompts and a chunk of a long one.
+
+    Prefills are large, so that it is the device that takes the time.
+    """
+    budget, longest = limits.max_num_batched_tokens, limits.max_model_len
+    most = min(limits.max_num_seqs, budget)
+    context = min(CONTEXT, longest)
+    prompt = min(context, budget)
+    num_prompts = min(most, budget // prompt)
+    return [
+        *(Shape("decode", size, context, 1) for size in sorted({1, min(32, most), most})),
+        Shape("prefill", num_prompts, prompt, prompt),
+        Shape("prefill", 1, min(LONG_CONTEXT, longest), min(CHUNK, budget, longest)),
+    ]
 
 
 class Clock:

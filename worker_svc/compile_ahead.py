@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from worker_svc.config import WorkerConfig
+from worker_svc.config import WorkerConfig, kernel_cache
 from worker_svc.gpu_facts import Gpu, gpus, only_kind
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def start(
         return None
     job = Job(folder.absolute(), dtype or config.dtype, config, gpu.arch)
     try:
-        mark = _cache_folder() / f"pagewire-{key(job, gpu)}"
+        mark = kernel_cache() / f"pagewire-{key(job, gpu)}"
     except OSError:  # the load will say what is missing
         return None
     if mark.exists():
@@ -119,8 +119,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-def _cache_folder() -> Path:
-    named = os.environ.get("TRITON_CACHE_DIR")
-    return Path(named) if named else Path.home() / ".triton" / "cache"

@@ -105,6 +105,15 @@ def prepare_environment() -> None:
     # By default they spin on, in the way of the scheduler and the gateway that they wait for; were
     # they to sleep at once, waking them a hundred times a step would take a third of it.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # flash-attn 4 compiles at its first calls, for seconds each, and by default keeps nothing.
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(kernel_cache() / "flash-attn"))
+
+
+def kernel_cache() -> Path:
+    """Where compiled kernels are kept for the next start: Triton's folder."""
+    named = os.environ.get("TRITON_CACHE_DIR")
+    return Path(named) if named else Path("~/.triton/cache").expanduser()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -216,7 +216,7 @@ CONFIG_JSON = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", 
 def test_shapes_stay_within_the_limits() -> None:
     assert [str(shape) for shape in shapes(LIMITS)] == [
         *("1 x 1024", "32 x 1024", "256 x 1024"),
-        *("4 x 512 of 512", "1 x 512 of 4096"),
+        *("8 x 1024 of 1024", "1 x 2048 of 4096"),
     ]
     small = Limits(1, 16, 2, 20, 64, 8)
     for shape in shapes(small):
