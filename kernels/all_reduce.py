@@ -33,7 +33,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.inboxes import Inboxes
-from kernels.pdl import has_pdl, launch_options
+from kernels.pdl import has_pdl, is_compiled, launch_options
 
 _MAX_WIDTH = 32768
 # Without a norm a row need not be one program's: pieces of this size are spread over several.
@@ -135,7 +135,7 @@ def _launch(
         NORM=norm_weight is not None,
         SENDS=sends,
         RECEIVES=receives,
-        MAX_LOOKS=_MAX_LOOKS if rows.is_cuda else 0,
+        MAX_LOOKS=_MAX_LOOKS if is_compiled(rows) else 0,
         PDL=has_pdl(rows),
         num_warps=min(16, max(1, block // 256)),
         **launch_options(rows),

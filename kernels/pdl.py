@@ -29,6 +29,11 @@ def has_pdl(x: torch.Tensor) -> bool:
     return x.is_meta and _target_has_pdl()  # compiled for a device and not run
 
 
+def is_compiled(x: torch.Tensor) -> bool:
+    """Whether Triton compiles what is launched with `x`, or else interprets it."""
+    return x.is_cuda or x.is_meta
+
+
 def launch_options(x: torch.Tensor) -> dict[str, bool]:
     """Triton's launch option; empty where it means nothing, since the interpreter refuses it."""
     return {"launch_pdl": True} if has_pdl(x) else {}

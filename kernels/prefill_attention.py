@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.pdl import has_pdl, launch_options
+from kernels.pdl import has_pdl, is_compiled, launch_options
 
 _LOG2_E = 1.4426950408889634
 
@@ -93,8 +93,9 @@ def paged_attention(
     tokens_per_tile = config.block_m // triton.next_power_of_2(heads_per_tile)
     # An upper bound that needs no look at the lengths: each sequence wastes less than one tile.
     num_tiles = num_tokens // tokens_per_tile + batch
-    is_compiled = q.is_cuda or q.is_meta  # not interpreted
-    registers = {"maxnreg": config.max_registers} if is_compiled and config.max_registers else {}
+    registers = {}
+    if config.max_registers and is_compiled(q):
+        registers["maxnreg"] = config.max_registers
     _prefill_kernel[(num_heads // heads_per_tile, num_tiles)](
         q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, out,
         batch,

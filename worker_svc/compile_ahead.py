@@ -30,7 +30,14 @@ _ROOT = Path(__file__).parents[1]
 _SOURCES = ("kernels", "worker_svc")
 _PACKAGES = ("torch", "triton")
 # The options that kernels depend on.
-SHAPING = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+SHAPING = (
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "tensor_parallel_size",
+    "all_reduce",
+)
 _MODULE = "worker_svc.kernel_compiler"
 
 
@@ -80,11 +87,11 @@ def start(
 ) -> CompileAhead | None:
     """Starts the helper for a model; None if all is compiled already, or it is not known for what.
 
-    `dtype` is the configuration's unless given, `found` are the machine's GPUs. Several ranks
-    compile by themselves: a rank's shapes are not the folder's.
+    `dtype` is the configuration's unless given, `found` are the machine's GPUs. One helper compiles
+    for all ranks.
     """
     gpu = only_kind(gpus() if found is None else found)
-    if gpu is None or config.device == "cpu" or config.tensor_parallel_size > 1:
+    if gpu is None or config.device == "cpu":
         return None
     job = Job(folder.absolute(), dtype or config.dtype, config, gpu.arch)
     try:

@@ -9,19 +9,24 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from kernels import compile_only
 from kernels.compile_only import Specialization
+from kernels.inboxes import Inboxes
 from worker_svc import model_config, startup
 from worker_svc.compile_ahead import Job
+from worker_svc.config import WorkerConfig
 from worker_svc.cuda_runner import CudaRunner
 from worker_svc.device import resolve_dtype
 from worker_svc.kv_cache import KVCache
 from worker_svc.models import Decoder
+from worker_svc.parallel import ALONE, Group
+from worker_svc.peer_memory import CALL_BYTES, PeerMemory, Slot
+from worker_svc.step import Limits
 
 log = logging.getLogger(__name__)
 
@@ -88,36 +93,66 @@ def _know_shapes() -> torch.library.Library:
     return library
 
 
+class Partners(Group):
+    """A rank whose partners need not be there, since nothing is computed."""
+
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        return partial
+
+    def gather(self, part: Tensor) -> Tensor:
+        return part.new_empty((self.size, *part.shape))
+
+
+def groups(config: WorkerConfig) -> Iterator[Group]:
+    """Every rank there will be, without and with memory that ranks share where that may be."""
+    size = config.tensor_parallel_size
+    if size == 1:
+        yield ALONE
+        return
+    nowhere = torch.empty(size, dtype=torch.int64, device="meta")
+    for rank in range(size):
+        yield Partners(rank, size)
+        if config.all_reduce != "nccl":
+            inboxes = Inboxes(nowhere, rank, size, CALL_BYTES, len(Slot))
+            yield Partners(rank, size, peers=PeerMemory(nowhere, inboxes))
+
+
 def rehearse(job: Job, on_new: Callable[[Specialization], None]) -> None:
     """Calls `on_new` for each kernel that the worker will launch, in the order it will."""
     compile_only.note_launches(job.arch, on_new)
-    shape = dataclasses.replace(model_config.load(job.folder), num_layers=1)
+    # Two layers have everything: what is between them, and what is behind the last.
+    shape = dataclasses.replace(model_config.load(job.folder), num_layers=2)
     dtype = resolve_dtype(job.dtype, torch.device("cuda"), shape.checkpoint_dtype)
     max_model_len = job.config.max_model_len or shape.max_model_len
     limits = startup.shape_limits(job.config, "cuda", max_model_len, shape.vocab_size)
     meta, _known = torch.device("meta"), _know_shapes()
-    model = Decoder(shape, dtype, meta, max_model_len)
-    model.pack()
-    if model.fused is None:
-        return
+    for group in groups(job.config):
+        model = Decoder(shape, dtype, meta, max_model_len, group)
+        model.pack()
+        if model.fused is not None:
+            _rehearse(model, limits)
 
-    def runner(num_blocks: int) -> CudaRunner:
-        kv_cache = KVCache(
-            num_layers=1,
-            num_blocks=num_blocks,
-            block_size=limits.block_size,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=dtype,
-            device=meta,
-        )
-        return CudaRunner(model, kv_cache, limits, meta)
 
-    prefills, decodes = runner(SMALL_CACHE).rehearsals()
-    more_prefills, _ = runner(LARGE_CACHE).rehearsals()  # decode steps do not look at the size
+def _rehearse(model: Decoder, limits: Limits) -> None:
+    prefills, decodes = _runner(model, limits, SMALL_CACHE).rehearsals()
+    # Decode steps do not look at the size.
+    more_prefills, _ = _runner(model, limits, LARGE_CACHE).rehearsals()
     with torch.inference_mode():
         for step in (*prefills, *more_prefills, *decodes):
             step()
+
+
+def _runner(model: Decoder, limits: Limits, num_blocks: int) -> CudaRunner:
+    kv_cache = KVCache(
+        num_layers=model.config.num_layers,
+        num_blocks=num_blocks,
+        block_size=limits.block_size,
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    return CudaRunner(model, kv_cache, limits, model.device)
 
 
 def main(arguments: Sequence[str]) -> int:

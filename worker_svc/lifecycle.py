@@ -118,9 +118,9 @@ class Lifecycle:
         with self._moving("InitializeCache", Phase.LOADED, Phase.CACHE_READY):
             model = self._model
             assert model is not None  # LOADED says so
-            self._ranks.initialize_cache(num_blocks)
             with self._clock.phase("kernels"):
                 startup.finish_compiling(model)
+            self._ranks.initialize_cache(num_blocks)
             with self._clock.phase("cache"):
                 runner = self._together(
                     lambda group: startup.build_runner(self._config, model, num_blocks)

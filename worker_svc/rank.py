@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from worker_svc import config, ending
+from worker_svc import compile_ahead, config, ending
+from worker_svc.compile_ahead import CompileAhead
 from worker_svc.config import WorkerConfig
 from worker_svc.lifeline import Lifeline
 from worker_svc.order_pipe import OrderPipe
@@ -25,17 +26,24 @@ def main(arguments: list[str]) -> int:
     lifeline = Lifeline(options.lifeline)
     lifeline.start()
     pipes = [OrderPipe(int(descriptor)) for descriptor in options.orders.split(",")]
+    compiling = None
+    if options.rank == 0 and settings.model is not None:
+        compiling = compile_ahead.start(settings, settings.model)
     # Loads torch, which reads the environment.
     from worker_svc import process  # noqa: PLC0415
     from worker_svc.ranks import Ranks  # noqa: PLC0415
 
     ranks = Ranks(options.rank, options.size, pipes)
-    make_server = partial(_server, settings, ranks, lifeline)
+    make_server = partial(_server, settings, ranks, lifeline, compiling)
     return process.run(settings, make_server, options.rank, options.size)
 
 
 def _server(
-    settings: WorkerConfig, ranks: "Ranks", lifeline: Lifeline, on_failure: Callable[[], None]
+    settings: WorkerConfig,
+    ranks: "Ranks",
+    lifeline: Lifeline,
+    compiling: CompileAhead | None,
+    on_failure: Callable[[], None],
 ) -> "RankServer":
     from worker_svc.follower import Follower  # noqa: PLC0415
     from worker_svc.server import WorkerServer  # noqa: PLC0415
@@ -46,7 +54,7 @@ def _server(
     def tell_port() -> None:
         lifeline.say_ready(server.port)
 
-    server = WorkerServer(settings, on_failure, ranks, on_ready=tell_port)
+    server = WorkerServer(settings, on_failure, ranks, tell_port, compiling)
     return server
 
 

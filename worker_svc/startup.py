@@ -64,7 +64,7 @@ def load(
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     if device.type == "cuda":
         threading.Thread(target=_read_compiler, name="read-compiler", daemon=True).start()
-    if compiling is None and device.type == "cuda":
+    if compiling is None and device.type == "cuda" and group.rank == 0:
         compiling = compile_ahead.start(config, folder, dtype_name)
     decoder = load_model(folder, dtype, device, max_model_len, group)
     facts = ModelFacts(

@@ -34,15 +34,17 @@ MODEL = {
     "torch_dtype": "bfloat16",
     "hidden_act": "silu",
 }
-# Prints the names of all kernels met, and whether Triton's compiler takes one of them.
+# Prints the names of the kernels of each job, and whether Triton's compiler takes one of them.
 REHEARSE = """
 import json, sys
 from worker_svc.compile_ahead import Job
 from worker_svc.kernel_compiler import rehearse
-found = []
-rehearse(Job.parse(sys.argv[1]), found.append)
-small = next(one for one in found if one.name == "_silu_and_mul_kernel")
-names = [one.name for one in found]
+jobs = []
+for job in sys.argv[1:]:
+    jobs.append([])
+    rehearse(Job.parse(job), jobs[-1].append)
+small = next(one for one in jobs[0] if one.name == "_silu_and_mul_kernel")
+names = [[one.name for one in job] for job in jobs]
 print(json.dumps([names, len(small.compile().asm["cubin"])]))
 """
 
@@ -66,12 +68,13 @@ def ending(code: int) -> "subprocess.Popen[bytes]":
 def test_every_kernel_of_a_worker_is_found_once_and_compiled_without_a_device(folder):
     environment = {name: value for name, value in os.environ.items() if "TRITON" not in name}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
-    job = Job(folder, "auto", CONFIG, H200.arch).dump()
+    pair = dataclasses.replace(CONFIG, tensor_parallel_size=2)
+    jobs = [Job(folder, "auto", config, H200.arch).dump() for config in (CONFIG, pair)]
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", REHEARSE, job],
+        [sys.executable, "-W", "ignore", "-c", REHEARSE, *jobs],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    names, num_bytes = json.loads(ran.stdout)
+    (names, names_of_pair), num_bytes = json.loads(ran.stdout)
     assert set(names) == {
         "_rms_norm_kernel", "_norm_rope_write_kv_kernel", "_prefill_kernel", "_silu_and_mul_kernel",
         "_row_kernel", "_rows_kernel", "_decode_kernel", "_gather_kernel", "_find_kernel",
@@ -81,6 +84,9 @@ def test_every_kernel_of_a_worker_is_found_once_and_compiled_without_a_device(fo
     assert names.count("_prefill_kernel") % 2 == 0
     assert names.count("_choose_kernel") == 2
     assert len(names) < 40
+    # Ranks compile theirs with their numbers in them, and with either way to add up.
+    assert set(names_of_pair) == {*names, "_all_reduce_kernel"}
+    assert names_of_pair.count("_all_reduce_kernel") % 2 == 0
     assert num_bytes > 1000
     assert len(list((folder / "cache").rglob("*.cubin"))) == 1
 
@@ -118,9 +124,8 @@ def test_the_mark_is_for_one_model_device_type_and_set_of_options(folder):
         ({}, []),
         ({}, [H200, Gpu("NVIDIA A100", 80)]),
         ({"device": "cpu"}, [H200]),
-        ({"tensor_parallel_size": 2}, [H200, H200]),
     ],
-    ids=["no GPU", "GPUs of two kinds", "a worker on the CPU", "several ranks"],
+    ids=["no GPU", "GPUs of two kinds", "a worker on the CPU"],
 )
 def test_nothing_is_compiled_ahead_for(folder, changes, found):
     config = dataclasses.replace(CONFIG, **changes)
