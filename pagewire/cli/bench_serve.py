@@ -1,61 +1,142 @@
-"""`pagewire bench serve`: loads a running server through its gateway and prints what came."""
+"""`pagewire bench serve`: loads a running server and prints what came.
+
+Over gRPC through a gateway, or over HTTP with `--url`, where any server with OpenAI's API will do.
+"""
 
 import argparse
 import asyncio
 import json
 import random
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagewire._aio import AsyncClient
 from pagewire._terminal import Progress, Style
-from pagewire._types import Model, Prompt
+from pagewire._types import Prompt
 from pagewire.cli import surroundings
-from pagewire.cli.load import Load, Summary, run_load, summarize
+from pagewire.cli.load import (
+    Ask,
+    Load,
+    Objective,
+    RequestFailed,
+    Summary,
+    ask_gateway,
+    run_load,
+    summarize,
+)
+from pagewire.cli.openai_http import OpenAIServer
 from pagewire.cli.options import CommandError, add_command, add_connection, to_connection
 
 if TYPE_CHECKING:
     from pagewire.cli.options import Subparsers
 
+STDOUT = "-"
+CONCURRENCY = 16
+HTTP_VOCABULARY = 10_000  # OpenAI's API does not tell how many tokens a model knows
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model under load, and how to ask it."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int | None  # None: the server does not tell
+    ask: Ask
+
 
 def add_parser(kinds: "Subparsers") -> None:
     """Declares the kind."""
-    serve = add_command(kinds, "serve", "Concurrent streams through the gateway, greedy.")
+    serve = add_command(
+        kinds, "serve", "Streams from a running server, greedy: latencies, rates, goodput."
+    )
     add = serve.add_argument
     add("--num-requests", type=int, default=64, help="requests in all")
-    add("--concurrency", type=int, default=16, help="requests in flight")
+    add(
+        "--concurrency",
+        type=int,
+        help=f"most requests in flight (default: {CONCURRENCY}; no limit with --request-rate)",
+    )
+    add("--request-rate", type=float, metavar="PER_S", help="Poisson arrivals of so many a second")
     add("--input-len", type=int, default=128, help="tokens of each random prompt")
     add("--output-len", type=int, default=128, help="tokens to generate, past end-of-sequence")
     add("--prompt", metavar="TEXT", help="this text each time (default: random token ids)")
-    add("--seed", type=int, default=0, help="of the random prompts")
+    add("--seed", type=int, default=0, help="of the random prompts and arrivals")
     add("--num-warmups", type=int, default=2, help="requests before the clock starts")
     add("--model", default="", help="which model, where several are served")
-    add("--json", action="store_true", help="one JSON line instead of the table")
+    for name, what in (("ttft", "first token"), ("tpot", "time per token"), ("e2e", "whole time")):
+        help_text = f"{what} within which a request is good"
+        add(f"--goodput-{name}-ms", type=float, metavar="MS", help=help_text)
+    add("--url", metavar="URL", help="OpenAI's API at this root, in place of gRPC at --target")
+    add(
+        "--json",
+        metavar="PATH",
+        nargs="?",
+        const=STDOUT,
+        help="append one JSON line to this file; - or nothing: to stdout in place of the table",
+    )
     add_connection(serve)
     serve.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the load and prints the table or the JSON line."""
-    for name in ("num_requests", "concurrency", "input_len", "output_len"):
-        if getattr(options, name) < 1:
-            raise ValueError(
-                f"--{name.replace('_', '-')}: {getattr(options, name)} is not at least 1"
-            )
+    _check(options)
     model, summary = asyncio.run(_measure(options))
-    if options.json:
-        sys.stdout.write(json.dumps(_record(options, model, summary)) + "\n")
-    else:
+    if options.json is not None:
+        _append(options.json, json.dumps(_record(options, model, summary)) + "\n")
+    if options.json != STDOUT:
         sys.stdout.write(_table(summary, Style(sys.stdout)) + "\n")
     if summary.num_failed:
         raise CommandError(f"{summary.num_failed} requests failed; the first: {summary.failure}")
     return 0
 
 
-async def _measure(options: argparse.Namespace) -> tuple[Model, Summary]:
+def _check(options: argparse.Namespace) -> None:
+    for name in ("num_requests", "concurrency", "input_len", "output_len"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: {value} is not at least 1")
+    if options.request_rate is not None and options.request_rate <= 0:
+        raise ValueError(f"--request-rate: {options.request_rate} is not above 0")
+
+
+async def _measure(options: argparse.Namespace) -> tuple[Served, Summary]:
+    async with _server(options) as model:
+        concurrency = options.concurrency
+        if concurrency is None and options.request_rate is None:
+            concurrency = CONCURRENCY
+        closed = Load(concurrency or CONCURRENCY, options.output_len, options.model or model.name)
+        load = Load(
+            concurrency, options.output_len, closed.model, options.request_rate, options.seed
+        )
+        generator = random.Random(options.seed)
+        warmups = _prompts(options, model, generator, options.num_warmups)
+        await run_load(model.ask, warmups, closed, lambda: None)
+        prompts = _prompts(options, model, generator, options.num_requests)
+        with Progress(len(prompts), "bench", sys.stderr) as progress:
+            samples = await run_load(model.ask, prompts, load, progress.advance)
+        return model, summarize(samples, _objective(options))
+
+
+@asynccontextmanager
+async def _server(options: argparse.Namespace) -> AsyncIterator[Served]:
+    """What is asked, over the way that the options say."""
     connection = to_connection(options)
+    if options.url is not None:
+        server = OpenAIServer(options.url, connection.api_key)
+        try:
+            listed = await server.models()
+        except RequestFailed as error:
+            raise CommandError(str(error)) from error
+        name = _pick([model["id"] for model in listed], options.model)
+        told = next(model for model in listed if model["id"] == name)
+        yield Served(name, HTTP_VOCABULARY, told.get("max_model_len"), server.stream)
+        return
     async with AsyncClient(
         connection.target,
         api_key=connection.api_key,
@@ -63,31 +144,32 @@ async def _measure(options: argparse.Namespace) -> tuple[Model, Summary]:
         timeout_s=connection.timeout_s,
         allow_insecure_key=connection.allow_insecure_key,
     ) as client:
-        model = _pick(await client.wait_until_ready(timeout_s=10.0), options.model)
-        load = Load(options.concurrency, options.output_len, options.model)
-        generator = random.Random(options.seed)
-        warmups = _prompts(options, model, generator, options.num_warmups)
-        await run_load(client, warmups, load, lambda: None)
-        prompts = _prompts(options, model, generator, options.num_requests)
-        with Progress(len(prompts), "bench", sys.stderr) as progress:
-            return model, summarize(await run_load(client, prompts, load, progress.advance))
+        models = await client.wait_until_ready(timeout_s=10.0)
+        name = _pick([model.name for model in models], options.model)
+        found = next(model for model in models if model.name == name)
+        yield Served(name, found.vocab_size, found.max_model_len, ask_gateway(client))
 
 
-def _pick(models: Sequence[Model], name: str) -> Model:
-    for model in models:
-        if name in ("", model.name):
-            return model
-    raise CommandError(f"--model: {name} is not served, only {', '.join(m.name for m in models)}")
+def _pick(names: Sequence[str], name: str) -> str:
+    if not names:
+        raise CommandError("the server has no model yet")
+    if name and name not in names:
+        raise CommandError(f"--model: {name} is not served, only {', '.join(names)}")
+    return name or names[0]
+
+
+def _objective(options: argparse.Namespace) -> Objective:
+    return Objective(options.goodput_ttft_ms, options.goodput_tpot_ms, options.goodput_e2e_ms)
 
 
 def _prompts(
-    options: argparse.Namespace, model: Model, generator: random.Random, count: int
+    options: argparse.Namespace, model: Served, generator: random.Random, count: int
 ) -> list[Prompt]:
     """Random ids differ from the first token on, so that no prefix cache helps."""
     if options.prompt is not None:
         return [options.prompt] * count
     needed = options.input_len + options.output_len
-    if needed > model.max_model_len:
+    if model.max_model_len is not None and needed > model.max_model_len:
         raise CommandError(
             f"--input-len and --output-len: {needed} tokens, {model.name} takes "
             f"{model.max_model_len}"
@@ -98,21 +180,36 @@ def _prompts(
     ]
 
 
-def _record(options: argparse.Namespace, model: Model, summary: Summary) -> dict[str, object]:
-    names = ("num_requests", "concurrency", "input_len", "output_len", "prompt", "seed", "target")
+SETTINGS = (
+    *("num_requests", "concurrency", "request_rate", "input_len", "output_len", "prompt", "seed"),
+    *("target", "url"),
+)
+
+
+def _record(options: argparse.Namespace, model: Served, summary: Summary) -> dict[str, object]:
     return {
         "benchmark": "serve",
-        "settings": {name: getattr(options, name) for name in names},
-        "model": asdict(model),
+        "settings": {name: getattr(options, name) for name in SETTINGS},
+        "model": {"name": model.name, "max_model_len": model.max_model_len},
+        "objective": asdict(_objective(options)),
         "result": asdict(summary),
         "client": surroundings.describe(),
     }
+
+
+def _append(path: str, line: str) -> None:
+    if path == STDOUT:
+        sys.stdout.write(line)
+        return
+    with Path(path).open("a", encoding="utf-8") as lines:
+        lines.write(line)
 
 
 def _table(summary: Summary, style: Style) -> str:
     counts = f"{summary.num_finished} requests, {summary.num_failed} failed"
     rates = (
         f"{summary.requests_per_s:.2f} requests/s",
+        f"{summary.goodput_per_s:.2f} good requests/s",
         f"{summary.output_tokens_per_s:.1f} output tokens/s",
         f"{summary.total_tokens_per_s:.1f} tokens/s with prompts",
     )
@@ -122,7 +219,12 @@ def _table(summary: Summary, style: Style) -> str:
         "",
         style.bold(f"{'ms':<8}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}"),
     ]
-    for name, spread in (("TTFT", summary.ttft_ms), ("TPOT", summary.tpot_ms)):
+    for name, spread in (
+        ("TTFT", summary.ttft_ms),
+        ("TPOT", summary.tpot_ms),
+        ("ITL", summary.itl_ms),
+        ("E2E", summary.e2e_ms),
+    ):
         values = (spread.mean, spread.p50, spread.p90, spread.p99)
         lines.append(f"{name:<8}" + "".join(f"{value:>10.2f}" for value in values))
     return "\n".join(lines)

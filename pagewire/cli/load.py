@@ -1,22 +1,59 @@
-"""A closed load on a server, and what its arrival times say. Prints nothing."""
+"""A load on a server, and what its arrival times say. Prints nothing.
+
+Either so many requests are always in flight, or they come on their own, at a rate: then at random
+times as independent users would, and a request's clock runs from the moment it was due.
+"""
 
 import asyncio
+import contextlib
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pagewire._aio import AsyncClient
 from pagewire._errors import PagewireError
 from pagewire._types import Prompt, Usage
 
 
+class RequestFailed(Exception):
+    """Why a request brought no complete answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What a message of a stream brought."""
+
+    num_tokens: int
+    usage: Usage | None = None
+
+
+# Streams the answer to a prompt: so many tokens, of the model.
+Ask = Callable[[Prompt, int, str], AsyncIterator[Arrival]]
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """What is asked of the server."""
 
-    concurrency: int
+    concurrency: int | None  # None: no limit
     output_len: int
     model: str = ""
+    rate_per_s: float | None = None  # None: as fast as the concurrency allows
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What an answer must keep to count as good; None: whatever it takes."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+ANYTHING = Objective()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +66,7 @@ class Sample:
     num_first: int  # tokens of the first arrival
     usage: Usage
     failure: str = ""
+    gaps_s: tuple[float, ...] = ()  # between arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +81,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A whole run. TPOT is the time per token after the first arrival, one value per request."""
+    """A whole run. TPOT is the time per token after the first arrival, one value per request; ITL
+    is the time between arrivals, which may bring several tokens each."""
 
     num_finished: int
     num_failed: int
@@ -54,43 +93,79 @@ class Summary:
     total_tokens_per_s: float
     ttft_ms: Spread
     tpot_ms: Spread
+    itl_ms: Spread
+    e2e_ms: Spread
+    num_good: int  # kept the objective
+    goodput_per_s: float  # of them
+
+
+def ask_gateway(client: AsyncClient) -> Ask:
+    """Asks over gRPC."""
+
+    async def ask(prompt: Prompt, num_tokens: int, model: str) -> AsyncGenerator[Arrival, None]:
+        try:
+            async for delta in client.stream(
+                prompt, temperature=0, max_tokens=num_tokens, ignore_eos=True, model=model
+            ):
+                yield Arrival(len(delta.token_ids), delta.usage)
+        except PagewireError as error:
+            raise RequestFailed(str(error)) from error
+
+    return ask
 
 
 async def run_load(
-    client: AsyncClient, prompts: Sequence[Prompt], load: Load, advance: Callable[[], None]
+    ask: Ask, prompts: Sequence[Prompt], load: Load, advance: Callable[[], None]
 ) -> list[Sample]:
-    """Sends all prompts, always `concurrency` of them in flight until they run out."""
-    samples: list[Sample] = []
-    unsent = iter(prompts)
+    """Sends all prompts, no more than `concurrency` of them in flight."""
+    room: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
+    if load.concurrency is not None:
+        room = asyncio.Semaphore(load.concurrency)
 
-    async def work() -> None:
-        for prompt in unsent:
-            samples.append(await _sample(client, prompt, load))
-            advance()
+    async def work(prompt: Prompt, due_s: float | None) -> Sample:
+        if due_s is not None:
+            await asyncio.sleep(due_s - time.perf_counter())
+        async with room:
+            sample = await _sample(ask, prompt, load, due_s)
+        advance()
+        return sample
 
-    await asyncio.gather(*(work() for _ in range(min(load.concurrency, len(prompts)))))
-    return samples
+    due = _due_s(load, len(prompts))
+    return await asyncio.gather(*map(work, prompts, due))
 
 
-async def _sample(client: AsyncClient, prompt: Prompt, load: Load) -> Sample:
-    start_s = first_s = last_s = time.perf_counter()
+def _due_s(load: Load, count: int) -> list[float | None]:
+    """When each request is to be sent: a Poisson process, whose gaps are exponential."""
+    if load.rate_per_s is None:
+        return [None] * count
+    generator, due_s = random.Random(load.seed), time.perf_counter()
+    due: list[float | None] = []
+    for _ in range(count):
+        due.append(due_s)
+        due_s += generator.expovariate(load.rate_per_s)
+    return due
+
+
+async def _sample(ask: Ask, prompt: Prompt, load: Load, due_s: float | None) -> Sample:
+    start_s = time.perf_counter() if due_s is None else due_s
     num_first, usage, failure = 0, Usage(), ""
+    times_s: list[float] = []
     try:
-        async for delta in client.stream(
-            prompt, temperature=0, max_tokens=load.output_len, ignore_eos=True, model=load.model
-        ):
-            last_s = time.perf_counter()
-            if delta.token_ids and not num_first:
-                first_s, num_first = last_s, len(delta.token_ids)
-            usage = delta.usage or usage
+        async for arrival in ask(prompt, load.output_len, load.model):
+            if arrival.num_tokens:
+                times_s.append(time.perf_counter())
+                num_first = num_first or arrival.num_tokens
+            usage = arrival.usage or usage
         if usage.completion_tokens != load.output_len:
             failure = f"{usage.completion_tokens} tokens instead of {load.output_len}"
-    except PagewireError as error:
+    except RequestFailed as error:
         failure = str(error)
-    return Sample(start_s, first_s, last_s, num_first, usage, failure)
+    times_s = times_s or [time.perf_counter()]
+    gaps_s = tuple(b - a for a, b in pairwise(times_s))
+    return Sample(start_s, times_s[0], times_s[-1], num_first, usage, failure, gaps_s)
 
 
-def summarize(samples: Sequence[Sample]) -> Summary:
+def summarize(samples: Sequence[Sample], objective: Objective = ANYTHING) -> Summary:
     """Rates over the whole run, and the spread over its finished requests."""
     finished = [sample for sample in samples if not sample.failure]
     failures = [sample.failure for sample in samples if sample.failure]
@@ -98,6 +173,7 @@ def summarize(samples: Sequence[Sample]) -> Summary:
     elapsed_s = max((sample.last_s for sample in samples), default=0.0) - start_s
     num_output = sum(sample.usage.completion_tokens for sample in finished)
     num_total = sum(sample.usage.total_tokens for sample in finished)
+    num_good = sum(is_good(sample, objective) for sample in finished)
     return Summary(
         num_finished=len(finished),
         num_failed=len(failures),
@@ -106,18 +182,40 @@ def summarize(samples: Sequence[Sample]) -> Summary:
         requests_per_s=_rate(len(finished), elapsed_s),
         output_tokens_per_s=_rate(num_output, elapsed_s),
         total_tokens_per_s=_rate(num_total, elapsed_s),
-        ttft_ms=spread([(sample.first_s - sample.start_s) * 1000 for sample in finished]),
+        ttft_ms=spread([_ttft_ms(sample) for sample in finished]),
         tpot_ms=spread([_tpot_ms(sample) for sample in finished]),
+        itl_ms=spread([gap_s * 1000 for sample in finished for gap_s in sample.gaps_s]),
+        e2e_ms=spread([_e2e_ms(sample) for sample in finished]),
+        num_good=num_good,
+        goodput_per_s=_rate(num_good, elapsed_s),
     )
+
+
+def is_good(sample: Sample, objective: Objective) -> bool:
+    """Whether an answer kept every part of the objective."""
+    parts = (
+        (_ttft_ms(sample), objective.ttft_ms),
+        (_tpot_ms(sample), objective.tpot_ms),
+        (_e2e_ms(sample), objective.e2e_ms),
+    )
+    return all(most is None or took <= most for took, most in parts)
 
 
 def _rate(count: int, elapsed_s: float) -> float:
     return count / elapsed_s if elapsed_s > 0 else 0.0
 
 
+def _ttft_ms(sample: Sample) -> float:
+    return (sample.first_s - sample.start_s) * 1000
+
+
 def _tpot_ms(sample: Sample) -> float:
     num_later = sample.usage.completion_tokens - sample.num_first
     return (sample.last_s - sample.first_s) * 1000 / num_later if num_later > 0 else 0.0
+
+
+def _e2e_ms(sample: Sample) -> float:
+    return (sample.last_s - sample.start_s) * 1000
 
 
 def spread(values: Sequence[float]) -> Spread:

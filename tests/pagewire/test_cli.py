@@ -83,6 +83,8 @@ def test_wrong_usage_is_status_2(line):
         "complete Q --client-cert c.pem",
         "complete Q --timeout-s 0",
         "bench serve --concurrency 0",
+        "bench serve --request-rate 0",
+        "bench serve --url 127.0.0.1:8000",
         "up --once --no-sample",
     ],
 )
@@ -253,7 +255,7 @@ def test_bench_prints_a_table(gateway, capsys):
     assert cli.main([*line.split(), "--input-len", "4", "--output-len", "5"]) == 0
     out = capsys.readouterr().out
     assert "6 requests, 0 failed" in out
-    assert "TTFT" in out and "TPOT" in out and "p99" in out
+    assert all(word in out for word in ("TTFT", "TPOT", "ITL", "E2E", "p99", "good requests/s"))
     sent = [request for request in gateway.requests if hasattr(request, "prompt")]
     prompts = {tuple(request.prompt.token_ids.ids) for request in sent}
     assert len(sent) == len(prompts) == 6 + 2
@@ -269,7 +271,19 @@ def test_bench_as_json_says_where_it_was_measured(gateway, capsys):
     assert record["result"]["num_finished"] == 2
     assert record["result"]["output_tokens_per_s"] > 0
     assert {"cpu", "num_cpus", "versions", "commit", "platform"} <= record["client"].keys()
-    assert record["model"]["name"] == "tiny"
+    assert record["model"] == {"name": "tiny", "max_model_len": 512}
+
+
+def test_bench_at_a_rate_appends_its_line_and_counts_what_was_good(gateway, tmp_path, capsys):
+    path = tmp_path / "serve.jsonl"
+    line = f"bench serve --target {gateway.target} --num-requests 3 --prompt Q --json {path}"
+    line += " --request-rate 500 --goodput-ttft-ms 60000 --goodput-e2e-ms 0.0001"
+    assert cli.main(line.split()) == 0
+    assert "0.00 good requests/s" in capsys.readouterr().out
+    record = json.loads(path.read_text())
+    assert (record["settings"]["request_rate"], record["settings"]["concurrency"]) == (500, None)
+    assert record["objective"] == {"ttft_ms": 60000, "tpot_ms": None, "e2e_ms": 0.0001}
+    assert (record["result"]["num_finished"], record["result"]["num_good"]) == (3, 0)
 
 
 def test_bench_fails_when_a_request_fails(gateway, capsys):
