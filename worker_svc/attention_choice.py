@@ -60,8 +60,7 @@ def candidates(
     found = find(setup())
     if option == "flash-attn" and not found.backends:
         raise ValueError("attention_backend: flash-attn cannot serve: " + "; ".join(found.refusals))
-    for refusal in found.refusals:
-        log.info("attention backend %s", refusal)
+    log.info("attention backends that cannot serve: %s", "; ".join(found.refusals) or "none")
     return Candidates(found.backends, has_triton=option == "auto")
 
 

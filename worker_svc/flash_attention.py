@@ -6,6 +6,7 @@ batches into each one's call. Needs none of them to be imported itself.
 
 import importlib
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -49,7 +50,7 @@ class Found:
     refusals: tuple[str, ...]
 
 
-class FlashAttention:
+class FlashAttention(ABC):
     """What the versions share. Each call allocates its result; none takes one to fill."""
 
     version: ClassVar[int]
@@ -101,12 +102,14 @@ class FlashAttention:
         found = self._attend(q, k_cache, v_cache, batch, **queries)
         return found if out is None else out.copy_(found)
 
+    @abstractmethod
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, **queries: Any
     ) -> Tensor:
-        """The version's call. `queries` says where each sequence's are; empty for a decode step,
-        whose q is [B, 1, H, D]."""
-        raise NotImplementedError
+        """The version's call, whose result has the shape of q.
+
+        `queries` says where each sequence's are; none for a decode step, whose q is [B, 1, H, D].
+        """
 
 
 class FlashAttention4(FlashAttention):
@@ -123,8 +126,8 @@ class FlashAttention4(FlashAttention):
 
     def __init__(self, setup: Setup, load: Load = importlib.import_module) -> None:
         super().__init__(setup, load)
-        # 0 lets it split long contexts of few rows, by shapes alone; on Hopper it cannot split.
-        self._num_splits = 1 if setup.capability[0] == 9 else 0
+        # 0 lets it split the contexts of few rows, by shapes alone; on Hopper it cannot split.
+        self._decode_splits = 1 if setup.capability[0] == 9 else 0
 
     @classmethod
     def check(cls, setup: Setup) -> None:
@@ -136,9 +139,10 @@ class FlashAttention4(FlashAttention):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, **queries: Any
     ) -> Tensor:
+        num_splits = 1 if queries else self._decode_splits
         found: tuple[Tensor, Any] = self._functions["flash_attn_varlen_func"](
             q=q, k=k, v=v, seqused_k=batch.context_lens, page_table=batch.block_tables,
-            softmax_scale=self._scale, causal=True, num_splits=self._num_splits, **queries,
+            softmax_scale=self._scale, causal=True, num_splits=num_splits, **queries,
         )  # fmt: skip
         return found[0]  # behind it come the sums of exponentials
 

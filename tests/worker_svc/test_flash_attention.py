@@ -1,6 +1,7 @@
 """flash-attn's calls, against a stand-in of what they are documented to do; what is refused."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -101,9 +102,24 @@ def test_what_a_version_cannot_is_refused_by_its_name_and_number() -> None:
     )
 
 
-def test_only_blackwell_may_split_in_version_4() -> None:
-    assert only(4)._num_splits == 1
-    assert only(4, capability=(10, 0))._num_splits == 0
+@pytest.mark.parametrize(("major", "splits"), [(9, [1, 1]), (10, [0, 1])])
+def test_version_4_may_split_decodes_on_blackwell_alone(major: int, splits: list[int]) -> None:
+    load, seen = importer(4), []
+    real = load("flash_attn.cute").flash_attn_varlen_func
+
+    @functools.wraps(real)
+    def watched(**arguments: object) -> object:
+        seen.append(arguments["num_splits"])
+        return real(**arguments)
+
+    load("flash_attn.cute").flash_attn_varlen_func = watched
+    (backend,) = flash_attention.find(
+        dataclasses.replace(HOPPER, capability=(major, 0)), load
+    ).backends
+    made = PagedBatch.make([(5, 1)], HEADS, 16, torch.float16, CPU)
+    backend.decode(made.q, *made.cache.layer(0), made.batch)
+    backend.prefill(made.q, *made.cache.layer(0), made.batch)
+    assert seen == splits
 
 
 def test_a_library_that_cannot_be_imported_is_left_out_with_its_own_words() -> None:
