@@ -10,6 +10,7 @@ import argparse
 import json
 import platform
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +22,7 @@ from bench.scheduler_core import BLOCK_SIZE, EOS, VOCAB_SIZE, answer, make_reque
 from pagewire.v1 import worker_pb2
 from scheduler_svc.core import Request, Scheduler, SchedulerConfig
 from scheduler_svc.journal import segments
+from scheduler_svc.journal.recorder import SWITCH_INTERVAL_S
 from scheduler_svc.journal.start import RecordOptions, make_core
 from scheduler_svc.sampling import Sampling
 
@@ -119,6 +121,7 @@ def main() -> None:
     parser.add_argument("--running", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--json", type=Path, help="append the results to this file")
     options = parser.parse_args()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)  # as the scheduler's process does
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     ).stdout.strip()

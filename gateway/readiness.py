@@ -56,6 +56,7 @@ class ReadinessWatch:
         self._served_name = served_name
         self._poll_interval_s = poll_interval_s
         self._is_draining = False
+        self._warned_of = ""  # a version of llguidance
         self.current = Readiness(False, "the scheduler has not answered yet", None)
 
     def require_model(self) -> ServedModel:
@@ -91,8 +92,8 @@ class ReadinessWatch:
     def _warn_of_grammars(self, model: ServedModel | None) -> None:
         """Only the versions: what one of them alone can read is told to who asks for it."""
         theirs = model.llguidance_version if model else ""
-        is_known = self.current.model == model
-        if theirs and theirs != LLGUIDANCE_VERSION and not is_known:
+        if theirs not in ("", LLGUIDANCE_VERSION, self._warned_of):
+            self._warned_of = theirs
             log.warning(
                 f"this gateway reads grammars by llguidance {LLGUIDANCE_VERSION}, the worker by "
                 f"{theirs}: a grammar that passes here may end its request there"

@@ -14,6 +14,7 @@ from rpc.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
 from scheduler_svc.config import ServiceConfig, parse
 from scheduler_svc.debug import DebugService
 from scheduler_svc.engine import Engine
+from scheduler_svc.journal.recorder import SWITCH_INTERVAL_S
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker_link import FencedOut
 
@@ -82,6 +83,8 @@ def main() -> int:
     """Entry point; returns the process's exit code."""
     config = parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    if config.record is not None:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         return uvloop.run(serve(config))
     except PortInUse as error:

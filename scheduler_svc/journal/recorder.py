@@ -22,12 +22,12 @@ from scheduler_svc.journal.mask import Mask
 
 logger = logging.getLogger(__name__)
 
+SWITCH_INTERVAL_S = 1e-4
 _SEGMENTS = 16  # that a full recording consists of
 _EVENTS = f"*{segments.SUFFIX}"  # the snapshot is as large as the core, and there is one
 _FOLD_FROM, _FOLD_TO = 0.75, 0.5  # share of a full recording that is cut off, from and down to
 _CHECKS = 8  # of the room left, while a segment is written
 _MAX_QUEUED = 100_000  # calls; a disk that is so far behind will not catch up
-_SWITCH_S = 1e-4
 _SERVICE_FOLDER = Path(__file__).parents[2]
 
 
@@ -48,7 +48,11 @@ class Limits:
 
 
 class Recorder:
-    """One recording, from the making of a core until `close`. `tap` is for the core's thread."""
+    """One recording, from the making of a core until `close`. `tap` is for the core's thread.
+
+    Its own thread is often at work when the core's wants the interpreter: a process that records
+    should switch every SWITCH_INTERVAL_S, which is for the process to say.
+    """
 
     def __init__(
         self, folder: Path, header: JournalHeader, mask: Mask | None, limits: Limits
@@ -60,8 +64,6 @@ class Recorder:
         self._claim = segments.Claim(folder)
         self._queue: SimpleQueue[Call | None] = SimpleQueue()
         self._writer = _Writer(folder, header, mask, limits)
-        # The thread that plans shall not wait long for the interpreter when this one is at work.
-        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 

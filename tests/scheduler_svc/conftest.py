@@ -1,15 +1,16 @@
 """A scheduler in this process, on the real wire, against a fake worker."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 import pytest
 
 from pagewire.v1 import debug_pb2_grpc, scheduler_pb2_grpc
-from rpc.server import SERVER_OPTIONS, bind
+from rpc.server import SERVER_OPTIONS, PortInUse, bind
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Scheduler
 from scheduler_svc.debug import DebugService
@@ -17,6 +18,8 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker_link import FencedOut
 from simulator.fake_worker import FakeModel, FakeWorker, StepTime, start
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -58,6 +61,34 @@ def service_config(worker_port: int, **options: object) -> ServiceConfig:
         "step_timeout_s": 5.0,
     }
     return ServiceConfig(**{**defaults, **options})  # type: ignore[arg-type]
+
+
+async def start_again(worker: FakeWorker, port: int) -> grpc.aio.Server:
+    """On the port of its first life, which may have become a connection's for a moment."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                server, _ = await start(worker, f"127.0.0.1:{port}")
+                return server
+            except PortInUse:
+                await asyncio.sleep(0.05)
+
+
+async def obey(ask: Callable[[], Awaitable[T]], most: int = 3) -> tuple[T, int]:
+    """Comes again whenever it is refused for overload and told to; how often it was."""
+    for num_refused in range(most + 1):
+        try:
+            return await ask(), num_refused
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+            await asyncio.sleep(pushback_s(error))
+    raise AssertionError(f"refused for overload {most + 1} times although it came when told to")
+
+
+def pushback_s(error: grpc.aio.AioRpcError) -> float:
+    """When a refused call is told to come again."""
+    return float(dict(error.trailing_metadata() or ())["grpc-retry-pushback-ms"]) / 1e3
 
 
 @asynccontextmanager

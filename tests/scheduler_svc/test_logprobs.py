@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
-from simulator.fake_worker import FakeModel, StepTime, start
+from simulator.fake_worker import FakeModel, StepTime
 from simulator.questions import logprob_of
+from tests.scheduler_svc.conftest import start_again
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 
@@ -68,7 +69,7 @@ async def test_a_tokens_logprobs_survive_a_lost_worker(make_cluster: MakeCluster
         await cluster.until(lambda: cluster.core.num_output_tokens > 100)
         await cluster.worker_server.stop(None)
         await cluster.until(lambda: not cluster.engine.is_ready)
-        server, _ = await start(cluster.worker, f"127.0.0.1:{cluster.worker_port}")
+        server = await start_again(cluster.worker, cluster.worker_port)
         answers = await asyncio.gather(*calls)
         await server.stop(None)
     for num_top, (token_ids, logprobs) in enumerate(answers):

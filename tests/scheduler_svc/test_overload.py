@@ -15,6 +15,7 @@ from rpc.columns import pack
 from scheduler_svc.config import parse
 from scheduler_svc.core import Policy
 from simulator.fake_worker import FakeModel, StepTime
+from tests.scheduler_svc.conftest import obey, pushback_s
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 STEPS, SLOW_STEPS = StepTime(base_s=0.004), StepTime(base_s=0.015)
@@ -34,17 +35,27 @@ async def finish(call: Any) -> int:
     return sum([len(response.token_ids) async for response in call])
 
 
-async def fill(cluster: Any, num_waiting: int, max_tokens: int = 12) -> list[Any]:
-    """One request runs, and so many wait; each takes max_tokens steps."""
+async def fill(
+    cluster: Any, num_waiting: int, max_tokens: int = 12, num_running_steps: int | None = None
+) -> list[Any]:
+    """One request runs, and so many wait; each takes max_tokens steps, the one as told."""
     calls: list[Any] = []
     core = cluster.core
     num_before = core.num_accepted
     for index in range(num_waiting + 1):
-        calls.append(cluster.scheduler.Generate(request(f"r{index}", max_tokens)))
+        num_steps = max_tokens if index else num_running_steps or max_tokens
+        calls.append(cluster.scheduler.Generate(request(f"r{index}", num_steps)))
         await cluster.until(lambda: core.num_accepted == num_before + len(calls))
         if not index:
             await cluster.until(lambda: core.num_running == 1)
     return calls
+
+
+async def seconds_until(cluster: Any, holds: Callable[[], bool]) -> float:
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    await cluster.until(holds)
+    return loop.time() - began_s
 
 
 async def test_a_refused_call_says_when_to_come_again_and_then_finds_its_place(
@@ -54,7 +65,7 @@ async def test_a_refused_call_says_when_to_come_again_and_then_finds_its_place(
         step_time=SLOW_STEPS, max_num_seqs=1, max_waiting_requests=3
     ) as cluster:
         assert await finish(cluster.scheduler.Generate(request("warm up"))) == 8
-        calls = await fill(cluster, 3)
+        calls = await fill(cluster, 3, num_running_steps=40)  # long enough to be refused meanwhile
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await finish(cluster.scheduler.Generate(request("late")))
         error = caught.value
@@ -62,17 +73,21 @@ async def test_a_refused_call_says_when_to_come_again_and_then_finds_its_place(
         status = rpc_status.from_call(error)
         assert status is not None and status.details[0].Unpack(info)
         delay_s = info.retry_delay.ToTimedelta().total_seconds()
-        pushback = dict(error.trailing_metadata() or ())["grpc-retry-pushback-ms"]
-        assert float(pushback) / 1e3 == pytest.approx(delay_s, abs=0.002)
+        assert pushback_s(error) == pytest.approx(delay_s, abs=0.002)
         assert "3 requests wait" in str(error.details())
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        # The next is admitted when the one that runs has made its 12 steps.
-        assert 0.05 < delay_s < 0.4
-        await asyncio.sleep(delay_s)
-        assert await finish(cluster.scheduler.Generate(request("late"))) == 8
-        assert [await finish(call) for call in calls] == [12] * 4
+        # The next is admitted when the one that runs has made its 40 steps.
+        took_s, _ = await asyncio.gather(
+            seconds_until(cluster, lambda: cluster.core.num_waiting < 3), asyncio.sleep(delay_s)
+        )
+        assert took_s / 4 < delay_s < took_s * 4
+        num_tokens, num_refused = await obey(
+            lambda: finish(cluster.scheduler.Generate(request("late")))
+        )
+        assert num_tokens == 8
+        assert [await finish(call) for call in calls] == [40, 12, 12, 12]
         seen = await cluster.scheduler.GetStatus(scheduler_pb2.GetStatusRequest())
-    assert (seen.num_overloaded, seen.policy) == (1, "fcfs")
+    assert (seen.num_overloaded, seen.policy) == (1 + num_refused, "fcfs")
     assert seen.seconds_of_backlog == 0.0
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
 from rpc.columns import UINT32, pack, unpack
-from simulator.fake_worker import FakeModel, StepTime, start
+from simulator.fake_worker import FakeModel, StepTime
 from simulator.questions import hidden_of, logprob_of
+from tests.scheduler_svc.conftest import start_again
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 LAST, MEAN = types_pb2.POOLING_LAST, types_pb2.POOLING_MEAN
@@ -116,7 +117,7 @@ async def test_every_position_is_told_once_though_workers_are_lost(
             await cluster.until(lambda: cluster.worker.num_steps > num_steps)  # noqa: B023
             await server.stop(None)
             await cluster.until(lambda: not cluster.engine.is_ready)
-            server, _ = await start(cluster.worker, f"127.0.0.1:{cluster.worker_port}")
+            server = await start_again(cluster.worker, cluster.worker_port)
         await asking
         await server.stop(None)
 

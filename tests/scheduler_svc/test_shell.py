@@ -11,8 +11,9 @@ import pytest
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2, worker_pb2
 from rpc.columns import UINT32, pack, unpack
-from simulator.fake_worker import FakeModel, StepTime, start
+from simulator.fake_worker import FakeModel, StepTime
 from simulator.slots import token_at
+from tests.scheduler_svc.conftest import start_again
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 Generate = scheduler_pb2.SchedulerServiceGenerateRequest
@@ -258,7 +259,7 @@ async def test_streams_survive_the_death_of_the_worker(make_cluster: MakeCluster
         await cluster.until(lambda: cluster.core.num_output_tokens > 100)
         await cluster.worker_server.stop(None)
         await cluster.until(lambda: not cluster.engine.is_ready)
-        server, _ = await start(cluster.worker, f"127.0.0.1:{cluster.worker_port}")
+        server = await start_again(cluster.worker, cluster.worker_port)
         answers = await asyncio.wait_for(asyncio.gather(*calls), 20)
         num_recoveries = cluster.engine.groups[0].num_recoveries
         await server.stop(None)
