@@ -7,6 +7,7 @@ but the time it would have saved. Does not load torch: the helper is to start be
 spends seconds on that.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -73,13 +74,18 @@ class CompileAhead:
         try:
             code = self._child.wait(max(0.0, self._started_s + WAIT_S - time.monotonic()))
         except subprocess.TimeoutExpired:
-            os.killpg(self._child.pid, signal.SIGKILL)  # its forks too
-            code = self._child.wait()
+            code = self.stop()
         if code:
             log.warning("compiling ahead ended with %d: the worker compiles the rest", code)
         else:
             self._mark.parent.mkdir(parents=True, exist_ok=True)
             self._mark.touch()
+
+    def stop(self) -> int:
+        """Ends the helper and its forks now; returns its exit code."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        return self._child.wait()
 
 
 def start(

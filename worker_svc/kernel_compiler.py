@@ -161,8 +161,6 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("job", type=Job.parse, help="what the worker is about to serve")
     job = parser.parse_args(arguments).job
-    if not torch.cuda.device_count():  # asks the driver's library, not CUDA
-        return 0
     forks = Forks(max(1, len(os.sched_getaffinity(0)) - 2))
     forks.start(compile_only.build_driver)
     rehearse(job, lambda found: forks.start(lambda: compile_only.build_launcher(found.compile())))

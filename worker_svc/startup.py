@@ -64,8 +64,7 @@ def load(
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     if device.type == "cuda":
         threading.Thread(target=_read_compiler, name="read-compiler", daemon=True).start()
-    if compiling is None and device.type == "cuda" and group.rank == 0:
-        compiling = compile_ahead.start(config, folder, dtype_name)
+    compiling = _compiling(config, folder, dtype_name, device, group, compiling)
     decoder = load_model(folder, dtype, device, max_model_len, group)
     facts = ModelFacts(
         name=served_model_name or folder.resolve().name,
@@ -78,6 +77,24 @@ def load(
         dtype=_name(dtype),
     )
     return LoadedModel(decoder, facts, dtype, device, folder, compiling, candidates)
+
+
+def _compiling(
+    config: WorkerConfig,
+    folder: Path,
+    dtype_name: str,
+    device: torch.device,
+    group: Group,
+    begun: CompileAhead | None,
+) -> CompileAhead | None:
+    """The helper, if one is needed here: that which has begun already, or a new one."""
+    if device.type != "cuda":
+        if begun is not None:
+            begun.stop()
+        return None
+    if begun is None and group.rank == 0:
+        return compile_ahead.start(config, folder, dtype_name)
+    return begun
 
 
 def _read_compiler() -> None:

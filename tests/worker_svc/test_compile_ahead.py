@@ -105,6 +105,21 @@ def test_a_helper_that_fails_leaves_no_mark_and_says_so(folder, caplog):
     assert "ended with 3: the worker compiles the rest" in caplog.text
 
 
+def test_a_helper_that_is_stopped_takes_its_forks_along_and_leaves_no_mark(folder):
+    code = "import os, time; os.fork(); print('ready', flush=True); time.sleep(60)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert child.stdout is not None
+    with child.stdout as said:
+        assert [said.readline(), said.readline()] == [b"ready\n", b"ready\n"]
+        stopped_s = time.monotonic()
+        assert CompileAhead(child, folder / "cache" / "pagewire-x").stop() < 0
+        assert said.read() == b""  # comes when neither of the two can write any more
+    assert time.monotonic() - stopped_s < 30
+    assert marks(folder) == []
+
+
 def test_the_mark_is_for_one_model_device_type_and_set_of_options(folder):
     def key(dtype="auto", gpu=H200, **changes):
         job = Job(folder, dtype, dataclasses.replace(CONFIG, **changes), gpu.arch)
