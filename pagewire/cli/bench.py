@@ -31,6 +31,7 @@ KINDS = (
     Kind("kernels", "kernels", "Every kernel at the shapes that matter.", ("torch", "triton")),
     Kind("startup", "startup", "From starting the processes to the first token."),
     Kind("documented", "documented", "All of docs/performance.md's numbers of one GPU."),
+    Kind("plot", "plot", "Draws what documented has measured, and prints its tables.", ()),
 )
 RUNNER_STEPS = "gpu_steps"
 

@@ -1,0 +1,162 @@
+"""Draws what `pagewire bench documented` has measured, and prints its tables as Markdown.
+
+    python -m bench.plot documented.jsonl --to docs/performance
+
+Of several results for the same thing the last counts. What other engines took is in `bench.peers`.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import peers
+from bench.bars import Chart, svg
+from bench.peers import CEILING, FLOOR, NANO_VLLM, VLLM
+
+OURS = "pagewire"
+SERIES = (OURS, VLLM, NANO_VLLM)
+NAMES = {"qwen3-0.6b": "Qwen3-0.6B", "qwen3-8b": "Qwen3-8B"}
+
+Line = Mapping[str, Any]
+
+
+def read(text: str) -> list[Line]:
+    """The results of a file, the last of each kind."""
+    found: dict[tuple[object, ...], Line] = {}
+    for line in map(json.loads, filter(None, text.splitlines())):
+        kind = ("benchmark", "shape", "batch", "seed", "num_prompts")
+        found[tuple(line.get(name) for name in kind)] = line
+    return list(found.values())
+
+
+def charts(lines: Sequence[Line]) -> Iterator[tuple[str, Chart]]:
+    """A picture of the steps of each shape, and one of the tokens per second; with their names."""
+    for shape, name in NAMES.items():
+        steps = {
+            f"batch {batch}": {OURS: step_ms, **peers.STEP_MS[shape].get(batch, {})}
+            for batch, step_ms in sorted(_steps(lines, shape))
+        }
+        if steps:
+            title = f"One decode step of {name}, ms"
+            yield f"steps-{shape}.svg", Chart(title, steps, SERIES, FLOOR, ".2f")
+    rates = {
+        name: {OURS: rate, **peers.TOKENS_PER_S[shape]}
+        for shape, name in NAMES.items()
+        for rate in _rates(lines, shape)
+    }
+    if rates:
+        title = "256 requests, output tokens per second"
+        yield "throughput.svg", Chart(title, rates, SERIES, CEILING, ",.0f")
+
+
+def _steps(lines: Iterable[Line], shape: str) -> Iterator[tuple[int, float]]:
+    for line in lines:
+        if (line["benchmark"], line.get("shape")) == ("steps", shape):
+            yield line["batch"], line["step_ms"]["median"]
+
+
+def _rates(lines: Iterable[Line], shape: str) -> Iterator[float]:
+    for line in lines:
+        if (line["benchmark"], line.get("shape"), line.get("seed")) == ("throughput", shape, 0):
+            yield line["tokens_per_s"]["median"]
+
+
+Row = Callable[[Line], Sequence[object]]
+
+TABLES: dict[str, tuple[Sequence[str], Row]] = {
+    "steps": (
+        ("through the split, batch", "step, ms", "each", "device, ms", "idle", "tokens/s"),
+        lambda line: (
+            f"{NAMES.get(line['shape'], line['shape'])}, {line['batch']}",
+            f"{line['step_ms']['median']:.3f}",
+            _each(line["step_ms"], ".3f"),
+            f"{line['device_ms']['median']:.3f}",
+            f"{line['idle_share']['median']:.2%}",
+            f"{1e3 * line['batch'] / line['step_ms']['median']:,.0f}",
+        ),
+    ),
+    "throughput": (
+        (
+            *("requests", "tokens/s", "each", "idle"),
+            "CPU s per 1,000 tokens: scheduler, worker, client",
+        ),
+        lambda line: (
+            f"{NAMES.get(line['shape'], line['shape'])}, {line['num_requests']}, seed "
+            f"{line['seed']}",
+            f"{line['tokens_per_s']['median']:,}",
+            _each(line["tokens_per_s"], ",d"),
+            f"{line['idle_share']['median']:.2%}",
+            ", ".join(f"{cpu['median']:.4f}" for cpu in line["cpu_s_per_1000_tokens"].values()),
+        ),
+    ),
+    "prefill": (
+        ("prefill", "prompt tokens/s", "each"),
+        lambda line: (
+            f"{NAMES.get(line['shape'], line['shape'])}, {line['num_prompts']} x "
+            f"{line['prompt_len']}",
+            f"{line['tokens_per_s']['median']:,}",
+            _each(line["tokens_per_s"], ",d"),
+        ),
+    ),
+    "runner_steps": (
+        ("in the runner, batch", "step, ms", "device, ms", "bubble, us", "host, us", "tokens/s"),
+        lambda line: (
+            f"{NAMES.get(line['shape'], line['shape'])}, {line['batch']}",
+            f"{line['step_us']['median'] / 1e3:.3f}",
+            f"{line['device_us']['median'] / 1e3:.3f}",
+            f"{line['bubble_us']['median']:.0f}",
+            f"{line['host_us']['median']:.0f}",
+            f"{line['tokens_per_s']['median']:,.0f}",
+        ),
+    ),
+    "startup": (
+        ("process start to first token", "cold, s", "warm, s"),
+        lambda line: (
+            NAMES.get(line["shape"], line["shape"]),
+            line["cold_s"],
+            ", ".join(map(str, line["warm_s"])),
+        ),
+    ),
+}
+
+
+def _each(spread: Mapping[str, Any], form: str) -> str:
+    return ", ".join(format(value, form) for value in spread["each"])
+
+
+def tables(lines: Sequence[Line]) -> Iterator[str]:
+    """The results as Markdown."""
+    for benchmark, (titles, row) in TABLES.items():
+        chosen = [line for line in lines if line["benchmark"] == benchmark]
+        if chosen:
+            cells = [titles, ["---"] * len(titles), *map(row, chosen)]
+            yield "".join(f"| {' | '.join(map(str, each))} |\n" for each in cells)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Writes the pictures and prints the tables."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.plot", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("results", type=Path, help="the lines of --json")
+    parser.add_argument("--to", type=Path, help="write pictures into this folder")
+    options = parser.parse_args(arguments)
+    lines = read(options.results.read_text(encoding="utf-8"))
+    sys.stdout.write("\n".join(tables(lines)))
+    if options.to is None:
+        return 0
+    drawn = dict(charts(lines))
+    if not drawn:
+        parser.error(f"{options.results}: no steps and no throughput to draw")
+    options.to.mkdir(parents=True, exist_ok=True)
+    for name, chart in drawn.items():
+        (options.to / name).write_text(svg(chart), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
