@@ -41,7 +41,7 @@ _PIECE = 1024
 # Fewer than the multiprocessors of any device with memory that peers reach at this speed.
 _MAX_PROGRAMS = 128
 # Looks into an inbox, each most of a microsecond long: minutes, as other collectives wait.
-_MAX_LOOKS = 2**28
+MAX_LOOKS = 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _launch(
         NORM=norm_weight is not None,
         SENDS=sends,
         RECEIVES=receives,
-        MAX_LOOKS=_MAX_LOOKS if is_compiled(rows) else 0,
+        MAX_LOOKS=MAX_LOOKS if rows.is_cuda else 0,
         PDL=has_pdl(rows),
         num_warps=min(16, max(1, block // 256)),
         **launch_options(rows),
@@ -202,7 +202,7 @@ def _all_reduce_kernel(
     inside = i < N
     if NORM:
         weight = tl.load(weight_ptr + i, mask=inside, other=0.0)
-    own = tl.load(addresses_ptr + RANK).to(tl.pointer_type(WORD)) + slot_start
+    own = memory_of(addresses_ptr, RANK, WORD) + slot_start
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -213,8 +213,8 @@ def _all_reduce_kernel(
             words = tl.where(words == -1, -2, words)
             for distance in tl.static_range(1, SIZE):
                 peer = (RANK + distance) % SIZE
-                inbox = tl.load(addresses_ptr + peer).to(tl.pointer_type(WORD)) + slot_start
-                tl.store(inbox + RANK * capacity + row * N + i, words, mask=inside)
+                memory = memory_of(addresses_ptr, peer, WORD) + slot_start
+                tl.store(memory + RANK * capacity + row * N + i, words, mask=inside)
         tl.debug_barrier()  # keeps the compiler from moving these stores behind what follows
     if RECEIVES:
         for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
@@ -223,7 +223,7 @@ def _all_reduce_kernel(
                 if rank == RANK:
                     part = _own(x_ptr, ids_ptr, row, i, first_id, num_ids, N, HAS_IDS)
                 else:
-                    words = _take(own + rank * capacity + row * N + i, inside, MAX_LOOKS)
+                    words = take(own + rank * capacity + row * N + i, inside, MAX_LOOKS)
                     part = words.to(x_ptr.dtype.element_ty, bitcast=True)
                 total += part.to(tl.float32)
             if HAS_RESIDUAL:
@@ -233,6 +233,12 @@ def _all_reduce_kernel(
                 normed = total * tl.rsqrt(tl.sum(total * total, 0) / N + eps)
                 normed = normed.to(normed_ptr.dtype.element_ty) * weight
                 tl.store(normed_ptr + row * N + i, normed, mask=inside)
+
+
+@triton.jit
+def memory_of(addresses_ptr: tl.tensor, rank: tl.constexpr, WORD: tl.constexpr) -> tl.tensor:
+    """Where a rank's memory begins; told to be aligned, or every word would be moved by itself."""
+    return tl.multiple_of(tl.load(addresses_ptr + rank).to(tl.pointer_type(WORD)), 16)
 
 
 @triton.jit
@@ -255,7 +261,7 @@ def _own(
 
 
 @triton.jit
-def _take(inbox: tl.tensor, inside: tl.tensor, MAX_LOOKS: tl.constexpr) -> tl.tensor:
+def take(inbox: tl.tensor, inside: tl.tensor, MAX_LOOKS: tl.constexpr) -> tl.tensor:
     """The words of an inbox once all have come; leaves it empty. MAX_LOOKS 0: no limit."""
     words = tl.load(inbox, mask=inside, other=0, volatile=True)
     looks = 0

@@ -23,6 +23,7 @@ class Slot(IntEnum):
     ATTENTION = 0
     MLP = 1
     EMBEDDING = 2
+    GATHER = 3
 
 
 @dataclass(frozen=True, slots=True)
