@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.all_reduce import MAX_LOOKS, memory_of, take
+from kernels.exchange import deliver, inbox_of, max_looks, slot_start, take
 from kernels.inboxes import Inboxes
 from kernels.pdl import has_pdl, launch_options
 
@@ -48,22 +48,19 @@ def _launch(
 ) -> None:
     if not x.is_contiguous() or not fits(x.nbytes, inboxes):
         raise ValueError(f"x must be contiguous words of 32 bits; got {x.nbytes} bytes")
-    if not 0 <= slot < inboxes.num_slots:
-        raise ValueError(f"slot {slot} of {inboxes.num_slots}")
     words = x.view(-1).view(torch.int32)
-    capacity = inboxes.num_bytes // 8
     _all_gather_kernel[(triton.cdiv(len(words), _BLOCK),)](
         words, None if out is None else out.view(-1).view(torch.int32),
         inboxes.addresses,
-        slot * inboxes.size * capacity,
-        capacity,
+        slot_start(inboxes, slot, 8),
+        inboxes.num_bytes // 8,
         len(words),
         RANK=inboxes.rank,
         SIZE=inboxes.size,
         BLOCK=_BLOCK,
         SENDS=sends,
         RECEIVES=out is not None,
-        MAX_LOOKS=MAX_LOOKS if x.is_cuda else 0,
+        MAX_LOOKS=max_looks(x),
         PDL=has_pdl(x),
         **launch_options(x),
     )  # fmt: skip
@@ -93,15 +90,13 @@ def _all_gather_kernel(
     x = tl.load(x_ptr + i, mask=inside, other=0)
     if SENDS:
         sent = x.to(tl.uint32, bitcast=True).to(tl.int64)
-        for distance in tl.static_range(1, SIZE):
-            memory = memory_of(addresses_ptr, (RANK + distance) % SIZE, tl.int64) + slot_start
-            tl.store(memory + RANK * capacity + i, sent, mask=inside)
+        deliver(sent, i, inside, addresses_ptr, slot_start, capacity, RANK, SIZE)
         tl.debug_barrier()  # as in all_reduce
     if RECEIVES:
-        own = memory_of(addresses_ptr, RANK, tl.int64) + slot_start
         for rank in tl.static_range(SIZE):
             if rank == RANK:
                 words = x
             else:
-                words = take(own + rank * capacity + i, inside, MAX_LOOKS).to(tl.int32)
+                inbox = inbox_of(addresses_ptr, RANK, rank, slot_start, capacity, tl.int64)
+                words = take(inbox + i, inside, MAX_LOOKS).to(tl.int32)
             tl.store(out_ptr + rank * num_words + i, words, mask=inside)

@@ -32,6 +32,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.exchange import deliver, inbox_of, max_looks, slot_start, take, to_words, word
 from kernels.inboxes import Inboxes
 from kernels.pdl import has_pdl, is_compiled, launch_options
 
@@ -40,8 +41,7 @@ _MAX_WIDTH = 32768
 _PIECE = 1024
 # Fewer than the multiprocessors of any device with memory that peers reach at this speed.
 _MAX_PROGRAMS = 128
-# Looks into an inbox, each most of a microsecond long: minutes, as other collectives wait.
-MAX_LOOKS = 2**28
+_PER_WARP = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +108,18 @@ def _launch(
 ) -> None:
     num_rows = _num_rows(x)
     rows, ids, first_id = (x.table, x.ids, x.first_id) if isinstance(x, TableRows) else (x, None, 0)
-    _check(rows, num_rows, inboxes, slot, residual, norm_weight)
+    _check(rows, num_rows, inboxes, residual, norm_weight)
     if num_rows == 0:
         return
     width = rows.shape[1]
     if norm_weight is None and ids is None and width % _PIECE == 0:
         num_rows, width = num_rows * width // _PIECE, _PIECE
     block = triton.next_power_of_2(width)
-    capacity = inboxes.num_bytes // rows.element_size()
     _all_reduce_kernel[(min(num_rows, _MAX_PROGRAMS),)](
         rows, ids, residual, norm_weight, total, normed,
         inboxes.addresses,
-        slot * inboxes.size * capacity,
-        capacity,
+        slot_start(inboxes, slot, rows.element_size()),
+        inboxes.num_bytes // rows.element_size(),
         num_rows,
         first_id,
         len(rows),
@@ -129,15 +128,15 @@ def _launch(
         SIZE=inboxes.size,
         N=width,
         BLOCK=block,
-        WORD=tl.int16 if rows.element_size() == 2 else tl.int32,
+        WORD=word(rows),
         HAS_IDS=ids is not None,
         HAS_RESIDUAL=residual is not None,
         NORM=norm_weight is not None,
         SENDS=sends,
         RECEIVES=receives,
-        MAX_LOOKS=MAX_LOOKS if rows.is_cuda else 0,
+        MAX_LOOKS=max_looks(rows),
         PDL=has_pdl(rows),
-        num_warps=min(16, max(1, block // 256)),
+        num_warps=min(16, max(1, block // _PER_WARP)),
         **launch_options(rows),
     )  # fmt: skip
 
@@ -146,7 +145,6 @@ def _check(
     rows: torch.Tensor,
     num_rows: int,
     inboxes: Inboxes,
-    slot: int,
     residual: torch.Tensor | None,
     norm_weight: torch.Tensor | None,
 ) -> None:
@@ -156,8 +154,6 @@ def _check(
     num_bytes = num_rows * width * rows.element_size()
     if not inboxes.hold(num_bytes):
         raise ValueError(f"x has {num_bytes} bytes, an inbox {inboxes.num_bytes}")
-    if not 0 <= slot < inboxes.num_slots:
-        raise ValueError(f"slot {slot} of {inboxes.num_slots}")
     if norm_weight is not None and norm_weight.shape != (width,):
         raise ValueError(f"norm_weight must be [{width}]")
     if width > _MAX_WIDTH:
@@ -202,43 +198,39 @@ def _all_reduce_kernel(
     inside = i < N
     if NORM:
         weight = tl.load(weight_ptr + i, mask=inside, other=0.0)
-    own = memory_of(addresses_ptr, RANK, WORD) + slot_start
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     if SENDS:
         for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
             x = _own(x_ptr, ids_ptr, row, i, first_id, num_ids, N, HAS_IDS)
-            words = x.to(WORD, bitcast=True)
-            words = tl.where(words == -1, -2, words)
-            for distance in tl.static_range(1, SIZE):
-                peer = (RANK + distance) % SIZE
-                memory = memory_of(addresses_ptr, peer, WORD) + slot_start
-                tl.store(memory + RANK * capacity + row * N + i, words, mask=inside)
+            deliver(
+                to_words(x, WORD), row * N + i, inside, addresses_ptr, slot_start, capacity,
+                RANK, SIZE,
+            )  # fmt: skip
         tl.debug_barrier()  # keeps the compiler from moving these stores behind what follows
     if RECEIVES:
         for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
+            # Asked for first: they come while the peers' words are on their way.
+            x = _own(x_ptr, ids_ptr, row, i, first_id, num_ids, N, HAS_IDS)
+            if HAS_RESIDUAL:
+                residual = tl.load(residual_ptr + row * N + i, mask=inside, other=0.0)
             total = tl.zeros([BLOCK], tl.float32)
             for rank in tl.static_range(SIZE):
                 if rank == RANK:
-                    part = _own(x_ptr, ids_ptr, row, i, first_id, num_ids, N, HAS_IDS)
+                    part = x
                 else:
-                    words = take(own + rank * capacity + row * N + i, inside, MAX_LOOKS)
+                    inbox = inbox_of(addresses_ptr, RANK, rank, slot_start, capacity, WORD)
+                    words = take(inbox + row * N + i, inside, MAX_LOOKS)
                     part = words.to(x_ptr.dtype.element_ty, bitcast=True)
                 total += part.to(tl.float32)
             if HAS_RESIDUAL:
-                total += tl.load(residual_ptr + row * N + i, mask=inside, other=0.0).to(tl.float32)
+                total += residual.to(tl.float32)
             tl.store(total_ptr + row * N + i, total.to(total_ptr.dtype.element_ty), mask=inside)
             if NORM:
                 normed = total * tl.rsqrt(tl.sum(total * total, 0) / N + eps)
                 normed = normed.to(normed_ptr.dtype.element_ty) * weight
                 tl.store(normed_ptr + row * N + i, normed, mask=inside)
-
-
-@triton.jit
-def memory_of(addresses_ptr: tl.tensor, rank: tl.constexpr, WORD: tl.constexpr) -> tl.tensor:
-    """Where a rank's memory begins; told to be aligned, or every word would be moved by itself."""
-    return tl.multiple_of(tl.load(addresses_ptr + rank).to(tl.pointer_type(WORD)), 16)
 
 
 @triton.jit
@@ -258,20 +250,3 @@ def _own(
         row = tl.load(ids_ptr + row).to(tl.int64) - first_id
         inside = i < tl.where((row >= 0) & (row < num_ids), N, 0)
     return tl.load(x_ptr + row * N + i, mask=inside, other=0.0)
-
-
-@triton.jit
-def take(inbox: tl.tensor, inside: tl.tensor, MAX_LOOKS: tl.constexpr) -> tl.tensor:
-    """The words of an inbox once all have come; leaves it empty. MAX_LOOKS 0: no limit."""
-    words = tl.load(inbox, mask=inside, other=0, volatile=True)
-    looks = 0
-    while tl.max((words == -1).to(tl.int32), 0) > 0:
-        words = tl.load(inbox, mask=inside, other=0, volatile=True)
-        if MAX_LOOKS > 0:
-            looks += 1
-            if looks > MAX_LOOKS:
-                tl.inline_asm_elementwise(
-                    "trap; mov.b32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-                )
-    tl.store(inbox, tl.full(words.shape, -1, words.dtype), mask=inside)
-    return words
