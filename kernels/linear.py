@@ -5,6 +5,7 @@
     with norm_weight [K]:  rms_norm(x) @ weight.T
     with gated:            silu(gate) * up  [M, N / 2], gate and up the halves of the product
     with residual [M, N]:  the product plus residual
+    with inboxes:          the product, which the peers get, too, for `all_reduce.receive`
 
 The norm costs no pass of its own: its factor is one number per row, so the product is taken of
 `x * norm_weight` and scaled afterwards. A program keeps whole rows of the weight; it asks for its
@@ -18,6 +19,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.exchange import deliver, slot_start, to_words, word
+from kernels.inboxes import Inboxes
 from kernels.pdl import has_pdl, launch_options
 
 MAX_ROWS = 32
@@ -64,6 +67,8 @@ def linear(
     eps: float = 0.0,
     gated: bool = False,
     residual: torch.Tensor | None = None,
+    inboxes: Inboxes | None = None,
+    slot: int = 0,
 ) -> torch.Tensor:
     """Product with fused neighbours; sums are float32 and rounded once, at the end."""
     m, k = x.shape
@@ -87,6 +92,9 @@ def linear(
         raise TypeError(f"x is {x.dtype}, weight is {weight.dtype}")
 
     out = x.new_empty((m, n))
+    if inboxes is not None and not inboxes.hold(out.nbytes):
+        raise ValueError(f"the product has {out.nbytes} bytes, an inbox {inboxes.num_bytes}")
+    exchange = _exchange(out, inboxes, slot)
     config = _config(m, n, k, gated, x.element_size())
     common = dict(
         N=n,
@@ -97,19 +105,32 @@ def linear(
         GATED=gated,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
+        RANK=0 if inboxes is None else inboxes.rank,
+        SIZE=1 if inboxes is None else inboxes.size,
+        WORD=word(x),
         PDL=has_pdl(x),
         num_warps=config.num_warps,
         **launch_options(x),
     )
     grid = (triton.cdiv(n, config.block_n),)
     if m == 1:
-        _row_kernel[grid](x, weight, bias, norm_weight, residual, out, eps, **common)
+        _row_kernel[grid](x, weight, bias, norm_weight, residual, out, *exchange, eps, **common)
     else:
         _rows_kernel[grid](
-            x, weight, bias, norm_weight, residual, out, eps, m, x.stride(0),
+            x, weight, bias, norm_weight, residual, out, *exchange, eps, m, x.stride(0),
             BLOCK_M=max(8, triton.next_power_of_2(m)), SLICES=config.k_slices, **common,
         )  # fmt: skip
     return out
+
+
+def _exchange(
+    out: torch.Tensor, inboxes: Inboxes | None, slot: int
+) -> tuple[torch.Tensor | None, int, int]:
+    """What `deliver` is told: addresses, the slot's start, an inbox's capacity in elements."""
+    if inboxes is None:
+        return None, 0, 0
+    start = slot_start(inboxes, slot, out.element_size())
+    return inboxes.addresses, start, inboxes.num_bytes // out.element_size()
 
 
 @triton.jit
@@ -120,6 +141,9 @@ def _row_kernel(
     norm_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     out_ptr: tl.tensor,
+    addresses_ptr: tl.tensor,
+    slot_start: tl.tensor,
+    capacity: tl.tensor,
     eps: tl.tensor,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -129,6 +153,9 @@ def _row_kernel(
     GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+    WORD: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """One row, without matrix units: weights go from memory to registers and are used once."""
@@ -176,7 +203,11 @@ def _row_kernel(
         y += tl.load(bias_ptr + n, mask=is_n, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         y += tl.load(residual_ptr + n, mask=is_n, other=0.0).to(tl.float32)
-    tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=is_n)
+    y = y.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + n, y, mask=is_n)
+    if SIZE > 1:
+        words = to_words(y, WORD)
+        deliver(words, n, is_n, addresses_ptr, slot_start, capacity, RANK, SIZE)
 
 
 @triton.jit
@@ -187,6 +218,9 @@ def _rows_kernel(
     norm_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     out_ptr: tl.tensor,
+    addresses_ptr: tl.tensor,
+    slot_start: tl.tensor,
+    capacity: tl.tensor,
     eps: tl.tensor,
     M: tl.tensor,
     stride_x: tl.tensor,
@@ -200,6 +234,9 @@ def _rows_kernel(
     GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+    WORD: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Several rows: a batched product over slices of K, so that every warp has its own slice."""
@@ -253,4 +290,8 @@ def _rows_kernel(
         y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     if HAS_RESIDUAL:
         y += tl.load(residual_ptr + to, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=inside)
+    y = y.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + to, y, mask=inside)
+    if SIZE > 1:
+        words = to_words(y, WORD)
+        deliver(words, to, inside, addresses_ptr, slot_start, capacity, RANK, SIZE)

@@ -5,6 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from kernels import reference
+from kernels.all_reduce import receive
+from kernels.inboxes import EMPTY_BYTE, Inboxes
 from kernels.linear import linear, pays
 
 SHAPES = [(1, 40, 96), (1, 50, 1100), (3, 40, 96), (5, 50, 1100), (17, 24, 64), (32, 16, 2600)]
@@ -44,6 +46,25 @@ def test_fused_neighbours_change_only_the_number_of_launches(
     shape, fused, dtype, device, assert_close
 ):
     check(shape, fused, dtype, device, assert_close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("m", [1, 3])
+def test_peers_get_the_product_for_the_sum_over_ranks(m, dtype, device, assert_close):
+    size, n, k, num_bytes = 2, 50, 96, 1 << 10
+    memory = torch.full((size, 1, size, num_bytes), EMPTY_BYTE, dtype=torch.uint8, device=device)
+    addresses = torch.tensor([part.data_ptr() for part in memory], device=device)
+    ranks = [Inboxes(addresses, rank, size, num_bytes, num_slots=1) for rank in range(size)]
+    xs, weights = torch.randn(size, m, k, device=device), torch.randn(size, n, k, device=device)
+    xs, weights = xs.to(dtype), weights.to(dtype)
+    parts = [
+        linear(x, weight, inboxes=own) for x, weight, own in zip(xs, weights, ranks, strict=True)
+    ]
+    for part, own in zip(parts, ranks, strict=True):
+        assert torch.equal(receive(part, own, 0)[0], reference.all_reduce(parts, None, None, 0)[0])
+    assert_close(parts[0], xs[0].float() @ weights[0].float().T)
+    with pytest.raises(ValueError, match="an inbox 16"):
+        linear(xs[0], weights[0], inboxes=Inboxes(addresses, 0, size, 16, num_slots=1))
 
 
 def test_it_is_chosen_for_one_row_and_for_small_layers_only():

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import linear as small_linear
-from kernels.all_reduce import TableRows, all_reduce
+from kernels.all_reduce import TableRows, all_reduce, receive
+from kernels.inboxes import Inboxes
 from kernels.rms_norm import rms_norm
 from kernels.rope import norm_rope_write_kv
 from kernels.silu_and_mul import silu_and_mul
@@ -55,7 +56,7 @@ class Product:
     def normed(self, hidden: Hidden, norm: Tensor, eps: float) -> Tensor:
         """The product of the hidden states' norm."""
         x = hidden.residual
-        if self.norms(x):
+        if self._pays(x):
             return small_linear.linear(x, self.weight, self.bias, norm_weight=norm, eps=eps)
         normed = rms_norm(x, norm, eps) if hidden.normed is None else hidden.normed
         return F.linear(normed, self.weight, self.bias)
@@ -63,7 +64,7 @@ class Product:
     def gated(self, hidden: Hidden, norm: Tensor, eps: float) -> Tensor:
         """silu(gate) * up, the halves of the product of the norm: [T, N / 2]."""
         x = hidden.residual
-        if self.bias is None and self.norms(x):
+        if self.bias is None and self._pays(x):
             return small_linear.linear(x, self.weight, norm_weight=norm, eps=eps, gated=True)
         return silu_and_mul(self.normed(hidden, norm, eps))
 
@@ -75,9 +76,24 @@ class Product:
             residual += self.bias
         return residual.addmm_(x, self.weight.t())
 
-    def norms(self, x: Tensor) -> bool:
-        """Whether the product makes the norm of x itself, at no cost."""
-        return self._pays(x)
+    def summed(
+        self,
+        x: Tensor,
+        inboxes: Inboxes,
+        slot: Slot,
+        residual: Tensor,
+        norm: Tensor | None,
+        eps: float,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The product, summed over the ranks, plus the residual, and the norm of that."""
+        if self._pays(x):
+            part = small_linear.linear(x, self.weight, self.bias, inboxes=inboxes, slot=slot)
+            return receive(part, inboxes, slot, residual, norm, eps)
+        return all_reduce(self(x), inboxes, slot, residual, norm, eps)
+
+    def norms(self, num_rows: int) -> bool:
+        """Whether the product of so many rows makes their norm itself, at no cost."""
+        return small_linear.pays(num_rows, *self.weight.shape)
 
     def _pays(self, x: Tensor) -> bool:
         return small_linear.pays(x.shape[0], *self.weight.shape)
@@ -165,10 +181,11 @@ class FusedDecoder:
         if inboxes is None:
             return Hidden(self._embedding(token_ids))
         rows = TableRows(table, token_ids, self._embedding.first_token)
-        return Hidden(*all_reduce(rows, inboxes, Slot.EMBEDDING))
+        norm = self._wanted(*self._behind(-1), len(token_ids))
+        return Hidden(*all_reduce(rows, inboxes, Slot.EMBEDDING, None, norm, self._eps))
 
     def _behind(self, index: int) -> tuple[Tensor, Product | None]:
-        """The norm behind a layer, and the product of it."""
+        """The norm behind a layer, or with -1 behind the embedding, and the product of it."""
         if index + 1 == len(self._layers):
             return self._final_norm, None
         return self._layers[index + 1].input_norm, self._layers[index + 1].qkv
@@ -184,19 +201,20 @@ class FusedDecoder:
     ) -> Hidden:
         """The product, summed over the ranks, plus the residual, which it may overwrite.
 
-        With the norm that the reader wants, if that comes at no cost and the reader does not make
-        it itself.
+        With its norm, where that comes at no cost and the reader does not make it itself.
         """
         residual = hidden.residual
         if self._group.size == 1:
             return Hidden(product.added(x, residual))
-        part = product(x)
-        inboxes = self._group.inboxes_for(part.nbytes)
+        inboxes = self._group.inboxes_for(residual.nbytes)
         if inboxes is None:
-            return Hidden(residual.add_(self._group.all_reduce(part)))
-        is_made_later = reader is not None and reader.norms(residual)
-        weight = None if is_made_later else norm
-        return Hidden(*all_reduce(part, inboxes, slot, residual, weight, self._eps))
+            return Hidden(residual.add_(self._group.all_reduce(product(x))))
+        weight = self._wanted(norm, reader, len(residual))
+        return Hidden(*product.summed(x, inboxes, slot, residual, weight, self._eps))
+
+    def _wanted(self, norm: Tensor, reader: Product | None, num_rows: int) -> Tensor | None:
+        """The norm, unless its reader makes it itself."""
+        return None if reader is not None and reader.norms(num_rows) else norm
 
     def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch) -> Tensor:
         if batch.parts is None:
