@@ -1,0 +1,156 @@
+"""Time sums over the GPUs of a host: NCCL with an add and a norm behind it, and the own kernel.
+
+    python -m bench.all_reduce --size 2
+
+Each number is one call inside a CUDA graph of many, each of which waits for the one before, and for
+all ranks. The link's share is what a rank sends, by the time of the whole call.
+"""
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from bench.records import add_json, writer
+from kernels.all_gather import all_gather
+from kernels.all_reduce import all_reduce
+from kernels.rms_norm import add_rms_norm
+from worker_svc import parallel
+from worker_svc.parallel import Group
+from worker_svc.peer_memory import Slot
+
+ROWS = (1, 2, 8, 16, 32, 64, 128, 256, 512)
+EPS = 1e-6
+CALLS = 36  # of a graph; even, since slots alternate
+REPLAYS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Microseconds of one call with so many rows."""
+
+    rows: int
+    nccl: float
+    nccl_add_norm: float
+    own_sum: float  # with the residual
+    own_norm: float  # with residual and norm
+    sent_gb_per_s: float  # by each rank, in the call with the norm
+
+
+class Bench:
+    """One rank's side: all ranks time the same calls in the same order."""
+
+    def __init__(self, group: Group, width: int) -> None:
+        assert group.peers is not None
+        self._group = group
+        self._inboxes = group.peers.inboxes
+        self._num_calls = 0
+        self._width = width
+
+    def time_rows(self, num_rows: int) -> Timing:
+        x, residual = torch.randn((2, num_rows, self._width), device="cuda").bfloat16()
+        weight = torch.ones_like(x[0])
+
+        def own(norm_weight: Tensor | None) -> None:
+            all_reduce(x, self._inboxes, self._next_slot(), residual, norm_weight, EPS)
+
+        def library() -> None:
+            add_rms_norm(self._group.all_reduce(x), residual, weight, EPS)
+
+        nccl = self._time(lambda: self._group.all_reduce(x))
+        nccl_add_norm = self._time(library)
+        own_norm = self._time(lambda: own(weight))
+        sent = (self._group.size - 1) * x.nbytes / own_norm / 1e3
+        return Timing(num_rows, nccl, nccl_add_norm, self._time(lambda: own(None)), own_norm, sent)
+
+    def time_gather(self, num_numbers: int) -> tuple[float, float]:
+        """NCCL and the own kernel, with so many float64 of each rank."""
+        x = torch.randn((num_numbers, 2), device="cuda", dtype=torch.float64)
+        return (
+            self._time(lambda: self._group.all_gather(x)),
+            self._time(lambda: all_gather(x, self._inboxes, self._next_slot())),
+        )
+
+    def _next_slot(self) -> Slot:
+        self._num_calls += 1
+        return Slot.ATTENTION if self._num_calls % 2 else Slot.MLP
+
+    def _time(self, call: Callable[[], object]) -> float:
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                call()
+            self.meet(stream)
+            graph.capture_begin(capture_error_mode="thread_local")
+            for _ in range(CALLS):
+                call()
+            graph.capture_end()
+            for _ in range(3):
+                graph.replay()
+            self.meet(stream)
+            start.record()
+            for _ in range(REPLAYS):
+                graph.replay()
+            end.record()
+            stream.synchronize()
+        return start.elapsed_time(end) * 1000 / CALLS / REPLAYS
+
+    def meet(self, stream: torch.cuda.Stream) -> None:
+        """Waits for the stream, then for the other ranks."""
+        stream.synchronize()
+        self._group.together(lambda: None)
+
+
+def run(rank: int, size: int, port: int, width: int, report: Callable[..., None]) -> None:
+    """As one rank; rank 0 starts the others and reports."""
+    device = parallel.device_of(rank, size, torch.device("cuda"))
+    store = parallel.reach_store(port, size) if rank else parallel.host_store(size)
+    command = [sys.executable, "-m", "bench.all_reduce", *sys.argv[1:], "--port", str(store.port)]
+    if rank == 0:
+        for other in range(1, size):
+            subprocess.Popen([*command, "--rank", str(other)])
+    bench = Bench(parallel.join(rank, size, store, device, all_reduce="peer"), width)
+    for num_rows in ROWS:
+        report("all_reduce", asdict(bench.time_rows(num_rows)))
+    for num_numbers in (1, 320, 2560):
+        nccl, own = bench.time_gather(num_numbers)
+        report("all_gather", {"rows": num_numbers, "nccl": nccl, "own": own})
+    bench.meet(torch.cuda.current_stream())
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.all_reduce", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--size", type=int, default=2, help="GPUs")
+    parser.add_argument("--width", type=int, default=4096, help="elements of a row")
+    for hidden in ("--rank", "--port"):
+        parser.add_argument(hidden, type=int, default=0, help=argparse.SUPPRESS)
+    add_json(parser)
+    options = parser.parse_args(arguments)
+    is_first = options.rank == 0
+    emit = writer(
+        options.json if is_first else None, ["python", "-m", "bench.all_reduce", *arguments]
+    )
+
+    def report(benchmark: str, values: dict[str, float]) -> None:
+        if is_first:
+            columns = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
+            print(benchmark, columns, flush=True)
+            emit(benchmark, {"size": options.size, "width": options.width, **values})
+
+    run(options.rank, options.size, options.port, options.width, report)
+    logging.shutdown()
+    os._exit(0)  # communicators would wait at the end for ranks that have ended
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
