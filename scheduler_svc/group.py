@@ -80,6 +80,7 @@ class WorkerGroup:
         self.pace = Pace()
         self.state_check: StateCheck | None = None  # of the stream under way
         self.attention_backend = ""  # as its worker calls it
+        self.all_reduce = ""  # the same
         self.num_recoveries = 0
         self.why_lost = ""  # the worker, the last time
         self._config = config
@@ -154,6 +155,7 @@ class WorkerGroup:
             self.pace.new_worker()
         self._served.check(worker.model)
         self.attention_backend = worker.attention_backend
+        self.all_reduce = worker.all_reduce
         if self.core is None:
             limits, options = core_config(self._config, worker), self._config.record
             made = make_core(limits, worker, self.address, options)

@@ -53,6 +53,7 @@ def status_of(engine: Engine) -> scheduler_pb2.GetStatusResponse:
         epoch=named.epoch,
         worker_address=named.address,
         attention_backend=named.attention_backend,
+        all_reduce=named.all_reduce,
         uptime_s=engine.uptime_s,
         num_overloaded=engine.num_overloaded,
         groups=[_group(group) for group in engine.groups],
@@ -81,6 +82,7 @@ def _group(group: WorkerGroup) -> scheduler_pb2.WorkerGroupStatus:
         num_losses=group.num_recoveries,
         why_lost=group.why_lost,
         attention_backend=group.attention_backend,
+        all_reduce=group.all_reduce,
     )
     core = group.core
     if core is None:

@@ -76,6 +76,7 @@ def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription
         world_size=1,
         device="none",
         attention_backend="none",
+        all_reduce="by nobody",
         sends_heartbeats=True,
         max_granted_steps=MAX_GRANTED_STEPS,
         has_state_hashes=True,

@@ -38,4 +38,5 @@ class Description:
     num_host_blocks: int = 0
     rank: int = 0
     world_size: int = 1
+    all_reduce: str = ""  # what adds up over the ranks; empty for a group of one
     rank_addresses: tuple[str, ...] = ()  # where each rank answers; none for a group of one

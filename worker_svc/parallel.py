@@ -71,6 +71,16 @@ class Group:
         self._give_up = give_up
         self._num_exchanges = 0
 
+    @property
+    def adds_up_by(self) -> str:
+        """What makes the sums over ranks, in words; empty if there is one rank."""
+        if self.size == 1:
+            return ""
+        library = "gloo" if isinstance(self._collectives, ProcessGroupGloo) else "nccl"
+        if self.peers is None:
+            return library
+        return f"peer memory, {library} above {CALL_BYTES >> 20} MiB"
+
     # --- while steps run -------------------------------------------------------------------------
 
     def all_reduce(self, partial: Tensor) -> Tensor:
@@ -208,6 +218,7 @@ def join(
     torch.cuda.synchronize(device)
     if all_reduce != "nccl":
         group.peers = _open_peers(group, device, all_reduce)
+    log.info("sums over ranks by %s", group.adds_up_by)
     return group
 
 
@@ -223,7 +234,6 @@ def _open_peers(group: Group, device: torch.device, wanted: str) -> PeerMemory |
             raise
         log.warning("sums over ranks are left to NCCL: %s", error)
         return None
-    log.info("sums over ranks: up to %d bytes through peer memory, else NCCL", CALL_BYTES)
     return peers
 
 

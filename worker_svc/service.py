@@ -210,6 +210,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         max_num_batched_tokens=description.max_num_batched_tokens,
         rank=description.rank,
         world_size=description.world_size,
+        all_reduce=description.all_reduce,
         rank_addresses=description.rank_addresses,
         device=description.device,
         kv_dtype=description.kv_dtype,

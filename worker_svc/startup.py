@@ -145,6 +145,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         graph_batch_sizes=runner.graph_batch_sizes,
         rank=model.decoder.group.rank,
         world_size=model.decoder.group.size,
+        all_reduce=model.decoder.group.adds_up_by,
         num_host_blocks=limits.num_host_blocks,
     )
 

@@ -152,6 +152,7 @@ def _rows(status: scheduler_pb2.GetStatusResponse, style: Style) -> list[tuple[s
             f"{model.model} ({model.architecture}, {model.dtype}, {model.max_model_len} tokens)",
         ),
         *([("attention", status.attention_backend)] if status.attention_backend else []),
+        *([("sums", status.all_reduce)] if status.all_reduce else []),
         (
             "requests",
             f"{status.num_running} of {status.max_num_seqs} running, {status.num_waiting} waiting "

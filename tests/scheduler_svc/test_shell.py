@@ -79,6 +79,7 @@ async def test_a_small_pool_preempts_and_loses_nothing(make_cluster: MakeCluster
     assert status.num_preemptions > 0
     assert status.num_free_blocks == status.num_blocks == 8
     assert status.attention_backend == status.groups[0].attention_backend == "none"
+    assert status.all_reduce == status.groups[0].all_reduce == "by nobody"
 
 
 async def test_the_second_of_two_equal_prompts_reports_cached_tokens(

@@ -183,6 +183,7 @@ def test_every_rank_says_how_it_is_and_what_it_holds(group: RankGroup) -> None:
         description = attachment.receive_description()
         attachment.step(new_sequences=[make_sequence(0, [5, 6, 7], [1])], slots=[0])
         assert (description.rank, description.world_size) == (0, 2)
+        assert description.all_reduce == "gloo"
         assert description.rank_addresses[0] == f"127.0.0.1:{group.port}"
         for address in description.rank_addresses:
             with grpc.insecure_channel(address) as channel:
