@@ -41,7 +41,8 @@ _MAX_WIDTH = 32768
 _PIECE = 1024
 # Fewer than the multiprocessors of any device with memory that peers reach at this speed.
 _MAX_PROGRAMS = 128
-_PER_WARP = 256
+_WARP = 32
+_PER_WARP = 256  # elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ def _launch(
     width = rows.shape[1]
     if norm_weight is None and ids is None and width % _PIECE == 0:
         num_rows, width = num_rows * width // _PIECE, _PIECE
-    block = triton.next_power_of_2(width)
+    # A thread that had another's element would look at it when that one has emptied it.
+    block = max(_WARP, triton.next_power_of_2(width))
     _all_reduce_kernel[(min(num_rows, _MAX_PROGRAMS),)](
         rows, ids, residual, norm_weight, total, normed,
         inboxes.addresses,

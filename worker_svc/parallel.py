@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import (
 from kernels.inboxes import Inboxes
 from worker_svc import peer_memory
 from worker_svc.ending import Ending, end_process
-from worker_svc.peer_memory import CALL_BYTES, PeerMemory
+from worker_svc.peer_memory import PeerMemory
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class Group:
         library = "gloo" if isinstance(self._collectives, ProcessGroupGloo) else "nccl"
         if self.peers is None:
             return library
-        return f"peer memory, {library} above {CALL_BYTES >> 20} MiB"
+        return f"peer memory, {library} above {self.peers.inboxes.num_bytes >> 10} KiB"
 
     # --- while steps run -------------------------------------------------------------------------
 

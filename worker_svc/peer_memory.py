@@ -13,8 +13,9 @@ from torch import Tensor
 
 from kernels.inboxes import EMPTY_BYTE, Inboxes
 
-# Of one call, from one rank: 512 rows of 4096 in bfloat16. Larger sums are worth a library's.
-CALL_BYTES = 4 << 20
+# What one rank sends in one call: with one peer 512 rows of 4096 in bfloat16. Everything goes to
+# every peer, so more of them or larger sums are worth a library's ways.
+SENT_BYTES = 4 << 20
 
 
 class Slot(IntEnum):
@@ -34,6 +35,11 @@ class PeerMemory:
     inboxes: Inboxes
 
 
+def inbox_size(size: int) -> int:
+    """Bytes of an inbox, in whole KiB."""
+    return SENT_BYTES // (size - 1) >> 10 << 10
+
+
 def reaches_all(rank: int, size: int) -> bool:
     """Whether the device of this rank can read and write those of all others."""
     others = (peer for peer in range(size) if peer != rank)
@@ -44,7 +50,8 @@ def open_peer_memory(rank: int, size: int, device: torch.device) -> PeerMemory:
     """Allocates this rank's part and maps the others'; they may write once all have returned."""
     from torch.distributed import _symmetric_memory as symmetric_memory  # noqa: PLC0415 - slow
 
-    num_bytes = len(Slot) * size * CALL_BYTES
+    inbox_bytes = inbox_size(size)
+    num_bytes = len(Slot) * size * inbox_bytes
     own = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
     own.fill_(EMPTY_BYTE)
     assert dist.group.WORLD is not None  # made by who calls this
@@ -52,4 +59,4 @@ def open_peer_memory(rank: int, size: int, device: torch.device) -> PeerMemory:
     views = [handle.get_buffer(peer, (num_bytes,), torch.uint8) for peer in range(size)]
     addresses = torch.tensor([view.data_ptr() for view in views], device=device)
     torch.cuda.synchronize(device)
-    return PeerMemory(own, Inboxes(addresses, rank, size, CALL_BYTES, len(Slot)))
+    return PeerMemory(own, Inboxes(addresses, rank, size, inbox_bytes, len(Slot)))

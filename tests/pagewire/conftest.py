@@ -186,7 +186,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             num_preemptions=2,
             max_num_seqs=8,
             attention_backend="decode: triton, prefill: flash-attn 3",
-            all_reduce="peer memory, nccl above 4 MiB",
+            all_reduce="peer memory, nccl above 4096 KiB",
         )
 
     def Session(self, request_iterator, context):

@@ -213,7 +213,7 @@ def test_status_tells_everything_and_is_0_when_ready(gateway, scheduler, capsys)
         assert text in out
     assert "25.0% of 400 prompt tokens" in out
     assert "attention  decode: triton, prefill: flash-attn 3\n" in out
-    assert "sums       peer memory, nccl above 4 MiB\n" in out
+    assert "sums       peer memory, nccl above 4096 KiB\n" in out
 
 
 def test_status_as_json_is_one_line(gateway, scheduler, capsys):

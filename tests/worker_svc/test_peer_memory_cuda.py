@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels import reference
 from worker_svc import parallel
 from worker_svc.parallel import Group
-from worker_svc.peer_memory import CALL_BYTES, Slot
+from worker_svc.peer_memory import Slot
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,7 +65,7 @@ def sums_of_random_sizes(group: Group) -> list[list[float]]:
 
     peers, found = group.peers, []
     assert peers is not None
-    most = CALL_BYTES // (2 * WIDTH)
+    most = peers.inboxes.num_bytes // (2 * WIDTH)
     sizes = random.Random(0)
     weight = parts_of(1000, 1)[0][0]
     for call in range(200):

@@ -69,7 +69,7 @@ def test_two_gpus_give_the_tokens_of_one(
     with group.worker() as two:
         description = two.describe().description
         assert (description.world_size, description.attention_backend) == (2, "triton")
-        assert description.all_reduce == "peer memory, nccl above 4 MiB"
+        assert description.all_reduce == "peer memory, nccl above 4096 KiB"
         assert description.graph_batch_sizes
         for sampling in (GREEDY, DICE):
             expected = generate(one.attach(), PROMPTS, 24, sampling=sampling)

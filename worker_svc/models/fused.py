@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels import linear as small_linear
 from kernels.all_reduce import TableRows, all_reduce, receive
 from kernels.inboxes import Inboxes
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope import norm_rope_write_kv
 from kernels.silu_and_mul import silu_and_mul
 from worker_svc.attention import AttentionBatch, HeadLayout
@@ -207,9 +207,13 @@ class FusedDecoder:
         if self._group.size == 1:
             return Hidden(product.added(x, residual))
         inboxes = self._group.inboxes_for(residual.nbytes)
-        if inboxes is None:
-            return Hidden(residual.add_(self._group.all_reduce(product(x))))
         weight = self._wanted(norm, reader, len(residual))
+        if inboxes is None:
+            total = self._group.all_reduce(product(x))
+            if weight is None:
+                return Hidden(residual.add_(total))
+            normed, total = add_rms_norm(total, residual, weight, self._eps)
+            return Hidden(total, normed)
         return Hidden(*product.summed(x, inboxes, slot, residual, weight, self._eps))
 
     def _wanted(self, norm: Tensor, reader: Product | None, num_rows: int) -> Tensor | None:
