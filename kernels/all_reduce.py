@@ -13,11 +13,13 @@ no fence and no second message. Who has read an element makes it empty again.
 Sums are float32, in the order of the ranks, and rounded once: all ranks have the same bits.
 
 **Why nobody writes where something is still to be read.** No call may use the slot of the call
-before it. Let a rank fill the inboxes of a slot in call g; they were used last in call g - 2 or
-before. The rank has ended call g - 1, so it has seen what each peer sent in that call. A peer sends
-in call g - 1 after all its kernels up to call g - 2 have ended (`gdc_wait`, or the order of its
-stream), and with them the reading and the emptying. Nothing is counted, so nothing wraps around: a
-rank may be late by any time, and graphs may be replayed in any order that keeps the rule.
+before it, unless a library's collective stands between, which then is what a call is here. Let a
+rank fill the inboxes of a slot in call g, by this kernel or by that of the product before it; they
+were used last in call g - 2 or before. The rank has ended call g - 1, so it has seen what each peer
+sent in that call. A peer sends in call g - 1 after all its kernels up to call g - 2 have ended
+(`gdc_wait`, or the order of its stream), and with them the reading and the emptying. Nothing is
+counted, so nothing wraps around: a rank may be late by any time, and graphs may be replayed in any
+order that keeps the rule.
 
 **Why nobody waits for a program that has no room.** Programs are no more than a device holds at
 once, and each sends all its rows before it waits for any.
@@ -64,7 +66,7 @@ def all_reduce(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The sum and, with a weight for it, its norm; every rank calls it with the same shapes.
 
-    The slot must not be that of the call before.
+    The slot must not be that of the call before, be that a sum or a gather.
     """
     return receive(x, inboxes, slot, residual, norm_weight, eps, sends=True)
 

@@ -110,6 +110,9 @@ class Group:
         if self.size == 1:
             return part[None]
         self.num_collectives += 1
+        gathered = None if self.peers is None else self.peers.gather(part)
+        if gathered is not None:
+            return gathered
         parts = part.new_empty((self.size, *part.shape))
         options = AllgatherOptions()
         options.asyncOp = False

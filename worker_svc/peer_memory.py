@@ -19,20 +19,35 @@ SENT_BYTES = 4 << 20
 
 
 class Slot(IntEnum):
-    """Inboxes for calls that never follow each other directly: a step's order says which."""
+    """Inboxes for calls that never follow each other directly: a step's order says which.
+
+    Gathers may, and take turns.
+    """
 
     ATTENTION = 0
     MLP = 1
     EMBEDDING = 2
-    GATHER = 3
+    ODD_GATHER = 3
+    EVEN_GATHER = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PeerMemory:
     """This rank's memory and everybody's inboxes."""
 
     own: Tensor  # to be kept as long as peers may write
     inboxes: Inboxes
+    _num_gathers: int = 0
+
+    def gather(self, part: Tensor) -> Tensor | None:
+        """A tensor of each rank -> [size, *shape]; None if it is too large for that."""
+        from kernels import all_gather  # noqa: PLC0415 - Triton is only where CUDA is
+
+        if not part.is_contiguous() or not all_gather.fits(part.nbytes, self.inboxes):
+            return None
+        self._num_gathers += 1
+        slot = Slot.ODD_GATHER if self._num_gathers % 2 else Slot.EVEN_GATHER
+        return all_gather.all_gather(part, self.inboxes, slot)
 
 
 def inbox_size(size: int) -> int:

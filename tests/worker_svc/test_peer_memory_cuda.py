@@ -86,6 +86,22 @@ def test_both_ranks_have_the_bits_of_the_sum_rounded_once() -> None:
     assert one == other
 
 
+def gathers_in_a_row(group: Group) -> bool:
+    """Small ones, which follow each other directly, and one that is too large for the kernel."""
+    for call, num_numbers in enumerate((1, 5, 700, 40_000, 3, 3, 500_000, 2)):
+        parts = [
+            torch.full((num_numbers,), call + rank / 2, dtype=torch.float64, device="cuda")
+            for rank in range(SIZE)
+        ]
+        if not torch.equal(group.gather(parts[group.rank]), torch.stack(parts)):
+            return False
+    return True
+
+
+def test_gathers_may_follow_each_other() -> None:
+    assert on_two_gpus(gathers_in_a_row) == [True, True]
+
+
 REPLAYS = 10_000
 
 
