@@ -36,7 +36,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.exchange import deliver, inbox_of, max_looks, slot_start, take, to_words, word
 from kernels.inboxes import Inboxes
-from kernels.pdl import has_pdl, is_compiled, launch_options
+from kernels.pdl import has_pdl, launch_options
 
 _MAX_WIDTH = 32768
 # Without a norm a row need not be one program's: pieces of this size are spread over several.

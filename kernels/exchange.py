@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.inboxes import Inboxes
+from kernels.pdl import is_compiled
 
 # Looks into an inbox, each most of a microsecond long: minutes, as other collectives wait.
 MAX_LOOKS = 2**28
@@ -16,7 +17,7 @@ MAX_LOOKS = 2**28
 
 def max_looks(x: torch.Tensor) -> int:
     """How often a kernel looks before it gives up with a trap; 0: an interpreter cannot."""
-    return MAX_LOOKS if x.is_cuda else 0
+    return MAX_LOOKS if is_compiled(x) else 0
 
 
 def slot_start(inboxes: Inboxes, slot: int, word_bytes: int) -> int:

@@ -25,7 +25,7 @@ from worker_svc.device import resolve_dtype
 from worker_svc.kv_cache import KVCache
 from worker_svc.models import Decoder
 from worker_svc.parallel import ALONE, Group
-from worker_svc.peer_memory import CALL_BYTES, PeerMemory, Slot
+from worker_svc.peer_memory import PeerMemory, Slot, inbox_size
 from worker_svc.step import Limits
 
 log = logging.getLogger(__name__)
@@ -100,6 +100,9 @@ class Partners(Group):
         return partial
 
     def gather(self, part: Tensor) -> Tensor:
+        gathered = None if self.peers is None else self.peers.gather(part)
+        if gathered is not None:
+            return gathered
         return part.new_empty((self.size, *part.shape))
 
 
@@ -113,7 +116,7 @@ def groups(config: WorkerConfig) -> Iterator[Group]:
     for rank in range(size):
         yield Partners(rank, size)
         if config.all_reduce != "nccl":
-            inboxes = Inboxes(nowhere, rank, size, CALL_BYTES, len(Slot))
+            inboxes = Inboxes(nowhere, rank, size, inbox_size(size), len(Slot))
             yield Partners(rank, size, peers=PeerMemory(nowhere, inboxes))
 
 
