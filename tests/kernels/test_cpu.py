@@ -164,6 +164,7 @@ def test_a_compiler_that_fails_leaves_nothing_in_the_cache(tmp_path: Path) -> No
         build.library(SOURCE, [], build.Toolchain.find(environment))
 
 
+@pytest.mark.parametrize("library", [torch.float32], indirect=True)
 def test_another_source_type_or_compiler_is_another_library(
     library: Library, tmp_path: Path
 ) -> None:
@@ -177,6 +178,7 @@ def test_another_source_type_or_compiler_is_another_library(
     assert build.library(source, ["-DX=1"], toolchain) != first
 
 
+@pytest.mark.parametrize("library", [torch.float32], indirect=True)
 def test_processes_that_build_at_once_all_get_the_library(library: Library, tmp_path: Path) -> None:
     program = (
         "import torch; from kernels.cpu.library import load; assert load(torch.float32) is not None"
