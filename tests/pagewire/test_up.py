@@ -125,6 +125,7 @@ def test_once_starts_everything_prints_the_answer_and_leaves_nothing_behind(up):
         "--dtype": "float32",
         "--device": "auto",
         "--max-num-seqs": "8",
+        "--attention-backend": "auto",
     }
     assert up.note("scheduler")["arguments"] == {
         "--worker": f"127.0.0.1:{worker}",
