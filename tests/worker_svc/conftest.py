@@ -233,7 +233,12 @@ def runner() -> FakeRunner:
 
 
 @pytest.fixture
-def session(runner: FakeRunner) -> Iterator[Session]:
+def slow_runner() -> SlowRunner:
+    return SlowRunner()
+
+
+@contextmanager
+def running_session(runner: FakeRunner) -> Iterator[Session]:
     compute, answers = ComputeThread(), ComputeThread("answers")
     yield Session(FakeLifecycle(runner), compute, answers)
     runner.gate.set()
@@ -242,14 +247,12 @@ def session(runner: FakeRunner) -> Iterator[Session]:
 
 
 @pytest.fixture
-def slow_runner(runner: FakeRunner) -> SlowRunner:
-    return SlowRunner()
+def session(runner: FakeRunner) -> Iterator[Session]:
+    with running_session(runner) as made:
+        yield made
 
 
 @pytest.fixture
 def slow_session(slow_runner: SlowRunner) -> Iterator[Session]:
-    compute, answers = ComputeThread(), ComputeThread("answers")
-    yield Session(FakeLifecycle(slow_runner), compute, answers)
-    slow_runner.gate.set()
-    assert compute.stop(5)
-    assert answers.stop(5)
+    with running_session(slow_runner) as made:
+        yield made
