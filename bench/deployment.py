@@ -34,8 +34,8 @@ class Deployment:
 
     scheduler: str  # address
     worker: str
-    pids: dict[str, int]
-    worker_log: Path  # scheduler and worker
+    pids: dict[str, int]  # of "scheduler" and "worker"
+    worker_log: Path
 
     def describe(self) -> worker_pb2.DescribeResponse:
         """What the worker has done so far; its decode_time is its device's."""
@@ -92,14 +92,15 @@ def serving(
             child = subprocess.Popen(
                 [sys.executable, "-m", *command], cwd=ROOT, stdout=log, stderr=log
             )
-            on.callback(_stop, child)
+            on.callback(stop, child)
             children.append((child, path))
             pids[name] = child.pid
-        _wait_until_ready(scheduler, children)
+        wait_until_ready(scheduler, children)
         yield Deployment(scheduler, worker, pids, Path(logs) / "worker")
 
 
-def _stop(child: "subprocess.Popen[bytes]") -> None:
+def stop(child: "subprocess.Popen[bytes]") -> None:
+    """Ends a process, by force where asking is not enough, and waits for it."""
     child.terminate()
     try:
         child.wait(STOP_TIMEOUT_S)
@@ -108,9 +109,10 @@ def _stop(child: "subprocess.Popen[bytes]") -> None:
         child.wait()
 
 
-def _wait_until_ready(
+def wait_until_ready(
     address: str, children: Sequence[tuple["subprocess.Popen[bytes]", Path]]
 ) -> None:
+    """Until the scheduler has attached to its worker. Raises RuntimeError if a child ends."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     with grpc.insecure_channel(address) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)

@@ -16,7 +16,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -25,6 +24,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
+from bench.deployment import stop, wait_until_ready
 from bench.product import ROOT, free_ports, hardware
 from bench.scheduler_core import commit
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2, worker_pb2
@@ -36,7 +36,6 @@ from simulator.loopback import Device, StepRecord, wake_on_time
 PROMPT_TOKENS = 64
 BLOCK_SIZE = 16
 UNSETTLED = 50  # steps left out at either end
-START_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,36 +153,13 @@ def running(mode: Mode, options: argparse.Namespace, folder: Path) -> Iterator[P
         for module, own in (("simulator", worker), ("scheduler_svc", scheduler)):
             command = [sys.executable, "-m", module, *map(str, [*own, *limits])]
             log = stack.enter_context((folder / module).open("wb"))
-            children.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log))
-            stack.callback(stop, children[-1])
+            child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+            stack.callback(stop, child)
+            children.append((child, folder / module))
         address = f"127.0.0.1:{ports.scheduler}"
         wait_until_ready(address, children)
-        yield Processes(children[1], children[0], address, records)
-
-
-def stop(child: "subprocess.Popen[bytes]") -> None:
-    """Ends a process and waits for it."""
-    child.terminate()
-    try:
-        child.wait(10)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
-
-
-def wait_until_ready(address: str, children: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Until the scheduler has attached to its worker. Raises RuntimeError."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    with grpc.insecure_channel(address) as channel:
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        while time.monotonic() < deadline_s:
-            if any(child.poll() is not None for child in children):
-                raise RuntimeError("a process ended before it was ready")
-            with contextlib.suppress(grpc.RpcError):
-                if stub.GetStatus(scheduler_pb2.GetStatusRequest(), timeout=5).ready:
-                    return
-            time.sleep(0.1)
-    raise RuntimeError(f"not ready after {START_TIMEOUT_S:.0f} s")
+        (simulator, _), (scheduler_process, _) = children
+        yield Processes(scheduler_process, simulator, address, records)
 
 
 async def drive(processes: Processes, options: argparse.Namespace) -> float:
