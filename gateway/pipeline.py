@@ -5,7 +5,7 @@ early, for whatever reason, aborts the request in the scheduler.
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ from gateway import limits
 from gateway.chat.answer import AnswerReader, ChatFormat
 from gateway.chat.conversation import Conversation
 from gateway.embeddings import Embedding, embedding_of
-from gateway.errors import ErrorKind, RequestError, invalid
+from gateway.errors import ErrorKind, RequestError
 from gateway.generation import (
     Completion,
     Delta,
@@ -22,13 +22,13 @@ from gateway.generation import (
     GenerationRequest,
     SamplingParams,
     ServedModel,
-    Usage,
     check_token_ids,
     completion_of,
 )
 from gateway.grammars import Grammars
-from gateway.live_request import Arrival, Submission
+from gateway.live_request import Submission
 from gateway.logprobs import LogprobReader
+from gateway.output_reader import OutputReader
 from gateway.output_text import OutputText
 from gateway.prompt_told import PromptTeller, PromptWish
 from gateway.prompts import TokenizedPrompt, tokenize
@@ -91,57 +91,20 @@ class Pipeline:
 
         Raises RequestError before the first delta when the request is refused. Use aclosing().
         """
-        model = self.resolve_model(request.model)
-        request.check(model.vocab_size)
-        chat = request.prompt if isinstance(request.prompt, Conversation) else None
-        if chat is not None:
-            self._chat_format.check(chat)
-            structure = self._chat_format.structure(chat, request.structure)
-            request = replace(request, structure=structure)
-        prompt = await self._tokenize(request, model)
-        wish = self._prompt_wish(request, prompt)
-        sampling = await self._resolve_bad_words(request)
-        sampling = replace(sampling, num_prompt_logprobs=wish.most_top)
-        if request.structure is not None:
-            grammar = await self._grammars.resolve(request.structure, model)
-            sampling = replace(sampling, grammar=grammar)
-        output = self._output_text(request)
-        logprobs = self._logprob_reader(request, len(wish.echo or ""))
-        teller = self._prompt_teller(request, prompt, wish)
-        reader = None
-        if chat is not None:
-            is_structured = request.structure is not None
-            reader = self._chat_format.reader(chat, prompt.text, is_structured=is_structured)
-        if request.resume_token_ids:
-            check_token_ids("resume_token_ids", request.resume_token_ids, model.vocab_size)
-            _catch_up(request.resume_token_ids, output, logprobs, reader)
-            teller = None  # what was to be told of the prompt came before the first token
-        live = self._link.submit(
-            Submission(
-                request.request_id,
-                prompt.token_ids,
-                sampling,
-                request.standing,
-                request.reuse,
-                output_token_ids=request.resume_token_ids,
-            )
-        )
-        progress = Progress(request, len(prompt.token_ids), self._clock())
-        progress.num_output_tokens = output.num_tokens
+        submission, reader = await self._prepare(request)
+        live = self._link.submit(submission)
+        progress = Progress(request, reader.num_prompt_tokens, self._clock())
+        progress.num_output_tokens = reader.text.num_tokens
         self._live[live.handle] = progress
         finish: Finish | None = None
         try:
             while finish is None:
                 arrival = await live.receive()
+                if progress.first_token_s is None and arrival.token_ids:
+                    progress.first_token_s = self._clock()
+                delta = reader.read(arrival, live.num_cached_tokens)
                 progress.num_cached_tokens = live.num_cached_tokens
-                delta = self._delta(output, progress, arrival)
-                if teller is not None:  # the first arrival brings all that is told of the prompt
-                    delta, teller = _with_prompt(delta, teller, arrival), None
-                if logprobs is not None:
-                    delta = _with_logprobs(delta, logprobs, arrival)
-                if reader is not None:
-                    parts = reader.push(delta.text, is_last=delta.finish is not None)
-                    delta = replace(delta, parts=parts)
+                progress.num_output_tokens = reader.text.num_tokens
                 finish = delta.finish
                 if finish is not None:
                     self._link.close(live)  # after a stop string the scheduler would go on
@@ -150,21 +113,53 @@ class Pipeline:
             del self._live[live.handle]
             self._link.close(live)
 
-    def _delta(self, output: OutputText, progress: Progress, arrival: Arrival) -> Delta:
-        """What some tokens, and the scheduler's end if it came with them, mean to the client."""
-        token_ids, end = arrival.token_ids, arrival.end
-        if progress.first_token_s is None and token_ids:
-            progress.first_token_s = self._clock()
-        piece = output.push(token_ids)
-        progress.num_output_tokens = output.num_tokens
-        text, stop_string = piece.text, piece.stop_string
-        if end is not None and stop_string is None:
-            rest = output.flush()
-            text, stop_string = text + rest.text, rest.stop_string
-        if stop_string is not None:
-            usage = Usage(progress.num_prompt_tokens, output.num_tokens, progress.num_cached_tokens)
-            end = Finish(FinishReason.STOP, usage, stop_string=stop_string)
-        return Delta(text, piece.token_ids, end)
+    async def _prepare(self, request: GenerationRequest) -> tuple[Submission, OutputReader]:
+        """What is asked of the scheduler, and what will read its answer."""
+        model = self.resolve_model(request.model)
+        request.check(model.vocab_size)
+        request = self._with_structure(request)
+        prompt = await self._tokenize(request, model)
+        wish = self._prompt_wish(request, prompt)
+        sampling = await self._resolve_bad_words(request)
+        sampling = replace(sampling, num_prompt_logprobs=wish.most_top)
+        if request.structure is not None:
+            grammar = await self._grammars.resolve(request.structure, model)
+            sampling = replace(sampling, grammar=grammar)
+        reader = OutputReader(
+            self._output_text(request),
+            len(prompt.token_ids),
+            self._logprob_reader(request, len(wish.echo or "")),
+            self._answer_reader(request, prompt),
+            self._prompt_teller(request, prompt, wish),
+        )
+        if request.resume_token_ids:
+            check_token_ids("resume_token_ids", request.resume_token_ids, model.vocab_size)
+            reader.catch_up(request.resume_token_ids)
+        submission = Submission(
+            request.request_id,
+            prompt.token_ids,
+            sampling,
+            request.standing,
+            request.reuse,
+            output_token_ids=request.resume_token_ids,
+        )
+        return submission, reader
+
+    def _with_structure(self, request: GenerationRequest) -> GenerationRequest:
+        """A chat with what its tools demand of the answer's form. Raises RequestError."""
+        chat = request.prompt
+        if not isinstance(chat, Conversation):
+            return request
+        self._chat_format.check(chat)
+        return replace(request, structure=self._chat_format.structure(chat, request.structure))
+
+    def _answer_reader(
+        self, request: GenerationRequest, prompt: TokenizedPrompt
+    ) -> AnswerReader | None:
+        chat, is_structured = request.prompt, request.structure is not None
+        if not isinstance(chat, Conversation):
+            return None
+        return self._chat_format.reader(chat, prompt.text, is_structured=is_structured)
 
     def _output_text(self, request: GenerationRequest) -> OutputText:
         shown_tokens: tuple[str, ...] = ()
@@ -261,32 +256,3 @@ class Pipeline:
         """The whole output at once."""
         async with aclosing(self.generate(request)) as deltas:
             return completion_of([delta async for delta in deltas])
-
-
-def _catch_up(
-    token_ids: Sequence[int],
-    output: OutputText,
-    logprobs: LogprobReader | None,
-    reader: AnswerReader | None,
-) -> None:
-    """Takes in what the client of a broken stream has, as if it were shown again."""
-    piece = output.push(list(token_ids))
-    if piece.stop_string is not None:
-        raise invalid("resume_token_ids", "the output had ended with a stop string")
-    if logprobs is not None:
-        for token_id in token_ids:
-            logprobs.skip(token_id)
-    if reader is not None:
-        reader.push(piece.text, is_last=False)
-
-
-def _with_prompt(delta: Delta, teller: PromptTeller, arrival: Arrival) -> Delta:
-    if delta.finish is not None and delta.finish.reason is FinishReason.ABORT:
-        return delta  # it may have come before the prompt was computed
-    return replace(delta, prompt=teller.tell(arrival.reports))
-
-
-def _with_logprobs(delta: Delta, reader: LogprobReader, arrival: Arrival) -> Delta:
-    if len(arrival.logprobs) < len(arrival.token_ids):
-        raise RequestError(ErrorKind.INTERNAL, "the scheduler sent tokens without logprobs")
-    return replace(delta, logprobs=reader.read(delta.token_ids, arrival.logprobs))

@@ -79,6 +79,23 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
+    _add_addresses(parser)
+    _add_step_options(parser)
+    _add_detection_options(parser)
+    _add_policy_options(parser)
+    _add_admission_options(parser)
+    _add_record_options(parser)
+    options = vars(parser.parse_args(arguments))
+    options["workers"] = tuple(options.get("workers", [DEFAULT_WORKER]))
+    options["tenant_weights"] = tuple(options["tenant_weights"])
+    try:
+        options["record"] = _record_options(options)
+        return ServiceConfig(**options)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _add_addresses(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker",
         dest="workers",
@@ -89,6 +106,9 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=50052, help="port to listen on")
+
+
+def _add_step_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-seqs", type=int, default=256, help="most running requests")
     parser.add_argument(
         "--max-num-batched-tokens", type=int, default=2048, help="most tokens of one step"
@@ -119,6 +139,9 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
         help="most decode steps that a worker may be given at once while nothing else is to be "
         "done; 0 or 1 is one at a time",
     )
+
+
+def _add_detection_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state-check-interval",
         type=int,
@@ -138,17 +161,6 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
         default=3.0,
         help="seconds of silence after which a worker counts as lost",
     )
-    _add_policy_options(parser)
-    _add_admission_options(parser)
-    _add_record_options(parser)
-    options = vars(parser.parse_args(arguments))
-    options["workers"] = tuple(options.get("workers", [DEFAULT_WORKER]))
-    options["tenant_weights"] = tuple(options["tenant_weights"])
-    try:
-        options["record"] = _record_options(options)
-        return ServiceConfig(**options)
-    except ValueError as error:
-        parser.error(str(error))
 
 
 def _add_policy_options(parser: argparse.ArgumentParser) -> None:

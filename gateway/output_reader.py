@@ -1,0 +1,70 @@
+"""One output as its client sees it: what arrives from the scheduler becomes deltas. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gateway.chat.answer import AnswerReader
+from gateway.errors import ErrorKind, RequestError, invalid
+from gateway.generation import Delta, Finish, FinishReason, Usage
+from gateway.live_request import Arrival
+from gateway.logprobs import LogprobReader
+from gateway.output_text import OutputText
+from gateway.prompt_told import PromptTeller
+
+
+@dataclass(slots=True)
+class OutputReader:
+    """Reads the arrivals of one output; what nobody asked for is None."""
+
+    text: OutputText
+    num_prompt_tokens: int
+    logprobs: LogprobReader | None
+    answer: AnswerReader | None  # of a chat
+    teller: PromptTeller | None
+
+    def catch_up(self, token_ids: Sequence[int]) -> None:
+        """Takes in what the client of a broken stream has, as if it were shown again."""
+        piece = self.text.push(list(token_ids))
+        if piece.stop_string is not None:
+            raise invalid("resume_token_ids", "the output had ended with a stop string")
+        if self.logprobs is not None:
+            for token_id in token_ids:
+                self.logprobs.skip(token_id)
+        if self.answer is not None:
+            self.answer.push(piece.text, is_last=False)
+        self.teller = None  # what was to be told of the prompt came before the first token
+
+    def read(self, arrival: Arrival, num_cached_tokens: int) -> Delta:
+        """What some tokens, and the scheduler's end if it came with them, mean to the client."""
+        delta = self._read_text(arrival, num_cached_tokens)
+        if self.teller is not None:  # the first arrival brings all that is told of the prompt
+            delta, self.teller = _with_prompt(delta, self.teller, arrival), None
+        if self.logprobs is not None:
+            delta = _with_logprobs(delta, self.logprobs, arrival)
+        if self.answer is not None:
+            parts = self.answer.push(delta.text, is_last=delta.finish is not None)
+            delta = replace(delta, parts=parts)
+        return delta
+
+    def _read_text(self, arrival: Arrival, num_cached_tokens: int) -> Delta:
+        piece, end = self.text.push(arrival.token_ids), arrival.end
+        text, stop_string = piece.text, piece.stop_string
+        if end is not None and stop_string is None:
+            rest = self.text.flush()
+            text, stop_string = text + rest.text, rest.stop_string
+        if stop_string is not None:
+            usage = Usage(self.num_prompt_tokens, self.text.num_tokens, num_cached_tokens)
+            end = Finish(FinishReason.STOP, usage, stop_string=stop_string)
+        return Delta(text, piece.token_ids, end)
+
+
+def _with_prompt(delta: Delta, teller: PromptTeller, arrival: Arrival) -> Delta:
+    if delta.finish is not None and delta.finish.reason is FinishReason.ABORT:
+        return delta  # it may have come before the prompt was computed
+    return replace(delta, prompt=teller.tell(arrival.reports))
+
+
+def _with_logprobs(delta: Delta, reader: LogprobReader, arrival: Arrival) -> Delta:
+    if len(arrival.logprobs) < len(arrival.token_ids):
+        raise RequestError(ErrorKind.INTERNAL, "the scheduler sent tokens without logprobs")
+    return replace(delta, logprobs=reader.read(delta.token_ids, arrival.logprobs))
