@@ -65,11 +65,10 @@ class Answer:
 
     async def end(self, finish: Finish) -> bytes:
         """The events of its end; then the body is that of the whole response."""
-        is_whole = finish.reason is FinishReason.STOP
-        status = COMPLETED if is_whole else INCOMPLETE
+        status = COMPLETED if finish.reason is FinishReason.STOP else INCOMPLETE
         events = self._items.close(status)
         self.body["status"] = status
-        if not is_whole:
+        if finish.reason is FinishReason.LENGTH:  # for an abort there is no word
             self.body["incomplete_details"] = {"reason": "max_output_tokens"}
         self.body["output"] = self._items.items
         self.body["usage"] = await self._usage(finish)

@@ -64,6 +64,14 @@ async def test_an_answer_that_was_cut_off_is_incomplete(
     assert answer.output[0].status == "incomplete"
 
 
+async def test_an_answer_that_somebody_aborted_did_not_reach_its_limit(
+    client: openai.AsyncOpenAI, running: Any
+) -> None:
+    running.scheduler.end = {"reason": types_pb2.FINISH_REASON_ABORT}
+    answer = await client.responses.create(model="tiny", input="Hello")
+    assert (answer.status, answer.incomplete_details) == ("incomplete", None)
+
+
 async def test_the_events_of_a_stream_tell_the_whole_response(
     client: openai.AsyncOpenAI, running: Any, encode: Callable[[str], list[int]], tool: Any
 ) -> None:
