@@ -54,12 +54,7 @@ def note_launches(arch: int, on_new: Callable[[Specialization], None]) -> None:
 
     driver.set_active(_CompileOnly(arch))
     knobs.runtime.jit_cache_hook = note
-    read_compiler()  # here, so that forks of this process need not
-
-
-def read_compiler() -> None:
-    """Digests Triton's files, by which its cache is keyed; once per process."""
-    triton_key()
+    triton_key()  # reads all of Triton, once: forks of this process need not
 
 
 def build_driver() -> None:

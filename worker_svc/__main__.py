@@ -3,7 +3,7 @@
 import sys
 from functools import partial
 
-from worker_svc import compile_ahead, config, supervisor
+from worker_svc import compile_ahead, config, head_start, supervisor
 
 
 def main(arguments: list[str]) -> int:
@@ -13,6 +13,7 @@ def main(arguments: list[str]) -> int:
         return supervisor.run(options.tensor_parallel_size, arguments, options.rank_timeout_s)
     config.prepare_environment()
     compiling = None if options.model is None else compile_ahead.start(options, options.model)
+    head_start.begin(options)
     from worker_svc import process  # noqa: PLC0415 - loads torch, which reads the environment
     from worker_svc.server import WorkerServer  # noqa: PLC0415
 

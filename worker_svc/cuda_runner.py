@@ -166,7 +166,7 @@ class CudaRunner(ModelRunner):
     def warm_up(self) -> None:
         """Runs the largest prefill and captures every decode step; touches no state."""
         self.state.grammars.prepare()
-        self._rehearse_prefill()
+        self._rehearse_prefills(self._prefill_lengths())
         self._graphs.capture()
         self.slots.restore(self.state.table)
         torch.cuda.synchronize(self._device)
@@ -177,7 +177,7 @@ class CudaRunner(ModelRunner):
     @torch.inference_mode()
     def profile(self) -> None:
         """Takes the memory that serving takes: the largest steps, and graphs for the largest."""
-        self._rehearse_prefill()
+        self._rehearse_prefills(self._largest_prefills())
         self._graphs.capture(self._graphs.sizes[-1:])
         torch.cuda.synchronize(self._device)
 
@@ -188,20 +188,27 @@ class CudaRunner(ModelRunner):
         ]
         return prefills, self._graphs.rehearsals()
 
-    def _prefill_lengths(self) -> list[list[int]]:
-        """Whole prompts, as many short ones as there may be, whose logits are the largest, and one
-        chunk of each size for which kernels are compiled."""
+    def _most_tokens(self) -> int:
         limits = self.limits
-        most = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
+        return min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
+
+    def _largest_prefills(self) -> list[list[int]]:
+        """Whole prompts, and as many short ones as there may be, whose logits are the largest."""
+        limits, most = self.limits, self._most_tokens()
         full, rest = divmod(most, limits.max_model_len)
         return [
             [limits.max_model_len] * full + [rest] * (rest > 0),
             [2] * max(1, min(limits.max_num_seqs, most // 2)),
-            *([2**n] for n in range(1, min(most, limits.max_model_len, 256).bit_length())),
         ]
 
-    def _rehearse_prefill(self) -> None:
-        for lengths in self._prefill_lengths():
+    def _prefill_lengths(self) -> list[list[int]]:
+        """The largest, and one chunk of each size for which kernels are compiled."""
+        longest_chunk = min(self._most_tokens(), self.limits.max_model_len, 256)
+        chunks = [[2**n] for n in range(1, longest_chunk.bit_length())]
+        return [*self._largest_prefills(), *chunks]
+
+    def _rehearse_prefills(self, prefills: list[list[int]]) -> None:
+        for lengths in prefills:
             self._rehearse(lengths)
         self.slots.restore(self.state.table)
 

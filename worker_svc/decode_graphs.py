@@ -19,6 +19,7 @@ from kernels.decode_inputs import DecodeInputs, gather_decode_inputs
 from worker_svc.attention import AttentionBatch
 from worker_svc.kv_cache import KVCache
 from worker_svc.models.decoder import Decoder
+from worker_svc.models.fused import FusedDecoder
 from worker_svc.slots_on_device import SlotsOnDevice
 from worker_svc.step import IntColumn, Limits
 
@@ -54,6 +55,9 @@ class DecodeGraphs:
     ) -> None:
         assert model.fused is not None  # graphs are for the fused layers only
         self._model = model
+        self._layers = model.fused
+        # One in front of another, and the last: no other layer has a kernel or shape of its own.
+        self._few_layers = model.fused.shortened(2)
         self._kv_cache = kv_cache
         self._slots = slots
         self._limits = limits
@@ -115,15 +119,16 @@ class DecodeGraphs:
         self._loaded = slots
 
     def _rehearse(self, size: int) -> None:
-        part = self._model.vocab_part(self._forward(size))
+        """Everything that a graph of this size launches, but for most layers."""
+        part = self._model.vocab_part(self._forward(self._few_layers, size))
         for filters in (False, True):
             self._slots.draw(part, self._batch_slots[:size], filters)
 
     def _step(self, variant: _Variant) -> None:
-        part = self._model.vocab_part(self._forward(variant.size))
+        part = self._model.vocab_part(self._forward(self._layers, variant.size))
         self._slots.draw(part, self._batch_slots[: variant.size], variant.filters)
 
-    def _forward(self, size: int) -> Tensor:
+    def _forward(self, layers: FusedDecoder, size: int) -> Tensor:
         """The newest tokens of the batch's first slots -> hidden states [size, hidden]."""
         held = self._slots
         rows, inputs = self._batch_slots[:size], self._inputs.first(size)
@@ -139,7 +144,7 @@ class DecodeGraphs:
             max_seqlen_q=1,
             max_context_len=self._limits.max_model_len,
         )
-        return self._model.forward(inputs.token_ids, inputs.positions, self._kv_cache, batch)
+        return layers.forward(inputs.token_ids, inputs.positions, self._kv_cache, batch)
 
 
 def _capture(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:

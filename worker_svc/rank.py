@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from worker_svc import compile_ahead, config, ending
+from worker_svc import compile_ahead, config, ending, head_start
 from worker_svc.compile_ahead import CompileAhead
 from worker_svc.config import WorkerConfig
 from worker_svc.lifeline import Lifeline
@@ -29,6 +29,7 @@ def main(arguments: list[str]) -> int:
     compiling = None
     if options.rank == 0 and settings.model is not None:
         compiling = compile_ahead.start(settings, settings.model)
+    head_start.begin(settings, options.rank)
     # Loads torch, which reads the environment.
     from worker_svc import process  # noqa: PLC0415
     from worker_svc.ranks import Ranks  # noqa: PLC0415

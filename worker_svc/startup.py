@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,8 +61,6 @@ def load(
     shape.check_length(max_model_len)
     candidates = _candidates(config, device, dtype, shape.head_dim)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
-    if device.type == "cuda":
-        threading.Thread(target=_read_compiler, name="read-compiler", daemon=True).start()
     compiling = _compiling(config, folder, dtype_name, device, group, compiling)
     decoder = load_model(folder, dtype, device, max_model_len, group)
     facts = ModelFacts(
@@ -95,13 +92,6 @@ def _compiling(
     if begun is None and group.rank == 0:
         return compile_ahead.start(config, folder, dtype_name)
     return begun
-
-
-def _read_compiler() -> None:
-    """Triton looks for kernels under a digest of all its files: a third of a second to make."""
-    from kernels import compile_only  # noqa: PLC0415 - Triton is only where CUDA is
-
-    compile_only.read_compiler()
 
 
 def finish_compiling(model: LoadedModel) -> None:

@@ -5,6 +5,7 @@ its norm, its activation and its residual into one kernel; with more rows the li
 the neighbours are kernels of their own. Knows no requests and no sampling.
 """
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -169,6 +170,12 @@ class FusedDecoder:
         if hidden.normed is not None:
             return hidden.normed
         return rms_norm(hidden.residual, self._final_norm, eps)
+
+    def shortened(self, num_layers: int) -> "FusedDecoder":
+        """The first layers alone, for rehearsals: the kernels of all of them, and no sense."""
+        short = copy.copy(self)
+        short._layers = self._layers[:num_layers]
+        return short
 
     def head(self, hidden: Tensor) -> Tensor:
         """Hidden states [R, hidden] -> logits [R, N] of this rank's tokens, in the model's type."""
