@@ -15,6 +15,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.pdl import has_pdl, launch_options
 
 _MAX_WIDTH = 32768
+# Elements of a row that a program of another kernel looks at at once, for its factor alone.
+FACTOR_STEP = 1024
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -95,3 +97,16 @@ def _rms_norm_kernel(
     normed = x * tl.rsqrt(tl.sum(x * x, 0) / N + eps)
     normed = normed.to(out_ptr.dtype.element_ty) * weight
     tl.store(out_ptr + row * N + i, normed, mask=inside)
+
+
+@triton.jit
+def rms_factor(
+    row_ptr: tl.tensor, eps: tl.tensor, N: tl.constexpr, STEP: tl.constexpr
+) -> tl.tensor:
+    """What the norm multiplies a contiguous row [N] by, before the weight."""
+    square = tl.zeros([STEP], tl.float32)
+    for first in tl.static_range(0, N, STEP):
+        i = first + tl.arange(0, STEP)
+        x = tl.load(row_ptr + i, mask=i < N, other=0.0).to(tl.float32)
+        square += x * x
+    return tl.rsqrt(tl.sum(square, 0) / N + eps)

@@ -5,7 +5,9 @@
       ->  q [T, H, D], and k_cache, v_cache [num_blocks, block_size, Hkv, D] in place
 
 Each head of q and k is normed where the model has q/k norms, then rotated (halves, not pairs). Keys
-and values go straight to their cache slots; a negative slot is padding and is not written.
+and values go straight to their cache slots; a negative slot is padding and is not written. With
+rms_of [T, N], each row of qkv counts divided by the root mean square of that row: what is left of a
+norm whose weight is in the product's.
 """
 
 import torch
@@ -14,6 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.pdl import has_pdl, launch_options
+from kernels.rms_norm import FACTOR_STEP, rms_factor
 
 _FEW_TOKENS = 64
 
@@ -28,6 +31,7 @@ def norm_rope_write_kv(
     q_weight: torch.Tensor | None = None,
     k_weight: torch.Tensor | None = None,
     eps: float = 0.0,
+    rms_of: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the rotated queries and fill the caches; `qkv` is left as it was.
 
@@ -57,6 +61,9 @@ def norm_rope_write_kv(
         if weight is not None and (weight.shape != (head_dim,) or weight.dtype != qkv.dtype):
             raise ValueError(f"norm weights must be [{head_dim}] of {qkv.dtype}")
 
+    if rms_of is not None and (len(rms_of) != num_tokens or not rms_of.is_contiguous()):
+        raise ValueError(f"rms_of must be contiguous [{num_tokens}, N], got {tuple(rms_of.shape)}")
+
     q = qkv.new_empty((num_tokens, num_heads, head_dim))
     if num_tokens == 0:
         return q
@@ -64,14 +71,16 @@ def norm_rope_write_kv(
     heads = 2 if num_tokens <= _FEW_TOKENS else min(8, triton.next_power_of_2(num_kv_heads))
     tiles = triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads)
     _norm_rope_write_kv_kernel[(tiles, num_tokens)](
-        qkv, positions, cos_sin, slot_mapping, q_weight, k_weight, q, k_cache, v_cache,
+        qkv, rms_of, positions, cos_sin, slot_mapping, q_weight, k_weight, q, k_cache, v_cache,
         eps,
         qkv.stride(0), *k_cache.stride()[:3],
+        N=0 if rms_of is None else rms_of.shape[1],
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         D=head_dim,
         BLOCK_SIZE=block_size,
         HEADS=heads,
+        STEP=FACTOR_STEP,
         NORM=q_weight is not None,
         PDL=has_pdl(qkv),
         num_warps=max(1, heads // 4),
@@ -83,6 +92,7 @@ def norm_rope_write_kv(
 @triton.jit
 def _norm_rope_write_kv_kernel(
     qkv_ptr: tl.tensor,
+    rms_ptr: tl.tensor,
     positions_ptr: tl.tensor,
     cos_sin_ptr: tl.tensor,
     slots_ptr: tl.tensor,
@@ -96,11 +106,13 @@ def _norm_rope_write_kv_kernel(
     stride_block: tl.tensor,
     stride_token: tl.tensor,
     stride_head: tl.tensor,
+    N: tl.constexpr,  # 0: rows are as they are
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
+    STEP: tl.constexpr,
     NORM: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
@@ -125,24 +137,29 @@ def _norm_rope_write_kv_kernel(
     x1 = tl.load(low, mask=inside, other=0.0)  # [HEADS, D/2]
     x2 = tl.load(low + HALF, mask=inside, other=0.0)
     slot = tl.load(slots_ptr + token)
+    dtype = x1.dtype
+    f1 = x1.to(tl.float32)
+    f2 = x2.to(tl.float32)
+    if N > 0:
+        factor = rms_factor(rms_ptr + token * N, eps, N, STEP)
+        f1 *= factor
+        f2 *= factor
 
     if not is_v:
         position = tl.load(positions_ptr + token)
         cos = tl.load(cos_sin_ptr + position * D + half).to(tl.float32)[None, :]
         sin = tl.load(cos_sin_ptr + position * D + HALF + half).to(tl.float32)[None, :]
-        dtype = x1.dtype
-        f1 = x1.to(tl.float32)
-        f2 = x2.to(tl.float32)
         if NORM:
             weight_ptr = q_weight_ptr if is_q else k_weight_ptr
             square = tl.sum(f1 * f1, 1) + tl.sum(f2 * f2, 1)
-            factor = tl.rsqrt(square / D + eps)[:, None]
-            f1 = ((f1 * factor).to(dtype) * tl.load(weight_ptr + half)[None, :]).to(tl.float32)
-            f2 = ((f2 * factor).to(dtype) * tl.load(weight_ptr + HALF + half)[None, :]).to(
-                tl.float32
-            )
-        x1 = (f1 * cos - f2 * sin).to(dtype)
-        x2 = (f2 * cos + f1 * sin).to(dtype)
+            head_factor = tl.rsqrt(square / D + eps)[:, None]
+            w1 = tl.load(weight_ptr + half)[None, :]
+            w2 = tl.load(weight_ptr + HALF + half)[None, :]
+            f1 = ((f1 * head_factor).to(dtype) * w1).to(tl.float32)
+            f2 = ((f2 * head_factor).to(dtype) * w2).to(tl.float32)
+        f1, f2 = f1 * cos - f2 * sin, f2 * cos + f1 * sin
+    x1 = f1.to(dtype)
+    x2 = f2.to(dtype)
 
     if is_q:
         to = q_ptr + token * NUM_HEADS * D + (heads * D)[:, None] + half[None, :]

@@ -54,6 +54,25 @@ def check(shape, normed, dtype, device, assert_close):
     assert torch.equal(qkv, before)
 
 
+@pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
+@pytest.mark.parametrize("shape", SHAPES[:2])
+def test_a_product_is_divided_by_the_root_mean_squares_of_its_rows(
+    shape, normed, device, assert_close
+):
+    heads, _, dim, tokens = shape
+    qkv, cache, slots, positions, cos_sin = make(*shape, torch.float32, device)
+    weights = [torch.randn(dim, device=device) for _ in range(2)] if normed else None
+    rows = torch.randn(tokens, 1100, device=device) * positions[:, None] / 100
+    q = norm_rope_write_kv(
+        qkv, positions, cos_sin, cache[:, :, 0], cache[:, :, 1], slots, *(weights or (None, None)),
+        eps=EPS, rms_of=rows,
+    )  # fmt: skip
+    divided = qkv * (rows.square().mean(-1, keepdim=True) + EPS).rsqrt()
+    want_q, want_cache = expected(divided, cache, slots, positions, cos_sin, heads, weights)
+    assert_close(q, want_q)
+    assert_close(cache, want_cache)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
 @pytest.mark.parametrize("shape", SHAPES)

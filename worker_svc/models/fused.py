@@ -1,8 +1,10 @@
 """The decoder's layers on CUDA: the same weights in as few kernels as the number of rows allows.
 
 The residual stream is one tensor that every product adds to. A product over a handful of rows takes
-its norm, its activation and its residual into one kernel; with more rows the library multiplies and
-the neighbours are kernels of their own. Knows no requests and no sampling.
+its norm, its activation and its residual into one kernel. With more rows the library multiplies. A
+norm in front of it is then no kernel of its own either: its weight is in the product's, and the
+kernel behind the product divides by what is left, one number per row. Knows no requests and no
+sampling.
 """
 
 import copy
@@ -27,6 +29,9 @@ from worker_svc.linear import Linear
 from worker_svc.parallel import Group
 from worker_svc.peer_memory import Slot
 from worker_svc.triton_attention import TritonAttention
+
+# With more rows, reading them once more for their norm costs less than each reader's own sum.
+_MAX_DIVIDED_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +59,6 @@ class Product:
             return small_linear.linear(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
-    def normed(self, hidden: Hidden, norm: Tensor, eps: float) -> Tensor:
-        """The product of the hidden states' norm."""
-        x = hidden.residual
-        if self._pays(x):
-            return small_linear.linear(x, self.weight, self.bias, norm_weight=norm, eps=eps)
-        normed = rms_norm(x, norm, eps) if hidden.normed is None else hidden.normed
-        return F.linear(normed, self.weight, self.bias)
-
-    def gated(self, hidden: Hidden, norm: Tensor, eps: float) -> Tensor:
-        """silu(gate) * up, the halves of the product of the norm: [T, N / 2]."""
-        x = hidden.residual
-        if self.bias is None and self._pays(x):
-            return small_linear.linear(x, self.weight, norm_weight=norm, eps=eps, gated=True)
-        return silu_and_mul(self.normed(hidden, norm, eps))
-
     def added(self, x: Tensor, residual: Tensor) -> Tensor:
         """The product plus the residual [T, N], which it may overwrite."""
         if self._pays(x):
@@ -92,35 +82,78 @@ class Product:
             return receive(part, inboxes, slot, residual, norm, eps)
         return all_reduce(self(x), inboxes, slot, residual, norm, eps)
 
+    def _pays(self, x: Tensor) -> bool:
+        return small_linear.pays(x.shape[0], *self.weight.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedProduct:
+    """A weight [N, K] with its bias [N], for normed rows."""
+
+    weight: Tensor
+    bias: Tensor | None
+    norm: Tensor  # [K], of ones if the norm's weight has been multiplied into the product's
+    is_divisible: bool  # whether the product may be divided by root mean squares in place of x
+
+    @classmethod
+    def of(cls, norm: RMSNorm, linear: Linear) -> "NormedProduct":
+        """Takes the weight over."""
+        weight, bias = linear.weight, linear.bias
+        # A bias comes behind the division. What float16 cannot hold must be divided first.
+        if bias is not None or weight.dtype == torch.float16:
+            return cls(weight, bias, norm.weight, is_divisible=False)
+        return cls(weight.mul_(norm.weight), None, torch.ones_like(norm.weight), is_divisible=True)
+
+    def __call__(self, hidden: Hidden, eps: float) -> tuple[Tensor, Tensor | None]:
+        """The product of the norm [T, N], and by whose rows' root mean squares to divide it yet."""
+        x = hidden.residual
+        if self.norms(len(x)):
+            y = small_linear.linear(x, self.weight, self.bias, norm_weight=self.norm, eps=eps)
+            return y, None
+        if hidden.normed is not None:
+            return F.linear(hidden.normed, self.weight, self.bias), None
+        if self.is_divisible and len(x) <= _MAX_DIVIDED_ROWS:
+            return F.linear(x, self.weight), x
+        return F.linear(rms_norm(x, self.norm, eps), self.weight, self.bias), None
+
+    def gated(self, hidden: Hidden, eps: float) -> Tensor:
+        """silu(gate) * up, the halves of the product of the norm: [T, N / 2]."""
+        x = hidden.residual
+        if self.bias is None and self.norms(len(x)):
+            return small_linear.linear(x, self.weight, norm_weight=self.norm, eps=eps, gated=True)
+        product, rms_of = self(hidden, eps)
+        return silu_and_mul(product, rms_of, eps)
+
     def norms(self, num_rows: int) -> bool:
         """Whether the product of so many rows makes their norm itself, at no cost."""
         return small_linear.pays(num_rows, *self.weight.shape)
-
-    def _pays(self, x: Tensor) -> bool:
-        return small_linear.pays(x.shape[0], *self.weight.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
     """The weights of one decoder layer."""
 
-    input_norm: Tensor  # [hidden]
-    qkv: Product
+    qkv: NormedProduct
     q_norm: Tensor | None  # [D], with k_norm: both or neither
     k_norm: Tensor | None
     o: Product
-    post_norm: Tensor  # [hidden]
-    gate_up: Product
+    gate_up: NormedProduct
     down: Product
 
     @classmethod
     def of(
         cls, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: MLP
     ) -> "FusedLayer":
-        qkv, o = map(Product.of, attention.products)
-        gate_up, down = map(Product.of, mlp.products)
+        (qkv, o), (gate_up, down) = attention.products, mlp.products
         q_norm, k_norm = attention.qk_norms or (None, None)
-        return cls(input_norm.weight, qkv, q_norm, k_norm, o, post_norm.weight, gate_up, down)
+        return cls(
+            NormedProduct.of(input_norm, qkv),
+            q_norm,
+            k_norm,
+            Product.of(o),
+            NormedProduct.of(post_norm, gate_up),
+            Product.of(down),
+        )
 
 
 class FusedDecoder:
@@ -155,18 +188,16 @@ class FusedDecoder:
         eps = self._eps
         hidden = self._embed(token_ids)
         for index, layer in enumerate(self._layers):
-            qkv = layer.qkv.normed(hidden, layer.input_norm, eps)  # [T, (H + 2 Hkv) D]
+            qkv, rms_of = layer.qkv(hidden, eps)  # [T, (H + 2 Hkv) D]
             k_cache, v_cache = kv_cache.layer(index)
             q = norm_rope_write_kv(
                 qkv, positions, self._cos_sin, k_cache, v_cache, batch.slot_mapping,
-                layer.q_norm, layer.k_norm, eps,
+                layer.q_norm, layer.k_norm, eps, rms_of,
             )  # fmt: skip
             attended = self._attend(q, k_cache, v_cache, batch).flatten(1)  # [T, H D]
-            hidden = self._add(
-                layer.o, attended, hidden, Slot.ATTENTION, layer.post_norm, layer.gate_up
-            )
-            inner = layer.gate_up.gated(hidden, layer.post_norm, eps)  # [T, I]
-            hidden = self._add(layer.down, inner, hidden, Slot.MLP, *self._behind(index))
+            hidden = self._add(layer.o, attended, hidden, Slot.ATTENTION, layer.gate_up)
+            inner = layer.gate_up.gated(hidden, eps)  # [T, I]
+            hidden = self._add(layer.down, inner, hidden, Slot.MLP, self._behind(index))
         if hidden.normed is not None:
             return hidden.normed
         return rms_norm(hidden.residual, self._final_norm, eps)
@@ -188,14 +219,12 @@ class FusedDecoder:
         if inboxes is None:
             return Hidden(self._embedding(token_ids))
         rows = TableRows(table, token_ids, self._embedding.first_token)
-        norm = self._wanted(*self._behind(-1), len(token_ids))
+        norm = self._wanted(self._behind(-1), len(token_ids))
         return Hidden(*all_reduce(rows, inboxes, Slot.EMBEDDING, None, norm, self._eps))
 
-    def _behind(self, index: int) -> tuple[Tensor, Product | None]:
-        """The norm behind a layer, or with -1 behind the embedding, and the product of it."""
-        if index + 1 == len(self._layers):
-            return self._final_norm, None
-        return self._layers[index + 1].input_norm, self._layers[index + 1].qkv
+    def _behind(self, index: int) -> NormedProduct | None:
+        """The product behind a layer, or with -1 behind the embedding; None: the final norm."""
+        return self._layers[index + 1].qkv if index + 1 < len(self._layers) else None
 
     def _add(
         self,
@@ -203,8 +232,7 @@ class FusedDecoder:
         x: Tensor,
         hidden: Hidden,
         slot: Slot,
-        norm: Tensor,
-        reader: Product | None,
+        reader: NormedProduct | None,
     ) -> Hidden:
         """The product, summed over the ranks, plus the residual, which it may overwrite.
 
@@ -214,7 +242,7 @@ class FusedDecoder:
         if self._group.size == 1:
             return Hidden(product.added(x, residual))
         inboxes = self._group.inboxes_for(residual.nbytes)
-        weight = self._wanted(norm, reader, len(residual))
+        weight = self._wanted(reader, len(residual))
         if inboxes is None:
             total = self._group.all_reduce(product(x))
             if weight is None:
@@ -223,9 +251,11 @@ class FusedDecoder:
             return Hidden(total, normed)
         return Hidden(*product.summed(x, inboxes, slot, residual, weight, self._eps))
 
-    def _wanted(self, norm: Tensor, reader: Product | None, num_rows: int) -> Tensor | None:
-        """The norm, unless its reader makes it itself."""
-        return None if reader is not None and reader.norms(num_rows) else norm
+    def _wanted(self, reader: NormedProduct | None, num_rows: int) -> Tensor | None:
+        """The weight of the norm that is to be made on the way; None: its reader makes it."""
+        if reader is None:
+            return self._final_norm
+        return None if reader.norms(num_rows) else reader.norm
 
     def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch) -> Tensor:
         if batch.parts is None:
