@@ -102,7 +102,8 @@ class NormedProduct:
         # A bias comes behind the division. What float16 cannot hold must be divided first.
         if bias is not None or weight.dtype == torch.float16:
             return cls(weight, bias, norm.weight, is_divisible=False)
-        return cls(weight.mul_(norm.weight), None, torch.ones_like(norm.weight), is_divisible=True)
+        ones = norm.weight.new_ones(norm.weight.shape)
+        return cls(weight.mul_(norm.weight), None, ones, is_divisible=True)
 
     def __call__(self, hidden: Hidden, eps: float) -> tuple[Tensor, Tensor | None]:
         """The product of the norm [T, N], and by whose rows' root mean squares to divide it yet."""
