@@ -43,7 +43,6 @@ class Tally:
     num_in_time: int = 0  # answered within the deadline, at the first attempt or the second
     num_refused: int = 0  # at the first attempt
     num_retried_in_time: int = 0
-    num_retries_refused: int = 0
     num_expired: int = 0
     latencies_s: list[float] = field(default_factory=list)
     answered_at_s: list[float] = field(default_factory=list)
@@ -145,8 +144,7 @@ class Client:
         if not self._obeys:
             return
         await asyncio.sleep(delay_s)
-        if await self._attempt(request_id, is_retry=True) is not None:
-            self.tally.num_retries_refused += 1
+        await self._attempt(request_id, is_retry=True)
 
     async def _attempt(self, request_id: str, *, is_retry: bool = False) -> float | None:
         """Seconds to wait when it was refused."""

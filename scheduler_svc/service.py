@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import grpc
 import numpy as np
-from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc.columns import BadColumn, unpack
@@ -44,7 +43,6 @@ _REFUSALS = {
 }
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
-SubmitTokens = NDArray[np.int32]
 SessionContext = grpc.aio.ServicerContext[
     scheduler_pb2.SessionRequest, scheduler_pb2.SessionResponse
 ]
