@@ -33,77 +33,79 @@ FINISH_REASONS = {
 }
 
 
+# A new request as it comes, over a session or as a call of its own.
+Asked = scheduler_pb2.Submit | scheduler_pb2.SchedulerServiceGenerateRequest
+
+
 @dataclass(frozen=True, slots=True)
-class Submission:
-    """A new request as it came, over a session or a call of its own."""
+class Origin:
+    """Whose a request is, by which names, and how long they wait."""
 
     request_id: str
-    prompt_token_ids: NDArray[np.int32]
-    sampling: types_pb2.SamplingParams
     client: int
     handle: int
-    tenant: str
-    priority: int
     timeout_s: float | None  # from its arrival on
-    cache_salt: str = ""
-    skip_prefix_cache: bool = False
-    fork_group: str = ""
-    pooling: types_pb2.Pooling = types_pb2.POOLING_UNSPECIFIED
-    output_token_ids: NDArray[np.int32] | None = None  # so far, of a request that ran before
-    resumed_by_client: bool = False
-
-
-def split(
-    token_ids: NDArray[np.int32], num_prompt_tokens: int | None
-) -> tuple[NDArray[np.int32], NDArray[np.int32] | None]:
-    """Prompt and output so far. Raises BadSampling when there are fewer tokens than that."""
-    if num_prompt_tokens is None:
-        return token_ids, None
-    if num_prompt_tokens > len(token_ids):
-        raise BadSampling(f"num_prompt_tokens is {num_prompt_tokens}, of {len(token_ids)} tokens")
-    return token_ids[:num_prompt_tokens], token_ids[num_prompt_tokens:]
 
 
 def to_request(
-    submission: Submission, *, drawn_seed: int, vocab_size: int, arrival_s: float
+    asked: Asked,
+    token_ids: NDArray[np.int32],
+    origin: Origin,
+    *,
+    drawn_seed: int,
+    vocab_size: int,
+    arrival_s: float,
 ) -> Request:
     """A request for the core. Raises BadSampling naming a parameter out of range."""
-    params, timeout_s = submission.sampling, submission.timeout_s
+    prompt, output = _split(asked, token_ids)
+    params, timeout_s = asked.sampling, origin.timeout_s
     max_tokens = params.max_tokens if params.HasField("max_tokens") else None
     sampling = resolve(params, drawn_seed, vocab_size)
-    if submission.pooling:
-        _check_pooling(submission)
+    if asked.pooling:
+        _check_pooling(asked)
         max_tokens = 0
-        sampling = replace(sampling, pooling=submission.pooling)
-    report = _asked_about(sampling, len(submission.prompt_token_ids))
+        sampling = replace(sampling, pooling=asked.pooling)
+    report = _asked_about(sampling, len(prompt))
     return Request(
-        request_id=submission.request_id,
-        prompt_token_ids=submission.prompt_token_ids,
+        request_id=origin.request_id,
+        prompt_token_ids=prompt,
         max_tokens=max_tokens,
         min_tokens=params.min_tokens,
         stop_token_ids=tuple(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
         sampling=sampling,
-        client=submission.client,
-        handle=submission.handle,
+        client=origin.client,
+        handle=origin.handle,
         arrival_s=arrival_s,
         deadline_s=None if timeout_s is None else arrival_s + timeout_s,
-        priority=submission.priority,
-        tenant=submission.tenant,
-        cache_salt=submission.cache_salt,
-        skip_prefix_cache=submission.skip_prefix_cache,
-        fork_group=submission.fork_group,
+        priority=asked.priority,
+        tenant=asked.tenant,
+        cache_salt=asked.cache_salt,
+        skip_prefix_cache=asked.skip_prefix_cache,
+        fork_group=asked.fork_group,
         report_begin=report.start,
         report_end=report.stop,
-        output_token_ids=submission.output_token_ids,
-        resumed_by_client=submission.resumed_by_client,
+        output_token_ids=output,
+        resumed_by_client=isinstance(asked, scheduler_pb2.Submit) and asked.resumed_by_client,
     )
 
 
-def _check_pooling(submission: Submission) -> None:
-    params = submission.sampling
-    if submission.pooling not in (types_pb2.POOLING_LAST, types_pb2.POOLING_MEAN):
-        raise BadSampling(f"pooling is {submission.pooling}, which is unknown")
+def _split(
+    asked: Asked, token_ids: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.int32] | None]:
+    """Prompt and output so far; None for the output of a request that is new."""
+    if not asked.HasField("num_prompt_tokens"):
+        return token_ids, None
+    num_prompt = asked.num_prompt_tokens
+    if num_prompt > len(token_ids):
+        raise BadSampling(f"num_prompt_tokens is {num_prompt}, of {len(token_ids)} tokens")
+    return token_ids[:num_prompt], token_ids[num_prompt:]
+
+
+def _check_pooling(asked: Asked) -> None:
+    params = asked.sampling
+    if asked.pooling not in (types_pb2.POOLING_LAST, types_pb2.POOLING_MEAN):
+        raise BadSampling(f"pooling is {asked.pooling}, which is unknown")
     if params.max_tokens:
         raise BadSampling(f"max_tokens is {params.max_tokens}, with pooling nothing is sampled")
     if params.HasField("prompt_logprobs"):

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 
 import grpc
 import numpy as np
+from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc.columns import BadColumn, unpack
 from rpc.prompt_reports import HiddenMean
 from scheduler_svc.convert import (
     FINISH_REASONS,
-    Submission,
-    split,
+    Asked,
+    Origin,
     to_finished,
     to_prompt_report,
     to_request,
@@ -142,28 +143,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             return _Refusal(grpc.StatusCode.ALREADY_EXISTS, message)
         try:
             token_ids = unpack(submit.prompt_token_ids, name="prompt_token_ids")
-            num_prompt = submit.num_prompt_tokens if submit.HasField("num_prompt_tokens") else None
-            prompt, output = split(token_ids.astype(np.int32, copy=False), num_prompt)
-        except (BadColumn, BadSampling) as error:
+        except BadColumn as error:
             return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return self._submit(
-            Submission(
-                submit.request_id,
-                prompt,
-                submit.sampling,
-                client,
-                submit.handle,
-                submit.tenant,
-                submit.priority,
-                submit.timeout_s if submit.HasField("timeout_s") else None,
-                submit.cache_salt,
-                submit.skip_prefix_cache,
-                submit.fork_group,
-                submit.pooling,
-                output,
-                submit.resumed_by_client,
-            )
-        )
+        timeout_s = submit.timeout_s if submit.HasField("timeout_s") else None
+        origin = Origin(submit.request_id, client, submit.handle, timeout_s)
+        return self._submit(submit, token_ids.astype(np.int32, copy=False), origin)
 
     # --- one call per request --------------------------------------------------------------------
 
@@ -172,35 +156,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
         """Runs one request; its tokens come as they are sampled."""
         request_id = request.request_id or f"generate-{uuid.uuid4().hex}"
-        if len(request.prompt_token_ids) and max(request.prompt_token_ids) > np.iinfo(np.int32).max:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, "prompt_token_ids has an id beyond the vocabulary"
-            )
-        token_ids = np.array(request.prompt_token_ids, dtype=np.int32)
-        num_prompt = request.num_prompt_tokens if request.HasField("num_prompt_tokens") else None
-        try:
-            prompt, output = split(token_ids, num_prompt)
-        except BadSampling as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         client, outbox = self._engine.open_client()
         mine: list[str] = []  # empty until accepted: a refused id may be another client's
         try:
-            submission = Submission(
-                request_id,
-                prompt,
-                request.sampling,
-                client,
-                0,
-                request.tenant,
-                request.priority,
-                context.time_remaining(),
-                request.cache_salt,
-                request.skip_prefix_cache,
-                request.fork_group,
-                request.pooling,
-                output,
-            )
-            refusal = self._submit(submission)
+            origin = Origin(request_id, client, 0, context.time_remaining())
+            refusal = self._submit_call(request, origin)
             if refusal is not None:
                 await _refuse(context, refusal)
             mine.append(request_id)
@@ -209,16 +169,28 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         finally:
             self._engine.close_client(client, mine)
 
-    def _submit(self, submission: Submission) -> _Refusal | None:
+    def _submit_call(
+        self, request: scheduler_pb2.SchedulerServiceGenerateRequest, origin: Origin
+    ) -> _Refusal | None:
+        if max(request.prompt_token_ids, default=0) > np.iinfo(np.int32).max:
+            message = "prompt_token_ids has an id beyond the vocabulary"
+            return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, message)
+        return self._submit(request, np.array(request.prompt_token_ids, dtype=np.int32), origin)
+
+    def _submit(
+        self, asked: Asked, token_ids: NDArray[np.int32], origin: Origin
+    ) -> _Refusal | None:
         """Hands a request to the engine; says why when it is not accepted."""
         invalid = grpc.StatusCode.INVALID_ARGUMENT
-        if not 0 < len(submission.request_id.encode()) <= MAX_REQUEST_ID_BYTES:
+        if not 0 < len(origin.request_id.encode()) <= MAX_REQUEST_ID_BYTES:
             return _Refusal(invalid, f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes")
         drawn_seed = int.from_bytes(os.urandom(8), "little")
         try:
             self._engine.submit(
                 to_request(
-                    submission,
+                    asked,
+                    token_ids,
+                    origin,
                     drawn_seed=drawn_seed,
                     vocab_size=self._engine.vocab_size,
                     arrival_s=time.monotonic(),
