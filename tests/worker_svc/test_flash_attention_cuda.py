@@ -17,6 +17,7 @@ from .test_cuda_runner import CONFIG, SHAPE, generate, make_prompt
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("default"),  # what others' libraries warn of is theirs
 ]
 
 CUDA = torch.device("cuda")
