@@ -16,6 +16,7 @@ import torch
 from worker_svc import flash_attention
 from worker_svc.attention_backend import KINDS, AttentionChoice, Backend, Timing
 from worker_svc.flash_attention import Found, Setup
+from worker_svc.models.decoder import fuses
 from worker_svc.parallel import Group
 
 log = logging.getLogger(__name__)
@@ -42,20 +43,22 @@ class Candidates:
 def candidates(
     option: str,
     device: torch.device,
-    has_tiles: bool,
+    head_dim: int,
     setup: Callable[[], Setup],
     find: Find = flash_attention.find,
 ) -> Candidates:
     """What `--attention-backend` allows, of what is there.
 
-    Raises ValueError for what was named and cannot be. `has_tiles`: Triton kernels for heads of
-    this size, and all fused layers with them. `setup` is asked for on CUDA only.
+    Raises ValueError for what was named and cannot be. `setup` is asked for on CUDA only.
     """
     if option != "auto" and device.type != "cuda":
         raise ValueError(f"attention_backend: {option} needs device cuda, this is {device.type}")
-    if option != "auto" and not has_tiles:
-        raise ValueError(f"attention_backend: {option} needs heads of a power of 2, 16 or more")
-    if option == "triton" or device.type != "cuda" or not has_tiles:
+    if option != "auto" and not fuses(head_dim):
+        raise ValueError(
+            f"attention_backend: {option} needs heads of a power of 2 from 16 on, these are of "
+            f"{head_dim}"
+        )
+    if option == "triton" or device.type != "cuda" or not fuses(head_dim):
         return Candidates()
     found = find(setup())
     if option == "flash-attn" and not found.backends:

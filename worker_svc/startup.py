@@ -20,7 +20,6 @@ from worker_svc.grammars import Grammars
 from worker_svc.kv_cache import KVCache, block_bytes
 from worker_svc.model_runner import ModelRunner
 from worker_svc.models import Decoder, load_model
-from worker_svc.models.decoder import fuses
 from worker_svc.parallel import ALONE, Group, device_of
 from worker_svc.step import Limits
 
@@ -147,7 +146,7 @@ def _candidates(
         capability = torch.cuda.get_device_capability(device)
         return Setup(head_dim, dtype, config.block_size, capability)
 
-    return attention_choice.candidates(config.attention_backend, device, fuses(head_dim), setup)
+    return attention_choice.candidates(config.attention_backend, device, head_dim, setup)
 
 
 def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:

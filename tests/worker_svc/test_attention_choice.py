@@ -165,9 +165,9 @@ def test_a_rank_that_cannot_do_as_rank_0_says_so_on_all() -> None:
 
 
 def test_auto_offers_what_is_installed_beside_triton() -> None:
-    assert candidates("auto", CUDA, True, setup, both_installed) == Candidates((FOUR, TWO))
-    assert candidates("auto", CUDA, True, setup, nothing_installed) == Candidates()
-    asked = candidates("flash-attn", CUDA, True, setup, both_installed)
+    assert candidates("auto", CUDA, 64, setup, both_installed) == Candidates((FOUR, TWO))
+    assert candidates("auto", CUDA, 64, setup, nothing_installed) == Candidates()
+    asked = candidates("flash-attn", CUDA, 64, setup, both_installed)
     assert asked == Candidates((FOUR, TWO), has_triton=False)
 
 
@@ -178,18 +178,18 @@ def test_nothing_is_looked_for_where_nothing_could_use_it(
     def find(setup: Setup) -> Found:
         raise AssertionError
 
-    assert candidates(option, device, True, setup, find) == Candidates()
-    assert candidates("auto", CUDA, False, setup, find) == Candidates()
+    assert candidates(option, device, 64, setup, find) == Candidates()
+    assert candidates("auto", CUDA, 96, setup, find) == Candidates()
 
 
 def test_what_is_named_and_cannot_be_is_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match=r"4: not installed; flash-attn 2: block_size 16 is odd"):
-        candidates("flash-attn", CUDA, True, setup, nothing_installed)
+        candidates("flash-attn", CUDA, 64, setup, nothing_installed)
     for option in ("triton", "flash-attn"):
         with pytest.raises(ValueError, match=f"{option} needs device cuda, this is cpu"):
-            candidates(option, CPU, True, setup, both_installed)
-        with pytest.raises(ValueError, match=f"{option} needs heads of a power of 2"):
-            candidates(option, CUDA, False, setup, both_installed)
+            candidates(option, CPU, 64, setup, both_installed)
+        with pytest.raises(ValueError, match=f"{option} needs heads of .* of 96"):
+            candidates(option, CUDA, 96, setup, both_installed)
 
 
 def test_the_option_is_one_of_three(capsys: pytest.CaptureFixture[str]) -> None:
