@@ -1,7 +1,6 @@
 """Grants: many decode steps planned at once and cut short, and no token differs for it."""
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,9 +14,11 @@ from scheduler_svc.core import (
     StepResult,
 )
 from tests.scheduler_svc.core.builders import answer, make_request, make_scheduler, step
+from tests.scheduler_svc.core.draws import SeededDraw
 from tests.scheduler_svc.core.granting import Granting
 from tests.scheduler_svc.core.invariants import check_invariants
-from tests.scheduler_svc.core.test_random_walks import add_random, random_config
+from tests.scheduler_svc.core.test_random_walks import add_random, patient_config
+from tests.scheduler_svc.core.world import draw_config
 
 EOS = 0
 
@@ -27,8 +28,7 @@ def run(
 ) -> tuple[list[list[int]], dict[int, FinishReason], Granting]:
     """The same requests after the same number of rounds, with grants of so many steps."""
     rng = random.Random(seed)
-    config = replace(random_config(rng), max_waiting_requests=0, max_waiting_tokens_per_tenant=0)
-    simulation = Granting(config)
+    simulation = Granting(patient_config(f"grants/{seed}"))
     pace = random.Random(seed + 1)
     for _ in range(6):
         for _ in range(rng.randint(0, 3)):
@@ -54,7 +54,7 @@ def test_grants_change_no_output() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_the_books_agree_whatever_happens_to_a_grant(seed: int) -> None:
     rng = random.Random(seed)
-    simulation = Granting(random_config(rng))
+    simulation = Granting(draw_config(SeededDraw(f"grants/{seed}")))
     actions = {"add": 4, "serve": 40, "grant": 10, "cut": 3, "begin": 20, "abort": 1, "bad": 0.5}
     actions |= {"expire": 2, "lose": 0.5}
     for action in rng.choices(list(actions), list(actions.values()), k=300):

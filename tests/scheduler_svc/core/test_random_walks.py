@@ -6,44 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_svc.core import (
-    FinishReason,
-    Policy,
-    Preemption,
-    RefusalKind,
-    Refused,
-    Request,
-    SchedulerConfig,
-)
+from scheduler_svc.core import FinishReason, RefusalKind, Refused, Request, SchedulerConfig
+from tests.scheduler_svc.core.draws import SeededDraw
 from tests.scheduler_svc.core.simulation import Simulation
+from tests.scheduler_svc.core.world import VOCAB_SIZE, draw_config
 
-VOCAB_SIZE = 40
-
-
-def random_config(rng: random.Random) -> SchedulerConfig:
-    """Small numbers, so that every limit is felt all the time."""
-    max_num_seqs = rng.randint(1, 6)
-    return SchedulerConfig(
-        num_blocks=rng.randint(7, 24),
-        block_size=rng.choice([1, 2, 3, 4]),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=rng.randint(max_num_seqs, 24),
-        max_model_len=rng.randint(8, 48),
-        vocab_size=VOCAB_SIZE,
-        eos_token_ids=rng.choice([(), (0,), (0, 1)]),
-        long_prefill_token_threshold=rng.choice([0, 0, 1, 5]),
-        enable_prefix_caching=rng.random() < 0.85,
-        sliding_window=rng.choice([0, 0, 0, 2, 3, 10]),
-        preemption=rng.choice(list(Preemption)),
-        num_host_blocks=rng.choice([0, 5, 24]),
-        policy=rng.choice(list(Policy)),
-        priority_ageing_s=rng.choice([0.5, 4.0]),
-        tenant_weights=(("a", 2.0),),
-        queue_window=rng.choice([0, 1, 4]),
-        max_overtakes=rng.choice([0, 1, 3]),
-        max_waiting_requests=rng.choice([0, 0, 3]),
-        max_waiting_tokens_per_tenant=rng.choice([0, 0, 40]),
-    )
+LIMITS_OF_THE_QUEUE = (
+    "max_waiting_requests",
+    "max_waiting_tokens",
+    "max_waiting_requests_per_tenant",
+    "max_waiting_tokens_per_tenant",
+)
 
 
 def random_request(rng: random.Random, config: SchedulerConfig, handle: int) -> Request:
@@ -74,6 +47,11 @@ def random_request(rng: random.Random, config: SchedulerConfig, handle: int) -> 
         report_begin=report[0],
         report_end=report[1],
     )
+
+
+def patient_config(seed: str) -> SchedulerConfig:
+    """One that refuses nobody for what waits: that depends on the moment."""
+    return replace(draw_config(SeededDraw(seed)), **dict.fromkeys(LIMITS_OF_THE_QUEUE, 0))
 
 
 def add_random(simulation: Simulation, rng: random.Random) -> None:
@@ -129,7 +107,7 @@ def walk(simulation: Simulation, rng: random.Random, num_actions: int, max_depth
 @pytest.mark.parametrize("seed", range(40))
 def test_the_books_agree_after_every_action(seed: int, max_depth: int) -> None:
     rng = random.Random(1000 * max_depth + seed)
-    simulation = Simulation(random_config(rng))
+    simulation = Simulation(draw_config(SeededDraw(f"books/{seed}/{max_depth}")))
     walk(simulation, rng, num_actions=250, max_depth=max_depth)
     simulation.drain(depth=rng.randint(0, max_depth))
     scheduler = simulation.scheduler
@@ -141,9 +119,7 @@ def test_the_books_agree_after_every_action(seed: int, max_depth: int) -> None:
 def run_to_the_end(seed: int, depth: int) -> tuple[list[list[int]], dict[int, FinishReason]]:
     """The same requests at the same moments, with so many steps ahead of the results."""
     rng = random.Random(seed)
-    # How much waits depends on the moment, and so does who is refused for it.
-    config = replace(random_config(rng), max_waiting_requests=0, max_waiting_tokens_per_tenant=0)
-    simulation = Simulation(config)
+    simulation = Simulation(patient_config(f"ahead/{seed}"))
     for _ in range(6):
         for _ in range(4):
             add_random(simulation, rng)
@@ -166,7 +142,7 @@ def test_looking_ahead_changes_no_output(seed: int) -> None:
 def test_the_same_events_give_the_same_plans(seed: int) -> None:
     def plans() -> list[tuple[int, list[int], list[int], list[str]]]:
         rng = random.Random(seed)
-        simulation = Simulation(random_config(rng))
+        simulation = Simulation(draw_config(SeededDraw(f"events/{seed}")))
         made = []
         for _ in range(120):
             walk(simulation, rng, num_actions=1, max_depth=1)
