@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.paged import check_heads, output_for
 from kernels.pdl import has_pdl, launch_options
 
 _LOG2_E = 1.4426950408889634
@@ -103,17 +104,8 @@ def paged_decode_attention(
     that outlives it.
     """
     batch, num_heads, head_dim = q.shape
-    _, block_size, num_kv_heads, cache_dim = k_cache.shape
-    if cache_dim != head_dim or head_dim & (head_dim - 1):
-        raise ValueError(f"head size {head_dim} against cache {cache_dim}; want equal powers of 2")
-    if num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} query heads do not divide among {num_kv_heads} KV heads")
-    if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
-        raise ValueError("k_cache and v_cache differ in shape or strides")
-    if not q.dtype == k_cache.dtype == v_cache.dtype:
-        raise TypeError(f"q is {q.dtype}, the cache {k_cache.dtype} and {v_cache.dtype}")
-    if q.stride()[1:] != (head_dim, 1) or k_cache.stride(3) != 1:
-        raise ValueError("heads of q and vectors of the cache must be contiguous")
+    _, block_size, num_kv_heads, _ = k_cache.shape
+    check_heads(q, k_cache, v_cache)
     if block_tables.shape[0] != batch or context_lens.shape != (batch,):
         raise ValueError(f"batch {batch}: tables {block_tables.shape}, lens {context_lens.shape}")
     if block_tables.dtype != torch.int32 or context_lens.dtype != torch.int32:
@@ -121,9 +113,7 @@ def paged_decode_attention(
     if block_tables.stride(1) != 1 or context_lens.stride(0) != 1:
         raise ValueError("rows of block_tables and context_lens must be contiguous")
 
-    out = q.new_empty(q.shape) if out is None else out
-    if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
-        raise ValueError(f"out must be contiguous {tuple(q.shape)} of {q.dtype}")
+    out = output_for(q, out)
     if batch == 0:
         return out
     workspace = decode_workspace(q, num_kv_heads) if workspace is None else workspace

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.paged import check_heads, output_for
 from kernels.pdl import has_pdl, is_compiled, launch_options
 
 _LOG2_E = 1.4426950408889634
@@ -63,18 +64,9 @@ def paged_attention(
     A sequence of context 0 gives zeros.
     """
     num_tokens, num_heads, head_dim = q.shape
-    num_blocks, block_size, num_kv_heads, cache_dim = k_cache.shape
+    num_blocks, block_size, num_kv_heads, _ = k_cache.shape
     batch = context_lens.shape[0]
-    if cache_dim != head_dim or head_dim & (head_dim - 1):
-        raise ValueError(f"head size {head_dim} against cache {cache_dim}; want equal powers of 2")
-    if num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} query heads do not divide among {num_kv_heads} KV heads")
-    if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
-        raise ValueError("k_cache and v_cache differ in shape or strides")
-    if not q.dtype == k_cache.dtype == v_cache.dtype:
-        raise TypeError(f"q is {q.dtype}, the cache {k_cache.dtype} and {v_cache.dtype}")
-    if q.stride()[1:] != (head_dim, 1) or k_cache.stride(3) != 1:
-        raise ValueError("heads of q and vectors of the cache must be contiguous")
+    check_heads(q, k_cache, v_cache)
     if block_tables.shape[0] != batch or cu_seqlens_q.shape != (batch + 1,):
         raise ValueError(f"batch {batch}: {block_tables.shape=}, {cu_seqlens_q.shape=}")
     if not block_tables.dtype == context_lens.dtype == cu_seqlens_q.dtype == torch.int32:
@@ -82,9 +74,7 @@ def paged_attention(
     if not block_tables.stride(1) == context_lens.stride(0) == cu_seqlens_q.stride(0) == 1:
         raise ValueError("block_tables, context_lens and cu_seqlens_q must be contiguous")
 
-    out = q.new_empty(q.shape) if out is None else out
-    if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
-        raise ValueError(f"out must be contiguous {tuple(q.shape)} of {q.dtype}")
+    out = output_for(q, out)
     if num_tokens == 0:
         return out
     group = num_heads // num_kv_heads
