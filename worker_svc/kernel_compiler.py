@@ -1,6 +1,6 @@
 """`python -m worker_svc.kernel_compiler`: compiles the kernels that a worker is about to launch.
 
-Builds the model's shape with one layer and no memory, goes through the steps that the worker will
+Builds the model's shape with two layers and no memory, goes through the steps that the worker will
 rehearse, and compiles each kernel in a fork of its own as soon as it is met. Touches no device.
 """
 
@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ class Forks:
         self.num_failed += status != 0
 
 
-def _run_and_exit(call: Callable[[], object]) -> None:
+def _run_and_exit(call: Callable[[], object]) -> NoReturn:
     code = 1
     try:
         call()
