@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,30 +63,34 @@ class Job:
 
 
 class CompileAhead:
-    """The helper of one start-up."""
+    """The helper of one start-up; it is reaped whether or not anybody waits for it."""
 
     def __init__(self, child: "subprocess.Popen[bytes]", mark: Path) -> None:
         self._child = child
         self._mark = mark
-        self._started_s = time.monotonic()
+        self._deadline_s = time.monotonic() + WAIT_S
+        self._watch = threading.Thread(target=self._reap, name="compile-ahead", daemon=True)
+        self._watch.start()
 
     def wait(self) -> None:
         """Returns when the helper has ended; from then on a launch finds its kernel compiled."""
-        try:
-            code = self._child.wait(max(0.0, self._started_s + WAIT_S - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            code = self.stop()
-        if code:
+        self._watch.join(max(0.0, self._deadline_s - time.monotonic()))
+        if code := self.stop():
             log.warning("compiling ahead ended with %d: the worker compiles the rest", code)
-        else:
-            self._mark.parent.mkdir(parents=True, exist_ok=True)
-            self._mark.touch()
 
     def stop(self) -> int:
-        """Ends the helper and its forks now; returns its exit code."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-        return self._child.wait()
+        """Ends the helper and its forks if they still run; returns its exit code."""
+        if self._child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+        self._watch.join()
+        return int(self._child.returncode)
+
+    def _reap(self) -> None:
+        if self._child.wait() == 0:
+            with contextlib.suppress(OSError):  # no mark: the next start has a helper again
+                self._mark.parent.mkdir(parents=True, exist_ok=True)
+                self._mark.touch()
 
 
 def start(

@@ -94,13 +94,17 @@ def _compiling(
 
 
 def finish_compiling(model: LoadedModel) -> None:
-    """To be called before anything runs, lest the worker compiles what a helper is compiling."""
+    """Waits for the helper, lest the worker compiles what it is compiling."""
     if model.compiling is not None:
         model.compiling.wait()
 
 
 def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelRunner:
-    """Allocates the cache, `num_blocks` blocks or as many as fit, and the slots."""
+    """Allocates the cache, `num_blocks` blocks or as many as fit, and the slots.
+
+    Steps are run to see how many do, so it waits for the kernels if nobody has.
+    """
+    finish_compiling(model)
     group = model.decoder.group
     _choose_attention(config, model)
     num_blocks = num_blocks or group.smallest(lambda: _num_blocks_that_fit(config, model))

@@ -1,6 +1,7 @@
 """Kernels compiled ahead: found without a device, by a helper whose mark spares the next start."""
 
 import dataclasses
+import gc
 import json
 import logging
 import os
@@ -10,12 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from worker_svc import compile_ahead
+from worker_svc import compile_ahead, startup
 from worker_svc.compile_ahead import CompileAhead, Job
 from worker_svc.config import WorkerConfig
 from worker_svc.gpu_facts import Gpu, only_kind
 from worker_svc.kernel_compiler import Forks
+
+from .random_models import save_random_model
 
 H200 = Gpu("NVIDIA H200", 90)
 CONFIG = WorkerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=128)
@@ -33,6 +37,15 @@ MODEL = {
     "max_position_embeddings": 256,
     "torch_dtype": "bfloat16",
     "hidden_act": "silu",
+}
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
 }
 # Prints the names of the kernels of each job, whether the first has loaded torch's compiler, and
 # how long one of them is when Triton has compiled it.
@@ -100,6 +113,47 @@ def test_a_helper_that_did_its_part_leaves_a_mark_and_the_next_start_needs_none(
     CompileAhead(ending(0), mark).wait()
     assert marks(folder) == [mark.name]
     assert compile_ahead.start(CONFIG, folder, found=[H200]) is None
+
+
+def test_a_helper_that_nobody_waits_for_is_reaped_and_leaves_its_mark(folder):
+    child = ending(0)
+    pid, mark = child.pid, folder / "cache" / "pagewire-x"
+    CompileAhead(child, mark)
+    del child
+    gc.collect()  # a child that is forgotten while it runs is a ResourceWarning, so an error here
+    deadline_s = time.monotonic() + 30
+    while not mark.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert mark.exists()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def test_waiting_twice_is_waiting_once(folder):
+    compiling = CompileAhead(ending(0), folder / "cache" / "pagewire-x")
+    compiling.wait()
+    compiling.wait()
+    assert compiling.stop() == 0
+
+
+def test_a_model_that_is_loaded_and_run_without_a_life_cycle_waits_for_its_helper(
+    folder, monkeypatch
+):
+    """As tests and benchmarks do: `load`, then `build_runner`, and nothing else."""
+    begun: list[CompileAhead] = []
+
+    def begin(*_: object) -> CompileAhead:
+        begun.append(CompileAhead(ending(0), folder / "cache" / "pagewire-x"))
+        return begun[0]
+
+    monkeypatch.setattr(startup, "_compiling", begin)
+    model_folder = folder / "model"
+    save_random_model(model_folder, (Qwen2Config, Qwen2ForCausalLM), SMALL)
+    config = WorkerConfig(device="cpu", dtype="float32", max_num_seqs=2, max_model_len=32)
+    loaded = startup.load(config, model_folder, "float32", "")
+    startup.build_runner(config, loaded, num_blocks=8)
+    assert marks(folder) == ["pagewire-x"]
+    assert begun[0].stop() == 0
 
 
 def test_a_helper_that_fails_leaves_no_mark_and_says_so(folder, caplog):
