@@ -3,7 +3,7 @@
 import sys
 from functools import partial
 
-from worker_svc import compile_ahead, config, head_start, supervisor
+from worker_svc import compile_ahead, config, ending, head_start, supervisor
 
 
 def main(arguments: list[str]) -> int:
@@ -12,6 +12,7 @@ def main(arguments: list[str]) -> int:
     if options.tensor_parallel_size > 1:
         return supervisor.run(options.tensor_parallel_size, arguments, options.rank_timeout_s)
     config.prepare_environment()
+    ending.prepare()
     compiling = None if options.model is None else compile_ahead.start(options, options.model)
     head_start.begin(options)
     from worker_svc import process  # noqa: PLC0415 - loads torch, which reads the environment
