@@ -1,11 +1,13 @@
 """How long a backend attends on this device, and whether it gives what ours gives.
 
 A few shapes of each kind, on a scratch cache that is gone afterwards. Decode steps are timed as
-they will run, replayed from a graph, which shows as well that the backend can be captured.
+they will run, replayed from a graph, which shows as well that the backend can be captured. Results
+are compared on small batches, where one key too many or too few shows, and on those that are timed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -58,6 +60,18 @@ def shapes(limits: Limits) -> list[Shape]:
     ]
 
 
+def trials(limits: Limits) -> list[tuple[str, list[tuple[int, int]]]]:
+    """Batches to compare on, as (context, queries) of each sequence: chunks over a cached context,
+    edges of blocks, rows of no context as graphs are filled up with, sequences that idle."""
+    block, longest = limits.block_size, limits.max_model_len
+    contexts = [0, 1, block - 1, block, block + 1, 3 * block + 2]
+    chunks = [(40, 9), (33, 33), (3 * block + 1, 2), (block, 1), (0, 1), (block + 1, 0)]
+    return [
+        ("decode", [(min(context, longest), 1) for context in contexts]),
+        ("prefill", [(min(context, longest), min(n, longest)) for context, n in chunks]),
+    ]
+
+
 class Clock:
     """Times backends whose results are near the reference's."""
 
@@ -69,56 +83,69 @@ class Clock:
         limits: Limits,
         reference: Backend,
     ) -> None:
-        self._shapes = shapes(limits)
+        self._limits = limits
         self._reference = reference
         self._heads = heads
-        self._block_size = limits.block_size
-        self._width = limits.max_blocks_per_seq
         self._random = torch.Generator(device).manual_seed(0)
         self._device = device
-        num_blocks = max(2, POOL_TOKENS // self._block_size)
-        size = (num_blocks, self._block_size, 2, heads.num_kv_heads, heads.head_dim)
+        num_blocks = max(2, POOL_TOKENS // limits.block_size)
+        size = (num_blocks, limits.block_size, 2, heads.num_kv_heads, heads.head_dim)
         cache = torch.empty(size, dtype=dtype, device=device).normal_(generator=self._random)
         self._k, self._v = cache.unbind(2)  # as in KVCache
 
     @torch.inference_mode()
     def measure(self, backend: Backend) -> list[Timing]:
         """Every shape. Raises Unfit, or whatever the backend raises."""
+        self.check(backend)
         return [
             Timing(shape.kind, str(shape), backend.name, self._time(backend, shape))
-            for shape in self._shapes
+            for shape in shapes(self._limits)
         ]
 
+    @torch.inference_mode()
+    def check(self, backend: Backend) -> None:
+        """Raises Unfit unless the backend gives what the reference does."""
+        for kind, sequences in trials(self._limits):
+            self._compare(backend, kind, sequences, f"{len(sequences)} short sequences")
+
     def _time(self, backend: Backend, shape: Shape) -> float:
-        q, batch = self._inputs(shape)
+        sequences = [(shape.context, shape.num_queries)] * shape.num_seqs
+        attend = self._compare(backend, shape.kind, sequences, str(shape))
+        return self._replayed_us(attend) if shape.kind == "decode" else self._called_us(attend)
+
+    def _compare(
+        self, backend: Backend, kind: str, sequences: Sequence[tuple[int, int]], what: str
+    ) -> Callable[[], Tensor]:
+        """The call that was compared; raises Unfit if its result is far from the reference's."""
+        q, batch = self._inputs(sequences)
 
         def attend(by: Backend = backend) -> Tensor:
-            call = by.decode if shape.kind == "decode" else by.prefill
+            call = by.decode if kind == "decode" else by.prefill
             return call(q, self._k, self._v, batch)
 
         distance = _distance(attend(), attend(self._reference))
         if not distance <= TOLERANCE:
-            raise Unfit(f"{shape.kind} of {shape} is {distance:.1e} away from ours")
-        return self._replayed_us(attend) if shape.kind == "decode" else self._called_us(attend)
+            raise Unfit(f"{kind} of {what} is {distance:.1e} away from ours")
+        return attend
 
-    def _inputs(self, shape: Shape) -> tuple[Tensor, AttentionBatch]:
-        num, device = shape.num_seqs, self._device
+    def _inputs(self, sequences: Sequence[tuple[int, int]]) -> tuple[Tensor, AttentionBatch]:
+        """Random queries, and tables of random blocks, of sequences with (context, queries)."""
+        device, heads = self._device, self._heads
+        contexts, lengths = zip(*sequences, strict=True)
         q = torch.empty(
-            (num * shape.num_queries, self._heads.num_heads, self._heads.head_dim),
-            dtype=self._k.dtype, device=device,
-        ).normal_(generator=self._random)  # fmt: skip
+            (sum(lengths), heads.num_heads, heads.head_dim), dtype=self._k.dtype, device=device
+        ).normal_(generator=self._random)
         tables = torch.randint(
-            1, len(self._k), (num, self._width), dtype=torch.int32, device=device,
-            generator=self._random,
+            1, len(self._k), (len(sequences), self._limits.max_blocks_per_seq),
+            dtype=torch.int32, device=device, generator=self._random,
         )  # fmt: skip
-        starts = torch.arange(num + 1, dtype=torch.int32, device=device) * shape.num_queries
         return q, AttentionBatch(
             slot_mapping=torch.empty(0, dtype=torch.int64, device=device),  # nothing is written
             block_tables=tables,
-            context_lens=torch.full((num,), shape.context, dtype=torch.int32, device=device),
-            cu_seqlens_q=starts,
-            max_seqlen_q=shape.num_queries,
-            max_context_len=shape.context,
+            context_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
+            cu_seqlens_q=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device),
+            max_seqlen_q=max(lengths),
+            max_context_len=max(contexts),
         )
 
     def _replayed_us(self, attend: Callable[[], Tensor]) -> float:
