@@ -233,7 +233,7 @@ def sampling_slots(
     length = 32 * num_tokens
     token_rows = torch.zeros((rows, length), dtype=torch.int32, device="cuda")
     num_steps = torch.zeros(1, dtype=torch.int32, device="cuda")
-    return Tokens(state.cuda(), token_rows, num_steps, output_ring(rows))
+    return Tokens(state.cuda(), token_rows, num_steps, output_ring(rows, token_rows.device))
 
 
 GROUPS: dict[str, Callable[[], Iterator[Timing]]] = {
