@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench import checkpoints
 from bench.product import ROOT
@@ -25,6 +27,7 @@ from bench.records import add_json
 PART_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 30.0
 SMALL, LARGE = "qwen3-0.6b", "qwen3-8b"
+NAMES = ("startup", "split-small", "runner-small", "split-large")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +40,18 @@ class Part:
     options: tuple[str, ...] = ()
 
 
-def parts(small: str, large: str, kernels: str, worker: Sequence[str]) -> tuple[Part, ...]:
+def parts(given: argparse.Namespace, kernels: str) -> tuple[Part, ...]:
     """What the page tells, in the order of the run: the cold start must come first."""
-    prefill, to_worker = ("--prefill", "16"), ("--worker", *worker) if worker else ()
+    small, large, repeat = given.small, given.large, ("--repeat", str(given.repeat))
+    to_worker = ("--worker", *given.worker) if given.worker else ()
+    by_batch = ("--steps", "1", "8", "32", "128", "256", "--prefill", "16")
+    by_batch_large = ("--steps", "1", "32", "256")
+    cold_first = ("--kernels", kernels, "--warm-starts", "1")
     return (
-        Part("startup", "startup", small, ("--kernels", kernels, *to_worker)),
-        Part(
-            "split-small",
-            "throughput",
-            small,
-            ("--steps", "1", "8", "32", "128", "256", *prefill, *to_worker),
-        ),
-        Part("runner-small", "gpu_steps", small, ("--repeat", "3")),
-        Part(
-            "split-large", "throughput", large, ("--steps", "1", "32", "256", *prefill, *to_worker)
-        ),
+        Part("startup", "startup", small, (*cold_first, *to_worker)),
+        Part("split-small", "throughput", small, (*by_batch, *repeat, *to_worker)),
+        Part("runner-small", "gpu_steps", small, repeat),
+        Part("split-large", "throughput", large, (*by_batch_large, *repeat, *to_worker)),
     )
 
 
@@ -61,11 +61,13 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m bench.documented", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    names = [part.name for part in parts(SMALL, LARGE, "", ())]
     add = parser.add_argument
-    add("--only", choices=names, nargs="+", default=names, help="parts to run (default: all)")
+    add("--only", choices=NAMES, nargs="+", default=NAMES, help="parts to run (default: all)")
+    add("--repeat", type=int, default=3, help="how often; medians are told (default: 3)")
     add("--small", choices=checkpoints.SHAPES, default=SMALL, help=f"(default: {SMALL})")
     add("--large", choices=checkpoints.SHAPES, default=LARGE, help=f"(default: {LARGE})")
+    for size in ("small", "large"):
+        add(f"--{size}-model", type=Path, metavar="DIR", help=f"the {size} shape's checkpoint")
     add_json(parser)
     add("--worker", nargs=argparse.REMAINDER, default=[], help="worker options, at the end")
     options = parser.parse_args(arguments)
@@ -73,26 +75,33 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="pagewire-kernels-") as kernels:
         # Triton keeps what it has compiled here, for all processes to come.
         os.environ["TRITON_CACHE_DIR"] = kernels
-        every = parts(options.small, options.large, kernels, options.worker)
-        chosen = [part for part in every if part.name in options.only]
-        failed = run_all(chosen, options.json)
+        chosen = [part for part in parts(options, kernels) if part.name in options.only]
+        given = {options.small: options.small_model, options.large: options.large_model}
+        failed = run_all(chosen, options.json, given)
     say(f"{time.monotonic() - started_s:.0f} s in all")
     if failed:
         say(f"failed: {', '.join(failed)}")
     return 1 if failed else 0
 
 
-def run_all(chosen: Sequence[Part], json_path: str | None) -> list[str]:
-    """Runs parts, those of a shape on one checkpoint; returns the names of those that failed."""
+def run_all(
+    chosen: Sequence[Part], json_path: str | None, models: Mapping[str, Path | None]
+) -> list[str]:
+    """Runs parts, those of a shape on one checkpoint; returns the names of those that failed.
+
+    `models` has the checkpoints that are there already, by shape; others are written.
+    """
     failed = []
+    to_file = () if json_path is None else ("--json", json_path)
     for shape in dict.fromkeys(part.shape for part in chosen):
-        with checkpoints.room(shape) as folder:
-            written = execute("bench.checkpoints", ("--shape", shape, str(folder)))
+        with ExitStack() as on:
+            folder, is_there = models.get(shape), True
+            if folder is None:
+                folder = on.enter_context(checkpoints.room(shape))
+                is_there = execute("bench.checkpoints", ("--shape", shape, str(folder)))
             for part in (part for part in chosen if part.shape == shape):
-                given = ("--shape", shape, "--model", str(folder))
-                if json_path is not None:
-                    given += ("--json", json_path)
-                if not written or not execute(f"bench.{part.module}", (*given, *part.options)):
+                given = ("--shape", shape, "--model", str(folder), *to_file)
+                if not is_there or not execute(f"bench.{part.module}", (*given, *part.options)):
                     failed.append(part.name)
     return failed
 

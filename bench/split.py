@@ -41,19 +41,25 @@ class Split:
         self._options = options
         self._results = results
         self._num_runs = 0
+        self.is_complete = True  # whether everything asked for could be measured
         # Pays for what only the first requests pay for.
         self._run([Request(request.prompt, WARM_TOKENS) for request in workload(1, 8)])
 
     def steps(self, batch: int) -> None:
         """The time of a decode step of so many requests."""
-        num_slots = self._served.describe().description.max_num_seqs
-        if batch > num_slots:
-            raise SystemExit(f"{batch} requests cannot decode side by side: {num_slots} slots")
         runs, full = [], []
         for _ in range(self._options.repeat):
             runs.append(self._run(alike(batch, batch)))
             last_steps = self._served.last_steps()
             full.append(side_by_side(last_steps, runs[-1].first_step_id, batch))
+        if not all(full):
+            worker = self._served.describe().description
+            self._results.say(
+                f"batch {batch:4}: not measured, they never decoded side by side: the worker has "
+                f"{worker.max_num_seqs} slots and {worker.num_blocks} KV blocks"
+            )
+            self.is_complete = False
+            return
         step_ms = spread([one.run.step_ms for one in runs], 3)
         device_ms = spread([mean(step.busy_us for step in one) / 1e3 for one in full], 3)
         idle = spread([idle_share(one) for one in full], 5)

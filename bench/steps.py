@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     with split.started(options, results) as measure:
         for batch in options.batches:
             measure.steps(batch)
-    return 0
+        return 0 if measure.is_complete else 1
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
             measure.prefill(num_prompts)
         for index in range(options.runs):
             measure.workload(2 * index, options.num_requests)
-    return 0
+        return 0 if measure.is_complete else 1
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def test_a_part_that_fails_is_named_and_the_others_run(
         Part("bad", "no_such_benchmark", "tiny"),
         Part("good", "bars", "tiny"),  # has no command line: it runs and ends well
     ]
-    assert run_all(chosen, "results.jsonl") == ["bad"]
+    assert run_all(chosen, "results.jsonl", {}) == ["bad"]
     told = capfd.readouterr().err
     assert "$ python -m bench.checkpoints --shape tiny" in told
     assert "$ python -m bench.bars --shape tiny --model" in told

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from bench import steps
 from bench.split import idle_share, side_by_side
 from pagewire.v1 import debug_pb2
@@ -33,11 +35,14 @@ def test_only_full_decode_steps_behind_another_count() -> None:
     assert idle_share(counted) == 0.1
 
 
-def test_a_tiny_model_is_measured_through_the_split(tmp_path: Path) -> None:
+def test_a_tiny_model_is_measured_through_the_split_and_what_does_not_fit_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "steps.jsonl"
-    options = ["--shape", "tiny", "--batches", "2", "--repeat", "1", "--json"]
+    options = ["--shape", "tiny", "--batches", "2", "5", "--repeat", "1", "--json"]
     worker = ["--worker", "--device", "cpu", "--max-model-len", "1100", "--num-kv-blocks", "600"]
-    assert steps.main([*options, str(path), *worker]) == 0
+    assert steps.main([*options, str(path), *worker, "--max-num-seqs", "4"]) == 1
+    assert "batch    5: not measured" in capsys.readouterr().out
     (line,) = map(json.loads, path.read_text().splitlines())
     assert (line["benchmark"], line["batch"], line["shape"]) == ("steps", 2, "tiny")
     assert 0 < line["device_ms"]["median"] < line["step_ms"]["median"]
