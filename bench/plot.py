@@ -8,7 +8,7 @@ Of several results for the same thing the last counts. What other engines took i
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from bench.bars import Chart, svg
 from bench.peers import CEILING, FLOOR, NANO_VLLM, VLLM
 
 OURS = "pagewire"
+TENSOR_PARALLEL = "--tensor-parallel-size"
 SERIES = (OURS, VLLM, NANO_VLLM)
 NAMES = {"qwen3-0.6b": "Qwen3-0.6B", "qwen3-8b": "Qwen3-8B"}
 
@@ -28,40 +29,52 @@ def read(text: str) -> list[Line]:
     found: dict[tuple[object, ...], Line] = {}
     for line in map(json.loads, filter(None, text.splitlines())):
         kind = ("benchmark", "shape", "batch", "seed", "num_prompts")
-        found[tuple(line.get(name) for name in kind)] = line
+        found[num_gpus(line), *(line.get(name) for name in kind)] = line
     return list(found.values())
+
+
+def num_gpus(line: Line) -> int:
+    """Of one worker group, from the options that the worker got."""
+    options = line.get("worker", [])
+    if TENSOR_PARALLEL in options:
+        return int(options[options.index(TENSOR_PARALLEL) + 1])
+    return int(line.get("tensor_parallel_size", 1))
+
+
+def model(line: Line) -> str:
+    """What was served, in words."""
+    count, name = num_gpus(line), NAMES.get(line["shape"], line["shape"])
+    return name if count == 1 else f"{name} on {count} GPUs"
 
 
 def charts(lines: Sequence[Line]) -> Iterator[tuple[str, Chart]]:
     """A picture of the steps of each shape, and one of the tokens per second; with their names."""
-    for shape, name in NAMES.items():
+    for (shape, count), others in peers.STEP_MS.items():
+        of_shape = [line for line in lines if _is(line, "steps", shape, count)]
         steps = {
-            f"batch {batch}": {OURS: step_ms, **peers.STEP_MS[shape].get(batch, {})}
-            for batch, step_ms in sorted(_steps(lines, shape))
+            f"batch {line['batch']}": {
+                OURS: line["step_ms"]["median"],
+                **others.get(line["batch"], {}),
+            }
+            for line in sorted(of_shape, key=lambda line: line["batch"])
         }
         if steps:
-            title = f"One decode step of {name}, ms"
-            yield f"steps-{shape}.svg", Chart(title, steps, SERIES, FLOOR, ".2f")
+            title = f"One decode step of {model(of_shape[0])}, ms"
+            suffix = "" if count == 1 else f"-x{count}"
+            yield f"steps-{shape}{suffix}.svg", Chart(title, steps, SERIES, FLOOR, ".2f")
     rates = {
-        name: {OURS: rate, **peers.TOKENS_PER_S[shape]}
-        for shape, name in NAMES.items()
-        for rate in _rates(lines, shape)
+        model(line): {OURS: line["tokens_per_s"]["median"], **others}
+        for (shape, count), others in peers.TOKENS_PER_S.items()
+        for line in lines
+        if _is(line, "throughput", shape, count) and line["seed"] == 0
     }
     if rates:
         title = "256 requests, output tokens per second"
         yield "throughput.svg", Chart(title, rates, SERIES, CEILING, ",.0f")
 
 
-def _steps(lines: Iterable[Line], shape: str) -> Iterator[tuple[int, float]]:
-    for line in lines:
-        if (line["benchmark"], line.get("shape")) == ("steps", shape):
-            yield line["batch"], line["step_ms"]["median"]
-
-
-def _rates(lines: Iterable[Line], shape: str) -> Iterator[float]:
-    for line in lines:
-        if (line["benchmark"], line.get("shape"), line.get("seed")) == ("throughput", shape, 0):
-            yield line["tokens_per_s"]["median"]
+def _is(line: Line, benchmark: str, shape: str, count: int) -> bool:
+    return (line["benchmark"], line.get("shape"), num_gpus(line)) == (benchmark, shape, count)
 
 
 Row = Callable[[Line], Sequence[object]]
@@ -70,7 +83,7 @@ TABLES: dict[str, tuple[Sequence[str], Row]] = {
     "steps": (
         ("through the split, batch", "step, ms", "each", "device, ms", "idle", "tokens/s"),
         lambda line: (
-            f"{NAMES.get(line['shape'], line['shape'])}, {line['batch']}",
+            f"{model(line)}, {line['batch']}",
             f"{line['step_ms']['median']:.3f}",
             _each(line["step_ms"], ".3f"),
             f"{line['device_ms']['median']:.3f}",
@@ -84,8 +97,7 @@ TABLES: dict[str, tuple[Sequence[str], Row]] = {
             "CPU s per 1,000 tokens: scheduler, worker, client",
         ),
         lambda line: (
-            f"{NAMES.get(line['shape'], line['shape'])}, {line['num_requests']}, seed "
-            f"{line['seed']}",
+            f"{model(line)}, {line['num_requests']}, seed {line['seed']}",
             f"{line['tokens_per_s']['median']:,}",
             _each(line["tokens_per_s"], ",d"),
             f"{line['idle_share']['median']:.2%}",
@@ -95,8 +107,7 @@ TABLES: dict[str, tuple[Sequence[str], Row]] = {
     "prefill": (
         ("prefill", "prompt tokens/s", "each"),
         lambda line: (
-            f"{NAMES.get(line['shape'], line['shape'])}, {line['num_prompts']} x "
-            f"{line['prompt_len']}",
+            f"{model(line)}, {line['num_prompts']} x {line['prompt_len']}",
             f"{line['tokens_per_s']['median']:,}",
             _each(line["tokens_per_s"], ",d"),
         ),
@@ -104,7 +115,7 @@ TABLES: dict[str, tuple[Sequence[str], Row]] = {
     "runner_steps": (
         ("in the runner, batch", "step, ms", "device, ms", "bubble, us", "host, us", "tokens/s"),
         lambda line: (
-            f"{NAMES.get(line['shape'], line['shape'])}, {line['batch']}",
+            f"{model(line)}, {line['batch']}",
             f"{line['step_us']['median'] / 1e3:.3f}",
             f"{line['device_us']['median'] / 1e3:.3f}",
             f"{line['bubble_us']['median']:.0f}",
@@ -115,7 +126,7 @@ TABLES: dict[str, tuple[Sequence[str], Row]] = {
     "startup": (
         ("process start to first token", "cold, s", "warm, s"),
         lambda line: (
-            NAMES.get(line["shape"], line["shape"]),
+            model(line),
             line["cold_s"],
             ", ".join(map(str, line["warm_s"])),
         ),

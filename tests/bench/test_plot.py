@@ -62,6 +62,23 @@ def test_the_last_result_of_each_kind_is_drawn_and_told(
     assert values[:3] == ["0.70", "1.75", "2.14"]  # ours first, then the others of batch 1
 
 
+def test_two_gpus_are_not_mistaken_for_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = steps(1, 4.0) | {"shape": "qwen3-8b", "worker": []}
+    two = steps(1, 3.0) | {"shape": "qwen3-8b", "worker": ["--tensor-parallel-size", "2"]}
+    results = write(tmp_path / "r.jsonl", one, two)
+    assert plot.main([str(results), "--to", str(tmp_path / "drawn")]) == 0
+    told = capsys.readouterr().out
+    assert "| Qwen3-8B, 1 | 4.000 |" in told
+    assert "| Qwen3-8B on 2 GPUs, 1 | 3.000 |" in told
+    drawn = {each.name: each.read_text() for each in (tmp_path / "drawn").iterdir()}
+    assert sorted(drawn) == ["steps-qwen3-8b-x2.svg", "steps-qwen3-8b.svg"]
+    assert ">3.00<" in drawn["steps-qwen3-8b-x2.svg"]
+    assert ">3.78<" in drawn["steps-qwen3-8b-x2.svg"]  # what vLLM took on two
+    assert ">5.17<" in drawn["steps-qwen3-8b.svg"]
+
+
 def test_a_file_without_steps_and_throughput_is_refused(tmp_path: Path) -> None:
     results = write(tmp_path / "r.jsonl", STARTUP)
     with pytest.raises(SystemExit):
