@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench import checkpoints
 from bench.product import ROOT
-from bench.records import add_json
+from bench.records import STDOUT, add_json
 
 PART_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 30.0
@@ -92,7 +92,9 @@ def run_all(
     `models` has the checkpoints that are there already, by shape; others are written.
     """
     failed = []
-    to_file = () if json_path is None else ("--json", json_path)
+    # The parts run in the checkout, wherever this does.
+    path = json_path if json_path in (None, STDOUT) else str(Path(json_path).resolve())
+    to_file = () if path is None else ("--json", path)
     for shape in dict.fromkeys(part.shape for part in chosen):
         with ExitStack() as on:
             folder, is_there = models.get(shape), True
@@ -100,7 +102,7 @@ def run_all(
                 folder = on.enter_context(checkpoints.room(shape))
                 is_there = execute("bench.checkpoints", ("--shape", shape, str(folder)))
             for part in (part for part in chosen if part.shape == shape):
-                given = ("--shape", shape, "--model", str(folder), *to_file)
+                given = ("--shape", shape, "--model", str(folder.resolve()), *to_file)
                 if not is_there or not execute(f"bench.{part.module}", (*given, *part.options)):
                     failed.append(part.name)
     return failed
