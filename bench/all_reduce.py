@@ -7,6 +7,7 @@ all ranks. The link's share is what a rank sends, by the time of the whole call.
 """
 
 import argparse
+import copy
 import logging
 import os
 import subprocess
@@ -49,6 +50,8 @@ class Bench:
     def __init__(self, group: Group, width: int) -> None:
         assert group.peers is not None
         self._group = group
+        self._library = copy.copy(group)
+        self._library.peers = None
         self._inboxes = group.peers.inboxes
         self._num_calls = 0
         self._width = width
@@ -61,9 +64,9 @@ class Bench:
             all_reduce(x, self._inboxes, self._next_slot(), residual, norm_weight, EPS)
 
         def library() -> None:
-            add_rms_norm(self._group.all_reduce(x), residual, weight, EPS)
+            add_rms_norm(self._library.all_reduce(x), residual, weight, EPS)
 
-        nccl = self._time(lambda: self._group.all_reduce(x))
+        nccl = self._time(lambda: self._library.all_reduce(x))
         nccl_add_norm = self._time(library)
         own_norm = self._time(lambda: own(weight))
         sent = (self._group.size - 1) * x.nbytes / own_norm / 1e3
@@ -73,7 +76,7 @@ class Bench:
         """NCCL and the own kernel, with so many float64 of each rank."""
         x = torch.randn((num_numbers, 2), device="cuda", dtype=torch.float64)
         return (
-            self._time(lambda: self._group.all_gather(x)),
+            self._time(lambda: self._library.all_gather(x)),
             self._time(lambda: all_gather(x, self._inboxes, self._next_slot())),
         )
 
