@@ -5,7 +5,8 @@ Measured on H200 (driver 580, CUDA 13.0), documented nowhere that we know of: be
 a graph lie either 0.1 or 0.5 us and, where the second may overlap the first, either -0.5 or none.
 Of a decode step's 280 kernels that is 0.1 ms. Which of the two it is depends on what was launched
 last outside of graphs: an ordinary kernel brings the pauses, one with programmatic dependent launch
-behind an ordinary one takes them away; copies and replays change nothing.
+behind an ordinary one takes them away; copies and replays change nothing. Graphs that a process
+captures a second time keep the pauses (docs/performance.md).
 """
 
 import torch
