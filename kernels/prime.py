@@ -7,7 +7,7 @@ Of a decode step's 280 kernels that is 0.1 ms. Which of the two it is depends on
 last outside of graphs. An ordinary kernel brings the pauses; a forward pass, whose kernels are
 chained by programmatic dependent launch, takes them away; copies and replays change nothing, nor
 does a single kernel with that option. So this is a short chain. That it is long enough has not been
-measured (docs/performance.md).
+measured: `bench/pauses.py` would show it (docs/performance.md).
 """
 
 import torch
@@ -17,12 +17,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.pdl import has_pdl, launch_options
 
-_CHAIN = 3
+LENGTH = 3
 
 
-def prime(scratch: torch.Tensor) -> None:
+def prime(scratch: torch.Tensor, length: int = LENGTH) -> None:
     """To be launched between other kernels and replays; counts in scratch [1]."""
-    for _ in range(_CHAIN):
+    for _ in range(length):
         _prime_kernel[(1,)](scratch, PDL=has_pdl(scratch), num_warps=1, **launch_options(scratch))
 
 

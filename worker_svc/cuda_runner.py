@@ -128,11 +128,11 @@ class CudaRunner(ModelRunner):
         super().__init__(model, kv_cache, limits, device, grammars)
         assert model.fused is not None  # what it cannot run goes to a ModelRunner
         self.slots = SlotsOnDevice(self.state)
-        self._graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
+        self.graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
 
     @property
     def graph_batch_sizes(self) -> tuple[int, ...]:
-        return self._graphs.sizes
+        return self.graphs.sizes
 
     def execute(self, step: StepInput, queue_us: int = 0) -> StepOutput:
         launched = self.launch(step, queue_us)
@@ -167,7 +167,7 @@ class CudaRunner(ModelRunner):
         """Runs the largest prefill and captures every decode step; touches no state."""
         self.state.grammars.prepare()
         self._rehearse_prefills(self._prefill_lengths())
-        self._graphs.capture()
+        self.graphs.capture()
         self.slots.restore(self.state.table)
         torch.cuda.synchronize(self._device)
         # All this lives as long as the process: searching it for garbage would hold up a step.
@@ -178,7 +178,7 @@ class CudaRunner(ModelRunner):
     def profile(self) -> None:
         """Takes the memory that serving takes: the largest steps, and graphs for the largest."""
         self._rehearse_prefills(self._largest_prefills())
-        self._graphs.capture(self._graphs.sizes[-1:])
+        self.graphs.capture(self.graphs.sizes[-1:])
         torch.cuda.synchronize(self._device)
 
     def rehearsals(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
@@ -186,7 +186,7 @@ class CudaRunner(ModelRunner):
         prefills: list[Callable[[], None]] = [
             partial(self._rehearse, lengths) for lengths in self._prefill_lengths()
         ]
-        return prefills, self._graphs.rehearsals()
+        return prefills, self.graphs.rehearsals()
 
     def _most_tokens(self) -> int:
         limits = self.limits
@@ -225,7 +225,7 @@ class CudaRunner(ModelRunner):
         new_slots = [sequence.slot for sequence in staged.step.new_sequences]
         self.slots.write(staged.table, np.array(new_slots, dtype=np.int64))
         if new_slots or len(staged.appended_at) or staged.step.moves is not None:
-            self._graphs.unprime()
+            self.graphs.unprime()
         clock = self._new_clock() if len(staged.rows.slots) else StepClock(self._device)
         beside, places, rows = Beside(), None, staged.rows
         asked: list[Found] = []
@@ -233,7 +233,7 @@ class CudaRunner(ModelRunner):
         if len(rows.slots) and rows.is_decode and self._is_plain(staged):
             prepare_us = us_since(started)
             clock.mark()
-            places = self._graphs.replay(rows.slots, rows.num_computed, self._filters(staged))
+            places = self.graphs.replay(rows.slots, rows.num_computed, self._filters(staged))
             clock.mark()
         elif len(rows.slots):
             model_inputs = inputs.build(self.state, rows)
@@ -241,7 +241,7 @@ class CudaRunner(ModelRunner):
             sampling = self.state.sampling_rows(staged) if is_sampling else None
             prepare_us = us_since(started)
             clock.mark()
-            self._graphs.unprime()
+            self.graphs.unprime()
             hidden = self._forward(model_inputs)  # [T, hidden]
             clock.mark()
             asked = self._find_out(staged, hidden)
@@ -254,7 +254,7 @@ class CudaRunner(ModelRunner):
             prepare_us = us_since(started)
         seen = None
         if staged.step.wants_state:
-            self._graphs.unprime()
+            self.graphs.unprime()
             seen = self.slots.look(staged)
             clock.mark()  # the step is done when this copy is
         return InFlight(
@@ -316,10 +316,10 @@ class CudaRunner(ModelRunner):
         return self.slots.token_rows.view(-1)[index.to(self._device)].long()
 
     def _undo(self) -> None:
-        self._graphs.unprime()
+        self.graphs.unprime()
         self.state.rollback()
         try:
             self.slots.restore(self.state.table)
         except RuntimeError:
             log.exception("the device does not answer")
-        self._graphs.forget()
+        self.graphs.forget()

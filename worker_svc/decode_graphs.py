@@ -109,6 +109,10 @@ class DecodeGraphs:
         self._graphs[_Variant(size, filters)].replay()
         return self._places
 
+    def graph(self, size: int) -> torch.cuda.CUDAGraph:
+        """What is replayed for so many rows, a captured size, none of which filters."""
+        return self._graphs[_Variant(size, False)]
+
     def unprime(self) -> None:
         """Kernels have been launched in between; the next replay comes behind them."""
         self._is_primed = False
