@@ -86,25 +86,7 @@ def measure(runner: ModelRunner, options: Options, batch: int) -> Result:
     first = max(1, options.context - num_steps // 2)
     needed = -(-(first + num_steps + 1) // runner.limits.block_size)
     sampling = RowSampling(temperature=options.temperature, top_p=options.top_p)
-    new = tuple(
-        NewSequence(
-            slot=slot,
-            request_id=str(slot),
-            token_ids=np.full(first, 1 + slot, dtype=np.int32),
-            num_prompt_tokens=first,
-            num_computed_tokens=first - 1,
-            block_ids=np.arange(needed, dtype=np.int32) + 1 + slot * needed,
-            sampling=sampling,
-        )
-        for slot in range(batch)
-    )
-    entering = StepInput(
-        step_id=1,
-        reset=True,
-        new_sequences=new,
-        slots=np.arange(batch),
-        num_scheduled=np.ones(batch, dtype=np.int64),
-    )
+    entering = side_by_side(batch, first, needed, sampling)
     pending = deque([runner.launch(entering)])
     device_us, host_s = [], 0.0
     for index in range(num_steps):
@@ -123,6 +105,32 @@ def measure(runner: ModelRunner, options: Options, batch: int) -> Result:
     step_s = (time.perf_counter() - started) / options.steps
     return Result(
         batch, step_s * 1e6, float(np.mean(device_us)), host_s / options.steps * 1e6, batch / step_s
+    )
+
+
+def side_by_side(batch: int, context: int, num_blocks: int, sampling: RowSampling) -> StepInput:
+    """A decode step of so many rows that begin with it, each with blocks of its own.
+
+    Nothing is computed of what is before them: speed does not depend on what a cache holds.
+    """
+    new = tuple(
+        NewSequence(
+            slot=slot,
+            request_id=str(slot),
+            token_ids=np.full(context, 1 + slot, dtype=np.int32),
+            num_prompt_tokens=context,
+            num_computed_tokens=context - 1,
+            block_ids=np.arange(num_blocks, dtype=np.int32) + 1 + slot * num_blocks,
+            sampling=sampling,
+        )
+        for slot in range(batch)
+    )
+    return StepInput(
+        step_id=1,
+        reset=True,
+        new_sequences=new,
+        slots=np.arange(batch),
+        num_scheduled=np.ones(batch, dtype=np.int64),
     )
 
 

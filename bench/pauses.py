@@ -13,17 +13,17 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bench import checkpoints
+from bench.gpu_steps import side_by_side
 from kernels.prime import prime
 from worker_svc import inputs, startup
 from worker_svc.config import WorkerConfig
 from worker_svc.cuda_runner import CudaRunner
 from worker_svc.parallel import ALONE
-from worker_svc.step import NewSequence, RowSampling, StepInput
+from worker_svc.step import RowSampling
 
 SHAPE = "qwen3-0.6b"
 CONTEXT = 576
@@ -73,25 +73,7 @@ def _runner(batch: int) -> CudaRunner:
 def _decode(runner: CudaRunner, batch: int) -> None:
     """One decode step of as many rows; each replay behind it computes a token more."""
     per_row = -(-2 * CONTEXT // runner.limits.block_size)
-    new = tuple(
-        NewSequence(
-            slot=slot,
-            request_id=str(slot),
-            token_ids=np.full(CONTEXT, 1 + slot, dtype=np.int32),
-            num_prompt_tokens=CONTEXT,
-            num_computed_tokens=CONTEXT - 1,
-            block_ids=np.arange(per_row, dtype=np.int32) + 1 + slot * per_row,
-            sampling=RowSampling(),
-        )
-        for slot in range(batch)
-    )
-    step = StepInput(
-        step_id=1,
-        reset=True,
-        new_sequences=new,
-        slots=np.arange(batch),
-        num_scheduled=np.ones(batch, dtype=np.int64),
-    )
+    step = side_by_side(batch, CONTEXT, per_row, RowSampling())
     output = runner.execute(step)
     if output.error:
         raise RuntimeError(output.error)

@@ -12,6 +12,12 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 ALL_REDUCES = ("auto", "peer", "nccl")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
+CHOICES = {
+    "dtype": DTYPES,
+    "device": DEVICES,
+    "attention_backend": ATTENTION_BACKENDS,
+    "all_reduce": ALL_REDUCES,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +56,10 @@ class WorkerConfig:
             "threads",
         ):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        _require(self.dtype in DTYPES, "dtype", self.dtype, "one of " + ", ".join(DTYPES))
-        _require(self.device in DEVICES, "device", self.device, "one of " + ", ".join(DEVICES))
-        backend = self.attention_backend
-        _require(
-            backend in ATTENTION_BACKENDS,
-            "attention_backend",
-            backend,
-            "one of " + ", ".join(ATTENTION_BACKENDS),
-        )
+        for name, known in CHOICES.items():
+            value = getattr(self, name)
+            _require(value in known, name, value, "one of " + ", ".join(known))
         _require(self.block_size >= 1, "block_size", self.block_size, "1 or more")
-        known = ", ".join(ALL_REDUCES)
-        _require(self.all_reduce in ALL_REDUCES, "all_reduce", self.all_reduce, f"one of {known}")
         ranks = self.tensor_parallel_size
         _require(ranks >= 1, "tensor_parallel_size", ranks, "1 or more")
         if ranks == 1:

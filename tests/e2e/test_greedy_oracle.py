@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pagewire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.e2e.conftest import Product
+from tests.oracle import first_difference
 
 NUM_TOKENS = 64
-CLOSE_CALL = 1e-3  # two best logits closer than this may go either way
 GREEDY = types_pb2.SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 QUESTIONS = [
@@ -104,20 +104,6 @@ def generate(product: Product, prompt: list[int]) -> list[int]:
             options=inference_pb2.GenerationOptions(sampling=GREEDY),
         )
         return list(stub.Generate(request, timeout=120).output.token_ids)
-
-
-def first_difference(oracle: torch.nn.Module, prompt: list[int], output: list[int]) -> int | None:
-    """Where transformers would have chosen otherwise; None: nowhere, or only in a close call."""
-    with torch.inference_mode():
-        logits = oracle(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
-    best = logits.topk(2, dim=-1)
-    for position, token in enumerate(output):
-        first, second = best.values[position].tolist()
-        if first - second < CLOSE_CALL:
-            return None  # from here on both go their own ways
-        if best.indices[position, 0].item() != token:
-            return position
-    return None
 
 
 @pytest.mark.slow

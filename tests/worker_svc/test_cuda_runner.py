@@ -337,23 +337,25 @@ def test_the_cache_is_sized_so_that_serving_fits(
     torch.cuda.empty_cache()
 
 
-def test_bfloat16_logits_are_close_to_those_of_float32(
-    checkpoint: Callable[[str], Checkpoint],
-) -> None:
-    theirs = checkpoint("qwen3")
-    config = dataclasses.replace(CONFIG, dtype="bfloat16")
-    runner = make_runner(theirs.folder, config)
-    prompt = make_prompt(40)
+def distance_of_logits(runner: ModelRunner, theirs: torch.nn.Module, prompt: list[int]) -> float:
+    """Between the logits behind a prompt and those of transformers, by the size of the latter."""
     seen: list[VocabPart] = []
     vocab_part = runner._model.vocab_part
     runner._model.vocab_part = lambda hidden: seen.append(vocab_part(hidden)) or seen[-1]
     client = Client(runner)
-    client.launch({0: 40}, new_sequences=(client.enter(0, prompt, GREEDY),))
+    client.launch({0: len(prompt)}, new_sequences=(client.enter(0, prompt, GREEDY),))
     client.drain()
     with torch.inference_mode():
-        expected = theirs.model(torch.tensor([prompt], device="cuda")).logits[0, -1]
-    distance = (seen[0].logits[0].float() - expected).norm() / expected.norm()
-    assert distance < 0.05
+        expected = theirs(torch.tensor([prompt], device="cuda")).logits[0, -1]
+    return float((seen[0].logits[0].float() - expected).norm() / expected.norm())
+
+
+def test_bfloat16_logits_are_close_to_those_of_float32(
+    checkpoint: Callable[[str], Checkpoint],
+) -> None:
+    theirs = checkpoint("qwen3")
+    runner = make_runner(theirs.folder, dataclasses.replace(CONFIG, dtype="bfloat16"))
+    assert distance_of_logits(runner, theirs.model, make_prompt(40)) < 0.05
 
 
 def test_the_devices_copies_have_the_hash_of_what_the_host_knows(runner: ModelRunner) -> None:

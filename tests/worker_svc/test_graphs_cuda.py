@@ -1,15 +1,16 @@
 """Decode steps as graphs against the same steps launched kernel by kernel, size by size."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from worker_svc.config import WorkerConfig
 from worker_svc.decode_graphs import batch_sizes
 from worker_svc.model_runner import ModelRunner
 
+from . import test_cuda_runner
 from .random_models import save_random_model
 from .test_cuda_runner import BLOCKS_PER_SEQ, SHAPE, generate, make_prompt, make_runner
 
@@ -20,13 +21,11 @@ pytestmark = [
 
 MAX_NUM_SEQS = 130
 NUM_TOKENS = 5
-CONFIG = WorkerConfig(
-    dtype="float32",
-    device="cuda",
+CONFIG = dataclasses.replace(
+    test_cuda_runner.CONFIG,
     num_kv_blocks=1 + MAX_NUM_SEQS * BLOCKS_PER_SEQ,
     max_num_seqs=MAX_NUM_SEQS,
     max_num_batched_tokens=4096,
-    max_model_len=192,
 )
 NEAR_CAPTURED = {size + by for size in batch_sizes(MAX_NUM_SEQS) for by in (-1, 0, 1)}
 SIZES = sorted(size for size in {*range(1, 65), *NEAR_CAPTURED} if 1 <= size <= MAX_NUM_SEQS)
