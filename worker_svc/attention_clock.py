@@ -15,6 +15,7 @@ from torch import Tensor
 from worker_svc.attention import AttentionBatch, HeadLayout
 from worker_svc.attention_backend import Backend, Timing
 from worker_svc.attention_choice import Unfit
+from worker_svc.capture_stream import capture_stream
 from worker_svc.step import Limits
 
 CONTEXT = 1024
@@ -149,7 +150,7 @@ class Clock:
         )
 
     def _replayed_us(self, attend: Callable[[], Tensor]) -> float:
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream = capture_stream(self._device)
         graph = torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):

@@ -224,8 +224,6 @@ class CudaRunner(ModelRunner):
         self._move_blocks(staged)
         new_slots = [sequence.slot for sequence in staged.step.new_sequences]
         self.slots.write(staged.table, np.array(new_slots, dtype=np.int64))
-        if new_slots or len(staged.appended_at) or staged.step.moves is not None:
-            self.graphs.unprime()
         clock = self._new_clock() if len(staged.rows.slots) else StepClock(self._device)
         beside, places, rows = Beside(), None, staged.rows
         asked: list[Found] = []
@@ -241,7 +239,6 @@ class CudaRunner(ModelRunner):
             sampling = self.state.sampling_rows(staged) if is_sampling else None
             prepare_us = us_since(started)
             clock.mark()
-            self.graphs.unprime()
             hidden = self._forward(model_inputs)  # [T, hidden]
             clock.mark()
             asked = self._find_out(staged, hidden)
@@ -254,7 +251,6 @@ class CudaRunner(ModelRunner):
             prepare_us = us_since(started)
         seen = None
         if staged.step.wants_state:
-            self.graphs.unprime()
             seen = self.slots.look(staged)
             clock.mark()  # the step is done when this copy is
         return InFlight(
@@ -316,7 +312,6 @@ class CudaRunner(ModelRunner):
         return self.slots.token_rows.view(-1)[index.to(self._device)].long()
 
     def _undo(self) -> None:
-        self.graphs.unprime()
         self.state.rollback()
         try:
             self.slots.restore(self.state.table)

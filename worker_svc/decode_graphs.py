@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from kernels.decode_inputs import DecodeInputs, gather_decode_inputs
-from kernels.prime import prime
 from worker_svc.attention import AttentionBatch
+from worker_svc.capture_stream import capture_stream
 from worker_svc.kv_cache import KVCache
 from worker_svc.models.decoder import Decoder
 from worker_svc.models.fused import FusedDecoder
@@ -70,8 +70,6 @@ class DecodeGraphs:
         self._loaded: IntColumn | None = None  # the rows whose slots the device holds
         self._places: IntColumn = np.empty(0, dtype=np.int64)  # of these rows in the batch
         self._graphs: dict[_Variant, torch.cuda.CUDAGraph] = {}
-        self._scratch = torch.zeros(1, dtype=torch.int32, device=slots.device)
-        self._is_primed = False
 
     def rehearsals(self) -> list[Callable[[], None]]:
         """Everything that `capture` captures, as calls that run it for nobody."""
@@ -82,10 +80,9 @@ class DecodeGraphs:
         started = time.perf_counter()
         self._batch_slots.fill_(NO_SLOT)
         self._loaded = None
-        self._is_primed = False
         torch.cuda.synchronize(self._slots.device)
         pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(self._slots.device)  # type: ignore[no-untyped-call]
+        stream = capture_stream(self._slots.device)
         with torch.cuda.stream(stream):
             for size in sorted(sizes or self.sizes, reverse=True):
                 self._rehearse(size)  # compiles, and lets the libraries make their workspaces
@@ -103,19 +100,8 @@ class DecodeGraphs:
         size = size_for(self.sizes, len(slots))
         if self._loaded is None or not np.array_equal(slots, self._loaded):
             self._load(slots, lengths)
-        if not self._is_primed:
-            prime(self._scratch)
-            self._is_primed = True
         self._graphs[_Variant(size, filters)].replay()
         return self._places
-
-    def graph(self, size: int) -> torch.cuda.CUDAGraph:
-        """What is replayed for so many rows, a captured size, none of which filters."""
-        return self._graphs[_Variant(size, False)]
-
-    def unprime(self) -> None:
-        """Kernels have been launched in between; the next replay comes behind them."""
-        self._is_primed = False
 
     def forget(self) -> None:
         """The batch's slots on the device may be anything: a launch has failed."""
@@ -138,7 +124,6 @@ class DecodeGraphs:
         part = self._model.vocab_part(self._forward(self._few_layers, size))
         for filters in (False, True):
             self._slots.draw(part, self._batch_slots[:size], filters)
-        prime(self._scratch)
 
     def _step(self, variant: _Variant) -> None:
         part = self._model.vocab_part(self._forward(self._layers, variant.size))
