@@ -25,7 +25,7 @@ import numpy as np
 from bench import checkpoints
 from bench.records import Results, add_json, spread
 from worker_svc import parallel, startup
-from worker_svc.config import ALL_REDUCES, ATTENTION_BACKENDS, WorkerConfig
+from worker_svc.config import ALL_REDUCES, ATTENTION_BACKENDS, PRODUCTS, WorkerConfig
 from worker_svc.device import resolve_device, set_num_threads
 from worker_svc.model_runner import ModelRunner
 from worker_svc.parallel import ALONE, Group
@@ -50,6 +50,7 @@ class Options:
     layers: int  # 0: all that the shape has
     all_reduce: str
     attention_backend: str
+    products: str
     model: Path | None
 
 
@@ -153,6 +154,7 @@ def run(options: Options, place: Place) -> dict[int, list[Result]]:
     config = WorkerConfig(
         device=options.device,
         attention_backend=options.attention_backend,
+        products=options.products,
         max_num_seqs=largest,
         max_model_len=length,
         num_kv_blocks=2 + largest * -(-length // 16),
@@ -258,6 +260,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, Place, str | None]:
     parser.add_argument("--layers", type=int, default=0, help="cut the shape to so many")
     parser.add_argument("--all-reduce", choices=ALL_REDUCES, default="auto")
     parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto")
+    parser.add_argument("--products", choices=PRODUCTS, default="auto")
     for hidden, kind in (("--rank", int), ("--store-port", int), ("--folder", Path)):
         parser.add_argument(hidden, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add_json(parser)

@@ -12,10 +12,12 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 ALL_REDUCES = ("auto", "peer", "nccl")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
+PRODUCTS = ("auto", "torch")
 CHOICES = {
     "dtype": DTYPES,
     "device": DEVICES,
     "attention_backend": ATTENTION_BACKENDS,
+    "products": PRODUCTS,
     "all_reduce": ALL_REDUCES,
 }
 
@@ -31,6 +33,7 @@ class WorkerConfig:
     dtype: str = "auto"
     device: str = "auto"
     attention_backend: str = "auto"
+    products: str = "auto"
     block_size: int = 16
     num_kv_blocks: int = 0
     max_num_seqs: int = 0
@@ -140,6 +143,12 @@ def _parser() -> argparse.ArgumentParser:
         str,
         "what attends on cuda; auto: the quickest that is installed, measured at start",
         ATTENTION_BACKENDS,
+    )
+    add(
+        "--products",
+        str,
+        "who picks the library's algorithms for matrix products on cuda; auto: measured at start",
+        PRODUCTS,
     )
     add("--block-size", int, "tokens per KV block")
     add("--num-kv-blocks", int, "KV blocks, the null block included; 0: as memory allows")

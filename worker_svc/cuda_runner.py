@@ -188,13 +188,9 @@ class CudaRunner(ModelRunner):
         ]
         return prefills, self.graphs.rehearsals()
 
-    def _most_tokens(self) -> int:
-        limits = self.limits
-        return min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
-
     def _largest_prefills(self) -> list[list[int]]:
         """Whole prompts, and as many short ones as there may be, whose logits are the largest."""
-        limits, most = self.limits, self._most_tokens()
+        limits, most = self.limits, self.limits.max_step_tokens
         full, rest = divmod(most, limits.max_model_len)
         return [
             [limits.max_model_len] * full + [rest] * (rest > 0),
@@ -203,7 +199,7 @@ class CudaRunner(ModelRunner):
 
     def _prefill_lengths(self) -> list[list[int]]:
         """The largest, and one chunk of each size for which kernels are compiled."""
-        longest_chunk = min(self._most_tokens(), self.limits.max_model_len, 256)
+        longest_chunk = min(self.limits.max_step_tokens, self.limits.max_model_len, 256)
         chunks = [[2**n] for n in range(1, longest_chunk.bit_length())]
         return [*self._largest_prefills(), *chunks]
 

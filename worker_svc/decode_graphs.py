@@ -62,7 +62,7 @@ class DecodeGraphs:
         self._kv_cache = kv_cache
         self._slots = slots
         self._limits = limits
-        self.sizes = batch_sizes(min(limits.max_num_seqs, limits.max_num_batched_tokens))
+        self.sizes = batch_sizes(limits.max_decode_rows)
         self._inputs = DecodeInputs.empty(self.sizes[-1], limits.max_blocks_per_seq, slots.device)
         self._batch_slots = torch.full(
             (self.sizes[-1],), NO_SLOT, dtype=torch.int32, device=slots.device

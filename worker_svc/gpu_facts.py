@@ -1,14 +1,15 @@
-"""Which GPUs this machine has, asked of the driver's management library.
+"""Which GPUs this machine has and which driver, asked of the driver's management library.
 
 Neither torch nor a CUDA context: the answer takes milliseconds and leaves nothing behind.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
-_NAME_BYTES = 96
+_NAME_BYTES, _VERSION_BYTES = 96, 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +23,37 @@ class Gpu:
 @cache
 def gpus() -> tuple[Gpu, ...]:
     """All GPUs, in the library's order; none where there is no driver."""
+    with _library() as library:
+        count = ctypes.c_uint()
+        if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return ()
+        found = [_gpu(library, index) for index in range(count.value)]
+    return tuple(gpu for gpu in found if gpu is not None)
+
+
+@cache
+def driver_version() -> str:
+    """Such as 580.95.05; empty where there is no driver."""
+    version = ctypes.create_string_buffer(_VERSION_BYTES)
+    with _library() as library:
+        if library is None or library.nvmlSystemGetDriverVersion(version, _VERSION_BYTES):
+            return ""
+    return version.value.decode()
+
+
+@contextmanager
+def _library() -> Iterator[ctypes.CDLL | None]:
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        return ()
-    if library.nvmlInit_v2():
-        return ()
+        library = None
+    if library is None or library.nvmlInit_v2():
+        yield None
+        return
     try:
-        count = ctypes.c_uint()
-        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-            return ()
-        found = [_gpu(library, index) for index in range(count.value)]
+        yield library
     finally:
         library.nvmlShutdown()
-    return tuple(gpu for gpu in found if gpu is not None)
 
 
 def only_kind(found: Sequence[Gpu]) -> Gpu | None:

@@ -125,7 +125,7 @@ class ModelRunner:
         for lengths in (
             [limits.max_model_len] * full + [rest] * (rest > 0),
             [1],
-            [1] * min(limits.max_num_seqs, limits.max_num_batched_tokens),
+            [1] * limits.max_decode_rows,
         ):
             model_inputs = inputs.build_idle(limits, lengths, self._device)
             hidden = self._forward(model_inputs)

@@ -151,6 +151,10 @@ class Group:
         """The least of what work returns on the ranks; raises on all if it failed on one."""
         return min(int(text) for text in self._share(work, str)[1])
 
+    def of_first(self, work: Callable[[], str]) -> str:
+        """What work returns on rank 0, where alone it runs; raises on all if it failed there."""
+        return self._share(lambda: work() if self.rank == 0 else "", str)[1][0]
+
     def _share(self, work: Callable[[], T], tell: Callable[[T], str]) -> tuple[T, list[str]]:
         if self.size == 1:
             result = work()

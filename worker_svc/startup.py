@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from kernels import cublas_lt
 from rpc.grammar import Vocabulary, read_vocabulary
 from worker_svc import attention_choice, compile_ahead, kv_sizing, model_config
 from worker_svc.attention_choice import Candidates, Measure, choose
@@ -107,6 +108,7 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
     finish_compiling(model)
     group = model.decoder.group
     _choose_attention(config, model)
+    _choose_products(config, model)
     num_blocks = num_blocks or group.smallest(lambda: _num_blocks_that_fit(config, model))
     kv_sizing.require_one_sequence(num_blocks, model.facts.max_model_len, config.block_size)
     log.info(
@@ -165,6 +167,17 @@ def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:
         return Clock(decoder.heads, model.dtype, model.device, limits, triton).measure
 
     decoder.fused.attention = choose(triton, model.candidates, measure, decoder.group)
+
+
+def _choose_products(config: WorkerConfig, model: LoadedModel) -> None:
+    """As early as attention, and for the same reasons."""
+    fused = model.decoder.fused
+    if config.products == "torch" or fused is None or not cublas_lt.serves(model.dtype):
+        return
+    from worker_svc import products  # noqa: PLC0415 - Triton is only where CUDA is
+
+    limits = _limits(config, model, 1)
+    fused.quicken(products.choose(fused, model.device, limits, model.decoder.group))
 
 
 def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:

@@ -53,6 +53,15 @@ class Limits:
     def max_blocks_per_seq(self) -> int:
         return -(-self.max_model_len // self.block_size)
 
+    @property
+    def max_decode_rows(self) -> int:
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def max_step_tokens(self) -> int:
+        """What a step can be filled with, whatever its budget."""
+        return min(self.max_num_batched_tokens, self.max_num_seqs * self.max_model_len)
+
 
 class Pooling(Enum):
     """Which hidden states stand for a whole prompt."""

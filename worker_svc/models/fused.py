@@ -8,7 +8,9 @@ sampling.
 """
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from kernels import linear as small_linear
 from kernels.all_reduce import TableRows, all_reduce, receive
+from kernels.cublas_lt import LibraryProduct, ProductKind
 from kernels.inboxes import Inboxes
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope import norm_rope_write_kv
@@ -33,6 +36,11 @@ from worker_svc.triton_attention import TritonAttention
 # With more rows, reading them once more for their norm costs less than each reader's own sum.
 _MAX_DIVIDED_ROWS = 512
 
+P = TypeVar("P", "Product", "NormedProduct")
+
+# By the number of rows: the library's product by an algorithm that is quicker than torch's.
+Quick = Mapping[int, LibraryProduct]
+
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
@@ -48,6 +56,7 @@ class Product:
 
     weight: Tensor
     bias: Tensor | None
+    quick: Quick = field(default_factory=dict)
 
     @classmethod
     def of(cls, linear: Linear) -> "Product":
@@ -57,7 +66,7 @@ class Product:
         """x [T, K] -> [T, N]."""
         if self._pays(x):
             return small_linear.linear(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return _multiplied(x, self.weight, self.bias, self.quick)
 
     def added(self, x: Tensor, residual: Tensor) -> Tensor:
         """The product plus the residual [T, N], which it may overwrite."""
@@ -65,6 +74,9 @@ class Product:
             return small_linear.linear(x, self.weight, self.bias, residual=residual)
         if self.bias is not None:
             residual += self.bias
+        quick = self.quick.get(len(x))
+        if quick is not None:
+            return quick(x, self.weight, residual)
         return residual.addmm_(x, self.weight.t())
 
     def summed(
@@ -94,6 +106,7 @@ class NormedProduct:
     bias: Tensor | None
     norm: Tensor  # [K], of ones if the norm's weight has been multiplied into the product's
     is_divisible: bool  # whether the product may be divided by root mean squares in place of x
+    quick: Quick = field(default_factory=dict)
 
     @classmethod
     def of(cls, norm: RMSNorm, linear: Linear) -> "NormedProduct":
@@ -112,10 +125,10 @@ class NormedProduct:
             y = small_linear.linear(x, self.weight, self.bias, norm_weight=self.norm, eps=eps)
             return y, None
         if hidden.normed is not None:
-            return F.linear(hidden.normed, self.weight, self.bias), None
+            return self._product(hidden.normed), None
         if self.is_divisible and len(x) <= _MAX_DIVIDED_ROWS:
-            return F.linear(x, self.weight), x
-        return F.linear(rms_norm(x, self.norm, eps), self.weight, self.bias), None
+            return self._product(x), x
+        return self._product(rms_norm(x, self.norm, eps)), None
 
     def gated(self, hidden: Hidden, eps: float) -> Tensor:
         """silu(gate) * up, the halves of the product of the norm: [T, N / 2]."""
@@ -128,6 +141,30 @@ class NormedProduct:
     def norms(self, num_rows: int) -> bool:
         """Whether the product of so many rows makes their norm itself, at no cost."""
         return small_linear.pays(num_rows, *self.weight.shape)
+
+    def _product(self, x: Tensor) -> Tensor:
+        return _multiplied(x, self.weight, self.bias, self.quick)
+
+
+def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, quick: Quick) -> Tensor:
+    """The library's product: x [T, K] -> [T, N]."""
+    product = quick.get(len(x))
+    if product is None:
+        return F.linear(x, weight, bias)
+    return product(x, weight, x.new_empty((len(x), len(weight))))
+
+
+def _kind(product: Product | NormedProduct, adds: bool) -> ProductKind | None:
+    """What the library is asked for; None: a bias comes on top, and torch sees to that."""
+    if product.bias is not None and not adds:
+        return None
+    n, k = product.weight.shape
+    return ProductKind(n, k, product.weight.dtype, adds)
+
+
+def _quickened(product: P, adds: bool, chosen: Mapping[ProductKind, Quick]) -> P:
+    kind = _kind(product, adds)
+    return product if kind is None else replace(product, quick=chosen.get(kind, {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +193,25 @@ class FusedLayer:
             Product.of(down),
         )
 
+    def weights(self, adds: bool) -> Iterator[tuple[ProductKind, Tensor]]:
+        """What the library multiplies with and how; `adds`: whether the residual is added to."""
+        products: list[tuple[Product | NormedProduct, bool]] = [
+            (self.qkv, False), (self.o, adds), (self.gate_up, False), (self.down, adds),
+        ]  # fmt: skip
+        for product, is_added in products:
+            if (kind := _kind(product, is_added)) is not None:
+                yield kind, product.weight
+
+    def quickened(self, adds: bool, chosen: Mapping[ProductKind, Quick]) -> "FusedLayer":
+        """The same with products as chosen for the kinds that `weights` names."""
+        return replace(
+            self,
+            qkv=_quickened(self.qkv, False, chosen),
+            o=_quickened(self.o, adds, chosen),
+            gate_up=_quickened(self.gate_up, False, chosen),
+            down=_quickened(self.down, adds, chosen),
+        )
+
 
 class FusedDecoder:
     """All layers, the norm behind them and the head."""
@@ -181,6 +237,24 @@ class FusedDecoder:
         self.triton = TritonAttention(heads, head)
         # May be replaced until the first graph is captured.
         self.attention = AttentionChoice(self.triton, self.triton)
+
+    def library_weights(self) -> dict[ProductKind, list[Tensor]]:
+        """The weights of all layers that the library multiplies with, by kind."""
+        found: dict[ProductKind, list[Tensor]] = {}
+        for layer in self._layers:
+            for kind, weight in layer.weights(adds=self._group.size == 1):
+                found.setdefault(kind, []).append(weight)
+        return found
+
+    def quicken(self, chosen: Mapping[ProductKind, Quick]) -> None:
+        """Multiplies as chosen from now on; to be called before a graph is captured."""
+        adds = self._group.size == 1
+        self._layers = [layer.quickened(adds, chosen) for layer in self._layers]
+
+    @staticmethod
+    def is_librarys(num_rows: int, kind: ProductKind) -> bool:
+        """Whether products of so many rows are left to the library."""
+        return not small_linear.pays(num_rows, kind.n, kind.k)
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch

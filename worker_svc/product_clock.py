@@ -1,0 +1,112 @@
+"""How long the library's algorithms take for a product, on this device, with the model's weights.
+
+Timed as they will run, in CUDA graphs. The calls of a graph take one layer's weight after the
+other, as a step does, so that none is found in a cache that the last call has filled.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kernels.cublas_lt import CublasError, CublasLt, ProductKind, ProductShape
+from worker_svc.capture_stream import capture_stream
+from worker_svc.product_choice import Timing
+
+log = logging.getLogger(__name__)
+
+# More than any cache between memory and the processors holds.
+COLD_BYTES = 1 << 28
+MAX_CALLS = 8
+# One call with so many is long enough to be timed.
+MANY_ROWS = 1024
+ROUNDS = 3
+
+Multiply = Callable[[Tensor], object]  # by a weight [N, K]
+
+
+class ProductClock:
+    """Times every algorithm beside torch's own call."""
+
+    def __init__(
+        self,
+        library: CublasLt,
+        weights: Mapping[ProductKind, Sequence[Tensor]],
+        device: torch.device,
+    ) -> None:
+        self._library = library
+        self._weights = weights
+        self._device = device
+
+    @torch.inference_mode()
+    def measure(self, shape: ProductShape) -> list[Timing]:
+        """torch's time first, then that of each algorithm that works."""
+        kind = shape.kind
+        x = torch.randn((shape.rows, kind.k), dtype=kind.dtype, device=self._device)
+        out = torch.zeros((shape.rows, kind.n), dtype=kind.dtype, device=self._device)
+        weights = in_turn(self._weights[kind], shape.rows)
+        stream = capture_stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            algorithms: list[bytes | None] = [None]
+            graphs = [_capture(partial(_by_torch, x, out, kind.adds), weights)]
+            for algorithm in self._library.candidates(shape):
+                try:
+                    product = self._library.product(shape, algorithm)
+                    graphs.append(_capture(partial(product, x, out=out), weights))
+                except CublasError as error:
+                    log.info("an algorithm for %s is left out: %s", shape, error)
+                    continue
+                algorithms.append(algorithm)
+            times = [us / len(weights) for us in _least_us(graphs)]
+        return [Timing(*pair) for pair in zip(algorithms, times, strict=True)]
+
+
+def in_turn(weights: Sequence[Tensor], num_rows: int) -> list[Tensor]:
+    """What the calls of one graph multiply by: more than caches hold, one after the other."""
+    if num_rows >= MANY_ROWS:
+        return [weights[0]]
+    num_calls = min(MAX_CALLS, max(2, -(-COLD_BYTES // weights[0].nbytes)))
+    return [weights[index % len(weights)] for index in range(num_calls)]
+
+
+def _by_torch(x: Tensor, out: Tensor, adds: bool, weight: Tensor) -> None:
+    if adds:
+        out.addmm_(x, weight.t())
+    else:
+        torch.mm(x, weight.t(), out=out)
+
+
+def _capture(multiply: Multiply, weights: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
+    """On the current stream."""
+    multiply(weights[0])  # loads the kernel, which a capture does not allow
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may ask the device for something meanwhile, such as the debug service.
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        for weight in weights:
+            multiply(weight)
+    finally:
+        graph.capture_end()
+    return graph
+
+
+def _least_us(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:
+    """The least time of each, in rounds, so that what the device's clocks do happens to all."""
+    rounds = [[_replayed(graph) for graph in graphs] for _ in range(1 + ROUNDS)]
+    torch.cuda.current_stream().synchronize()
+    warm = [[1e3 * float(start.elapsed_time(end)) for start, end in one] for one in rounds[1:]]
+    return [min(found) for found in zip(*warm, strict=True)]
+
+
+def _replayed(graph: torch.cuda.CUDAGraph) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    start, end = (
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(2)
+    )
+    start.record()
+    graph.replay()
+    end.record()
+    return start, end

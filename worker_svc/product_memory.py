@@ -1,0 +1,109 @@
+"""What was measured of products, kept on disk for the next start.
+
+One file for each kind of device and version of what runs on it, in the folder of compiled kernels.
+What cannot be read is as if it were not there. Processes that write at the same time may lose each
+other's entries, which are then measured again, and never half a file.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels.cublas_lt import ProductKind, ProductShape
+from worker_svc.device import DTYPES
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who multiplies a shape, and how long it takes."""
+
+    algorithm: bytes | None  # None: the one that torch takes
+    us: float
+    torch_us: float
+
+
+Choices = Mapping[ProductShape, Choice]
+
+
+class ProductMemory:
+    """Choices that hold for one key: a device, a driver, a library."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self._key = key
+        digest = hashlib.sha256(key.encode()).hexdigest()[:24]
+        self._path = folder / f"pagewire-products-{digest}.json"
+
+    def read(self) -> Choices:
+        """All that is remembered; nothing if the file is absent, or not such a file."""
+        try:
+            found = json.loads(self._path.read_text("utf-8"))
+            return load(found["choices"]) if found["key"] == self._key else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def add(self, choices: Choices) -> None:
+        """Remembers these beside what is there. Where nothing can be written, nothing is."""
+        text = json.dumps({"key": self._key, "choices": dump({**self.read(), **choices})}, indent=1)
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            _replace(self._path, text)
+
+
+def dump(choices: Choices) -> list[dict[str, Any]]:
+    """As JSON has it."""
+    return [
+        {
+            "rows": shape.rows,
+            "n": shape.kind.n,
+            "k": shape.kind.k,
+            "dtype": _NAMES[shape.kind.dtype],
+            "adds": shape.kind.adds,
+            "algorithm": None if choice.algorithm is None else choice.algorithm.hex(),
+            "us": round(choice.us, 3),
+            "torch_us": round(choice.torch_us, 3),
+        }
+        for shape, choice in choices.items()
+    ]
+
+
+def load(entries: list[dict[str, Any]]) -> dict[ProductShape, Choice]:
+    """What `dump` has written; raises KeyError, TypeError or ValueError for anything else."""
+    return {_shape(entry): _choice(entry) for entry in entries}
+
+
+def _shape(entry: dict[str, Any]) -> ProductShape:
+    dtype, adds = DTYPES[entry["dtype"]], bool(entry["adds"])
+    return ProductShape(
+        int(entry["rows"]), ProductKind(int(entry["n"]), int(entry["k"]), dtype, adds)
+    )
+
+
+def _choice(entry: dict[str, Any]) -> Choice:
+    algorithm = entry["algorithm"]
+    return Choice(
+        None if algorithm is None else bytes.fromhex(algorithm),
+        float(entry["us"]),
+        float(entry["torch_us"]),
+    )
+
+
+def _replace(path: Path, text: str) -> None:
+    """The file is the old one or the new one, whoever looks and whenever this process ends."""
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False
+    ) as file:
+        try:
+            file.write(text)
+            file.close()
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise

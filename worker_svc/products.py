@@ -1,0 +1,40 @@
+"""What a model multiplies quicker than torch would: all that choosing needs, put together."""
+
+import logging
+from collections.abc import Mapping
+
+import torch
+
+from kernels import cublas_lt
+from kernels.cublas_lt import ProductKind
+from worker_svc import gpu_facts, product_choice
+from worker_svc.config import kernel_cache
+from worker_svc.decode_graphs import batch_sizes
+from worker_svc.models.fused import FusedDecoder, Quick
+from worker_svc.parallel import Group
+from worker_svc.product_clock import ProductClock
+from worker_svc.product_memory import ProductMemory
+from worker_svc.step import Limits
+
+log = logging.getLogger(__name__)
+
+
+def choose(
+    model: FusedDecoder, device: torch.device, limits: Limits, group: Group
+) -> Mapping[ProductKind, Quick]:
+    """For each number of rows that a decode graph has, and for the largest prefill step."""
+    weights = model.library_weights()
+    counts = (*batch_sizes(limits.max_decode_rows), limits.max_step_tokens)
+    wanted = product_choice.shapes(weights, counts, model.is_librarys)
+    library = cublas_lt.open_on(device) if wanted else None
+    if library is None:
+        return {}
+    clock = ProductClock(library, weights, device)
+    memory = ProductMemory(kernel_cache(), _key(library.version, device))
+    return product_choice.choose(wanted, library, memory, clock.measure, group)
+
+
+def _key(library_version: int, device: torch.device) -> str:
+    """What decides which algorithms there are and how long they take."""
+    name = torch.cuda.get_device_name(device)
+    return f"{name}, driver {gpu_facts.driver_version()}, cuBLASLt {library_version}"
