@@ -302,6 +302,10 @@ def test_what_fails_on_one_rank_fails_on_all_and_names_it() -> None:
     assert on_ranks(2, work) == ["rank 1: MemoryError: no room", "no room"]
 
 
+def test_what_rank_0_says_is_said_on_all() -> None:
+    assert on_ranks(3, lambda group: group.of_first(lambda: str(group.rank))) == ["0"] * 3
+
+
 def test_the_cache_is_as_large_as_the_smallest_rank_has_room_for() -> None:
     assert on_ranks(3, lambda group: group.smallest(lambda: 90 - 7 * group.rank)) == [76] * 3
 

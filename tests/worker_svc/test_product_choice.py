@@ -1,0 +1,285 @@
+"""Whose algorithm multiplies: what is measured decides, is remembered, and holds on all ranks."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductShape
+from worker_svc.config import PRODUCTS, WorkerConfig, parse
+from worker_svc.parallel import ALONE, Group, RankFailed, host_store, reach_store
+from worker_svc.product_choice import ByRows, Measure, Timing, choose, quickest, shapes, summary
+from worker_svc.product_clock import MANY_ROWS, in_turn
+from worker_svc.product_memory import Choice, ProductMemory
+
+SLOW, QUICK, QUICKER = (bytes([i]) * 64 for i in range(3))
+UP = ProductKind(24576, 4096, torch.bfloat16, adds=False)
+DOWN = ProductKind(4096, 12288, torch.bfloat16, adds=True)
+SMALL = ProductKind(1024, 1024, torch.bfloat16, adds=False)
+SHAPES = [ProductShape(rows, kind) for rows in (40, 32) for kind in (UP, DOWN)]
+
+
+class Library:
+    """Products that only say what they are; serves all algorithms but some."""
+
+    def __init__(self, *unknown: bytes) -> None:
+        self._unknown = unknown
+
+    def product(self, shape: ProductShape, algorithm: bytes) -> LibraryProduct:
+        if algorithm in self._unknown:
+            raise CublasError("cublasLtMatmulAlgoCheck: CUBLAS_STATUS_NOT_SUPPORTED (15)")
+        product: Any = (shape, algorithm)
+        return product  # type: ignore[no-any-return]
+
+
+class Clock:
+    """Says how long each algorithm takes, and remembers what it was asked."""
+
+    def __init__(self, us: dict[bytes, float], torch_us: float = 100.0) -> None:
+        self._us = us
+        self._torch_us = torch_us
+        self.asked: list[ProductShape] = []
+
+    def __call__(self, shape: ProductShape) -> list[Timing]:
+        self.asked.append(shape)
+        return [Timing(None, self._torch_us), *(Timing(*pair) for pair in self._us.items())]
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> ProductMemory:
+    return ProductMemory(tmp_path / "cache", "H200, driver 580, cuBLASLt 130100")
+
+
+def file_of(folder: Path) -> Path:
+    (path,) = (folder / "cache").iterdir()
+    return path
+
+
+def never(shape: ProductShape) -> Sequence[Timing]:
+    raise AssertionError(f"{shape} is measured")
+
+
+def all_by(algorithm: bytes) -> dict[ProductKind, dict[int, Any]]:
+    return {
+        kind: {rows: (ProductShape(rows, kind), algorithm) for rows in (40, 32)}
+        for kind in (UP, DOWN)
+    }
+
+
+def test_the_quickest_multiplies_if_it_is_worth_a_change() -> None:
+    torchs = Timing(None, 100.0)
+    assert quickest([torchs, Timing(SLOW, 110), Timing(QUICK, 90), Timing(QUICKER, 80)]) == Choice(
+        QUICKER, 80, 100
+    )
+    assert quickest([torchs, Timing(QUICK, 98.5)]) == Choice(None, 100, 100)
+    assert quickest([torchs, Timing(QUICK, 97.5)]) == Choice(QUICK, 97.5, 100)
+    assert quickest([torchs]) == Choice(None, 100, 100)
+
+
+def test_only_what_is_left_to_the_library_and_large_is_asked_for() -> None:
+    found = shapes([UP, SMALL, DOWN], [8, 32, 512, 32], lambda rows, kind: rows > 16)
+    assert found == [ProductShape(rows, kind) for rows in (512, 32) for kind in (UP, DOWN)]
+
+
+def test_shapes_for_which_torch_is_the_quickest_are_left_to_it(memory: ProductMemory) -> None:
+    def clock(shape: ProductShape) -> list[Timing]:
+        return [Timing(None, 100), Timing(QUICK, 90 if shape.kind is UP else 100)]
+
+    chosen = choose(SHAPES, Library(), memory, clock, ALONE)
+    assert chosen == {UP: all_by(QUICK)[UP]}
+
+
+def test_what_was_measured_is_remembered_and_not_measured_again(memory: ProductMemory) -> None:
+    first = Clock({SLOW: 120, QUICK: 90})
+    assert choose(SHAPES, Library(), memory, first, ALONE) == all_by(QUICK)
+    assert first.asked == SHAPES
+    assert choose(SHAPES, Library(), memory, never, ALONE) == all_by(QUICK)
+
+
+def test_torchs_own_is_remembered_as_well(memory: ProductMemory) -> None:
+    assert choose(SHAPES, Library(), memory, Clock({SLOW: 120}), ALONE) == {}
+    assert choose(SHAPES, Library(), memory, never, ALONE) == {}
+
+
+def test_only_shapes_that_are_new_are_measured_and_others_stay(memory: ProductMemory) -> None:
+    choose(SHAPES[:2], Library(), memory, Clock({QUICK: 90}), ALONE)
+    clock = Clock({QUICKER: 50})
+    chosen = choose(SHAPES[1:], Library(), memory, clock, ALONE)
+    assert clock.asked == SHAPES[2:]
+    assert chosen[DOWN] == {
+        40: (ProductShape(40, DOWN), QUICK),
+        32: (ProductShape(32, DOWN), QUICKER),
+    }
+    assert set(memory.read()) == set(SHAPES)
+
+
+def test_an_algorithm_that_no_longer_serves_is_measured_anew(
+    memory: ProductMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    choose(SHAPES, Library(), memory, Clock({QUICK: 90}), ALONE)
+    clock = Clock({QUICKER: 80})
+    assert choose(SHAPES, Library(QUICK), memory, clock, ALONE) == all_by(QUICKER)
+    assert clock.asked == SHAPES
+    assert "a remembered algorithm is left out: cublasLtMatmulAlgoCheck" in caplog.text
+    assert choose(SHAPES, Library(QUICK), memory, never, ALONE) == all_by(QUICKER)
+
+
+def test_what_holds_for_another_device_or_library_is_not_taken(
+    memory: ProductMemory, tmp_path: Path
+) -> None:
+    choose(SHAPES, Library(), memory, Clock({QUICK: 90}), ALONE)
+    other = ProductMemory(tmp_path / "cache", "H200, driver 580, cuBLASLt 130200")
+    assert other.read() == {}
+    # Even where two keys have one file.
+    other._path = file_of(tmp_path)
+    assert other.read() == {}
+
+
+def cut(text: str) -> str:
+    return text[: len(text) // 2]
+
+
+def without_algorithms(text: str) -> str:
+    return text.replace('"algorithm"', '"algorithms"')
+
+
+def with_words_for_numbers(text: str) -> str:
+    return text.replace('"rows": 40', '"rows": "many"')
+
+
+def with_another_type(text: str) -> str:
+    return text.replace("bfloat16", "float8")
+
+
+def with_half_a_byte(text: str) -> str:
+    return text.replace(QUICK.hex(), QUICK.hex()[1:])
+
+
+def as_a_list(text: str) -> str:
+    return json.dumps([json.loads(text)])
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        cut,
+        without_algorithms,
+        with_words_for_numbers,
+        with_another_type,
+        with_half_a_byte,
+        as_a_list,
+    ],
+)
+def test_a_file_that_does_not_say_it_is_measured_anew_and_mended(
+    memory: ProductMemory, tmp_path: Path, harm: Callable[[str], str]
+) -> None:
+    choose(SHAPES, Library(), memory, Clock({QUICK: 90}), ALONE)
+    path = file_of(tmp_path)
+    text = path.read_text()
+    path.write_text(harm(text))
+    assert path.read_text() != text
+    clock = Clock({QUICKER: 80})
+    assert choose(SHAPES, Library(), memory, clock, ALONE) == all_by(QUICKER)
+    assert clock.asked == SHAPES
+    assert choose(SHAPES, Library(), memory, never, ALONE) == all_by(QUICKER)
+
+
+def test_where_nothing_can_be_written_each_start_measures(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file in place of the folder")
+    memory = ProductMemory(tmp_path / "cache", "key")
+    for _ in range(2):
+        clock = Clock({QUICK: 90})
+        assert choose(SHAPES, Library(), memory, clock, ALONE) == all_by(QUICK)
+        assert clock.asked == SHAPES
+
+
+def test_writing_leaves_nothing_but_the_file(memory: ProductMemory, tmp_path: Path) -> None:
+    for us in (90, 80):
+        memory.add({SHAPES[0]: Choice(QUICK, us, 100.0)})
+    assert file_of(tmp_path).suffix == ".json"
+    assert memory.read() == {SHAPES[0]: Choice(QUICK, 80.0, 100.0)}
+
+
+def on_two_ranks(
+    folder: Path, clocks: Sequence[Measure], libraries: Sequence[Library]
+) -> list[dict[ProductKind, ByRows] | RuntimeError]:
+    """What `choose` gives or raises on each of two ranks, of which the second has no folder."""
+    store = host_store(2)
+    found: list[Any] = [None, None]
+
+    def run(rank: int) -> None:
+        group = Group(rank, 2, store=store if rank == 0 else reach_store(store.port, 2))
+        memory = ProductMemory(folder / str(rank), "key")
+        try:
+            found[rank] = choose(SHAPES, libraries[rank], memory, clocks[rank], group)
+        except RuntimeError as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+def test_rank_0_measures_and_all_multiply_as_it_does(tmp_path: Path) -> None:
+    found = on_two_ranks(tmp_path, [Clock({QUICK: 90}), never], [Library(), Library()])
+    assert found == [all_by(QUICK)] * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_a_rank_whose_library_cannot_do_as_rank_0_does_says_so_on_all(tmp_path: Path) -> None:
+    first, second = on_two_ranks(tmp_path, [Clock({QUICK: 90}), never], [Library(), Library(QUICK)])
+    assert isinstance(second, CublasError)
+    assert isinstance(first, RankFailed)
+    assert "rank 1: CublasError: cublasLtMatmulAlgoCheck" in str(first)
+
+
+def test_a_clock_that_fails_on_rank_0_fails_on_all(tmp_path: Path) -> None:
+    def broken(shape: ProductShape) -> Sequence[Timing]:
+        raise torch.OutOfMemoryError("no room for 8192 rows")
+
+    first, second = on_two_ranks(tmp_path, [broken, never], [Library(), Library()])
+    assert isinstance(first, torch.OutOfMemoryError)
+    assert isinstance(second, RankFailed)
+    assert "no room for 8192 rows" in str(second)
+
+
+def test_what_was_chosen_is_told(memory: ProductMemory, caplog: pytest.LogCaptureFixture) -> None:
+    def clock(shape: ProductShape) -> list[Timing]:
+        return [Timing(None, 50), Timing(QUICK, 40 if shape.rows == 40 else 50)]
+
+    with caplog.at_level(logging.INFO):
+        choose(SHAPES, Library(), memory, clock, ALONE)
+    assert (
+        "products: 2 of 4 shapes by another algorithm than torch's, which take 80 us in place of "
+        "100" in caplog.text
+    )
+    assert summary({SHAPES[0]: Choice(None, 9, 9)}) == (
+        "0 of 1 shapes by another algorithm than torch's"
+    )
+
+
+def test_weights_are_multiplied_in_turn_so_that_no_cache_holds_them() -> None:
+    weights = [torch.empty(4096, 4096, dtype=torch.bfloat16) for _ in range(3)]
+    calls = in_turn(weights, num_rows=64)
+    assert sum(weight.nbytes for weight in calls) >= 256 << 20
+    assert [weight.data_ptr() for weight in calls[:4]] == [
+        weight.data_ptr() for weight in (*weights, weights[0])
+    ]
+    assert len(in_turn(weights, MANY_ROWS)) == 1
+    assert len(in_turn([torch.empty(1, 1)], num_rows=64)) < 100
+
+
+def test_the_option_is_one_of_two() -> None:
+    assert parse([]).products == "torch"
+    for name in PRODUCTS:
+        assert parse(["--products", name]).products == name
+    with pytest.raises(ValueError, match="products: cublas must be one of auto, torch"):
+        WorkerConfig(products="cublas")
