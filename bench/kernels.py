@@ -24,6 +24,7 @@ from kernels.rope import norm_rope_write_kv
 from kernels.sample import Tokens, choose, find_candidates, output_ring
 from kernels.silu_and_mul import silu_and_mul
 from kernels.slot_state import NUM_FIELDS, SEED, TEMPERATURE, TOP_K, TOP_P
+from kernels.tiled_linear import arrivals, tiled_linear
 
 COLD_BYTES = 300e6  # what a rotation of buffers adds up to at least
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
@@ -170,6 +171,29 @@ def one_linear(model: str, name: str, rows: int, weights: list[Tensor]) -> Timin
     )
 
 
+def tiled_layers() -> Iterator[Timing]:
+    for model, layers in LINEAR.items():
+        for name, (n, k) in layers.items():
+            weights = [randn(n, k).mul_(k**-0.5) for _ in range(rotation(2.0 * n * k))]
+            for rows in (2, 4, 8, 16, 24, 32):
+                yield one_tiled_layer(model, name, rows, weights)
+            del weights
+
+
+def one_tiled_layer(model: str, name: str, rows: int, weights: list[Tensor]) -> Timing:
+    """As above; rows are divided by root mean squares where that takes no kernel of its own."""
+    n, k = weights[0].shape
+    gated = name == "gate_up"
+    x, arrived = randn(rows, k), arrivals(weights[0])
+    residual = randn(rows, n) if name in ("o", "down") else None
+    ours = partial(
+        tiled_linear, arrived=arrived, residual=residual, gated=gated, divided=gated, eps=EPS
+    )
+    us = time_graph([partial(ours, x, weight) for weight in weights])
+    library_us = time_graph([partial(F.linear, x, weight) for weight in weights])
+    return Timing("tiled", f"{model} {name}, {rows} rows", us, 2.0 * n * k, library_us=library_us)
+
+
 def pointwise() -> Iterator[Timing]:
     hidden, ffn = 1024, 3072
     weight, head_weight = randn(hidden), randn(HEAD_DIM)
@@ -240,6 +264,7 @@ GROUPS: dict[str, Callable[[], Iterator[Timing]]] = {
     "decode": decode_attention,
     "prefill": prefill_attention,
     "linear": small_linear,
+    "tiled": tiled_layers,
     "pointwise": pointwise,
     "sample": sampling,
 }

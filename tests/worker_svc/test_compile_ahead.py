@@ -26,8 +26,8 @@ CONFIG = WorkerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=1
 ROOT = Path(__file__).parents[2]
 MODEL = {
     "architectures": ["Qwen3ForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
+    "hidden_size": 128,
+    "intermediate_size": 3072,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -94,7 +94,7 @@ def test_every_kernel_of_a_worker_is_found_once_and_compiled_without_a_device(fo
     assert set(names) == {
         "_rms_norm_kernel", "_norm_rope_write_kv_kernel", "_prefill_kernel", "_silu_and_mul_kernel",
         "_row_kernel", "_rows_kernel", "_decode_kernel", "_gather_kernel", "_find_kernel",
-        "_choose_kernel",
+        "_choose_kernel", "_tiled_linear_kernel",
     }  # fmt: skip
     # Its cache is first small, then too large for offsets of 32 bits; chunks are of many sizes.
     assert names.count("_prefill_kernel") % 2 == 0

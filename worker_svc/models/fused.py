@@ -1,6 +1,6 @@
 """The decoder's layers on CUDA: the same weights in as few kernels as the number of rows allows.
 
-The residual stream is one tensor that every product adds to. A product over a handful of rows takes
+The residual stream is one tensor that every product adds to. A product over a few dozen rows takes
 its norm, its activation and its residual into one kernel. With more rows the library multiplies. A
 norm in front of it is then no kernel of its own either: its weight is in the product's, and the
 kernel behind the product divides by what is left, one number per row. Knows no requests and no
@@ -17,12 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import linear as small_linear
+from kernels import tiled_linear as tiles
 from kernels.all_reduce import TableRows, all_reduce, receive
 from kernels.cublas_lt import LibraryProduct, ProductKind
 from kernels.inboxes import Inboxes
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope import norm_rope_write_kv
 from kernels.silu_and_mul import silu_and_mul
+from kernels.tiled_linear import tiled_linear
 from worker_svc.attention import AttentionBatch, HeadLayout
 from worker_svc.attention_backend import AttentionChoice
 from worker_svc.embedding import Embedding
@@ -57,21 +59,26 @@ class Product:
     weight: Tensor
     bias: Tensor | None
     quick: Quick = field(default_factory=dict)
+    arrived: Tensor | None = None  # counters for `tiled_linear`; None: it is not for this weight
 
     @classmethod
     def of(cls, linear: Linear) -> "Product":
-        return cls(linear.weight, linear.bias)
+        return cls(linear.weight, linear.bias, _counters(linear.weight, linear.bias))
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, N]."""
         if self._pays(x):
             return small_linear.linear(x, self.weight, self.bias)
+        if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
+            return tiled_linear(x, self.weight, arrived)
         return _multiplied(x, self.weight, self.bias, self.quick)
 
     def added(self, x: Tensor, residual: Tensor) -> Tensor:
         """The product plus the residual [T, N], which it may overwrite."""
         if self._pays(x):
             return small_linear.linear(x, self.weight, self.bias, residual=residual)
+        if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
+            return tiled_linear(x, self.weight, arrived, residual=residual)
         if self.bias is not None:
             residual += self.bias
         quick = self.quick.get(len(x))
@@ -107,6 +114,7 @@ class NormedProduct:
     norm: Tensor  # [K], of ones if the norm's weight has been multiplied into the product's
     is_divisible: bool  # whether the product may be divided by root mean squares in place of x
     quick: Quick = field(default_factory=dict)
+    arrived: Tensor | None = None  # counters for `tiled_linear`; None: it is not for this weight
 
     @classmethod
     def of(cls, norm: RMSNorm, linear: Linear) -> "NormedProduct":
@@ -116,12 +124,13 @@ class NormedProduct:
         if bias is not None or weight.dtype == torch.float16:
             return cls(weight, bias, norm.weight, is_divisible=False)
         ones = norm.weight.new_ones(norm.weight.shape)
-        return cls(weight.mul_(norm.weight), None, ones, is_divisible=True)
+        weight.mul_(norm.weight)
+        return cls(weight, None, ones, is_divisible=True, arrived=_counters(weight, None))
 
     def __call__(self, hidden: Hidden, eps: float) -> tuple[Tensor, Tensor | None]:
         """The product of the norm [T, N], and by whose rows' root mean squares to divide it yet."""
         x = hidden.residual
-        if self.norms(len(x)):
+        if self._pays(len(x)):
             y = small_linear.linear(x, self.weight, self.bias, norm_weight=self.norm, eps=eps)
             return y, None
         if hidden.normed is not None:
@@ -133,16 +142,24 @@ class NormedProduct:
     def gated(self, hidden: Hidden, eps: float) -> Tensor:
         """silu(gate) * up, the halves of the product of the norm: [T, N / 2]."""
         x = hidden.residual
-        if self.bias is None and self.norms(len(x)):
+        if self.bias is None and self._pays(len(x)):
             return small_linear.linear(x, self.weight, norm_weight=self.norm, eps=eps, gated=True)
+        if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
+            return tiled_linear(x, self.weight, arrived, gated=True, divided=True, eps=eps)
         product, rms_of = self(hidden, eps)
         return silu_and_mul(product, rms_of, eps)
 
     def norms(self, num_rows: int) -> bool:
         """Whether the product of so many rows makes their norm itself, at no cost."""
+        is_tiled = tiles.counters_for(self.arrived, num_rows) is not None
+        return is_tiled or self._pays(num_rows)
+
+    def _pays(self, num_rows: int) -> bool:
         return small_linear.pays(num_rows, *self.weight.shape)
 
     def _product(self, x: Tensor) -> Tensor:
+        if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
+            return tiled_linear(x, self.weight, arrived)
         return _multiplied(x, self.weight, self.bias, self.quick)
 
 
@@ -165,6 +182,10 @@ def _kind(product: Product | NormedProduct, adds: bool) -> ProductKind | None:
 def _quickened(product: P, adds: bool, chosen: Mapping[ProductKind, Quick]) -> P:
     kind = _kind(product, adds)
     return product if kind is None else replace(product, quick=chosen.get(kind, {}))
+
+
+def _counters(weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    return tiles.arrivals(weight) if bias is None and tiles.pays(weight) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +275,8 @@ class FusedDecoder:
     @staticmethod
     def is_librarys(num_rows: int, kind: ProductKind) -> bool:
         """Whether products of so many rows are left to the library."""
-        return not small_linear.pays(num_rows, kind.n, kind.k)
+        is_tiled = tiles.serves(num_rows) and tiles.suits(kind.n, kind.k, kind.dtype)
+        return not is_tiled and not small_linear.pays(num_rows, kind.n, kind.k)
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
