@@ -68,7 +68,8 @@ def suits(n: int, k: int, dtype: torch.dtype) -> bool:
 
 def pays(weight: torch.Tensor) -> bool:
     """Whether it suits the weight and its device."""
-    return suits(*weight.shape, weight.dtype) and has_pdl(weight) and _has_room(weight)
+    n, k = weight.shape
+    return suits(n, k, weight.dtype) and has_pdl(weight) and _has_room(weight)
 
 
 def _has_room(weight: torch.Tensor) -> bool:

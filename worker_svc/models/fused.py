@@ -63,7 +63,7 @@ class Product:
 
     @classmethod
     def of(cls, linear: Linear) -> "Product":
-        return cls(linear.weight, linear.bias, _counters(linear.weight, linear.bias))
+        return cls(linear.weight, linear.bias, arrived=_counters(linear.weight, linear.bias))
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, N]."""
