@@ -29,6 +29,7 @@ _LOG2_E = 1.4426950408889634
 # No batch is cut into more slices than this, which bounds the workspace.
 _MAX_SLICES = 8192
 _FEW_PAIRS = 32
+_MANY_PAIRS = 1536
 _LINE_BYTES = 128  # what one prefetch brings
 _FEW_TO_PREFETCH = 256  # pairs; more of them keep the memory busy by themselves
 
@@ -59,9 +60,10 @@ class _Config:
     block_n: int
     num_warps: int
     num_stages: int
+    tokens_first: bool = False  # scores are [tokens, heads], of which a matrix unit wants 8
 
 
-def _config(pairs: int, head_dim: int, itemsize: int) -> _Config:
+def _config(pairs: int, group: int, head_dim: int, itemsize: int) -> _Config:
     """Measured on H200 with head size 128; `pairs` are (sequence, KV head) pairs.
 
     Contexts were those of a real run, 100 to 2,000 tokens, longest first.
@@ -70,17 +72,20 @@ def _config(pairs: int, head_dim: int, itemsize: int) -> _Config:
         return _Config(
             _round_down(max(1, min(64, 1024 // pairs))), 32, 16, num_warps=2, num_stages=2
         )
+    if pairs <= 2 * _FEW_PAIRS and group <= 2:
+        return _Config(min(32, _round_down(1024 // pairs)), 32, 32, 1, 2, tokens_first=True)
     if pairs <= _FEW_PAIRS:
         return _Config(min(32, _round_down(512 // pairs)), 64, 64, num_warps=2, num_stages=2)
     if pairs <= 256:
         return _Config(_round_down(1024 // pairs), 32, 32, num_warps=1, num_stages=3)
     if pairs < 512:
         return _Config(4, 128, 64, num_warps=2, num_stages=2)
-    # Enough sequences to fill the chip: only long contexts are cut.
+    # Enough sequences to fill the chip: only long contexts are cut, and in the end none.
     if pairs < 1024:
         return _Config(2, 512 if pairs < 768 else 1024, 64, num_warps=2, num_stages=2)
-    num_splits = min(2, _round_down(max(1, _MAX_SLICES // pairs)))
-    return _Config(num_splits, 1024, 32, num_warps=2, num_stages=2)
+    if pairs < _MANY_PAIRS:
+        return _Config(2, 1024, 32, num_warps=2, num_stages=2)
+    return _Config(1, 1, 32, 1, 2, tokens_first=True)
 
 
 def _round_down(n: int) -> int:
@@ -120,7 +125,7 @@ def paged_decode_attention(
     group = num_heads // num_kv_heads
     if workspace.partial.shape[1:] != (group, head_dim):
         raise ValueError(f"workspace of {tuple(workspace.partial.shape)} is for other heads")
-    config = _config(batch * num_kv_heads, head_dim, q.element_size())
+    config = _config(batch * num_kv_heads, group, head_dim, q.element_size())
     # All first splits come first: the idle splits of short contexts would spoil their placement.
     _decode_kernel[(num_kv_heads, batch, config.num_splits)](
         q, k_cache, v_cache, block_tables, context_lens, out,
@@ -128,12 +133,13 @@ def paged_decode_attention(
         scale * _LOG2_E,
         q.stride(0), *k_cache.stride()[:3], block_tables.stride(0),
         GROUP=group,
-        GROUP_PAD=max(16, triton.next_power_of_2(group)),
+        GROUP_PAD=max(8 if config.tokens_first else 16, triton.next_power_of_2(group)),
         D=head_dim,
         BLOCK_SIZE=block_size,
         BLOCK_N=config.block_n,
         NUM_SPLITS=config.num_splits,
         MIN_SPLIT=config.min_split,
+        TOKENS_FIRST=config.tokens_first,
         AHEAD=config.block_n if batch * num_kv_heads <= _FEW_TO_PREFETCH else 0,
         LINE=min(head_dim, _LINE_BYTES // q.element_size()),
         PDL=has_pdl(q),
@@ -177,6 +183,7 @@ def _decode_kernel(
     BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
+    TOKENS_FIRST: tl.constexpr,
     AHEAD: tl.constexpr,
     LINE: tl.constexpr,
     PDL: tl.constexpr,
@@ -221,7 +228,10 @@ def _decode_kernel(
     q = tl.load(q_ptr + q_offsets, mask=is_head[:, None], other=0.0)  # [GROUP_PAD, D]
     peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
-    acc = tl.zeros([GROUP_PAD, D], tl.float32)
+    if TOKENS_FIRST:
+        acc = tl.zeros([D, GROUP_PAD], tl.float32)
+    else:
+        acc = tl.zeros([GROUP_PAD, D], tl.float32)
     for first in range(start, end, BLOCK_N):
         tokens = first + tl.arange(0, BLOCK_N)
         valid = tokens < end
@@ -229,16 +239,29 @@ def _decode_kernel(
         offsets = blocks * stride_block + (tokens % BLOCK_SIZE) * stride_token + head * stride_head
         kv_offsets = offsets[:, None] + dims[None, :]
         k = tl.load(k_ptr + kv_offsets, mask=valid[:, None], other=0.0)  # [BLOCK_N, D]
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
-        scores = tl.where(valid[None, :], scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_peak[:, None])
-        shrink = tl.exp2(peak - new_peak)
-        v = tl.load(v_ptr + kv_offsets, mask=valid[:, None], other=0.0)
-        acc = acc * shrink[:, None]
-        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
-        total = total * shrink + tl.sum(weights, 1)
+        if TOKENS_FIRST:
+            scores = tl.dot(k, tl.trans(q), input_precision="ieee") * scale_log2
+            scores = tl.where(valid[:, None], scores, float("-inf"))  # [BLOCK_N, GROUP_PAD]
+            new_peak = tl.maximum(peak, tl.max(scores, 0))
+            weights = tl.exp2(scores - new_peak[None, :])
+            shrink = tl.exp2(peak - new_peak)
+            v = tl.load(v_ptr + kv_offsets, mask=valid[:, None], other=0.0)
+            acc = acc * shrink[None, :]
+            acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc, input_precision="ieee")
+            total = total * shrink + tl.sum(weights, 0)
+        else:
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+            scores = tl.where(valid[None, :], scores, float("-inf"))  # [GROUP_PAD, BLOCK_N]
+            new_peak = tl.maximum(peak, tl.max(scores, 1))
+            weights = tl.exp2(scores - new_peak[:, None])
+            shrink = tl.exp2(peak - new_peak)
+            v = tl.load(v_ptr + kv_offsets, mask=valid[:, None], other=0.0)
+            acc = acc * shrink[:, None]
+            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+            total = total * shrink + tl.sum(weights, 1)
         peak = new_peak
+    if TOKENS_FIRST:
+        acc = tl.trans(acc)
 
     num_active = tl.cdiv(context_len, per_split)
     if num_active == 1:
