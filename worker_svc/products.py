@@ -27,8 +27,10 @@ def choose(
     counts = (*batch_sizes(limits.max_decode_rows), limits.max_step_tokens)
     wanted = product_choice.shapes(weights, counts, model.is_librarys)
     library = cublas_lt.open_on(device) if wanted else None
-    if library is None:
+    # Rank 0 may have biases that the others have not, and so less to choose.
+    if not group.smallest(lambda: 0 if library is None else len(wanted)):
         return {}
+    assert library is not None
     clock = ProductClock(library, weights, device)
     memory = ProductMemory(kernel_cache(), _key(library.version, device))
     return product_choice.choose(wanted, library, memory, clock.measure, group)
