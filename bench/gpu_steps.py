@@ -260,7 +260,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, Place, str | None]:
     parser.add_argument("--layers", type=int, default=0, help="cut the shape to so many")
     parser.add_argument("--all-reduce", choices=ALL_REDUCES, default="auto")
     parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto")
-    parser.add_argument("--products", choices=PRODUCTS, default="torch")
+    parser.add_argument("--products", choices=PRODUCTS, default="auto")
     for hidden, kind in (("--rank", int), ("--store-port", int), ("--folder", Path)):
         parser.add_argument(hidden, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add_json(parser)

@@ -33,7 +33,7 @@ class WorkerConfig:
     dtype: str = "auto"
     device: str = "auto"
     attention_backend: str = "auto"
-    products: str = "torch"
+    products: str = "auto"
     block_size: int = 16
     num_kv_blocks: int = 0
     max_num_seqs: int = 0

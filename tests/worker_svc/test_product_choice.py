@@ -278,7 +278,7 @@ def test_weights_are_multiplied_in_turn_so_that_no_cache_holds_them() -> None:
 
 
 def test_the_option_is_one_of_two() -> None:
-    assert parse([]).products == "torch"
+    assert parse([]).products == "auto"
     for name in PRODUCTS:
         assert parse(["--products", name]).products == name
     with pytest.raises(ValueError, match="products: cublas must be one of auto, torch"):

@@ -28,7 +28,6 @@ NUM_TOKENS = 24
 SERVED = dataclasses.replace(
     CONFIG,
     dtype="bfloat16",
-    products="auto",
     max_num_seqs=NUM_SEQS,
     num_kv_blocks=1 + NUM_SEQS * BLOCKS_PER_SEQ,
 )
