@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from bench.records import add_json, writer
+from bench.records import Results, add_json
 from kernels.all_gather import all_gather
 from kernels.all_reduce import all_reduce
 from kernels.rms_norm import add_rms_norm
@@ -140,15 +140,15 @@ def main(arguments: Sequence[str]) -> None:
     add_json(parser)
     options = parser.parse_args(arguments)
     is_first = options.rank == 0
-    emit = writer(
+    told = Results(
         options.json if is_first else None, ["python", "-m", "bench.all_reduce", *arguments]
     )
 
     def report(benchmark: str, values: dict[str, float]) -> None:
         if is_first:
             columns = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
-            print(benchmark, columns, flush=True)
-            emit(benchmark, {"size": options.size, "width": options.width, **values})
+            told.say(f"{benchmark} {columns}")
+            told.add(benchmark, {"size": options.size, "width": options.width, **values})
 
     run(options.rank, options.size, options.port, options.width, report)
     logging.shutdown()

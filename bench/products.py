@@ -18,7 +18,7 @@ from bench.records import Results, add_json
 from kernels import cublas_lt
 from kernels.cublas_lt import ProductKind, ProductShape
 from worker_svc.decode_graphs import batch_sizes
-from worker_svc.models.fused import FusedDecoder
+from worker_svc.models.fused_products import is_librarys
 from worker_svc.product_choice import quickest
 from worker_svc.product_clock import ProductClock
 
@@ -49,7 +49,7 @@ def measure(kind: ProductKind, row_counts: Sequence[int]) -> Iterator[dict[str, 
     weights = torch.empty(size, dtype=DTYPE, device=device).normal_(std=0.02).unbind()
     clock = ProductClock(library, {kind: weights}, device)
     for rows in row_counts:
-        if not FusedDecoder.is_librarys(rows, kind):
+        if not is_librarys(rows, kind):
             continue
         started = time.perf_counter()
         timings = clock.measure(ProductShape(rows, kind))

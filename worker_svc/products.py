@@ -10,7 +10,8 @@ from kernels.cublas_lt import ProductKind
 from worker_svc import gpu_facts, product_choice
 from worker_svc.config import kernel_cache
 from worker_svc.decode_graphs import batch_sizes
-from worker_svc.models.fused import FusedDecoder, Quick
+from worker_svc.models.fused import FusedDecoder
+from worker_svc.models.fused_products import Quick, is_librarys
 from worker_svc.parallel import Group
 from worker_svc.product_clock import ProductClock
 from worker_svc.product_memory import ProductMemory
@@ -25,7 +26,7 @@ def choose(
     """For each number of rows that a decode graph has, and for the largest prefill step."""
     weights = model.library_weights()
     counts = (*batch_sizes(limits.max_decode_rows), limits.max_step_tokens)
-    wanted = product_choice.shapes(weights, counts, model.is_librarys)
+    wanted = product_choice.shapes(weights, counts, is_librarys)
     library = cublas_lt.open_on(device) if wanted else None
     # Rank 0 may have biases that the others have not, and so less to choose.
     if not group.smallest(lambda: 0 if library is None else len(wanted)):

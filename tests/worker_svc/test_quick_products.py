@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.cublas_lt import ProductKind
-from worker_svc.models.fused import FusedLayer, Hidden, NormedProduct, Product
+from worker_svc.models.fused import FusedLayer
+from worker_svc.models.fused_products import Hidden, NormedProduct, Product
 
 HIDDEN, WIDTH, INNER, EPS = 32, 48, 40, 1e-5
 ROWS = 20  # more than the own kernels take

@@ -1,191 +1,37 @@
 """The decoder's layers on CUDA: the same weights in as few kernels as the number of rows allows.
 
-The residual stream is one tensor that every product adds to. A product over a few dozen rows takes
-its norm, its activation and its residual into one kernel. With more rows the library multiplies. A
-norm in front of it is then no kernel of its own either: its weight is in the product's, and the
-kernel behind the product divides by what is left, one number per row. Knows no requests and no
+The residual stream is one tensor that every product adds to. Who multiplies, and which of a
+product's neighbours are inside its kernel, is in `fused_products`. Knows no requests and no
 sampling.
 """
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import linear as small_linear
-from kernels import tiled_linear as tiles
-from kernels.all_reduce import TableRows, all_reduce, receive
-from kernels.cublas_lt import LibraryProduct, ProductKind
-from kernels.inboxes import Inboxes
+from kernels.all_reduce import TableRows, all_reduce
+from kernels.cublas_lt import ProductKind
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope import norm_rope_write_kv
-from kernels.silu_and_mul import silu_and_mul
-from kernels.tiled_linear import tiled_linear
 from worker_svc.attention import AttentionBatch, HeadLayout
 from worker_svc.attention_backend import AttentionChoice
 from worker_svc.embedding import Embedding
 from worker_svc.kv_cache import KVCache
 from worker_svc.layers import MLP, Attention, RMSNorm
-from worker_svc.linear import Linear
+from worker_svc.models.fused_products import (
+    Hidden,
+    NormedProduct,
+    Product,
+    Quick,
+    kind_of,
+    quickened,
+)
 from worker_svc.parallel import Group
 from worker_svc.peer_memory import Slot
 from worker_svc.triton_attention import TritonAttention
-
-# With more rows, reading them once more for their norm costs less than each reader's own sum.
-_MAX_DIVIDED_ROWS = 512
-
-P = TypeVar("P", "Product", "NormedProduct")
-
-# By the number of rows: the library's product by an algorithm that is quicker than torch's.
-Quick = Mapping[int, LibraryProduct]
-
-
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """The residual stream [T, hidden], and its norm where that was made on the way."""
-
-    residual: Tensor
-    normed: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A weight [N, K] with its bias [N]."""
-
-    weight: Tensor
-    bias: Tensor | None
-    quick: Quick = field(default_factory=dict)
-    arrived: Tensor | None = None  # counters for `tiled_linear`; None: it is not for this weight
-
-    @classmethod
-    def of(cls, linear: Linear) -> "Product":
-        return cls(linear.weight, linear.bias, arrived=_counters(linear.weight, linear.bias))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [T, K] -> [T, N]."""
-        if self._pays(x):
-            return small_linear.linear(x, self.weight, self.bias)
-        if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
-            return tiled_linear(x, self.weight, arrived)
-        return _multiplied(x, self.weight, self.bias, self.quick)
-
-    def added(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The product plus the residual [T, N], which it may overwrite."""
-        if self._pays(x):
-            return small_linear.linear(x, self.weight, self.bias, residual=residual)
-        if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
-            return tiled_linear(x, self.weight, arrived, residual=residual)
-        if self.bias is not None:
-            residual += self.bias
-        quick = self.quick.get(len(x))
-        if quick is not None:
-            return quick(x, self.weight, residual)
-        return residual.addmm_(x, self.weight.t())
-
-    def summed(
-        self,
-        x: Tensor,
-        inboxes: Inboxes,
-        slot: Slot,
-        residual: Tensor,
-        norm: Tensor | None,
-        eps: float,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The product, summed over the ranks, plus the residual, and the norm of that."""
-        if self._pays(x):
-            part = small_linear.linear(x, self.weight, self.bias, inboxes=inboxes, slot=slot)
-            return receive(part, inboxes, slot, residual, norm, eps)
-        return all_reduce(self(x), inboxes, slot, residual, norm, eps)
-
-    def _pays(self, x: Tensor) -> bool:
-        return small_linear.pays(x.shape[0], *self.weight.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class NormedProduct:
-    """A weight [N, K] with its bias [N], for normed rows."""
-
-    weight: Tensor
-    bias: Tensor | None
-    norm: Tensor  # [K], of ones if the norm's weight has been multiplied into the product's
-    is_divisible: bool  # whether the product may be divided by root mean squares in place of x
-    quick: Quick = field(default_factory=dict)
-    arrived: Tensor | None = None  # counters for `tiled_linear`; None: it is not for this weight
-
-    @classmethod
-    def of(cls, norm: RMSNorm, linear: Linear) -> "NormedProduct":
-        """Takes the weight over."""
-        weight, bias = linear.weight, linear.bias
-        # A bias comes behind the division. What float16 cannot hold must be divided first.
-        if bias is not None or weight.dtype == torch.float16:
-            return cls(weight, bias, norm.weight, is_divisible=False)
-        ones = norm.weight.new_ones(norm.weight.shape)
-        weight.mul_(norm.weight)
-        return cls(weight, None, ones, is_divisible=True, arrived=_counters(weight, None))
-
-    def __call__(self, hidden: Hidden, eps: float) -> tuple[Tensor, Tensor | None]:
-        """The product of the norm [T, N], and by whose rows' root mean squares to divide it yet."""
-        x = hidden.residual
-        if self._pays(len(x)):
-            y = small_linear.linear(x, self.weight, self.bias, norm_weight=self.norm, eps=eps)
-            return y, None
-        if hidden.normed is not None:
-            return self._product(hidden.normed), None
-        if self.is_divisible and len(x) <= _MAX_DIVIDED_ROWS:
-            return self._product(x), x
-        return self._product(rms_norm(x, self.norm, eps)), None
-
-    def gated(self, hidden: Hidden, eps: float) -> Tensor:
-        """silu(gate) * up, the halves of the product of the norm: [T, N / 2]."""
-        x = hidden.residual
-        if self.bias is None and self._pays(len(x)):
-            return small_linear.linear(x, self.weight, norm_weight=self.norm, eps=eps, gated=True)
-        if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
-            return tiled_linear(x, self.weight, arrived, gated=True, divided=True, eps=eps)
-        product, rms_of = self(hidden, eps)
-        return silu_and_mul(product, rms_of, eps)
-
-    def norms(self, num_rows: int) -> bool:
-        """Whether the product of so many rows makes their norm itself, at no cost."""
-        is_tiled = tiles.counters_for(self.arrived, num_rows) is not None
-        return is_tiled or self._pays(num_rows)
-
-    def _pays(self, num_rows: int) -> bool:
-        return small_linear.pays(num_rows, *self.weight.shape)
-
-    def _product(self, x: Tensor) -> Tensor:
-        if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
-            return tiled_linear(x, self.weight, arrived)
-        return _multiplied(x, self.weight, self.bias, self.quick)
-
-
-def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, quick: Quick) -> Tensor:
-    """The library's product: x [T, K] -> [T, N]."""
-    product = quick.get(len(x))
-    if product is None:
-        return F.linear(x, weight, bias)
-    return product(x, weight, x.new_empty((len(x), len(weight))))
-
-
-def _kind(product: Product | NormedProduct, adds: bool) -> ProductKind | None:
-    """What the library is asked for; None: a bias comes on top, and torch sees to that."""
-    if product.bias is not None and not adds:
-        return None
-    n, k = product.weight.shape
-    return ProductKind(n, k, product.weight.dtype, adds)
-
-
-def _quickened(product: P, adds: bool, chosen: Mapping[ProductKind, Quick]) -> P:
-    kind = _kind(product, adds)
-    return product if kind is None else replace(product, quick=chosen.get(kind, {}))
-
-
-def _counters(weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    return tiles.arrivals(weight) if bias is None and tiles.pays(weight) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,17 +66,17 @@ class FusedLayer:
             (self.qkv, False), (self.o, adds), (self.gate_up, False), (self.down, adds),
         ]  # fmt: skip
         for product, is_added in products:
-            if (kind := _kind(product, is_added)) is not None:
+            if (kind := kind_of(product, is_added)) is not None:
                 yield kind, product.weight
 
     def quickened(self, adds: bool, chosen: Mapping[ProductKind, Quick]) -> "FusedLayer":
         """The same with products as chosen for the kinds that `weights` names."""
         return replace(
             self,
-            qkv=_quickened(self.qkv, False, chosen),
-            o=_quickened(self.o, adds, chosen),
-            gate_up=_quickened(self.gate_up, False, chosen),
-            down=_quickened(self.down, adds, chosen),
+            qkv=quickened(self.qkv, False, chosen),
+            o=quickened(self.o, adds, chosen),
+            gate_up=quickened(self.gate_up, False, chosen),
+            down=quickened(self.down, adds, chosen),
         )
 
 
@@ -271,12 +117,6 @@ class FusedDecoder:
         """Multiplies as chosen from now on; to be called before a graph is captured."""
         adds = self._group.size == 1
         self._layers = [layer.quickened(adds, chosen) for layer in self._layers]
-
-    @staticmethod
-    def is_librarys(num_rows: int, kind: ProductKind) -> bool:
-        """Whether products of so many rows are left to the library."""
-        is_tiled = tiles.serves(num_rows) and tiles.suits(kind.n, kind.k, kind.dtype)
-        return not is_tiled and not small_linear.pays(num_rows, kind.n, kind.k)
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch

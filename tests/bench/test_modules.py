@@ -1,0 +1,17 @@
+"""Every benchmark can be started: its module imports, also where it then asks for a device."""
+
+import importlib
+import pkgutil
+
+import pytest
+
+import bench
+
+MODULES = sorted(found.name for found in pkgutil.iter_modules(bench.__path__))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_it_imports(name: str) -> None:
+    if name == "lm_eval_equal":
+        pytest.importorskip("lm_eval")
+    importlib.import_module(f"bench.{name}")
