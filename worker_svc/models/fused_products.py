@@ -26,8 +26,8 @@ from worker_svc.layers import RMSNorm
 from worker_svc.linear import Linear
 from worker_svc.peer_memory import Slot
 
-# With more rows, reading them once more for their norm costs less than each reader's own sum.
-_MAX_DIVIDED_ROWS = 512
+# Elements. With more, reading them once more for their norm costs less than each reader's own sum.
+_MAX_DIVIDED = 3 << 18
 
 P = TypeVar("P", "Product", "NormedProduct")
 
@@ -124,7 +124,7 @@ class NormedProduct:
             return y, None
         if hidden.normed is not None:
             return _multiplied(hidden.normed, self), None
-        if self.is_divisible and len(x) <= _MAX_DIVIDED_ROWS:
+        if self.is_divisible and x.numel() <= _MAX_DIVIDED:
             return _multiplied(x, self), x
         return _multiplied(rms_norm(x, self.norm, eps), self), None
 
