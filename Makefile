@@ -10,6 +10,7 @@ ONCE     ?=
 MODEL    ?=
 DTYPE    ?= auto
 DEVICE   ?= auto
+OPTIONS  ?=
 
 # --mypy_grpc_out and --pyi_out write the typing stubs; only files with a service get a _grpc module.
 protoc    = export PATH="$(CURDIR)/.venv-proto/bin:$$PATH"; \
@@ -41,8 +42,8 @@ $(PROTOC): pyproject.toml
 	@.venv-proto/bin/python -m pip install --quiet --progress-bar off grpcio-tools==1.76.0 mypy-protobuf==3.7.0
 	@touch $@
 
-serve: $(READY)  ## all three services and a sample answer; ONCE=1 stops after it; MODEL= DTYPE= DEVICE=
-	@$(BIN)/pagewire up --dtype $(DTYPE) --device $(DEVICE) $(if $(MODEL),--model '$(MODEL)') $(if $(ONCE),--once)
+serve: $(READY)  ## all three services and a sample answer; ONCE=1 stops after it; MODEL= DTYPE= DEVICE= OPTIONS=
+	@$(BIN)/pagewire up --dtype $(DTYPE) --device $(DEVICE) $(if $(MODEL),--model '$(MODEL)') $(if $(ONCE),--once) $(OPTIONS)
 
 test: $(READY)  ## everything that runs without a GPU
 	$(BIN)/python -m pytest

@@ -40,6 +40,11 @@ class Settings:
     max_num_batched_tokens: int | None
     max_model_len: int | None
     num_kv_blocks: int | None
+    tensor_parallel_size: int | None
+    # More words for each service, behind those above.
+    worker_options: tuple[str, ...] = ()
+    scheduler_options: tuple[str, ...] = ()
+    gateway_options: tuple[str, ...] = ()
 
     @property
     def ports(self) -> tuple[Port, ...]:
@@ -76,7 +81,9 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
         ("--max-num-batched-tokens", settings.max_num_batched_tokens),
     )
     sizes = _given(
-        ("--max-model-len", settings.max_model_len), ("--num-kv-blocks", settings.num_kv_blocks)
+        ("--max-model-len", settings.max_model_len),
+        ("--num-kv-blocks", settings.num_kv_blocks),
+        ("--tensor-parallel-size", settings.tensor_parallel_size),
     )
     return (
         ServiceSpec(
@@ -88,6 +95,7 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
                 *("--attention-backend", settings.attention_backend),
                 *limits,
                 *sizes,
+                *settings.worker_options,
             ),
             worker,
         ),
@@ -97,6 +105,7 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
             (
                 *("--worker", worker, "--host", LOOPBACK, "--port", str(settings.scheduler_port)),
                 *limits,
+                *settings.scheduler_options,
             ),
             scheduler,
         ),
@@ -106,6 +115,7 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
             (
                 *("--model", str(model), "--scheduler", scheduler, "--host", settings.host),
                 *("--http-port", str(settings.http_port), "--grpc-port", str(settings.grpc_port)),
+                *settings.gateway_options,
             ),
             f"{settings.reachable_host}:{settings.grpc_port}",
         ),

@@ -1,6 +1,7 @@
 """`pagewire up`: all three services on this machine, a sample answer, and everything down again."""
 
 import argparse
+import shlex
 import signal
 import subprocess
 import sys
@@ -63,12 +64,26 @@ def add_parser(commands: "Subparsers") -> None:
     add("--max-num-batched-tokens", type=int, metavar="N", help="most tokens of one step")
     add("--max-model-len", type=int, metavar="N", help="most tokens of prompt plus output")
     add("--num-kv-blocks", type=int, metavar="N", help="blocks of the KV cache")
+    add("--tensor-parallel-size", type=int, metavar="N", help="processes that share the model")
+    for service in ("worker", "scheduler", "gateway"):
+        add(
+            f"--{service}-options",
+            type=words,
+            default=(),
+            metavar="WORDS",
+            help=f"more of the {service}'s own options, split as by a shell; write =WORDS",
+        )
     add("--once", action="store_true", help="stop after the sample answer")
     add("--no-sample", action="store_true", help="ask no sample question")
     add("--startup-timeout-s", type=float, default=900.0, help="give up when not ready by then")
     add("--log-dir", type=Path, metavar="DIR", help="logs go here (default: a new folder)")
     add("--checkout", type=Path, default=HERE, metavar="DIR", help="where the services' code is")
     parser.set_defaults(run=run)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Options for a service; raises ValueError where a quotation does not end."""
+    return tuple(shlex.split(text))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -88,6 +103,10 @@ def run(options: argparse.Namespace) -> int:
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=options.max_model_len,
         num_kv_blocks=options.num_kv_blocks,
+        tensor_parallel_size=options.tensor_parallel_size,
+        worker_options=options.worker_options,
+        scheduler_options=options.scheduler_options,
+        gateway_options=options.gateway_options,
     )
     checkout = find_checkout(options.checkout.resolve())
     check_ports(settings.ports)
