@@ -210,7 +210,7 @@ def _row_kernel(
         deliver(words, n, is_n, addresses_ptr, slot_start, capacity, RANK, SIZE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])  # nothing is to be compiled for a number of rows
 def _rows_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
