@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels import operands
 from kernels.exchange import deliver, slot_start, to_words, word
 from kernels.inboxes import Inboxes
 from kernels.pdl import has_pdl, launch_options
@@ -71,25 +72,13 @@ def linear(
     slot: int = 0,
 ) -> torch.Tensor:
     """Product with fused neighbours; sums are float32 and rounded once, at the end."""
-    m, k = x.shape
-    n = weight.shape[0] // 2 if gated else weight.shape[0]
-    if not 0 < m <= MAX_ROWS:
-        raise ValueError(f"{m} rows; this kernel is for 1 to {MAX_ROWS}")
-    if weight.shape[1] != k or not weight.is_contiguous() or weight.shape[0] % (1 + gated):
-        raise ValueError(f"weight must be contiguous [N, {k}], got {tuple(weight.shape)}")
-    if x.stride(1) != 1:
-        raise ValueError("rows of x must be contiguous")
+    m, n, k = operands.check(
+        x, weight, gated, residual, MAX_ROWS, bias=bias, norm_weight=norm_weight
+    )
     if bias is not None and (gated or bias.shape != (n,)):
         raise ValueError(f"bias must be [{n}], and a gated product has none")
     if norm_weight is not None and norm_weight.shape != (k,):
         raise ValueError(f"norm_weight must be [{k}]")
-    if residual is not None and (residual.shape != (m, n) or not residual.is_contiguous()):
-        raise ValueError(f"residual must be contiguous [{m}, {n}]")
-    for name, other in (("bias", bias), ("norm_weight", norm_weight), ("residual", residual)):
-        if other is not None and other.dtype != x.dtype:
-            raise TypeError(f"x is {x.dtype}, {name} is {other.dtype}")
-    if weight.dtype != x.dtype:
-        raise TypeError(f"x is {x.dtype}, weight is {weight.dtype}")
 
     out = x.new_empty((m, n))
     if inboxes is not None and not inboxes.hold(out.nbytes):

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels import operands
 from kernels.pdl import has_pdl, launch_options
 
 MAX_ROWS = 32
@@ -107,19 +108,9 @@ def tiled_linear(
     eps: float = 0.0,
 ) -> torch.Tensor:
     """Product with fused neighbours; sums are float32 and rounded once, at the end."""
-    m, k = x.shape
-    n = weight.shape[0] // 2 if gated else weight.shape[0]
-    if not 0 < m <= MAX_ROWS:
-        raise ValueError(f"{m} rows; this kernel is for 1 to {MAX_ROWS}")
-    if weight.shape[1] != k or not weight.is_contiguous() or weight.shape[0] % (1 + gated):
-        raise ValueError(f"weight must be contiguous [N, {k}], got {tuple(weight.shape)}")
-    if k % _BLOCK_K or x.stride(1) != 1:
-        raise ValueError(f"rows of x must be contiguous, of a multiple of {_BLOCK_K}, got {k}")
-    if residual is not None and (residual.shape != (m, n) or not residual.is_contiguous()):
-        raise ValueError(f"residual must be contiguous [{m}, {n}]")
-    for name, other in (("weight", weight), ("residual", residual)):
-        if other is not None and other.dtype != x.dtype:
-            raise TypeError(f"x is {x.dtype}, {name} is {other.dtype}")
+    m, n, k = operands.check(x, weight, gated, residual, MAX_ROWS)
+    if k % _BLOCK_K:
+        raise ValueError(f"K must be a multiple of {_BLOCK_K}, got {k}")
     config = _config(n, k, gated)
     if divided and config.splits > 1:
         raise ValueError(f"rows of {k} for {n} columns are cut, and cannot be divided")
