@@ -19,13 +19,19 @@ from worker_svc.compile_ahead import CompileAhead
 from worker_svc.compute_thread import ComputeThread
 from worker_svc.config import WorkerConfig
 from worker_svc.description import Description, ModelFacts
+from worker_svc.kv_sizing import CacheTooSmall
+from worker_svc.model_config import UnsupportedModel
 from worker_svc.model_runner import ModelRunner
 from worker_svc.parallel import Group
 from worker_svc.ranks import Ranks
 from worker_svc.start_clock import StartClock
 from worker_svc.startup import LoadedModel
+from worker_svc.weights import WeightError
 
 T = TypeVar("T")
+
+# A start that fails with one of these was asked for something that cannot be had.
+REFUSALS = (UnsupportedModel, WeightError, CacheTooSmall, FileNotFoundError)
 
 log = logging.getLogger(__name__)
 
@@ -149,10 +155,16 @@ class Lifecycle:
             self.load_model(folder, config.dtype, config.served_model_name, compiling)
             self.initialize_cache(self._config.num_kv_blocks)
             self.warm_up()
+        except REFUSALS as error:  # which says all there is to say
+            self._fail(error)
         except Exception as error:
             log.exception("start-up failed")
-            self._failure = f"{type(error).__name__}: {error}"
-            self._enter(Phase.FAILED)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = f"{type(error).__name__}: {error}"
+        log.error("start-up failed: %s", self._failure)
+        self._enter(Phase.FAILED)
 
     def _together(self, work: Callable[[Group], T]) -> T:
         """Runs work on the compute thread of every rank; raises on all if it failed on one."""

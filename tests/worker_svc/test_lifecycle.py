@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -241,6 +242,18 @@ def test_a_process_whose_model_cannot_be_loaded_says_why_and_exits_with_1(
     text = process.log_path.read_text()
     assert "worker is FAILED" in text
     assert "nowhere" in text
+    assert "Traceback" not in text
+
+
+def test_a_model_that_does_not_divide_among_ranks_is_refused_in_a_line(
+    start_process: Process, llama_folder: Path
+) -> None:
+    options = ("--port", "0", "--device", "cpu", "--tensor-parallel-size", "3")
+    process = start_process("--model", str(llama_folder), *options)
+    assert process.wait(TIMEOUT_S) == 1
+    text = process.log_path.read_text()
+    assert re.search(r"start-up failed: .*num_attention_heads: \d does not divide among .* 3", text)
+    assert "Traceback" not in text
 
 
 def test_a_process_whose_step_hangs_ends_with_72_and_says_where(
