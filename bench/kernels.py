@@ -147,12 +147,22 @@ def prefill_attention() -> Iterator[Timing]:
 
 
 def small_linear() -> Iterator[Timing]:
+    return of_layers(one_linear, (1, 2, 4, 8, 16, 32))
+
+
+def tiled_layers() -> Iterator[Timing]:
+    return of_layers(one_tiled_layer, (2, 4, 8, 16, 24, 32))
+
+
+def of_layers(
+    one: Callable[[str, str, int, list[Tensor]], Timing], row_counts: Sequence[int]
+) -> Iterator[Timing]:
+    """Each layer of each model by so many rows; one layer's weights at a time."""
     for model, layers in LINEAR.items():
         for name, (n, k) in layers.items():
-            num_bytes = 2.0 * n * k
-            weights = [randn(n, k).mul_(k**-0.5) for _ in range(rotation(num_bytes))]
-            for rows in (1, 2, 4, 8, 16, 32):
-                yield one_linear(model, name, rows, weights)
+            weights = [randn(n, k).mul_(k**-0.5) for _ in range(rotation(2.0 * n * k))]
+            for rows in row_counts:
+                yield one(model, name, rows, weights)
             del weights
 
 
@@ -163,21 +173,11 @@ def one_linear(model: str, name: str, rows: int, weights: list[Tensor]) -> Timin
     x, norm_weight = randn(rows, k), randn(k) if normed else None
     residual = randn(rows, n) if name in ("o", "down") else None
     ours = partial(linear, norm_weight=norm_weight, eps=EPS, gated=gated, residual=residual)
-    us = time_graph([partial(ours, x, weight) for weight in weights])
-    library_us = time_graph([partial(F.linear, x, weight) for weight in weights])
+    us, library_us = beside_library(ours, x, weights)
     chosen = "" if pays(rows, n, k) else ", library preferred"
     return Timing(
         "linear", f"{model} {name}, {rows} rows{chosen}", us, 2.0 * n * k, library_us=library_us
     )
-
-
-def tiled_layers() -> Iterator[Timing]:
-    for model, layers in LINEAR.items():
-        for name, (n, k) in layers.items():
-            weights = [randn(n, k).mul_(k**-0.5) for _ in range(rotation(2.0 * n * k))]
-            for rows in (2, 4, 8, 16, 24, 32):
-                yield one_tiled_layer(model, name, rows, weights)
-            del weights
 
 
 def one_tiled_layer(model: str, name: str, rows: int, weights: list[Tensor]) -> Timing:
@@ -189,9 +189,17 @@ def one_tiled_layer(model: str, name: str, rows: int, weights: list[Tensor]) -> 
     ours = partial(
         tiled_linear, arrived=arrived, residual=residual, gated=gated, divided=gated, eps=EPS
     )
-    us = time_graph([partial(ours, x, weight) for weight in weights])
-    library_us = time_graph([partial(F.linear, x, weight) for weight in weights])
+    us, library_us = beside_library(ours, x, weights)
     return Timing("tiled", f"{model} {name}, {rows} rows", us, 2.0 * n * k, library_us=library_us)
+
+
+def beside_library(
+    ours: Callable[[Tensor, Tensor], object], x: Tensor, weights: list[Tensor]
+) -> tuple[float, float]:
+    us, library_us = (
+        time_graph([partial(by, x, weight) for weight in weights]) for by in (ours, F.linear)
+    )
+    return us, library_us
 
 
 def pointwise() -> Iterator[Timing]:

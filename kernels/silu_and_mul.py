@@ -16,9 +16,8 @@ from kernels.pdl import has_pdl, launch_options
 from kernels.rms_norm import FACTOR_STEP, rms_factor
 
 _BLOCK = 1024
-_WIDE_BLOCK = (
-    2048  # where it fits without a rest: the row is read less often for its root mean square
-)
+# Where it leaves no rest: the row is read less often for its root mean square.
+_WIDE_BLOCK = 2048
 
 
 def silu_and_mul(

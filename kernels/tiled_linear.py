@@ -120,7 +120,7 @@ def tiled_linear(
 
     out = x.new_empty((m, n))
     block_m = 16 if m <= 16 else 32
-    overlaps = weight.numel() <= _SMALL_LAYER
+    overlaps = has_pdl(x) and weight.numel() <= _SMALL_LAYER
     parts = None
     if config.splits > 1:
         shape = (tiles, config.splits, config.block_n, block_m)
@@ -138,7 +138,7 @@ def tiled_linear(
         DIVIDED=divided,
         HAS_RESIDUAL=residual is not None,
         PDL=has_pdl(x),
-        OVERLAPS=has_pdl(x) and overlaps,
+        OVERLAPS=overlaps,
         num_warps=4,
         **(launch_options(x) if overlaps else {}),
     )  # fmt: skip

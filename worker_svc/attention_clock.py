@@ -7,6 +7,7 @@ are compared on small batches, where one key too many or too few shows, and on t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from worker_svc.attention import AttentionBatch, HeadLayout
 from worker_svc.attention_backend import Backend, Timing
 from worker_svc.attention_choice import Unfit
-from worker_svc.capture_stream import capture_stream
+from worker_svc.capture_stream import capture_stream, captured
 from worker_svc.step import Limits
 
 CONTEXT = 1024
@@ -151,24 +152,19 @@ class Clock:
 
     def _replayed_us(self, attend: Callable[[], Tensor]) -> float:
         stream = capture_stream(self._device)
-        graph = torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                for _ in range(CALLS):
-                    attend()
-            finally:
-                graph.capture_end()
+            graph = captured(partial(_call, attend))
         torch.cuda.current_stream(self._device).wait_stream(stream)
         return _least_us(graph.replay)
 
     def _called_us(self, attend: Callable[[], Tensor]) -> float:
-        def calls() -> None:
-            for _ in range(CALLS):
-                attend()
+        return _least_us(partial(_call, attend))
 
-        return _least_us(calls)
+
+def _call(attend: Callable[[], Tensor]) -> None:
+    for _ in range(CALLS):
+        attend()
 
 
 def _least_us(work: Callable[[], None]) -> float:

@@ -1,4 +1,4 @@
-"""The one stream of a device that CUDA graphs are captured on.
+"""How CUDA graphs are captured, and the one stream of a device that they are captured on.
 
 Measured on H200 (driver 580, CUDA 13.0), documented nowhere that we know of: a graph captured on
 the third or a later stream of a process may leave 0.35 us more between any two of its kernels
@@ -6,7 +6,9 @@ whenever the last launch outside of graphs was an ordinary one, which is 5 % of 
 rows. One captured on the first stream never did (docs/performance.md).
 """
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -14,6 +16,18 @@ import torch
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
     """The same stream at every call; made at the first."""
     return _stream_of(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def captured(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """What work launches on the current stream; `pool` is whose memory it may take."""
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may ask the device for something meanwhile, such as the debug service.
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        work()
+    finally:
+        graph.capture_end()
+    return graph
 
 
 @cache

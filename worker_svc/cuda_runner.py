@@ -128,11 +128,11 @@ class CudaRunner(ModelRunner):
         super().__init__(model, kv_cache, limits, device, grammars)
         assert model.fused is not None  # what it cannot run goes to a ModelRunner
         self.slots = SlotsOnDevice(self.state)
-        self.graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
+        self._graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
 
     @property
     def graph_batch_sizes(self) -> tuple[int, ...]:
-        return self.graphs.sizes
+        return self._graphs.sizes
 
     def execute(self, step: StepInput, queue_us: int = 0) -> StepOutput:
         launched = self.launch(step, queue_us)
@@ -167,7 +167,7 @@ class CudaRunner(ModelRunner):
         """Runs the largest prefill and captures every decode step; touches no state."""
         self.state.grammars.prepare()
         self._rehearse_prefills(self._prefill_lengths())
-        self.graphs.capture()
+        self._graphs.capture()
         self.slots.restore(self.state.table)
         torch.cuda.synchronize(self._device)
         # All this lives as long as the process: searching it for garbage would hold up a step.
@@ -178,7 +178,7 @@ class CudaRunner(ModelRunner):
     def profile(self) -> None:
         """Takes the memory that serving takes: the largest steps, and graphs for the largest."""
         self._rehearse_prefills(self._largest_prefills())
-        self.graphs.capture(self.graphs.sizes[-1:])
+        self._graphs.capture(self._graphs.sizes[-1:])
         torch.cuda.synchronize(self._device)
 
     def rehearsals(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
@@ -186,7 +186,7 @@ class CudaRunner(ModelRunner):
         prefills: list[Callable[[], None]] = [
             partial(self._rehearse, lengths) for lengths in self._prefill_lengths()
         ]
-        return prefills, self.graphs.rehearsals()
+        return prefills, self._graphs.rehearsals()
 
     def _largest_prefills(self) -> list[list[int]]:
         """Whole prompts, and as many short ones as there may be, whose logits are the largest."""
@@ -227,7 +227,7 @@ class CudaRunner(ModelRunner):
         if len(rows.slots) and rows.is_decode and self._is_plain(staged):
             prepare_us = us_since(started)
             clock.mark()
-            places = self.graphs.replay(rows.slots, rows.num_computed, self._filters(staged))
+            places = self._graphs.replay(rows.slots, rows.num_computed, self._filters(staged))
             clock.mark()
         elif len(rows.slots):
             model_inputs = inputs.build(self.state, rows)
@@ -313,4 +313,4 @@ class CudaRunner(ModelRunner):
             self.slots.restore(self.state.table)
         except RuntimeError:
             log.exception("the device does not answer")
-        self.graphs.forget()
+        self._graphs.forget()

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from kernels.decode_inputs import DecodeInputs, gather_decode_inputs
 from worker_svc.attention import AttentionBatch
-from worker_svc.capture_stream import capture_stream
+from worker_svc.capture_stream import capture_stream, captured
 from worker_svc.kv_cache import KVCache
 from worker_svc.models.decoder import Decoder
 from worker_svc.models.fused import FusedDecoder
@@ -88,7 +87,7 @@ class DecodeGraphs:
                 self._rehearse(size)  # compiles, and lets the libraries make their workspaces
                 for filters in (False, True):
                     variant = _Variant(size, filters)
-                    self._graphs[variant] = _capture(partial(self._step, variant), pool)
+                    self._graphs[variant] = captured(partial(self._step, variant), pool)
         stream.synchronize()
         log.info("%d graphs captured in %.1f s", len(self._graphs), time.perf_counter() - started)
 
@@ -146,14 +145,3 @@ class DecodeGraphs:
             max_context_len=self._limits.max_model_len,
         )
         return layers.forward(inputs.token_ids, inputs.positions, self._kv_cache, batch)
-
-
-def _capture(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    # Other threads may ask the device for something meanwhile, such as the debug service.
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-    try:
-        step()
-    finally:
-        graph.capture_end()
-    return graph

@@ -30,7 +30,7 @@ from worker_svc.weights import WeightError
 
 T = TypeVar("T")
 
-# A start that fails with one of these was asked for something that cannot be had.
+# Asked for something that cannot be had: such an error says all there is to say.
 REFUSALS = (UnsupportedModel, WeightError, CacheTooSmall, FileNotFoundError)
 
 log = logging.getLogger(__name__)
@@ -155,16 +155,11 @@ class Lifecycle:
             self.load_model(folder, config.dtype, config.served_model_name, compiling)
             self.initialize_cache(self._config.num_kv_blocks)
             self.warm_up()
-        except REFUSALS as error:  # which says all there is to say
-            self._fail(error)
         except Exception as error:
-            log.exception("start-up failed")
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        self._failure = f"{type(error).__name__}: {error}"
-        log.error("start-up failed: %s", self._failure)
-        self._enter(Phase.FAILED)
+            self._failure = f"{type(error).__name__}: {error}"
+            is_surprise = not isinstance(error, REFUSALS)
+            log.error("start-up failed: %s", self._failure, exc_info=is_surprise)
+            self._enter(Phase.FAILED)
 
     def _together(self, work: Callable[[Group], T]) -> T:
         """Runs work on the compute thread of every rank; raises on all if it failed on one."""

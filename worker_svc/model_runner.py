@@ -120,8 +120,7 @@ class ModelRunner:
         """Runs the largest prefill, the smallest and the largest decode; touches no state."""
         self.state.grammars.prepare()
         limits = self.limits
-        most = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
-        full, rest = divmod(most, limits.max_model_len)
+        full, rest = divmod(limits.max_step_tokens, limits.max_model_len)
         for lengths in (
             [limits.max_model_len] * full + [rest] * (rest > 0),
             [1],

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.cublas_lt import CublasError, CublasLt, ProductKind, ProductShape
-from worker_svc.capture_stream import capture_stream
+from worker_svc.capture_stream import capture_stream, captured
 from worker_svc.product_choice import Timing
 
 log = logging.getLogger(__name__)
@@ -82,15 +82,12 @@ def _by_torch(x: Tensor, out: Tensor, adds: bool, weight: Tensor) -> None:
 def _capture(multiply: Multiply, weights: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
     """On the current stream."""
     multiply(weights[0])  # loads the kernel, which a capture does not allow
-    graph = torch.cuda.CUDAGraph()
-    # Other threads may ask the device for something meanwhile, such as the debug service.
-    graph.capture_begin(capture_error_mode="thread_local")
-    try:
+
+    def calls() -> None:
         for weight in weights:
             multiply(weight)
-    finally:
-        graph.capture_end()
-    return graph
+
+    return captured(calls)
 
 
 def _least_us(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:

@@ -1,6 +1,5 @@
 """What a model multiplies quicker than torch would: all that choosing needs, put together."""
 
-import logging
 from collections.abc import Mapping
 
 import torch
@@ -16,8 +15,6 @@ from worker_svc.parallel import Group
 from worker_svc.product_clock import ProductClock
 from worker_svc.product_memory import ProductMemory
 from worker_svc.step import Limits
-
-log = logging.getLogger(__name__)
 
 
 def choose(

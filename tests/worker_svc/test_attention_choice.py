@@ -1,6 +1,5 @@
 """Who attends: what is offered, what the measurements decide, and what is refused."""
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,10 @@ from worker_svc.attention_choice import Candidates, Unfit, candidates, choose, q
 from worker_svc.attention_clock import shapes
 from worker_svc.config import ATTENTION_BACKENDS, WorkerConfig, parse
 from worker_svc.flash_attention import Found, Setup
-from worker_svc.parallel import ALONE, Group, RankFailed, host_store, reach_store
+from worker_svc.parallel import ALONE, RankFailed
 from worker_svc.step import Limits
+
+from .two_ranks import on_two_ranks
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 LIMITS = Limits(
@@ -126,35 +127,22 @@ def test_one_that_is_asked_for_is_tried_before_it_serves() -> None:
     assert names(choice) == ("flash-attn 4", "flash-attn 4")
 
 
-def on_two_ranks(clocks: Sequence[Any]) -> list[Any]:
+def choices_of_ranks(clocks: Sequence[Any]) -> list[Any]:
     """What `choose` gives, or raises, on each of two ranks with these clocks."""
-    store = host_store(2)
-    found: list[Any] = [None, None]
-
-    def run(rank: int) -> None:
-        group = Group(rank, 2, store=store if rank == 0 else reach_store(store.port, 2))
-        try:
-            found[rank] = choose(TRITON, Candidates((FOUR, TWO)), clocks[rank], group)
-        except RuntimeError as error:
-            found[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return found
+    return on_two_ranks(
+        lambda group: choose(TRITON, Candidates((FOUR, TWO)), clocks[group.rank], group)
+    )
 
 
 def test_all_ranks_choose_what_rank_0_does() -> None:
     fast_four = {"triton": ([9], [9]), FOUR.name: ([5], [5]), TWO.name: ([9], [9])}
     fast_two = {"triton": ([9], [9]), FOUR.name: ([9], [9]), TWO.name: ([5], [5])}
-    first, second = on_two_ranks([clock(fast_four), clock(fast_two)])
+    first, second = choices_of_ranks([clock(fast_four), clock(fast_two)])
     assert names(first) == names(second) == ("flash-attn 4", "flash-attn 4")
 
 
 def test_a_rank_that_cannot_do_as_rank_0_says_so_on_all() -> None:
-    first, second = on_two_ranks(
+    first, second = choices_of_ranks(
         [clock({"triton": ([9], [9]), FOUR.name: ([5], [5])}), clock({"triton": ([9], [9])})]
     )
     assert isinstance(first, RankFailed)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,12 @@ import torch
 
 from kernels.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductShape
 from worker_svc.config import PRODUCTS, WorkerConfig, parse
-from worker_svc.parallel import ALONE, Group, RankFailed, host_store, reach_store
+from worker_svc.parallel import ALONE, Group, RankFailed
 from worker_svc.product_choice import ByRows, Measure, Timing, choose, quickest, shapes, summary
 from worker_svc.product_clock import MANY_ROWS, in_turn
 from worker_svc.product_memory import Choice, ProductMemory
+
+from .two_ranks import on_two_ranks
 
 SLOW, QUICK, QUICKER = (bytes([i]) * 64 for i in range(3))
 UP = ProductKind(24576, 4096, torch.bfloat16, adds=False)
@@ -205,37 +206,28 @@ def test_writing_leaves_nothing_but_the_file(memory: ProductMemory, tmp_path: Pa
     assert memory.read() == {SHAPES[0]: Choice(QUICK, 80.0, 100.0)}
 
 
-def on_two_ranks(
+def choices_of_ranks(
     folder: Path, clocks: Sequence[Measure], libraries: Sequence[Library]
 ) -> list[dict[ProductKind, ByRows] | RuntimeError]:
     """What `choose` gives or raises on each of two ranks, of which the second has no folder."""
-    store = host_store(2)
-    found: list[Any] = [None, None]
 
-    def run(rank: int) -> None:
-        group = Group(rank, 2, store=store if rank == 0 else reach_store(store.port, 2))
-        memory = ProductMemory(folder / str(rank), "key")
-        try:
-            found[rank] = choose(SHAPES, libraries[rank], memory, clocks[rank], group)
-        except RuntimeError as error:
-            found[rank] = error
+    def work(group: Group) -> dict[ProductKind, ByRows]:
+        memory = ProductMemory(folder / str(group.rank), "key")
+        return choose(SHAPES, libraries[group.rank], memory, clocks[group.rank], group)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return found
+    return on_two_ranks(work)
 
 
 def test_rank_0_measures_and_all_multiply_as_it_does(tmp_path: Path) -> None:
-    found = on_two_ranks(tmp_path, [Clock({QUICK: 90}), never], [Library(), Library()])
+    found = choices_of_ranks(tmp_path, [Clock({QUICK: 90}), never], [Library(), Library()])
     assert found == [all_by(QUICK)] * 2
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
 def test_a_rank_whose_library_cannot_do_as_rank_0_does_says_so_on_all(tmp_path: Path) -> None:
-    first, second = on_two_ranks(tmp_path, [Clock({QUICK: 90}), never], [Library(), Library(QUICK)])
+    first, second = choices_of_ranks(
+        tmp_path, [Clock({QUICK: 90}), never], [Library(), Library(QUICK)]
+    )
     assert isinstance(second, CublasError)
     assert isinstance(first, RankFailed)
     assert "rank 1: CublasError: cublasLtMatmulAlgoCheck" in str(first)
@@ -245,7 +237,7 @@ def test_a_clock_that_fails_on_rank_0_fails_on_all(tmp_path: Path) -> None:
     def broken(shape: ProductShape) -> Sequence[Timing]:
         raise torch.OutOfMemoryError("no room for 8192 rows")
 
-    first, second = on_two_ranks(tmp_path, [broken, never], [Library(), Library()])
+    first, second = choices_of_ranks(tmp_path, [broken, never], [Library(), Library()])
     assert isinstance(first, torch.OutOfMemoryError)
     assert isinstance(second, RankFailed)
     assert "no room for 8192 rows" in str(second)

@@ -58,13 +58,13 @@ class Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, N]."""
-        if self._pays(x):
+        if _is_by_rows(self, len(x)):
             return small_linear.linear(x, self.weight, self.bias)
         return _multiplied(x, self)
 
     def added(self, x: Tensor, residual: Tensor) -> Tensor:
         """The product plus the residual [T, N], which it may overwrite."""
-        if self._pays(x):
+        if _is_by_rows(self, len(x)):
             return small_linear.linear(x, self.weight, self.bias, residual=residual)
         if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
             return tiled_linear(x, self.weight, arrived, residual=residual)
@@ -85,13 +85,10 @@ class Product:
         eps: float,
     ) -> tuple[Tensor, Tensor | None]:
         """The product, summed over the ranks, plus the residual, and the norm of that."""
-        if self._pays(x):
+        if _is_by_rows(self, len(x)):
             part = small_linear.linear(x, self.weight, self.bias, inboxes=inboxes, slot=slot)
             return receive(part, inboxes, slot, residual, norm, eps)
         return all_reduce(self(x), inboxes, slot, residual, norm, eps)
-
-    def _pays(self, x: Tensor) -> bool:
-        return small_linear.pays(x.shape[0], *self.weight.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +116,7 @@ class NormedProduct:
     def __call__(self, hidden: Hidden, eps: float) -> tuple[Tensor, Tensor | None]:
         """The product of the norm [T, N], and by whose rows' root mean squares to divide it yet."""
         x = hidden.residual
-        if self._pays(len(x)):
+        if _is_by_rows(self, len(x)):
             y = small_linear.linear(x, self.weight, self.bias, norm_weight=self.norm, eps=eps)
             return y, None
         if hidden.normed is not None:
@@ -131,7 +128,7 @@ class NormedProduct:
     def gated(self, hidden: Hidden, eps: float) -> Tensor:
         """silu(gate) * up, the halves of the product of the norm: [T, N / 2]."""
         x = hidden.residual
-        if self.bias is None and self._pays(len(x)):
+        if self.bias is None and _is_by_rows(self, len(x)):
             return small_linear.linear(x, self.weight, norm_weight=self.norm, eps=eps, gated=True)
         if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
             return tiled_linear(x, self.weight, arrived, gated=True, divided=True, eps=eps)
@@ -141,10 +138,12 @@ class NormedProduct:
     def norms(self, num_rows: int) -> bool:
         """Whether the product of so many rows makes their norm itself, at no cost."""
         is_tiled = tiles.counters_for(self.arrived, num_rows) is not None
-        return is_tiled or self._pays(num_rows)
+        return is_tiled or _is_by_rows(self, num_rows)
 
-    def _pays(self, num_rows: int) -> bool:
-        return small_linear.pays(num_rows, *self.weight.shape)
+
+def _is_by_rows(product: Product | NormedProduct, num_rows: int) -> bool:
+    """Whether `kernels.linear` multiplies so many rows."""
+    return small_linear.pays(num_rows, *product.weight.shape)
 
 
 def _multiplied(x: Tensor, by: Product | NormedProduct) -> Tensor:
