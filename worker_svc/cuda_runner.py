@@ -235,11 +235,14 @@ class CudaRunner(ModelRunner):
             sampling = self.state.sampling_rows(staged) if is_sampling else None
             prepare_us = us_since(started)
             clock.mark()
-            hidden = self._forward(model_inputs)  # [T, hidden]
+            # Who asks about a prompt wants the hidden states of all its tokens.
+            asks = not rows.is_decode and bool(self.state.prompt_parts(staged))
+            last = None if asks else model_inputs.last
+            hidden = self._forward(model_inputs, last)  # [T, hidden], or of the last tokens
             clock.mark()
-            asked = self._find_out(staged, hidden)
+            asked = self._find_out(staged, hidden) if asks else []
             if sampling is not None:
-                if model_inputs.logit_rows is not None:
+                if last is None and model_inputs.logit_rows is not None:
                     hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
                 beside = self._sample_eagerly(hidden, staged, sampling)
             clock.mark()

@@ -13,6 +13,14 @@ from worker_svc.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
+class LastTokens:
+    """The tokens whose logits are wanted: each the last of its sequence, which it attends to."""
+
+    rows: Tensor  # [R] int64, of the step's T
+    attention: AttentionBatch  # of R sequences that compute one token each
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInputs:
     """What the model reads: T tokens of B rows, back to back."""
 
@@ -20,6 +28,7 @@ class ModelInputs:
     positions: Tensor  # [T] int64
     attention: AttentionBatch
     logit_rows: Tensor | None  # [R] int64: tokens whose logits are wanted; None: all of them
+    last: LastTokens | None = None  # the same for layers that compute no others
 
 
 def build(state: BatchState, rows: Rows) -> ModelInputs:
@@ -37,7 +46,7 @@ def build(state: BatchState, rows: Rows) -> ModelInputs:
         positions = np.arange(cu_seqlens[-1]) + offset
     max_context_len = int(ends.max())
     # One transfer for everything the device needs to know.
-    token_index, block_index, positions_, in_block, row_slots, ends_, cu_seqlens_, last = upload(
+    token_index, block_index, positions_, in_block, row_slots, ends_, starts, last, who = upload(
         state.device,
         slots * state.token_rows.shape[1] + positions,  # [T]
         slots * state.block_tables.shape[1] + positions // block_size,  # [T]
@@ -47,29 +56,46 @@ def build(state: BatchState, rows: Rows) -> ModelInputs:
         ends,
         cu_seqlens,
         cu_seqlens[1:][rows.samples] - 1,
+        np.flatnonzero(rows.samples),
     )
     blocks = state.block_tables.view(-1).index_select(0, block_index)  # [T]
     width = -(-max_context_len // block_size)
-    if state.device.type == "cuda":
+    is_cuda = state.device.type == "cuda"
+    if is_cuda:
         # Triton compiles for the row's stride: one for all steps.
         width = state.limits.max_blocks_per_seq
     attention = AttentionBatch(
         slot_mapping=torch.add(in_block, blocks, alpha=block_size),
         block_tables=state.block_tables[:, :width].index_select(0, row_slots),  # [B, W]
         context_lens=ends_.int(),
-        cu_seqlens_q=cu_seqlens_.int(),
+        cu_seqlens_q=starts.int(),
         max_seqlen_q=int(num_scheduled.max()),
         max_context_len=max_context_len,
     )
     num_decodes = int((num_scheduled != 1).argmax())  # those in front
-    if state.device.type == "cuda" and num_decodes:
+    if is_cuda and num_decodes:
         attention = replace(attention, parts=_split(attention, num_decodes))
     return ModelInputs(
         token_ids=state.token_rows.view(-1).index_select(0, token_index).long(),
         positions=positions_,
         attention=attention,
         logit_rows=None if rows.is_decode else last,
+        last=None if rows.is_decode or not is_cuda else last_tokens(last, who, attention),
     )
+
+
+def last_tokens(rows: Tensor, sequences: Tensor, batch: AttentionBatch) -> LastTokens:
+    """The last tokens [R] of these sequences [R] of a batch."""
+    lengths = batch.context_lens.index_select(0, sequences)
+    attention = AttentionBatch(
+        slot_mapping=batch.slot_mapping.index_select(0, rows),
+        block_tables=batch.block_tables.index_select(0, sequences),
+        context_lens=lengths,
+        cu_seqlens_q=lengths,  # a decode batch does not look at it
+        max_seqlen_q=1,
+        max_context_len=batch.max_context_len,
+    )
+    return LastTokens(rows, attention)
 
 
 def _split(batch: AttentionBatch, num_decodes: int) -> tuple[AttentionBatch, AttentionBatch]:

@@ -21,7 +21,7 @@ from worker_svc.batch_state import BatchState, Rows, Staged
 from worker_svc.block_mover import BlockMover
 from worker_svc.device import end_if_lost
 from worker_svc.grammars import Grammars
-from worker_svc.inputs import ModelInputs
+from worker_svc.inputs import LastTokens, ModelInputs
 from worker_svc.kv_cache import KVCache
 from worker_svc.models import Decoder
 from worker_svc.prompt_reports import Found, find_out
@@ -186,12 +186,13 @@ class ModelRunner:
             self.limits.vocab_size,
         )
 
-    def _forward(self, model_inputs: ModelInputs) -> torch.Tensor:
+    def _forward(self, model_inputs: ModelInputs, last: LastTokens | None = None) -> torch.Tensor:
         return self._model.forward(
             model_inputs.token_ids,
             model_inputs.positions,
             self._kv_cache,
             model_inputs.attention,
+            last,
         )
 
     def _sample(

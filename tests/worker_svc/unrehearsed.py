@@ -52,7 +52,9 @@ def run(runner: CudaRunner, num_decodes: int, *prompts: int) -> None:
         parts = inputs._split(step.attention, num_decodes)
         step = replace(step, attention=replace(step.attention, parts=parts))
     nobody = np.full(num_decodes + len(prompts), -1)
-    part = runner._model.vocab_part(runner._forward(step)[: len(nobody)])
+    all_rows = torch.zeros(len(nobody), dtype=torch.int64, device=META)
+    last = inputs.last_tokens(all_rows, all_rows, step.attention) if prompts else None
+    part = runner._model.vocab_part(runner._forward(step, last))
     for filters in (False, True):
         runner.slots.sample(part, nobody, filters)
 

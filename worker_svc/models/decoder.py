@@ -18,6 +18,7 @@ from kernels.cpu.library import Library
 from worker_svc import model_config
 from worker_svc.attention import AttentionBatch, AttentionStep, HeadLayout
 from worker_svc.embedding import Embedding
+from worker_svc.inputs import LastTokens
 from worker_svc.kv_cache import KVCache
 from worker_svc.layers import MLP, Attention, Destinations, RMSNorm
 from worker_svc.linear import Linear
@@ -129,11 +130,20 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: KVCache,
+        batch: AttentionBatch,
+        last: LastTokens | None = None,
     ) -> Tensor:
-        """Token ids and positions [T] of this step -> hidden states [T, hidden], normed."""
+        """Token ids and positions [T] of this step -> hidden states [T, hidden], normed.
+
+        With `last`, which is for fused layers, those of its tokens alone [R, hidden].
+        """
         if self.fused is not None:
-            return self.fused.forward(token_ids, positions, kv_cache, batch)
+            return self.fused.forward(token_ids, positions, kv_cache, batch, last)
+        assert last is None
         residual = self._embedding(token_ids)  # [T, hidden]
         if self._compiled is not None:
             return self._compiled.forward(residual, positions, kv_cache, batch)

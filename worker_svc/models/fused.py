@@ -19,6 +19,7 @@ from kernels.rope import norm_rope_write_kv
 from worker_svc.attention import AttentionBatch, HeadLayout
 from worker_svc.attention_backend import AttentionChoice
 from worker_svc.embedding import Embedding
+from worker_svc.inputs import LastTokens
 from worker_svc.kv_cache import KVCache
 from worker_svc.layers import MLP, Attention, RMSNorm
 from worker_svc.models.fused_products import (
@@ -119,9 +120,17 @@ class FusedDecoder:
         self._layers = [layer.quickened(adds, chosen) for layer in self._layers]
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: KVCache,
+        batch: AttentionBatch,
+        last: LastTokens | None = None,
     ) -> Tensor:
-        """Token ids [T] -> hidden states [T, hidden], normed."""
+        """Token ids [T] -> hidden states [T, hidden], normed; with `last` [R, hidden].
+
+        Of other tokens than the last ones nothing is wanted of the last layer but keys and values.
+        """
         eps = self._eps
         hidden = self._embed(token_ids)
         for index, layer in enumerate(self._layers):
@@ -131,6 +140,10 @@ class FusedDecoder:
                 qkv, positions, self._cos_sin, k_cache, v_cache, batch.slot_mapping,
                 layer.q_norm, layer.k_norm, eps, rms_of,
             )  # fmt: skip
+            if last is not None and index == len(self._layers) - 1:
+                hidden, q, batch = _of_last(last, hidden, q)
+                if not len(q):
+                    return hidden.residual
             attended = self._attend(q, k_cache, v_cache, batch).flatten(1)  # [T, H D]
             hidden = self._add(layer.o, attended, hidden, Slot.ATTENTION, layer.gate_up)
             inner = layer.gate_up.gated(hidden, eps)  # [T, I]
@@ -215,3 +228,9 @@ class FusedDecoder:
         if batch.is_decode:
             return self.attention.decode.decode(q, k_cache, v_cache, batch, out)
         return self.attention.prefill.prefill(q, k_cache, v_cache, batch, out)
+
+
+def _of_last(last: LastTokens, hidden: Hidden, q: Tensor) -> tuple[Hidden, Tensor, AttentionBatch]:
+    """What a layer goes on with behind its keys and values: the last tokens' rows."""
+    residual = hidden.residual.index_select(0, last.rows)
+    return Hidden(residual), q.index_select(0, last.rows), last.attention
