@@ -1,4 +1,4 @@
-"""Time a layer's products by every algorithm that the library knows, beside torch's own choice.
+"""Time a layer's products by all algorithms that the worker tries, beside torch's own choice.
 
     python -m bench.products --shape qwen3-8b
 

@@ -3,29 +3,46 @@
     x [T, K], weight [N, K], out [T, N]:  out = x @ weight.T, or out += x @ weight.T
 
 The library is cuBLASLt, as torch has loaded it. Asked for a product, torch takes the first that the
-library's heuristic finds; here the heuristic tells all it finds, and whoever has timed them says
-which to take. Sums are float32, those of slices of K too, and rounded once.
+library's heuristic finds; here are others, and whoever has timed them says which to take: all that
+the heuristic names, or its first ones and those of tiles that fit (`cublas_tiles`). Sums are
+float32, those of slices of K too, and rounded once.
 """
 
 import ctypes
 import weakref
-from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import (
+    byref,
+    c_char_p,
+    c_float,
+    c_int,
+    c_int64,
+    c_size_t,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from kernels.cublas_tiles import Tiling, fitting
+
 # The numbers of the library's header.
 _DATA_TYPES = {torch.float16: 2, torch.bfloat16: 14}
 _COMPUTE_32F, _SCALE_32F = 68, 0
 _DESC_TRANSA, _OP_T = 3, 1
 _PREFERENCE_MAX_WORKSPACE_BYTES, _PREFERENCE_REDUCTION_SCHEME_MASK = 1, 3
-_REDUCTION_COMPUTE_TYPE = 2
+_REDUCTION_NONE, _REDUCTION_COMPUTE_TYPE = 0, 2
+_CONFIG_TILE, _CONFIG_SPLITS, _CONFIG_REDUCTION = 1, 2, 3
+_CONFIG_OPTION, _CONFIG_CLUSTER = 5, 8
 
 WORKSPACE_BYTES = 32 << 20
 ALIGNMENT = 256  # of every tensor, in bytes: what the heuristic takes for granted
-_MAX_CANDIDATES = 32
+_MAX_NAMED = 32
+_FEW_NAMED = 2  # of those that the heuristic names, where tiles fit better
 _Algorithm = c_uint64 * 8
 
 
@@ -63,6 +80,9 @@ class CublasLt:
         self._library = _Library(library)
         self._handle = self._library.create("cublasLtCreate", "cublasLtDestroy")
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        properties = torch.cuda.get_device_properties(device)
+        self._is_hopper = properties.major == 9
+        self._num_multiprocessors = int(properties.multi_processor_count)
 
     @property
     def version(self) -> int:
@@ -70,14 +90,10 @@ class CublasLt:
 
     def candidates(self, shape: ProductShape) -> list[bytes]:
         """Algorithms that serve a product, the library's own choice first."""
-        library = self._library
-        problem, preference = _Problem(library, shape), _preference(library)
-        found, count = (_Heuristic * _MAX_CANDIDATES)(), c_int()
-        library.call(
-            "cublasLtMatmulAlgoGetHeuristic", self._handle.pointer, *problem.pointers,
-            preference.pointer, _MAX_CANDIDATES, found, byref(count),
-        )  # fmt: skip
-        return [bytes(one.algorithm) for one in found[: count.value] if one.state == 0]
+        problem = _Problem(self._library, shape)
+        named = self._named(problem)
+        fitted = self._fitted(problem, named[0]) if self._is_hopper and named else []
+        return list(dict.fromkeys([*named[:_FEW_NAMED], *fitted])) if fitted else named
 
     def product(self, shape: ProductShape, algorithm: bytes) -> "LibraryProduct":
         """The product by an algorithm of `candidates`, which may be another process's.
@@ -87,9 +103,52 @@ class CublasLt:
         if len(algorithm) != ctypes.sizeof(_Algorithm):
             raise CublasError(f"an algorithm of {len(algorithm)} bytes, not 64")
         problem, known = _Problem(self._library, shape), _Algorithm.from_buffer_copy(algorithm)
+        self._check(problem, known)
+        return LibraryProduct(self._library, self._handle, problem, known, self._workspace)
+
+    def _named(self, problem: "_Problem") -> list[bytes]:
+        """What the library's heuristic names."""
+        preference = _preference(self._library)
+        found, count = (_Heuristic * _MAX_NAMED)(), c_int()
+        self._library.call(
+            "cublasLtMatmulAlgoGetHeuristic", self._handle.pointer, *problem.pointers,
+            preference.pointer, _MAX_NAMED, found, byref(count),
+        )  # fmt: skip
+        return [bytes(one.algorithm) for one in found[: count.value] if one.state == 0]
+
+    def _fitted(self, problem: "_Problem", named: bytes) -> list[bytes]:
+        """The algorithm by tiles that fit, as far as the library has them."""
+        rows, n = problem.shape.rows, problem.shape.kind.n
+        found = []
+        for tiling in fitting(rows, n, self._num_multiprocessors):
+            try:
+                algorithm = self._tiled(named, tiling)
+                self._check(problem, algorithm)
+            except CublasError:
+                continue
+            found.append(bytes(algorithm))
+        return found
+
+    def _tiled(self, named: bytes, tiling: Tiling) -> "ctypes.Array[c_uint64]":
+        algorithm = _Algorithm.from_buffer_copy(named)
+        for attribute, value in (
+            (_CONFIG_TILE, c_uint32(tiling.tile)),
+            (_CONFIG_SPLITS, c_int(1)),
+            (_CONFIG_REDUCTION, c_uint32(_REDUCTION_NONE)),
+            (_CONFIG_OPTION, c_uint32(tiling.option)),
+            (_CONFIG_CLUSTER, c_uint16(tiling.cluster)),
+        ):
+            self._library.call(
+                "cublasLtMatmulAlgoConfigSetAttribute", byref(algorithm), attribute, byref(value),
+                c_size_t(ctypes.sizeof(value)),
+            )  # fmt: skip
+        return algorithm
+
+    def _check(self, problem: "_Problem", algorithm: "ctypes.Array[c_uint64]") -> None:
+        """Raises CublasError for an algorithm that does not serve."""
         checked = _Heuristic()
         self._library.call(
-            "cublasLtMatmulAlgoCheck", self._handle.pointer, *problem.pointers, byref(known),
+            "cublasLtMatmulAlgoCheck", self._handle.pointer, *problem.pointers, byref(algorithm),
             byref(checked),
         )  # fmt: skip
         if checked.workspace_bytes > WORKSPACE_BYTES:
@@ -97,7 +156,6 @@ class CublasLt:
                 f"the algorithm needs a workspace of {checked.workspace_bytes} bytes, this one "
                 f"has {WORKSPACE_BYTES}"
             )
-        return LibraryProduct(self._library, self._handle, problem, known, self._workspace)
 
 
 class LibraryProduct:

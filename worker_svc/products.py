@@ -16,6 +16,9 @@ from worker_svc.product_clock import ProductClock
 from worker_svc.product_memory import ProductMemory
 from worker_svc.step import Limits
 
+# Counts up with what is tried: what another search has found is measured again.
+_SEARCH = 2
+
 
 def choose(
     model: FusedDecoder, device: torch.device, limits: Limits, group: Group
@@ -37,4 +40,5 @@ def choose(
 def _key(library_version: int, device: torch.device) -> str:
     """What decides which algorithms there are and how long they take."""
     name = torch.cuda.get_device_name(device)
-    return f"{name}, driver {gpu_facts.driver_version()}, cuBLASLt {library_version}"
+    versions = f"driver {gpu_facts.driver_version()}, cuBLASLt {library_version}"
+    return f"{name}, {versions}, search {_SEARCH}"

@@ -18,7 +18,7 @@ from worker_svc.weights import load_weights
 from .random_models import save_random_model
 from .test_cuda_runner import SHAPE
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK_SIZE = 16
 # Of three sequences: tokens before this step and in it. The second has a chunk of a prompt.
 COMPUTED, SCHEDULED = (20, 0, 5), (1, 7, 18)
@@ -26,11 +26,11 @@ COMPUTED, SCHEDULED = (20, 0, 5), (1, 7, 18)
 
 @pytest.fixture(scope="module")
 def fused(tmp_path_factory: pytest.TempPathFactory) -> FusedDecoder:
-    """Fused layers on the CPU, whose kernels Triton interprets."""
+    """Fused layers; on a CPU Triton interprets their kernels."""
     folder: Path = tmp_path_factory.mktemp("models") / "qwen3"
     save_random_model(folder, (Qwen3Config, Qwen3ForCausalLM), SHAPE)
     config = model_config.load(folder)
-    model = Decoder(config, torch.float32, CPU, 64)
+    model = Decoder(config, torch.float32, DEVICE, 64)
     load_weights(folder, dict(model.destinations()), frozenset(), model.sharding.share)
     return model._fuse()
 
@@ -38,7 +38,7 @@ def fused(tmp_path_factory: pytest.TempPathFactory) -> FusedDecoder:
 @pytest.fixture
 def cache(fused: FusedDecoder) -> KVCache:
     torch.manual_seed(1)
-    cache = KVCache(2, 8, BLOCK_SIZE, 2, 16, torch.float32, CPU)
+    cache = KVCache(2, 8, BLOCK_SIZE, 2, 16, torch.float32, DEVICE)
     for layer in range(2):
         for part in cache.layer(layer):
             part.normal_()
@@ -47,25 +47,26 @@ def cache(fused: FusedDecoder) -> KVCache:
 
 def batch() -> tuple[Tensor, Tensor, AttentionBatch]:
     """Token ids, positions and where they are; sequence i has blocks 2i + 1 and 2i + 2."""
-    positions = torch.cat(
-        [torch.arange(a, a + n) for a, n in zip(COMPUTED, SCHEDULED, strict=True)]
-    )
-    sequence = torch.repeat_interleave(torch.arange(3), torch.tensor(SCHEDULED))
-    ends = torch.tensor(COMPUTED) + torch.tensor(SCHEDULED)
-    attention = AttentionBatch(
-        slot_mapping=(2 * sequence + 1) * BLOCK_SIZE + positions,
-        block_tables=torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=torch.int32),
-        context_lens=ends.int(),
-        cu_seqlens_q=torch.tensor([0, 1, 8, 26], dtype=torch.int32),
-        max_seqlen_q=max(SCHEDULED),
-        max_context_len=int(ends.max()),
-    )
-    return 3 + torch.arange(26) % 50, positions, attention
+    with DEVICE:
+        positions = torch.cat(
+            [torch.arange(a, a + n) for a, n in zip(COMPUTED, SCHEDULED, strict=True)]
+        )
+        sequence = torch.repeat_interleave(torch.arange(3), torch.tensor(SCHEDULED))
+        ends = torch.tensor(COMPUTED) + torch.tensor(SCHEDULED)
+        attention = AttentionBatch(
+            slot_mapping=(2 * sequence + 1) * BLOCK_SIZE + positions,
+            block_tables=torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=torch.int32),
+            context_lens=ends.int(),
+            cu_seqlens_q=torch.tensor([0, 1, 8, 26], dtype=torch.int32),
+            max_seqlen_q=max(SCHEDULED),
+            max_context_len=int(ends.max()),
+        )
+        return 3 + torch.arange(26) % 50, positions, attention
 
 
 def run(fused: FusedDecoder, cache: KVCache, last: LastTokens | None) -> tuple[Tensor, Tensor]:
     """Hidden states, and the cache behind the step."""
-    mine = KVCache(2, 8, BLOCK_SIZE, 2, 16, torch.float32, CPU)
+    mine = KVCache(2, 8, BLOCK_SIZE, 2, 16, torch.float32, DEVICE)
     for layer in range(2):
         for to, part in zip(mine.layer(layer), cache.layer(layer), strict=True):
             to.copy_(part)
@@ -77,7 +78,7 @@ def run(fused: FusedDecoder, cache: KVCache, last: LastTokens | None) -> tuple[T
 
 def wanted(*sequences: int) -> LastTokens:
     _, _, attention = batch()
-    which = torch.tensor(sequences, dtype=torch.int64)
+    which = torch.tensor(sequences, dtype=torch.int64, device=DEVICE)
     rows = attention.cu_seqlens_q.long()[1:][which] - 1
     return last_tokens(rows, which, attention)
 

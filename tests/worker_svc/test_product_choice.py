@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from kernels.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductS
 from worker_svc.config import PRODUCTS, WorkerConfig, parse
 from worker_svc.parallel import ALONE, Group, RankFailed
 from worker_svc.product_choice import ByRows, Measure, Timing, choose, quickest, shapes, summary
-from worker_svc.product_clock import MANY_ROWS, in_turn
+from worker_svc.product_clock import MANY_ROWS, in_turn, without_wrong
 from worker_svc.product_memory import Choice, ProductMemory
 
 from .two_ranks import on_two_ranks
@@ -80,6 +81,20 @@ def test_the_quickest_multiplies_if_it_is_worth_a_change() -> None:
     assert quickest([torchs, Timing(QUICK, 98.5)]) == Choice(None, 100, 100)
     assert quickest([torchs, Timing(QUICK, 97.5)]) == Choice(QUICK, 97.5, 100)
     assert quickest([torchs]) == Choice(None, 100, 100)
+
+
+def test_an_algorithm_that_gives_another_product_is_out_and_said_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torchs, slow, quick, quicker = (
+        Timing(algorithm, us)
+        for algorithm, us in ((None, 100.0), (SLOW, 110.0), (QUICK, 90.0), (QUICKER, 80.0))
+    )
+    found = without_wrong(SHAPES[0], [torchs, slow, quick, quicker], [0.0, math.nan, 0.005, 0.9])
+    assert found == [torchs, quick]
+    assert "rows=40" in caplog.text
+    assert "it is nan off torch's" in caplog.text
+    assert "it is 0.9 off torch's" in caplog.text
 
 
 def test_only_what_is_left_to_the_library_and_large_is_asked_for() -> None:
