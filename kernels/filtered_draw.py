@@ -1,23 +1,122 @@
 # mypy: disable-error-code="untyped-decorator"
-"""The draw of one row whose parameters filter, inside a kernel that has a program for the row.
+"""The draws of rows whose parameters filter, each in a program of its own.
 
-    logits [V], their largest, temperature, top-k, top-p, min-p, race key  ->  a token
+    logits [R, V], candidates [2, R, T], slots [R], slot_state [S, NUM_FIELDS]
+      ->  in the candidates of each such row the token it draws, with a score that none exceeds
 
-The row keeps what min-p, then top-k (ties at its bar stay together), then top-p (of equals the
-lower ids first) let pass, and runs a race among them. No row is sorted: bars are found by halving
-the interval of the logits' own bits, 16 for a 16-bit type.
+A row keeps what min-p, then top-k (ties at its bar stay together), then top-p (of equals the lower
+ids first) let pass, and runs a race among them. No row is sorted: bars are found by halving the
+interval of the logits' own bits, 16 for a 16-bit type. That looks at the row's shortlist, or at all
+of the row if filters may keep what is not listed.
 """
 
+import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.race import race_numbers
+from kernels.pdl import has_pdl, launch_options
+from kernels.race import race_key, race_numbers
+from kernels.sample import MAX_TILES
+from kernels.shortlist import NUM_LEVELS, list_end, listed_weight, scale, shortlist
+from kernels.slot_state import MIN_P, NUM_FIELDS, NUM_PROMPT, NUM_TOKENS, SEED, TOP_K, TOP_P
+
+_TILE = 8192
+
+
+def draw_filtered(
+    logits: torch.Tensor, candidates: torch.Tensor, slots: torch.Tensor, slot_state: torch.Tensor
+) -> None:
+    """Replaces the candidates of rows that filter; leaves those of rows that are not finite."""
+    num_rows, vocab_size = logits.shape
+    _, num_candidates, num_tiles = candidates.shape
+    if num_candidates != num_rows or slots.shape != (num_rows,) or logits.stride(1) != 1:
+        raise ValueError(f"{tuple(candidates.shape)=} and {slots.shape=} for {num_rows} rows")
+    if num_rows == 0:
+        return
+    lists = shortlist(logits, candidates, slots, slot_state)
+    num_chunks = lists.totals.shape[1]
+    _draw_kernel[(num_rows,)](
+        logits, candidates, slots, slot_state,
+        lists.logits, lists.token_ids, lists.counts, lists.totals,
+        logits.stride(0), vocab_size, num_tiles, num_chunks,
+        LENGTH=lists.logits.shape[1],
+        MAX_CHUNKS=triton.next_power_of_2(num_chunks),
+        TILES=MAX_TILES,
+        TILE=_TILE,
+        PDL=has_pdl(logits),
+        num_warps=32,
+        **launch_options(logits),
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def _draw_kernel(
+    logits_ptr: tl.tensor,
+    found_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    state_ptr: tl.tensor,
+    list_ptr: tl.tensor,
+    list_ids_ptr: tl.tensor,
+    counts_ptr: tl.tensor,
+    totals_ptr: tl.tensor,
+    stride_row: tl.tensor,
+    vocab_size: tl.tensor,
+    num_tiles: tl.tensor,
+    num_chunks: tl.tensor,
+    LENGTH: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    peak, sharpness = scale(found_ptr, slots_ptr, state_ptr, row, num_tiles, TILES)
+    if sharpness > 0.0:
+        state = state_ptr + tl.load(slots_ptr + row).to(tl.int64) * NUM_FIELDS
+        top_k = tl.load(state + TOP_K).to(tl.int32)
+        top_p = tl.load(state + TOP_P).to(tl.int32).to(tl.float32, bitcast=True)
+        min_p = tl.load(state + MIN_P).to(tl.int32).to(tl.float32, bitcast=True)
+        end, length = list_end(
+            counts_ptr + row * num_chunks * NUM_LEVELS, num_chunks, MAX_CHUNKS, LENGTH
+        )  # fmt: skip
+        chunks = tl.arange(0, MAX_CHUNKS)
+        totals = totals_ptr + row * num_chunks + chunks
+        total = tl.sum(tl.load(totals, mask=chunks < num_chunks, other=0.0), 0)
+        ids_ptr = list_ids_ptr + row * LENGTH
+        is_listed = end == 1  # then all that can win is
+        if (end > 1) & (end < NUM_LEVELS):
+            is_listed = _keeps_listed(
+                list_ptr + row * LENGTH, length, total, listed_weight(end), peak, sharpness,
+                top_k, top_p, min_p, TILE,
+            )  # fmt: skip
+        if is_listed:
+            x_ptr = list_ptr + row * LENGTH
+            num_tokens = length
+        else:
+            x_ptr = logits_ptr + row * stride_row
+            num_tokens = vocab_size
+        position = tl.load(state + NUM_TOKENS) - tl.load(state + NUM_PROMPT)
+        race = race_key(tl.load(state + SEED), position)
+        token = _draw(
+            x_ptr, ids_ptr, num_tokens, is_listed, total, peak, sharpness, top_k, top_p, min_p,
+            race, TILE,
+        )  # fmt: skip
+        found = found_ptr + row * num_tiles
+        tl.store(found, float("inf"))
+        tl.store(found + tl.num_programs(0) * num_tiles, token.to(tl.float64))
 
 
 @triton.jit
-def draw_filtered(
+def _draw(
     x_ptr: tl.tensor,
+    ids_ptr: tl.tensor,
     vocab_size: tl.tensor,
+    is_listed: tl.tensor,
+    total: tl.tensor,
     peak: tl.tensor,
     sharpness: tl.tensor,
     top_k: tl.tensor,
@@ -26,7 +125,10 @@ def draw_filtered(
     race: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The winner of a race among the kept."""
+    """The winner of a race among the kept.
+
+    If they are listed, their tokens are `ids`, and `total` is the weight of the whole row.
+    """
     lowest, highest = _key_range(x_ptr)
     bar = lowest  # the lowest key kept
     if top_k > 0:
@@ -42,7 +144,9 @@ def draw_filtered(
                 end = bar + 1
     num_ties = vocab_size  # how many of the tokens at the bar are kept
     if top_p < 1.0:
-        target = top_p * _mass(x_ptr, vocab_size, peak, sharpness, bar, min_p, TILE)
+        mass = _mass(x_ptr, vocab_size, peak, sharpness, bar, min_p, TILE)
+        # Only where nothing else filters do unlisted tokens count.
+        target = top_p * tl.where(is_listed & (top_k == 0) & (min_p == 0.0), total, mass)
         end = highest
         while end - bar > 1:
             middle = bar + (end - bar) // 2
@@ -54,8 +158,31 @@ def draw_filtered(
         weight = _weight_at(x_ptr, vocab_size, peak, sharpness, bar, TILE)
         num_ties = tl.maximum(1, tl.ceil((target - above) / weight).to(tl.int32))
     return _race(
-        x_ptr, vocab_size, peak, sharpness, bar, min_p, num_ties, race, TILE
+        x_ptr, ids_ptr, vocab_size, is_listed, peak, sharpness, bar, min_p, num_ties, race, TILE
     )  # fmt: skip
+
+
+@triton.jit
+def _keeps_listed(
+    x_ptr: tl.tensor,
+    length: tl.tensor,
+    total: tl.tensor,
+    weight: tl.tensor,
+    peak: tl.tensor,
+    sharpness: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    min_p: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """Whether filters keep nothing but what is on a list that has all tokens from a weight on."""
+    keeps = (top_k > 0) & (length >= top_k)
+    keeps = keeps | (min_p > 1.01 * weight)  # levels are rounded
+    if (top_k == 0) & (min_p == 0.0):
+        lowest, _ = _key_range(x_ptr)
+        mass = _mass(x_ptr, length, peak, sharpness, lowest, min_p, TILE)
+        keeps = mass >= top_p * total
+    return keeps
 
 
 @triton.jit
@@ -138,7 +265,9 @@ def _weight_at(
 @triton.jit
 def _race(
     x_ptr: tl.tensor,
+    ids_ptr: tl.tensor,
     vocab_size: tl.tensor,
+    is_listed: tl.tensor,
     peak: tl.tensor,
     sharpness: tl.tensor,
     bar: tl.tensor,
@@ -153,17 +282,21 @@ def _race(
     best = tl.full([], float("-inf"), tl.float32)
     token = tl.full([], 0, tl.int32)
     for first in range(0, vocab_size, TILE):
-        ids = first + tl.arange(0, TILE)
-        x = _load(x_ptr, ids, vocab_size)
+        i = first + tl.arange(0, TILE)
+        x = _load(x_ptr, i, vocab_size)
+        ids = tl.load(ids_ptr + i, mask=i < tl.where(is_listed, vocab_size, 0), other=0)
+        ids = tl.where(is_listed, ids, i)
         key = _key(x)
         is_tie = (key == bar).to(tl.int32)
         rank = ties_before + tl.cumsum(is_tie, 0)  # from 1 on at the ties
         kept = (key > bar) | ((is_tie > 0) & (rank <= num_ties))
-        kept = kept & (_weights(x, peak, sharpness) >= min_p) & (ids < vocab_size)
+        kept = kept & (_weights(x, peak, sharpness) >= min_p) & (i < vocab_size)
         scores = (x.to(tl.float32) - peak) * sharpness + race_numbers(race, ids)
         scores = tl.where(kept, scores, float("-inf"))
         score, at = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
         token = tl.where(score > best, first + at, token)
         best = tl.maximum(best, score)
         ties_before += tl.sum(is_tie, 0)
+    if is_listed:
+        token = tl.load(ids_ptr + token)
     return token

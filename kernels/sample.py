@@ -9,9 +9,9 @@ The vocabulary may be in P parts, one to a rank, each cut into T tiles. A tile's
 best token and that token's score, both float64: greedy rows score by logit, and rows that filter
 nothing by what wins a race, the sum of scaled logit and a number that is a pure function of seed,
 output position and token. So a token's score is the same in whatever part it is found, and the best
-of all candidates, of equals the lowest token, is the row's token. A row that filters needs all its
-logits (`kernels/filtered_draw.py`), and the largest of them, which is what its candidates are.
-Logits that are not finite give -1; a negative slot gives nothing.
+of all candidates, of equals the lowest token, is the row's token. Rows that filter find the largest
+of their logits, and `kernels/filtered_draw.py` then puts what they draw in place of it. Logits that
+are not finite give -1; a negative slot gives nothing.
 """
 
 from dataclasses import dataclass
@@ -21,29 +21,24 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.filtered_draw import draw_filtered
 from kernels.pdl import has_pdl, launch_options
 from kernels.race import race_key, race_numbers
 from kernels.slot_state import (
-    MIN_P,
+    GREEDY_TEMPERATURE,
     NUM_FIELDS,
     NUM_PROMPT,
     NUM_TOKENS,
     SEED,
     TEMPERATURE,
-    TOP_K,
-    TOP_P,
+    filtering_temperature,
 )
 
-# Below this a temperature counts as 0.
-GREEDY_TEMPERATURE = tl.constexpr(1e-5)
 # Steps whose tokens the ring holds; more than may be in flight.
 RING = 4
 _STEP = 2048  # logits that a program looks at at once
-_MAX_TILES = 128  # of a row's part
+MAX_TILES = 128  # of a row's part
 _MANY_TILES = 2048
 _WIDEST_TILE = 16384
-_FILTER_TILE = 32768  # a pass over a vocabulary is a chain of a few loads, each of many words
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +89,7 @@ def find_candidates(
 def _steps_of_a_tile(num_rows: int, width: int) -> int:
     """Tiles enough to fill a device, and no more, since each has a start and an end."""
     tile_width = min(num_rows * width // _MANY_TILES, _WIDEST_TILE)
-    steps: int = triton.cdiv(max(tile_width, triton.cdiv(width, _MAX_TILES)), _STEP)
+    steps: int = triton.cdiv(max(tile_width, triton.cdiv(width, MAX_TILES)), _STEP)
     return steps
 
 
@@ -102,34 +97,24 @@ def choose(
     candidates: torch.Tensor,
     slots: torch.Tensor,
     into: Tokens,
-    filtered: torch.Tensor | None = None,
 ) -> None:
-    """Writes the token of every row, one that is -1 as token 0 to its slot, and counts it there.
-
-    Rows that filter need the logits [R, V] `filtered`, and candidates of one part. Without them
-    the caller promises that no row does.
-    """
+    """Writes the token of every row, one that is -1 as token 0 to its slot, and counts it there."""
     num_parts, _, num_rows, num_tiles = candidates.shape
-    if num_tiles > _MAX_TILES:
-        raise ValueError(f"{num_tiles} tiles of a part, at most {_MAX_TILES}")
+    if num_tiles > MAX_TILES:
+        raise ValueError(f"{num_tiles} tiles of a part, at most {MAX_TILES}")
     if candidates.dtype != torch.float64 or not candidates.is_contiguous():
         raise ValueError(f"candidates must be contiguous float64, not {candidates.dtype}")
     if slots.shape != (num_rows,) or slots.dtype != torch.int32 or into.ring.shape[1] < num_rows:
         raise ValueError(f"{num_rows} rows for {slots.dtype} slots {slots.shape} and {into.ring=}")
-    if filtered is not None and (num_parts > 1 or filtered.stride(1) != 1):
-        raise ValueError(f"filters look at whole rows, not at {num_parts} parts")
     if num_rows == 0:
         return
-    vocab_size = 0 if filtered is None else filtered.shape[1]
     _choose_kernel[(num_rows,)](
-        candidates, filtered, slots, into.slot_state, into.token_rows, into.num_steps, into.ring,
-        0 if filtered is None else filtered.stride(0),
-        into.token_rows.shape[1], into.ring.shape[1], vocab_size, num_parts, num_tiles,
+        candidates, slots, into.slot_state, into.token_rows, into.num_steps, into.ring,
+        into.token_rows.shape[1], into.ring.shape[1], num_parts, num_tiles,
         RING_LEN=RING,
-        NUM_CANDIDATES=_MAX_TILES * triton.next_power_of_2(num_parts),
-        FILTER_TILE=min(_FILTER_TILE, triton.next_power_of_2(vocab_size)) if vocab_size else 0,
+        NUM_CANDIDATES=MAX_TILES * triton.next_power_of_2(num_parts),
         PDL=has_pdl(candidates),
-        num_warps=32 if vocab_size else 1,
+        num_warps=1,
         **launch_options(candidates),
     )  # fmt: skip
 
@@ -158,7 +143,7 @@ def _find_kernel(
         x_ptr = logits_ptr + row * stride_row
         state = state_ptr + slot * NUM_FIELDS
         temperature = tl.load(state + TEMPERATURE).to(tl.int32).to(tl.float32, bitcast=True)
-        if (temperature < GREEDY_TEMPERATURE) | _filters(state):
+        if (temperature < GREEDY_TEMPERATURE) | (filtering_temperature(state) > 0.0):
             score, token = _find_largest(x_ptr, width, tile * steps, steps, first_token, STEP)
         else:
             position = tl.load(state + NUM_TOKENS) - tl.load(state + NUM_PROMPT)
@@ -236,32 +221,20 @@ def _first_best(scores: tl.tensor, tokens: tl.tensor) -> tl.tensor:
     return tl.where(num_bad > 0, float("nan"), best), token.to(tl.float64)
 
 
-@triton.jit
-def _filters(state: tl.tensor) -> tl.tensor:
-    """Whether a slot's parameters take tokens out of its race."""
-    top_p = tl.load(state + TOP_P).to(tl.int32).to(tl.float32, bitcast=True)
-    min_p = tl.load(state + MIN_P).to(tl.int32).to(tl.float32, bitcast=True)
-    return (tl.load(state + TOP_K) > 0) | (top_p < 1.0) | (min_p > 0.0)
-
-
 @triton.jit(do_not_specialize=["num_parts", "num_tiles"])
 def _choose_kernel(
     found_ptr: tl.tensor,
-    logits_ptr: tl.tensor,
     slots_ptr: tl.tensor,
     state_ptr: tl.tensor,
     token_rows_ptr: tl.tensor,
     num_steps_ptr: tl.tensor,
     ring_ptr: tl.tensor,
-    stride_row: tl.tensor,
     stride_tokens: tl.tensor,
     stride_ring: tl.tensor,
-    vocab_size: tl.tensor,
     num_parts: tl.tensor,
     num_tiles: tl.tensor,
     RING_LEN: tl.constexpr,
     NUM_CANDIDATES: tl.constexpr,
-    FILTER_TILE: tl.constexpr,  # 0: no row filters
     PDL: tl.constexpr,
 ) -> None:
     if PDL:
@@ -281,18 +254,6 @@ def _choose_kernel(
         token = token.to(tl.int32)
         state = state_ptr + slot * NUM_FIELDS
         num_tokens = tl.load(state + NUM_TOKENS)
-        if FILTER_TILE > 0:
-            temperature = tl.load(state + TEMPERATURE).to(tl.int32).to(tl.float32, bitcast=True)
-            if is_finite & (temperature >= GREEDY_TEMPERATURE) & _filters(state):
-                position = num_tokens - tl.load(state + NUM_PROMPT)
-                token = draw_filtered(
-                    logits_ptr + row * stride_row, vocab_size, best.to(tl.float32),
-                    1.0 / temperature,
-                    tl.load(state + TOP_K).to(tl.int32),
-                    tl.load(state + TOP_P).to(tl.int32).to(tl.float32, bitcast=True),
-                    tl.load(state + MIN_P).to(tl.int32).to(tl.float32, bitcast=True),
-                    race_key(tl.load(state + SEED), position), FILTER_TILE,
-                )  # fmt: skip
         at = (tl.load(num_steps_ptr) % RING_LEN) * stride_ring + row
         tl.store(ring_ptr + at, tl.where(is_finite, token, -1))
         known = tl.where(is_finite, token, 0)

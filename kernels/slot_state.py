@@ -1,3 +1,4 @@
+# mypy: disable-error-code="untyped-decorator"
 """A sequence's numbers on the device: one row of int64 per slot, as kernels and host both see it.
 
     slot_state [max_num_seqs, NUM_FIELDS] int64
@@ -7,6 +8,7 @@ are the bits of a float32. Whoever writes a row writes all of it; a sampled toke
 first field and changes nothing else.
 """
 
+import triton
 import triton.language as tl
 
 NUM_TOKENS = tl.constexpr(0)
@@ -17,3 +19,16 @@ TEMPERATURE = tl.constexpr(4)
 TOP_P = tl.constexpr(5)
 MIN_P = tl.constexpr(6)
 NUM_FIELDS = tl.constexpr(8)
+
+# Below this a temperature counts as 0.
+GREEDY_TEMPERATURE = tl.constexpr(1e-5)
+
+
+@triton.jit
+def filtering_temperature(state: tl.tensor) -> tl.tensor:
+    """The temperature of a slot that samples from less than the vocabulary; 0 for any other."""
+    temperature = tl.load(state + TEMPERATURE).to(tl.int32).to(tl.float32, bitcast=True)
+    top_p = tl.load(state + TOP_P).to(tl.int32).to(tl.float32, bitcast=True)
+    min_p = tl.load(state + MIN_P).to(tl.int32).to(tl.float32, bitcast=True)
+    filters = (tl.load(state + TOP_K) > 0) | (top_p < 1.0) | (min_p > 0.0)
+    return tl.where(filters & (temperature >= GREEDY_TEMPERATURE), temperature, 0.0)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.filtered_draw import draw_filtered
 from kernels.sample import RING, Tokens, choose, find_candidates, output_ring
 from kernels.slot_state import (
     MIN_P,
@@ -68,7 +69,9 @@ class SlotsOnDevice:
         if filters:
             part = VocabPart(part.whole())
         found = find_candidates(part.logits, slots, self.slot_state, part.first_token)
-        choose(part.group.gather(found), slots, self._tokens, part.logits if filters else None)
+        if filters:
+            draw_filtered(part.logits, found, slots, self.slot_state)
+        choose(part.group.gather(found), slots, self._tokens)
 
     def count(self) -> int:
         """Counts a launched step that samples; returns the ring row its tokens will be in."""

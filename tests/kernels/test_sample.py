@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels import shortlist
+from kernels.filtered_draw import draw_filtered
 from kernels.sample import RING, Tokens, choose, find_candidates, output_ring
 from kernels.slot_state import NUM_FIELDS
 from worker_svc.random_numbers import race_keys, race_numbers
@@ -61,7 +63,9 @@ class Bench:
             for index, part in enumerate(logits.split(width, dim=1))
         ]
         tokens = Tokens(self.slot_state, self.token_rows, self.num_steps, self.ring)
-        choose(torch.stack(found), column, tokens, logits if filters else None)
+        if filters:
+            draw_filtered(logits, found[0], column, self.slot_state)
+        choose(torch.stack(found), column, tokens)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return self.ring[int(self.num_steps) % RING, : len(slots)].tolist()
@@ -234,3 +238,40 @@ def test_a_row_is_not_finite_if_one_part_of_it_is_not(
     logits[0, 10], logits[1, 20] = float("nan"), 50.0
     bench = Bench({0: Row(temperature), 1: Row(temperature)}, device)
     assert bench.step(logits, [0, 1], filters=False, num_parts=4) == [-1, 20]
+
+
+@pytest.mark.parametrize("length", [8, 300])
+@pytest.mark.parametrize("spread", [0.5, 8.0])
+def test_how_many_tokens_are_listed_changes_no_draw(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, length: int, spread: float
+) -> None:
+    """Wide and narrow nuclei, more and fewer of top-k than are listed."""
+    monkeypatch.setattr(shortlist, "LENGTH", length)
+    rows = {
+        slot: replace(row, top_k=2 * row.top_k, seed=slot) for slot, row in enumerate(FILTERS[1:])
+    }
+    logits = random_logits(len(rows), 5000, torch.bfloat16, seed=length) * spread
+    expected = [drawn(logits[slot], row) for slot, row in rows.items()]
+    assert Bench(rows, device).step(logits, list(rows)) == expected
+
+
+def test_a_shortlist_has_all_tokens_from_its_weight_on_in_their_order(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shortlist, "LENGTH", 256)
+    rows = {0: Row(temperature=0.5, top_p=0.9), 1: Row(temperature=5.0, top_k=3), 2: Row()}
+    logits = random_logits(3, 9000, torch.float32).to(device)
+    slots = torch.arange(3, dtype=torch.int32, device=device)
+    state = state_of(rows, device)
+    lists = shortlist.shortlist(logits, find_candidates(logits, slots, state), slots, state)
+    for slot in (0, 1):
+        scaled = (logits[slot] - logits[slot].max()) / rows[slot].temperature
+        counts = lists.counts[slot].sum(0)
+        assert counts.sum() == 3 * 4096  # with what is behind the row, in level 0
+        assert torch.isclose(lists.totals[slot].sum(), scaled.exp().sum())
+        down_to = counts.flip(0).cumsum(0).flip(0)
+        num_listed = int(down_to[1:][down_to[1:] <= 256].max())
+        assert num_listed > 100
+        listed = scaled.argsort(descending=True, stable=True)[:num_listed].sort().values
+        assert torch.equal(lists.token_ids[slot, :num_listed].long(), listed)
+        assert torch.equal(lists.logits[slot, :num_listed], logits[slot, listed])
