@@ -9,9 +9,9 @@ from worker_svc import compile_ahead, config, ending, head_start, supervisor
 def main(arguments: list[str]) -> int:
     """Runs one worker; returns the exit code."""
     options = config.parse(arguments)
-    if options.tensor_parallel_size > 1:
-        return supervisor.run(options.tensor_parallel_size, arguments, options.rank_timeout_s)
     config.prepare_environment()
+    if options.tensor_parallel_size > 1:
+        return supervisor.run(options)
     ending.prepare()
     compiling = None if options.model is None else compile_ahead.start(options, options.model)
     head_start.begin(options)

@@ -48,6 +48,6 @@ def end_process(ending: Ending, reason: str, with_stacks: bool = False) -> NoRet
     os._exit(ending)
 
 
-def meaning(code: int) -> str:
+def meaning(code: int | None) -> str:
     """An exit code in words."""
     return f"{code}, {Ending(code).name}" if code in set(Ending) else str(code)

@@ -25,8 +25,8 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
 class Lifeline:
     """The rank's end."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._socket = socket.socket(fileno=descriptor)
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
         self._socket.settimeout(BEAT_S)
 
     def start(self) -> None:

@@ -9,8 +9,8 @@ LENGTH = struct.Struct("<I")
 class OrderPipe:
     """One end; it owns the socket."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._socket = socket.socket(fileno=descriptor)
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
         self._reader = self._socket.makefile("rb")
 
     def send(self, message: bytes) -> None:

@@ -31,7 +31,9 @@ def run(
     """Serves until a signal or a failed start-up; returns the exit code."""
     who = f"rank {rank} " if num_ranks > 1 else ""
     logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s"
+        level=logging.INFO,
+        format=f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s",
+        force=True,  # a rank has been forked from a process that logs, too
     )
     if _has_foreign_kernels():
         log.error(

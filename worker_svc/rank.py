@@ -1,12 +1,16 @@
-"""`python -m worker_svc.rank`: one rank of a group, started by the supervisor alone."""
+"""One rank of a group, in a process that the supervisor has forked.
 
-import argparse
-import sys
-from collections.abc import Callable
+Loads torch, unless the supervisor has done so meanwhile; what needs no torch begins before.
+"""
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from worker_svc import compile_ahead, config, ending, head_start
+from worker_svc import compile_ahead, ending, head_start
 from worker_svc.compile_ahead import CompileAhead
 from worker_svc.config import WorkerConfig
 from worker_svc.lifeline import Lifeline
@@ -17,30 +21,35 @@ if TYPE_CHECKING:
     from worker_svc.server import RankServer
 
 
-def main(arguments: list[str]) -> int:
-    """Runs one rank; returns the exit code."""
-    options = _parser().parse_args(arguments)
-    settings = config.parse(options.arguments)
-    config.prepare_environment()
-    ending.prepare()
-    lifeline = Lifeline(options.lifeline)
-    lifeline.start()
-    pipes = [OrderPipe(int(descriptor)) for descriptor in options.orders.split(",")]
+def run(
+    rank: int, config: WorkerConfig, lifeline: socket.socket, orders: Sequence[socket.socket]
+) -> int:
+    """Serves until the supervisor says otherwise, or is no more; returns the exit code."""
+    _be_on_its_own()
+    line = Lifeline(lifeline)
+    line.start()
     compiling = None
-    if options.rank == 0 and settings.model is not None:
-        compiling = compile_ahead.start(settings, settings.model)
-    head_start.begin(settings, options.rank)
-    # Loads torch, which reads the environment.
+    if rank == 0 and config.model is not None:
+        compiling = compile_ahead.start(config, config.model)
+    head_start.begin(config, rank)
     from worker_svc import process  # noqa: PLC0415
     from worker_svc.ranks import Ranks  # noqa: PLC0415
 
-    ranks = Ranks(options.rank, options.size, pipes)
-    make_server = partial(_server, settings, ranks, lifeline, compiling)
-    return process.run(settings, make_server, options.rank, options.size)
+    size = config.tensor_parallel_size
+    ranks = Ranks(rank, size, [OrderPipe(order) for order in orders])
+    return process.run(config, partial(_server, config, ranks, line, compiling), rank, size)
+
+
+def _be_on_its_own() -> None:
+    os.setsid()  # a signal from the terminal comes by way of the supervisor
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    ending.prepare()
 
 
 def _server(
-    settings: WorkerConfig,
+    config: WorkerConfig,
     ranks: "Ranks",
     lifeline: Lifeline,
     compiling: CompileAhead | None,
@@ -50,24 +59,10 @@ def _server(
     from worker_svc.server import WorkerServer  # noqa: PLC0415
 
     if ranks.rank > 0:
-        return Follower(settings, on_failure, ranks)
+        return Follower(config, on_failure, ranks)
 
     def tell_port() -> None:
         lifeline.say_ready(server.port)
 
-    server = WorkerServer(settings, on_failure, ranks, tell_port, compiling)
+    server = WorkerServer(config, on_failure, ranks, tell_port, compiling)
     return server
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m worker_svc.rank", description=__doc__)
-    parser.add_argument("--rank", type=int, required=True, help="which of the ranks")
-    parser.add_argument("--size", type=int, required=True, help="of how many")
-    parser.add_argument("--lifeline", type=int, required=True, help="socket of the supervisor")
-    parser.add_argument("--orders", required=True, help="sockets between rank 0 and the others")
-    parser.add_argument("arguments", nargs="*", help="the worker's options, behind --")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

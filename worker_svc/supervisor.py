@@ -3,7 +3,8 @@
 A rank that dies or falls silent leaves the others in collectives that nobody finishes, so these are
 ended at once and all begin anew: a new incarnation on the same port, which the scheduler attaches
 to as to any worker that comes back. A group that dies before it was ready would do so again, and is
-not started again. Does not load torch.
+not started again. Ranks are forked from here, where all that they import is loaded already: that is
+most of what a start costs. Nothing is computed here, and no device touched.
 """
 
 import logging
@@ -11,16 +12,19 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
 
+from worker_svc.config import WorkerConfig
 from worker_svc.ending import WHERE_ARE_YOU, Ending, meaning
 from worker_svc.lifeline import BEAT_S, Silence, hear, make_pair
 
+FORK = get_context("fork")
 STOP_S = 10.0
 START_SILENCE_S = 60.0
 LAST_WORDS_S = 0.3
@@ -54,8 +58,8 @@ class Loss:
 class Ranks:
     """The processes of one incarnation. Each notices when this one dies: its lifeline ends."""
 
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    lifelines: list[socket.socket] = field(default_factory=list)
+    processes: list[ForkProcess] = field(default_factory=list)
+    lifelines: Sequence[socket.socket] = ()
     port: int = 0  # of rank 0, once it is ready; 0 before
 
     @property
@@ -67,14 +71,14 @@ class Ranks:
         for process in self.processes:
             process.kill()
         for process in self.processes:
-            process.wait()
-        for lifeline in self.lifelines:
-            lifeline.close()
+            process.join()
+        _close(self.lifelines)
 
     def tell_where_they_are(self) -> None:
         """Has each rank that still can log where its threads stand; no interpreter is asked."""
         for process in self.processes:
-            process.send_signal(WHERE_ARE_YOU)  # nothing, if it has ended
+            if process.exitcode is None:
+                os.kill(process.pid or 0, WHERE_ARE_YOU)
         time.sleep(LAST_WORDS_S)
 
     def stop(self) -> int:
@@ -83,25 +87,26 @@ class Ranks:
             process.terminate()
         deadline_s = time.monotonic() + STOP_S
         for process in self.processes:
-            try:
-                process.wait(max(0.0, deadline_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                log.warning("process %d does not stop", process.pid)
-        code = self.processes[0].poll()
+            process.join(max(0.0, deadline_s - time.monotonic()))
+            if process.exitcode is None:
+                log.warning("%s does not stop", process.name)
+        code = self.processes[0].exitcode
         self.kill()
         return 1 if code is None else code
 
 
-def run(size: int, arguments: Sequence[str], rank_timeout_s: float) -> int:
+def run(config: WorkerConfig) -> int:
     """Keeps a group of ranks running until a signal, or until it cannot start."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    port = 0
+    from worker_svc import rank  # noqa: PLC0415 - loads torch, which reads the environment
+
+    port = config.port
     with _signals() as signalled:
         while True:
-            ranks = _start(size, arguments, port)
-            loss = _watch(ranks, signalled, rank_timeout_s)
+            ranks = _start(config, port, rank.run)
+            loss = _watch(ranks, signalled, config.rank_timeout_s)
             if loss is None:
                 return ranks.stop()
             if loss.is_hang:
@@ -111,52 +116,51 @@ def run(size: int, arguments: Sequence[str], rank_timeout_s: float) -> int:
                 log.error("%s before the group was ready", loss.reason)
                 return 1
             log.error("%s: all ranks start again", loss.reason)
-            port, arguments = ranks.port, _without_failpoints(arguments)
+            # Rank 0 on the port that it had, and without the faults that tests have had by now.
+            port, config = ranks.port, replace(config, failpoints=())
 
 
-def _start(size: int, arguments: Sequence[str], port: int) -> Ranks:
-    """All processes, and a socket from rank 0 to each of the others. Rank 0 listens on the port
-    that it had before, if there was one; the last of an option counts."""
-    same_port = ["--port", str(port)] if port else []
-    ranks = Ranks()
-    with ExitStack() as ours:  # their ends of the sockets: nobody else may hold them open
-        pairs = [socket.socketpair() for _ in range(size - 1)]
-        for end in (end for pair in pairs for end in pair):
-            ours.enter_context(end)
-        sockets = [[leading for leading, _ in pairs], *([following] for _, following in pairs)]
-        for rank in range(size):
-            lifeline, theirs = make_pair()
-            ours.enter_context(theirs)
-            ranks.lifelines.append(lifeline)
-            options = [*arguments, *same_port] if rank == 0 else arguments
-            ranks.processes.append(_start_rank(rank, size, theirs, sockets[rank], options))
-            log.info("rank %d is process %d", rank, ranks.processes[rank].pid)
+RunRank = Callable[[int, WorkerConfig, socket.socket, Sequence[socket.socket]], int]
+
+
+def _start(config: WorkerConfig, port: int, run_rank: RunRank) -> Ranks:
+    """All processes, a socket to each, and one from rank 0, which listens on the port, to each of
+    the others."""
+    size = config.tensor_parallel_size
+    lifelines = [make_pair() for _ in range(size)]
+    pairs = [socket.socketpair() for _ in range(size - 1)]
+    orders = [[leading for leading, _ in pairs], *([following] for _, following in pairs)]
+    theirs = [[line, *orders[rank]] for rank, (_, line) in enumerate(lifelines)]
+    ours = [line for line, _ in lifelines]
+    ranks = Ranks(lifelines=ours)
+    for rank in range(size):
+        others = [*ours, *(end for ends in theirs if ends is not theirs[rank] for end in ends)]
+        options = config if rank else replace(config, port=port)
+        arguments = (run_rank, rank, options, theirs[rank], others)
+        process = FORK.Process(target=_be_rank, args=arguments, name=f"rank {rank}")
+        process.start()
+        log.info("rank %d is process %d", rank, process.pid)
+        ranks.processes.append(process)
+    _close(end for ends in theirs for end in ends)
     return ranks
 
 
-def _without_failpoints(arguments: Sequence[str]) -> list[str]:
-    """Each fault that tests order is to happen once, and not once to every group."""
-    after = zip(["", *arguments], arguments, strict=False)
-    option = "--failpoint"
-    return [part for before, part in after if part.partition("=")[0] != option and before != option]
-
-
-def _start_rank(
+def _be_rank(
+    run_rank: RunRank,
     rank: int,
-    size: int,
-    lifeline: socket.socket,
-    sockets: Sequence[socket.socket],
-    arguments: Sequence[str],
-) -> subprocess.Popen[bytes]:
-    orders = [end.fileno() for end in sockets]
-    command = [sys.executable, "-m", "worker_svc.rank", "--rank", str(rank), "--size", str(size)]
-    command += ["--lifeline", str(lifeline.fileno()), "--orders", ",".join(map(str, orders))]
-    return subprocess.Popen(
-        [*command, "--", *arguments],
-        pass_fds=[lifeline.fileno(), *orders],
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,  # a signal from the terminal comes by way of this process
-    )
+    config: WorkerConfig,
+    ours: Sequence[socket.socket],
+    others: Sequence[socket.socket],
+) -> None:
+    """In the new process. A socket ends when nobody holds its other end: we hold our own alone."""
+    _close(others)
+    lifeline, *orders = ours
+    sys.exit(run_rank(rank, config, lifeline, orders))
+
+
+def _close(ends: Iterable[socket.socket]) -> None:
+    for end in ends:
+        end.close()
 
 
 def _watch(ranks: Ranks, signalled: socket.socket, rank_timeout_s: float) -> Loss | None:
@@ -184,18 +188,17 @@ def _watch(ranks: Ranks, signalled: socket.socket, rank_timeout_s: float) -> Los
 @contextmanager
 def _events(ranks: Ranks, signalled: socket.socket) -> Iterator[selectors.BaseSelector]:
     """What may happen to a group; a signal comes without data."""
-    with selectors.DefaultSelector() as selector, ExitStack() as opened:
+    with selectors.DefaultSelector() as selector:
         selector.register(signalled, selectors.EVENT_READ, None)
         for rank, process in enumerate(ranks.processes):
-            pidfd = os.pidfd_open(process.pid)
-            opened.callback(os.close, pidfd)
-            selector.register(pidfd, selectors.EVENT_READ, Ended(rank))
+            selector.register(process.sentinel, selectors.EVENT_READ, Ended(rank))
             selector.register(ranks.lifelines[rank], selectors.EVENT_READ, Spoke(rank))
         yield selector
 
 
 def _end_of(rank: int, ranks: Ranks) -> Loss:
-    code = ranks.processes[rank].wait()
+    ranks.processes[rank].join()
+    code = ranks.processes[rank].exitcode
     return Loss(f"rank {rank} ended with {meaning(code)}", is_hang=code == Ending.STEP_OVERDUE)
 
 

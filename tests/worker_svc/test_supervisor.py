@@ -1,4 +1,4 @@
-"""Who is silent for too long, and what a second start leaves out."""
+"""Who is silent, and for how long; what an end is called."""
 
 import subprocess
 import sys
@@ -8,7 +8,6 @@ import pytest
 
 from worker_svc.ending import Ending, meaning
 from worker_svc.lifeline import BEAT_S, LONGEST_TICK_S, Silence, hear, make_pair
-from worker_svc.supervisor import _without_failpoints
 
 from .conftest import TIMEOUT_S
 
@@ -31,9 +30,9 @@ def test_a_supervisor_that_stood_still_itself_blames_nobody() -> None:
 
 
 RANK = """
-import signal, sys
+import signal, socket, sys
 from worker_svc.lifeline import Lifeline
-lifeline = Lifeline(int(sys.argv[1]))
+lifeline = Lifeline(socket.socket(fileno=int(sys.argv[1])))
 lifeline.say_ready(50053)
 lifeline.start()
 signal.pause()
@@ -55,11 +54,6 @@ def test_the_end_of_a_rank_is_heard() -> None:
     with ours:
         theirs.close()
         assert hear(ours) is None
-
-
-def test_faults_ordered_for_tests_are_not_ordered_again() -> None:
-    arguments = ["--port", "1", "--failpoint", "exit@4", "--failpoint=stall@5", "--device", "cpu"]
-    assert _without_failpoints(arguments) == ["--port", "1", "--device", "cpu"]
 
 
 @pytest.mark.parametrize("ending", Ending)
