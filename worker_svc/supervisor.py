@@ -3,31 +3,26 @@
 A rank that dies or falls silent leaves the others in collectives that nobody finishes, so these are
 ended at once and all begin anew: a new incarnation on the same port, which the scheduler attaches
 to as to any worker that comes back. A group that dies before it was ready would do so again, and is
-not started again. Ranks are forked from here, where all that they import is loaded already: that is
-most of what a start costs. Nothing is computed here, and no device touched.
+not started again. Ranks are forked from here, so all that they import is loaded here, too; it is
+used by none but them.
 """
 
 import logging
-import os
 import selectors
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
-from multiprocessing.context import ForkProcess
+from dataclasses import dataclass, replace
 
+from worker_svc import rank_processes
 from worker_svc.config import WorkerConfig
-from worker_svc.ending import WHERE_ARE_YOU, Ending, meaning
-from worker_svc.lifeline import BEAT_S, Silence, hear, make_pair
+from worker_svc.ending import Ending, meaning
+from worker_svc.lifeline import BEAT_S, Silence, hear
+from worker_svc.rank_processes import Ranks
 
-FORK = get_context("fork")
-STOP_S = 10.0
 START_SILENCE_S = 60.0
-LAST_WORDS_S = 0.3
 
 log = logging.getLogger(__name__)
 
@@ -54,47 +49,6 @@ class Loss:
     is_hang: bool
 
 
-@dataclass(slots=True)
-class Ranks:
-    """The processes of one incarnation. Each notices when this one dies: its lifeline ends."""
-
-    processes: list[ForkProcess] = field(default_factory=list)
-    lifelines: Sequence[socket.socket] = ()
-    port: int = 0  # of rank 0, once it is ready; 0 before
-
-    @property
-    def is_ready(self) -> bool:
-        return self.port > 0
-
-    def kill(self) -> None:
-        """Ends all of them now: what they hold can be rebuilt."""
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.join()
-        _close(self.lifelines)
-
-    def tell_where_they_are(self) -> None:
-        """Has each rank that still can log where its threads stand; no interpreter is asked."""
-        for process in self.processes:
-            if process.exitcode is None:
-                os.kill(process.pid or 0, WHERE_ARE_YOU)
-        time.sleep(LAST_WORDS_S)
-
-    def stop(self) -> int:
-        """Asks all of them to end, and sees to it; returns the exit code of rank 0."""
-        for process in self.processes:
-            process.terminate()
-        deadline_s = time.monotonic() + STOP_S
-        for process in self.processes:
-            process.join(max(0.0, deadline_s - time.monotonic()))
-            if process.exitcode is None:
-                log.warning("%s does not stop", process.name)
-        code = self.processes[0].exitcode
-        self.kill()
-        return 1 if code is None else code
-
-
 def run(config: WorkerConfig) -> int:
     """Keeps a group of ranks running until a signal, or until it cannot start."""
     logging.basicConfig(
@@ -105,7 +59,7 @@ def run(config: WorkerConfig) -> int:
     port = config.port
     with _signals() as signalled:
         while True:
-            ranks = _start(config, port, rank.run)
+            ranks = rank_processes.start(config, port, rank.run)
             loss = _watch(ranks, signalled, config.rank_timeout_s)
             if loss is None:
                 return ranks.stop()
@@ -118,49 +72,6 @@ def run(config: WorkerConfig) -> int:
             log.error("%s: all ranks start again", loss.reason)
             # Rank 0 on the port that it had, and without the faults that tests have had by now.
             port, config = ranks.port, replace(config, failpoints=())
-
-
-RunRank = Callable[[int, WorkerConfig, socket.socket, Sequence[socket.socket]], int]
-
-
-def _start(config: WorkerConfig, port: int, run_rank: RunRank) -> Ranks:
-    """All processes, a socket to each, and one from rank 0, which listens on the port, to each of
-    the others."""
-    size = config.tensor_parallel_size
-    lifelines = [make_pair() for _ in range(size)]
-    pairs = [socket.socketpair() for _ in range(size - 1)]
-    orders = [[leading for leading, _ in pairs], *([following] for _, following in pairs)]
-    theirs = [[line, *orders[rank]] for rank, (_, line) in enumerate(lifelines)]
-    ours = [line for line, _ in lifelines]
-    ranks = Ranks(lifelines=ours)
-    for rank in range(size):
-        others = [*ours, *(end for ends in theirs if ends is not theirs[rank] for end in ends)]
-        options = config if rank else replace(config, port=port)
-        arguments = (run_rank, rank, options, theirs[rank], others)
-        process = FORK.Process(target=_be_rank, args=arguments, name=f"rank {rank}")
-        process.start()
-        log.info("rank %d is process %d", rank, process.pid)
-        ranks.processes.append(process)
-    _close(end for ends in theirs for end in ends)
-    return ranks
-
-
-def _be_rank(
-    run_rank: RunRank,
-    rank: int,
-    config: WorkerConfig,
-    ours: Sequence[socket.socket],
-    others: Sequence[socket.socket],
-) -> None:
-    """In the new process. A socket ends when nobody holds its other end: we hold our own alone."""
-    _close(others)
-    lifeline, *orders = ours
-    sys.exit(run_rank(rank, config, lifeline, orders))
-
-
-def _close(ends: Iterable[socket.socket]) -> None:
-    for end in ends:
-        end.close()
 
 
 def _watch(ranks: Ranks, signalled: socket.socket, rank_timeout_s: float) -> Loss | None:

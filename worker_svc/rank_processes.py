@@ -1,0 +1,110 @@
+"""The processes of a group, forked from one that has imported all they need.
+
+Imports are most of what a start costs, and a group that starts again is waited for. That is safe as
+long as the process forked from computes nothing, touches no device and starts no thread that holds
+a lock.
+"""
+
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
+
+from worker_svc.config import WorkerConfig
+from worker_svc.ending import WHERE_ARE_YOU
+from worker_svc.lifeline import make_pair
+
+STOP_S = 10.0
+LAST_WORDS_S = 0.3
+FORK = get_context("fork")
+
+log = logging.getLogger(__name__)
+
+# What a rank does: given its number, its lifeline and its sockets for orders; returns an exit code.
+RunRank = Callable[[int, WorkerConfig, socket.socket, Sequence[socket.socket]], int]
+
+
+@dataclass(slots=True)
+class Ranks:
+    """The processes of one incarnation. Each notices when this one dies: its lifeline ends."""
+
+    processes: list[ForkProcess] = field(default_factory=list)
+    lifelines: Sequence[socket.socket] = ()
+    port: int = 0  # of rank 0, once it is ready; 0 before
+
+    @property
+    def is_ready(self) -> bool:
+        return self.port > 0
+
+    def kill(self) -> None:
+        """Ends all of them now: what they hold can be rebuilt."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+        _close(self.lifelines)
+
+    def tell_where_they_are(self) -> None:
+        """Has each rank that still can log where its threads stand; no interpreter is asked."""
+        for process in self.processes:
+            if process.pid is not None and process.exitcode is None:
+                os.kill(process.pid, WHERE_ARE_YOU)
+        time.sleep(LAST_WORDS_S)
+
+    def stop(self) -> int:
+        """Asks all of them to end, and sees to it; returns the exit code of rank 0."""
+        for process in self.processes:
+            process.terminate()
+        deadline_s = time.monotonic() + STOP_S
+        for process in self.processes:
+            process.join(max(0.0, deadline_s - time.monotonic()))
+            if process.exitcode is None:
+                log.warning("%s does not stop", process.name)
+        code = self.processes[0].exitcode
+        self.kill()
+        return 1 if code is None else code
+
+
+def start(config: WorkerConfig, port: int, run_rank: RunRank) -> Ranks:
+    """Forks all ranks, with a socket to each, and one from rank 0, which listens on the port, to
+    each of the others. Whoever calls has imported what they need."""
+    size = config.tensor_parallel_size
+    lifelines = [make_pair() for _ in range(size)]
+    pairs = [socket.socketpair() for _ in range(size - 1)]
+    orders = [[leading for leading, _ in pairs], *([following] for _, following in pairs)]
+    theirs = [[line, *orders[rank]] for rank, (_, line) in enumerate(lifelines)]
+    ours = [line for line, _ in lifelines]
+    ranks = Ranks(lifelines=ours)
+    for rank in range(size):
+        others = [*ours, *(end for ends in theirs if ends is not theirs[rank] for end in ends)]
+        options = config if rank else replace(config, port=port)
+        arguments = (run_rank, rank, options, theirs[rank], others)
+        process = FORK.Process(target=_be_rank, args=arguments, name=f"rank {rank}")
+        process.start()
+        log.info("rank %d is process %d", rank, process.pid)
+        ranks.processes.append(process)
+    _close(end for ends in theirs for end in ends)
+    return ranks
+
+
+def _be_rank(
+    run_rank: RunRank,
+    rank: int,
+    config: WorkerConfig,
+    ours: Sequence[socket.socket],
+    others: Sequence[socket.socket],
+) -> None:
+    """In the new process. A socket ends when nobody holds its other end: we hold our own alone."""
+    _close(others)
+    lifeline, *orders = ours
+    sys.exit(run_rank(rank, config, lifeline, orders))
+
+
+def _close(ends: Iterable[socket.socket]) -> None:
+    for end in ends:
+        end.close()
