@@ -1,8 +1,7 @@
-"""The processes of a group, forked from one that has imported all they need.
+"""The processes of a group, forked: what has been imported before need not be imported again.
 
-Imports are most of what a start costs, and a group that starts again is waited for. That is safe as
-long as the process forked from computes nothing, touches no device and starts no thread that holds
-a lock.
+Imports are most of what a start costs, and a group that starts again is waited for. Forking is safe
+as long as this process computes nothing, touches no device and starts no thread that holds a lock.
 """
 
 import logging
@@ -10,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
@@ -18,15 +17,13 @@ from multiprocessing.context import ForkProcess
 from worker_svc.config import WorkerConfig
 from worker_svc.ending import WHERE_ARE_YOU
 from worker_svc.lifeline import make_pair
+from worker_svc.rank import run
 
 STOP_S = 10.0
 LAST_WORDS_S = 0.3
 FORK = get_context("fork")
 
 log = logging.getLogger(__name__)
-
-# What a rank does: given its number, its lifeline and its sockets for orders; returns an exit code.
-RunRank = Callable[[int, WorkerConfig, socket.socket, Sequence[socket.socket]], int]
 
 
 @dataclass(slots=True)
@@ -70,9 +67,9 @@ class Ranks:
         return 1 if code is None else code
 
 
-def start(config: WorkerConfig, port: int, run_rank: RunRank) -> Ranks:
+def start(config: WorkerConfig, port: int) -> Ranks:
     """Forks all ranks, with a socket to each, and one from rank 0, which listens on the port, to
-    each of the others. Whoever calls has imported what they need."""
+    each of the others."""
     size = config.tensor_parallel_size
     lifelines = [make_pair() for _ in range(size)]
     pairs = [socket.socketpair() for _ in range(size - 1)]
@@ -83,7 +80,7 @@ def start(config: WorkerConfig, port: int, run_rank: RunRank) -> Ranks:
     for rank in range(size):
         others = [*ours, *(end for ends in theirs if ends is not theirs[rank] for end in ends)]
         options = config if rank else replace(config, port=port)
-        arguments = (run_rank, rank, options, theirs[rank], others)
+        arguments = (rank, options, theirs[rank], others)
         process = FORK.Process(target=_be_rank, args=arguments, name=f"rank {rank}")
         process.start()
         log.info("rank %d is process %d", rank, process.pid)
@@ -93,7 +90,6 @@ def start(config: WorkerConfig, port: int, run_rank: RunRank) -> Ranks:
 
 
 def _be_rank(
-    run_rank: RunRank,
     rank: int,
     config: WorkerConfig,
     ours: Sequence[socket.socket],
@@ -102,7 +98,7 @@ def _be_rank(
     """In the new process. A socket ends when nobody holds its other end: we hold our own alone."""
     _close(others)
     lifeline, *orders = ours
-    sys.exit(run_rank(rank, config, lifeline, orders))
+    sys.exit(run(rank, config, lifeline, orders))
 
 
 def _close(ends: Iterable[socket.socket]) -> None:

@@ -3,8 +3,8 @@
 A rank that dies or falls silent leaves the others in collectives that nobody finishes, so these are
 ended at once and all begin anew: a new incarnation on the same port, which the scheduler attaches
 to as to any worker that comes back. A group that dies before it was ready would do so again, and is
-not started again. Ranks are forked from here, so all that they import is loaded here, too; it is
-used by none but them.
+not started again. Once a group is ready, this process imports what ranks do, for those it may have
+to fork later; it uses none of it.
 """
 
 import logging
@@ -54,12 +54,10 @@ def run(config: WorkerConfig) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    from worker_svc import rank  # noqa: PLC0415 - loads torch, which reads the environment
-
     port = config.port
     with _signals() as signalled:
         while True:
-            ranks = rank_processes.start(config, port, rank.run)
+            ranks = rank_processes.start(config, port)
             loss = _watch(ranks, signalled, config.rank_timeout_s)
             if loss is None:
                 return ranks.stop()
@@ -123,6 +121,12 @@ def _hear(rank: int, ranks: Ranks, silence: Silence, selector: selectors.BaseSel
     if port:
         ranks.port = port
         log.info("%d ranks are ready, rank 0 on port %d", len(ranks.processes), port)
+        _import_ahead()
+
+
+def _import_ahead() -> None:
+    """What ranks import, so that those who are forked from now on have it."""
+    from worker_svc import follower, process  # noqa: F401, PLC0415 - they load torch
 
 
 def _too_silent(ranks: Ranks, silence: Silence, rank_timeout_s: float) -> Loss | None:
