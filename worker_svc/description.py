@@ -1,8 +1,11 @@
 """What a worker says of itself."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from kernels.cublas_lt import ProductShape
 from worker_svc.attention_backend import Timing
+from worker_svc.product_memory import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Description:
     attention_backend: str
     graph_batch_sizes: tuple[int, ...]  # none on CPU
     attention_timings: tuple[Timing, ...] = ()  # none where there was no choice
+    product_choices: Mapping[ProductShape, Choice] = field(default_factory=dict)  # likewise
     num_host_blocks: int = 0
     rank: int = 0
     world_size: int = 1

@@ -62,14 +62,19 @@ def choose(
     memory: ProductMemory,
     measure: Measure,
     group: Group,
-) -> dict[ProductKind, ByRows]:
-    """The products that are quicker than torch's; every rank has to ask, with the same shapes.
+) -> Choices:
+    """Who multiplies; every rank has to ask, with the same shapes.
 
     What is remembered and still serves is taken; the rest is measured, and remembered.
     """
     told = group.of_first(lambda: json.dumps(dump(_decide(wanted, library, memory, measure))))
     choices = load(json.loads(told))
     log.info("products: %s", summary(choices))
+    return choices
+
+
+def by_kind(choices: Choices, library: Library, group: Group) -> dict[ProductKind, ByRows]:
+    """The products that are quicker than torch's; every rank has to ask."""
     return group.together(lambda: _by_kind(choices, library))
 
 

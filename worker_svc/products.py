@@ -1,16 +1,13 @@
 """What a model multiplies quicker than torch would: all that choosing needs, put together."""
 
-from collections.abc import Mapping
-
 import torch
 
 from kernels import cublas_lt
-from kernels.cublas_lt import ProductKind
 from worker_svc import gpu_facts, product_choice
 from worker_svc.config import kernel_cache
 from worker_svc.decode_graphs import batch_sizes
 from worker_svc.models.fused import FusedDecoder
-from worker_svc.models.fused_products import Quick, is_librarys
+from worker_svc.models.fused_products import is_librarys
 from worker_svc.parallel import Group
 from worker_svc.product_clock import ProductClock
 from worker_svc.product_memory import ProductMemory
@@ -20,21 +17,23 @@ from worker_svc.step import Limits
 _SEARCH = 2
 
 
-def choose(
-    model: FusedDecoder, device: torch.device, limits: Limits, group: Group
-) -> Mapping[ProductKind, Quick]:
-    """For each number of rows that a decode graph has, and for the largest prefill step."""
+def choose(model: FusedDecoder, device: torch.device, limits: Limits, group: Group) -> None:
+    """For each number of rows that a decode graph has, and for the largest prefill step.
+
+    The model multiplies so from now on.
+    """
     weights = model.library_weights()
     counts = (*batch_sizes(limits.max_decode_rows), limits.max_step_tokens)
     wanted = product_choice.shapes(weights, counts, is_librarys)
     library = cublas_lt.open_on(device) if wanted else None
     # Rank 0 may have biases that the others have not, and so less to choose.
     if not group.smallest(lambda: 0 if library is None else len(wanted)):
-        return {}
+        return
     assert library is not None
     clock = ProductClock(library, weights, device)
     memory = ProductMemory(kernel_cache(), _key(library.version, device))
-    return product_choice.choose(wanted, library, memory, clock.measure, group)
+    choices = product_choice.choose(wanted, library, memory, clock.measure, group)
+    model.quicken(choices, product_choice.by_kind(choices, library, group))
 
 
 def _key(library_version: int, device: torch.device) -> str:

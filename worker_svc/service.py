@@ -222,6 +222,17 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
             )
             for timing in description.attention_timings
         ],
+        product_timings=[
+            timing_pb2.ProductTiming(
+                num_rows=shape.rows,
+                num_outputs=shape.kind.n,
+                num_inputs=shape.kind.k,
+                adds=shape.kind.adds,
+                torch_us=choice.torch_us,
+                us=choice.us,
+            )
+            for shape, choice in description.product_choices.items()
+        ],
         graph_batch_sizes=description.graph_batch_sizes,
         num_host_blocks=description.num_host_blocks,
         sends_heartbeats=True,

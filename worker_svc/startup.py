@@ -137,6 +137,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         f"[{limits.num_blocks}, {limits.block_size}, {shape.num_kv_heads}, {shape.head_dim}]",
         attention_backend=model.decoder.attention_backend,
         attention_timings=() if fused is None else fused.attention.timings,
+        product_choices={} if fused is None else fused.product_choices,
         graph_batch_sizes=runner.graph_batch_sizes,
         rank=model.decoder.group.rank,
         world_size=model.decoder.group.size,
@@ -177,7 +178,7 @@ def _choose_products(config: WorkerConfig, model: LoadedModel) -> None:
     from worker_svc import products  # noqa: PLC0415 - Triton is only where CUDA is
 
     limits = _limits(config, model, 1)
-    fused.quicken(products.choose(fused, model.device, limits, model.decoder.group))
+    products.choose(fused, model.device, limits, model.decoder.group)
 
 
 def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:

@@ -29,3 +29,19 @@ class DecodeTime(_message.Message):
     busy_us: int
     idle_us: int
     def __init__(self, num_steps: _Optional[int] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ...) -> None: ...
+
+class ProductTiming(_message.Message):
+    __slots__ = ("num_rows", "num_outputs", "num_inputs", "adds", "torch_us", "us")
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    ADDS_FIELD_NUMBER: _ClassVar[int]
+    TORCH_US_FIELD_NUMBER: _ClassVar[int]
+    US_FIELD_NUMBER: _ClassVar[int]
+    num_rows: int
+    num_outputs: int
+    num_inputs: int
+    adds: bool
+    torch_us: float
+    us: float
+    def __init__(self, num_rows: _Optional[int] = ..., num_outputs: _Optional[int] = ..., num_inputs: _Optional[int] = ..., adds: bool = ..., torch_us: _Optional[float] = ..., us: _Optional[float] = ...) -> None: ...

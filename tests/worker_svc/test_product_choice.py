@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from kernels.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductShape
+from worker_svc import product_choice
 from worker_svc.config import PRODUCTS, WorkerConfig, parse
 from worker_svc.parallel import ALONE, Group, RankFailed
-from worker_svc.product_choice import ByRows, Measure, Timing, choose, quickest, shapes, summary
+from worker_svc.product_choice import ByRows, Measure, Timing, quickest, shapes, summary
 from worker_svc.product_clock import MANY_ROWS, in_turn, without_wrong
 from worker_svc.product_memory import Choice, ProductMemory
 
@@ -24,6 +25,19 @@ UP = ProductKind(24576, 4096, torch.bfloat16, adds=False)
 DOWN = ProductKind(4096, 12288, torch.bfloat16, adds=True)
 SMALL = ProductKind(1024, 1024, torch.bfloat16, adds=False)
 SHAPES = [ProductShape(rows, kind) for rows in (40, 32) for kind in (UP, DOWN)]
+
+
+def choose(
+    wanted: Sequence[ProductShape],
+    library: "Library",
+    memory: ProductMemory,
+    measure: Measure,
+    group: Group,
+) -> dict[ProductKind, ByRows]:
+    """The products that were chosen to take the place of torch's."""
+    choices = product_choice.choose(wanted, library, memory, measure, group)
+    assert set(choices) == set(wanted)
+    return product_choice.by_kind(choices, library, group)
 
 
 class Library:

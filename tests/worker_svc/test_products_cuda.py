@@ -64,6 +64,7 @@ def test_chosen_products_give_the_tokens_of_the_model(
             runner = startup.build_runner(SERVED, loaded, SERVED.num_kv_blocks)
         runner.warm_up()
         outputs.append(generate(runner, prompts, NUM_TOKENS))
+        assert startup.describe(loaded, runner, 1).product_choices
         # What the first start has remembered is not measured by the second.
         monkeypatch.setattr(product_clock.ProductClock, "measure", None)
     assert len(re.findall(r"products: (\d+) of \1 shapes by another", caplog.text)) == 2

@@ -1,13 +1,18 @@
 """The worker through its real gRPC service, against transformers and against itself."""
 
+import dataclasses
 import time
 from pathlib import Path
 
 import grpc
 import pytest
+import torch
 
-from pagewire.v1 import debug_pb2, debug_pb2_grpc, worker_pb2
+from kernels.cublas_lt import ProductKind, ProductShape
+from pagewire.v1 import debug_pb2, debug_pb2_grpc, timing_pb2, worker_pb2
 from rpc.grammar import LLGUIDANCE_VERSION
+from worker_svc.product_memory import Choice
+from worker_svc.service import to_description
 
 from .conftest import VOCAB_SIZE, Attachment, Greedy, Worker, make_prompt, make_sequence
 
@@ -264,3 +269,17 @@ def test_what_is_served_is_described(worker: Worker, llama_folder: Path) -> None
     assert model.llguidance_version == LLGUIDANCE_VERSION
     assert described.description.incarnation > 0
     assert described.description.num_blocks == 64
+
+
+def test_what_was_measured_of_products_is_told(worker: Worker) -> None:
+    described = worker.server.lifecycle.description
+    assert described is not None
+    assert to_description(described).product_timings == []
+    shape = ProductShape(224, ProductKind(4096, 12288, torch.bfloat16, adds=True))
+    choices = {shape: Choice(b"quick", 36.5, 47.1)}
+    told = to_description(dataclasses.replace(described, product_choices=choices)).product_timings
+    assert told == [
+        timing_pb2.ProductTiming(
+            num_rows=224, num_outputs=4096, num_inputs=12288, adds=True, torch_us=47.1, us=36.5
+        )
+    ]

@@ -32,6 +32,7 @@ from worker_svc.models.fused_products import (
 )
 from worker_svc.parallel import Group
 from worker_svc.peer_memory import Slot
+from worker_svc.product_memory import Choices
 from worker_svc.triton_attention import TritonAttention
 
 
@@ -105,6 +106,7 @@ class FusedDecoder:
         self.triton = TritonAttention(heads, head)
         # May be replaced until the first graph is captured.
         self.attention = AttentionChoice(self.triton, self.triton)
+        self.product_choices: Choices = {}
 
     def library_weights(self) -> dict[ProductKind, list[Tensor]]:
         """The weights of all layers that the library multiplies with, by kind."""
@@ -114,8 +116,9 @@ class FusedDecoder:
                 found.setdefault(kind, []).append(weight)
         return found
 
-    def quicken(self, chosen: Mapping[ProductKind, Quick]) -> None:
+    def quicken(self, choices: Choices, chosen: Mapping[ProductKind, Quick]) -> None:
         """Multiplies as chosen from now on; to be called before a graph is captured."""
+        self.product_choices = choices
         adds = self._group.size == 1
         self._layers = [layer.quickened(adds, chosen) for layer in self._layers]
 
