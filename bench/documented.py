@@ -1,4 +1,4 @@
-"""Every number of docs/performance.md that takes one GPU, in one run of less than five minutes.
+"""What docs/performance.md tells of serving on one GPU, in one run of less than five minutes.
 
     python -m bench.documented --json documented.jsonl
 
@@ -27,7 +27,7 @@ from bench.records import STDOUT, add_json
 PART_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 30.0
 SMALL, LARGE = "qwen3-0.6b", "qwen3-8b"
-NAMES = ("startup", "split-small", "runner-small", "split-large")
+NAMES = ("startup", "split-small", "no-grants", "runner-small", "split-large", "kernels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Part:
 
     name: str
     module: str
-    shape: str
+    shape: str | None  # None: it takes no model
     options: tuple[str, ...] = ()
 
 
@@ -45,13 +45,16 @@ def parts(given: argparse.Namespace, kernels: str) -> tuple[Part, ...]:
     small, large, repeat = given.small, given.large, ("--repeat", str(given.repeat))
     to_worker = ("--worker", *given.worker) if given.worker else ()
     by_batch = ("--steps", "1", "8", "32", "128", "256", "--prefill", "16")
+    one_by_one = ("--steps", "256", "--max-grant", "1", "--runs", "0")
     by_batch_large = ("--steps", "1", "32", "256")
     cold_first = ("--kernels", kernels, "--warm-starts", "1")
     return (
         Part("startup", "startup", small, (*cold_first, *to_worker)),
         Part("split-small", "throughput", small, (*by_batch, *repeat, *to_worker)),
+        Part("no-grants", "throughput", small, (*one_by_one, *repeat, *to_worker)),
         Part("runner-small", "gpu_steps", small, repeat),
         Part("split-large", "throughput", large, (*by_batch_large, *repeat, *to_worker)),
+        Part("kernels", "kernels", None, ("--only", "decode", "prefill")),
     )
 
 
@@ -97,15 +100,26 @@ def run_all(
     to_file = () if path is None else ("--json", path)
     for shape in dict.fromkeys(part.shape for part in chosen):
         with ExitStack() as on:
-            folder, is_there = models.get(shape), True
-            if folder is None:
-                folder = on.enter_context(checkpoints.room(shape))
-                is_there = execute("bench.checkpoints", ("--shape", shape, str(folder)))
+            given = _model(shape, models, on)
             for part in (part for part in chosen if part.shape == shape):
-                given = ("--shape", shape, "--model", str(folder.resolve()), *to_file)
-                if not is_there or not execute(f"bench.{part.module}", (*given, *part.options)):
+                options = None if given is None else (*given, *to_file, *part.options)
+                if options is None or not execute(f"bench.{part.module}", options):
                     failed.append(part.name)
     return failed
+
+
+def _model(
+    shape: str | None, models: Mapping[str, Path | None], on: ExitStack
+) -> tuple[str, ...] | None:
+    """What names a shape's checkpoint, which lasts as long as `on`; None: there is none."""
+    if shape is None:
+        return ()
+    folder = models.get(shape)
+    if folder is None:
+        folder = on.enter_context(checkpoints.room(shape))
+        if not execute("bench.checkpoints", ("--shape", shape, str(folder))):
+            return None
+    return ("--shape", shape, "--model", str(folder.resolve()))
 
 
 def execute(module: str, options: Sequence[str]) -> bool:

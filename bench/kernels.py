@@ -287,7 +287,9 @@ GROUPS: dict[str, Callable[[], Iterator[Timing]]] = {
 def main(arguments: Sequence[str]) -> int:
     """Times the ceilings, then the kernels chosen."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
-    parser.add_argument("--only", choices=list(GROUPS), help="time one group of kernels")
+    parser.add_argument(
+        "--only", choices=GROUPS, nargs="+", default=list(GROUPS), help="groups (default: all)"
+    )
     add_json(parser)
     options = parser.parse_args(arguments)
     results = Results(options.json, ["python", "-m", "bench.kernels", *arguments])
@@ -296,8 +298,8 @@ def main(arguments: Sequence[str]) -> int:
     torch.manual_seed(0)
     copy, matmul = ceilings()
     best_bytes, best_flops = copy.num_bytes / copy.us, matmul.flops / matmul.us
-    chosen = [GROUPS[options.only]] if options.only else list(GROUPS.values())
-    for timing in (copy, matmul, *(timing for group in chosen for timing in group())):
+    chosen = (timing for name in options.only for timing in GROUPS[name]())
+    for timing in (copy, matmul, *chosen):
         share = timing.flops / timing.us / best_flops or timing.num_bytes / timing.us / best_bytes
         results.add("kernels", asdict(timing) | {"share_of_ceiling": round(share, 4)})
         library = f"  library {timing.library_us:8.2f} us" if timing.library_us else ""

@@ -28,7 +28,7 @@ def read(text: str) -> list[Line]:
     """The results of a file, the last of each kind."""
     found: dict[tuple[object, ...], Line] = {}
     for line in map(json.loads, filter(None, text.splitlines())):
-        kind = ("benchmark", "shape", "batch", "seed", "num_prompts")
+        kind = ("benchmark", "kernel", "shape", "batch", "max_grant", "seed", "num_prompts")
         found[num_gpus(line), *(line.get(name) for name in kind)] = line
     return list(found.values())
 
@@ -51,6 +51,7 @@ def charts(lines: Sequence[Line]) -> Iterator[tuple[str, Chart]]:
     """A picture of the steps of each shape, and one of the tokens per second; with their names."""
     for (shape, count), others in peers.STEP_MS.items():
         of_shape = [line for line in lines if _is(line, "steps", shape, count)]
+        of_shape = [line for line in of_shape if line.get("max_grant") is None]
         steps = {
             f"batch {line['batch']}": {
                 OURS: line["step_ms"]["median"],
@@ -83,7 +84,7 @@ TABLES: dict[str, tuple[Sequence[str], Row]] = {
     "steps": (
         ("through the split, batch", "step, ms", "each", "device, ms", "idle", "tokens/s"),
         lambda line: (
-            f"{model(line)}, {line['batch']}",
+            f"{model(line)}, {line['batch']}{_grants(line)}",
             f"{line['step_ms']['median']:.3f}",
             _each(line["step_ms"], ".3f"),
             f"{line['device_ms']['median']:.3f}",
@@ -123,6 +124,14 @@ TABLES: dict[str, tuple[Sequence[str], Row]] = {
             f"{line['tokens_per_s']['median']:,.0f}",
         ),
     ),
+    "kernels": (
+        ("kernel", "us", "of the ceiling"),
+        lambda line: (
+            f"{line['kernel']}, {line['shape']}",
+            f"{line['us']:.1f}",
+            f"{line['share_of_ceiling']:.0%}",
+        ),
+    ),
     "startup": (
         ("process start to first token", "cold, s", "warm, s"),
         lambda line: (
@@ -132,6 +141,11 @@ TABLES: dict[str, tuple[Sequence[str], Row]] = {
         ),
     ),
 }
+
+
+def _grants(line: Line) -> str:
+    most = line.get("max_grant")
+    return "" if most is None else f", grants of at most {most}"
 
 
 def _each(spread: Mapping[str, Any], form: str) -> str:

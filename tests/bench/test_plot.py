@@ -79,6 +79,28 @@ def test_two_gpus_are_not_mistaken_for_one(
     assert ">5.17<" in drawn["steps-qwen3-8b.svg"]
 
 
+def test_other_grants_and_kernels_are_told_and_not_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_default = steps(256, 5.1) | {"max_grant": None}
+    one_by_one = steps(256, 5.0) | {"max_grant": 1}
+    kernels = [
+        {"benchmark": "kernels", "kernel": kernel, "shape": "8 x 576", "us": us}
+        | {"share_of_ceiling": 0.376}
+        for kernel, us in (("decode_attention", 11.87), ("prefill_attention", 1145.4))
+    ]
+    results = write(tmp_path / "r.jsonl", by_default, one_by_one, *kernels)
+    assert plot.main([str(results), "--to", str(tmp_path / "drawn")]) == 0
+    told = capsys.readouterr().out
+    assert "| Qwen3-0.6B, 256 | 5.100 |" in told
+    assert "| Qwen3-0.6B, 256, grants of at most 1 | 5.000 |" in told
+    assert "| decode_attention, 8 x 576 | 11.9 | 38% |" in told
+    assert "| prefill_attention, 8 x 576 | 1145.4 | 38% |" in told
+    (picture,) = (tmp_path / "drawn").iterdir()
+    assert ">5.10<" in picture.read_text()
+    assert ">5.00<" not in picture.read_text()
+
+
 def test_a_file_without_steps_and_throughput_is_refused(tmp_path: Path) -> None:
     results = write(tmp_path / "r.jsonl", STARTUP)
     with pytest.raises(SystemExit):
