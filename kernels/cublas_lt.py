@@ -42,6 +42,7 @@ _CONFIG_OPTION, _CONFIG_CLUSTER = 5, 8
 WORKSPACE_BYTES = 32 << 20
 ALIGNMENT = 256  # of every tensor, in bytes: what the heuristic takes for granted
 _MAX_NAMED = 32
+_TRIED_MAJOR = 13
 _FEW_NAMED = 2  # of those that the heuristic names, where tiles fit better
 _Algorithm = c_uint64 * 8
 
@@ -81,8 +82,9 @@ class CublasLt:
         self._handle = self._library.create("cublasLtCreate", "cublasLtDestroy")
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         properties = torch.cuda.get_device_properties(device)
-        self._is_hopper = properties.major == 9
         self._num_multiprocessors = int(properties.multi_processor_count)
+        # Where tiles by their numbers have been tried; an option's bits may mean others elsewhere.
+        self._has_tiles = properties.major == 9 and self.version // 10_000 == _TRIED_MAJOR
 
     @property
     def version(self) -> int:
@@ -92,7 +94,7 @@ class CublasLt:
         """Algorithms that serve a product, the library's own choice first."""
         problem = _Problem(self._library, shape)
         named = self._named(problem)
-        fitted = self._fitted(problem, named[0]) if self._is_hopper and named else []
+        fitted = self._fitted(problem, named[0]) if self._has_tiles and named else []
         return list(dict.fromkeys([*named[:_FEW_NAMED], *fitted])) if fitted else named
 
     def product(self, shape: ProductShape, algorithm: bytes) -> "LibraryProduct":
