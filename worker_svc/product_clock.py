@@ -115,10 +115,10 @@ def in_turn(weights: Sequence[Tensor], num_rows: int) -> list[Tensor]:
 def without_wrong(
     shape: ProductShape, timings: Sequence[Timing], errors: Sequence[float]
 ) -> list[Timing]:
-    """Those whose product was torch's; of others one hears."""
+    """torch's, and those whose product was torch's; of others one hears."""
     found = []
     for timing, error in zip(timings, errors, strict=True):
-        if error <= MAX_ERROR:
+        if timing.algorithm is None or error <= MAX_ERROR:
             found.append(timing)
         else:  # or it is no number
             log.warning("an algorithm for %s is left out: it is %.2g off torch's", shape, error)

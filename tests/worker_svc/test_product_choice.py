@@ -109,6 +109,8 @@ def test_an_algorithm_that_gives_another_product_is_out_and_said_so(
     assert "rows=40" in caplog.text
     assert "it is nan off torch's" in caplog.text
     assert "it is 0.9 off torch's" in caplog.text
+    # Of weights that are not finite no product can be compared, and torch multiplies.
+    assert without_wrong(SHAPES[0], [torchs, slow, quick], [math.nan] * 3) == [torchs]
 
 
 def test_only_what_is_left_to_the_library_and_large_is_asked_for() -> None:
