@@ -19,7 +19,16 @@ from kernels.pdl import has_pdl, launch_options
 from kernels.race import race_key, race_numbers
 from kernels.sample import MAX_TILES
 from kernels.shortlist import NUM_LEVELS, list_end, listed_weight, scale, shortlist
-from kernels.slot_state import MIN_P, NUM_FIELDS, NUM_PROMPT, NUM_TOKENS, SEED, TOP_K, TOP_P
+from kernels.slot_state import (
+    MIN_P,
+    NUM_FIELDS,
+    NUM_PROMPT,
+    NUM_TOKENS,
+    SEED,
+    TOP_K,
+    TOP_P,
+    load_float,
+)
 
 _TILE = 8192
 
@@ -78,8 +87,7 @@ def _draw_kernel(
     if sharpness > 0.0:
         state = state_ptr + tl.load(slots_ptr + row).to(tl.int64) * NUM_FIELDS
         top_k = tl.load(state + TOP_K).to(tl.int32)
-        top_p = tl.load(state + TOP_P).to(tl.int32).to(tl.float32, bitcast=True)
-        min_p = tl.load(state + MIN_P).to(tl.int32).to(tl.float32, bitcast=True)
+        top_p, min_p = load_float(state + TOP_P), load_float(state + MIN_P)
         end, length = list_end(
             counts_ptr + row * num_chunks * NUM_LEVELS, num_chunks, MAX_CHUNKS, LENGTH
         )  # fmt: skip

@@ -31,6 +31,7 @@ from kernels.slot_state import (
     SEED,
     TEMPERATURE,
     filtering_temperature,
+    load_float,
 )
 
 # Steps whose tokens the ring holds; more than may be in flight.
@@ -93,11 +94,7 @@ def _steps_of_a_tile(num_rows: int, width: int) -> int:
     return steps
 
 
-def choose(
-    candidates: torch.Tensor,
-    slots: torch.Tensor,
-    into: Tokens,
-) -> None:
+def choose(candidates: torch.Tensor, slots: torch.Tensor, into: Tokens) -> None:
     """Writes the token of every row, one that is -1 as token 0 to its slot, and counts it there."""
     num_parts, _, num_rows, num_tiles = candidates.shape
     if num_tiles > MAX_TILES:
@@ -142,7 +139,7 @@ def _find_kernel(
     if slot >= 0:
         x_ptr = logits_ptr + row * stride_row
         state = state_ptr + slot * NUM_FIELDS
-        temperature = tl.load(state + TEMPERATURE).to(tl.int32).to(tl.float32, bitcast=True)
+        temperature = load_float(state + TEMPERATURE)
         if (temperature < GREEDY_TEMPERATURE) | (filtering_temperature(state) > 0.0):
             score, token = _find_largest(x_ptr, width, tile * steps, steps, first_token, STEP)
         else:

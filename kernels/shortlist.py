@@ -91,9 +91,8 @@ def _survey_kernel(
     peak, sharpness = scale(found_ptr, slots_ptr, state_ptr, row, num_tiles, TILES)
     if sharpness > 0.0:
         part = row * tl.num_programs(1) + tl.program_id(1)
-        i = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-        x = tl.load(logits_ptr + row * stride_row + i, mask=i < vocab_size, other=float("-inf"))
-        scaled = (x.to(tl.float32) - peak) * sharpness
+        row_ptr = logits_ptr + row * stride_row
+        _, _, scaled = _chunk(row_ptr, vocab_size, peak, sharpness, CHUNK)
         tl.store(totals_ptr + part, tl.sum(tl.exp(scaled), 0))
         counts = tl.histogram(_level(scaled), NUM_LEVELS)
         tl.store(counts_ptr + part * NUM_LEVELS + tl.arange(0, NUM_LEVELS), counts)
@@ -130,9 +129,8 @@ def _list_kernel(
         end, _ = list_end(row_counts, num_chunks, MAX_CHUNKS, LENGTH)
         start = _num_listed(row_counts, chunk, end, MAX_CHUNKS)
         if _num_listed(row_counts, chunk + 1, end, MAX_CHUNKS) > start:
-            i = chunk * CHUNK + tl.arange(0, CHUNK)
-            x = tl.load(logits_ptr + row * stride_row + i, mask=i < vocab_size, other=float("-inf"))
-            scaled = (x.to(tl.float32) - peak) * sharpness
+            row_ptr = logits_ptr + row * stride_row
+            i, x, scaled = _chunk(row_ptr, vocab_size, peak, sharpness, CHUNK)
             is_listed = _level(scaled) >= end
             at = row * LENGTH + start + tl.cumsum(is_listed.to(tl.int32), 0) - 1
             tl.store(list_ptr + at, x, mask=is_listed)
@@ -194,6 +192,20 @@ def scale(
             peak = tl.max(scores, 0).to(tl.float32)
             sharpness = 1.0 / temperature
     return peak, sharpness
+
+
+@triton.jit
+def _chunk(
+    x_ptr: tl.tensor,
+    vocab_size: tl.tensor,
+    peak: tl.tensor,
+    sharpness: tl.tensor,
+    CHUNK: tl.constexpr,
+) -> tl.tensor:
+    """(tokens, logits, logarithms of weights) of this program's chunk of a row."""
+    i = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(x_ptr + i, mask=i < vocab_size, other=float("-inf"))
+    return i, x, (x.to(tl.float32) - peak) * sharpness
 
 
 @triton.jit

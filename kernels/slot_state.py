@@ -25,10 +25,15 @@ GREEDY_TEMPERATURE = tl.constexpr(1e-5)
 
 
 @triton.jit
+def load_float(field: tl.tensor) -> tl.tensor:
+    """The float32 whose bits are in a field."""
+    return tl.load(field).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def filtering_temperature(state: tl.tensor) -> tl.tensor:
     """The temperature of a slot that samples from less than the vocabulary; 0 for any other."""
-    temperature = tl.load(state + TEMPERATURE).to(tl.int32).to(tl.float32, bitcast=True)
-    top_p = tl.load(state + TOP_P).to(tl.int32).to(tl.float32, bitcast=True)
-    min_p = tl.load(state + MIN_P).to(tl.int32).to(tl.float32, bitcast=True)
+    temperature = load_float(state + TEMPERATURE)
+    top_p, min_p = load_float(state + TOP_P), load_float(state + MIN_P)
     filters = (tl.load(state + TOP_K) > 0) | (top_p < 1.0) | (min_p > 0.0)
     return tl.where(filters & (temperature >= GREEDY_TEMPERATURE), temperature, 0.0)
