@@ -23,6 +23,7 @@ from kernels.all_gather import all_gather
 from kernels.all_reduce import all_reduce
 from kernels.rms_norm import add_rms_norm
 from worker_svc import parallel
+from worker_svc.capture_stream import captured
 from worker_svc.parallel import Group
 from worker_svc.peer_memory import Slot
 
@@ -85,16 +86,17 @@ class Bench:
         return Slot.ATTENTION if self._num_calls % 2 else Slot.MLP
 
     def _time(self, call: Callable[[], object]) -> float:
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        def calls() -> None:
+            for _ in range(CALLS):
+                call()
+
+        stream = torch.cuda.Stream()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(stream):
             for _ in range(2):
                 call()
             self.meet(stream)
-            graph.capture_begin(capture_error_mode="thread_local")
-            for _ in range(CALLS):
-                call()
-            graph.capture_end()
+            graph = captured(calls)
             for _ in range(3):
                 graph.replay()
             self.meet(stream)

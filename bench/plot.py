@@ -50,8 +50,11 @@ def model(line: Line) -> str:
 def charts(lines: Sequence[Line]) -> Iterator[tuple[str, Chart]]:
     """A picture of the steps of each shape, and one of the tokens per second; with their names."""
     for (shape, count), others in peers.STEP_MS.items():
-        of_shape = [line for line in lines if _is(line, "steps", shape, count)]
-        of_shape = [line for line in of_shape if line.get("max_grant") is None]
+        of_shape = [
+            line
+            for line in lines
+            if _is(line, "steps", shape, count) and line.get("max_grant") is None
+        ]
         steps = {
             f"batch {line['batch']}": {
                 OURS: line["step_ms"]["median"],

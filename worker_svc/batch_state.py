@@ -224,6 +224,8 @@ class BatchState:
     def prompt_parts(self, staged: Staged) -> list[Part]:
         """What this step computes of prompts that are asked about, in batch order."""
         rows = staged.rows
+        if rows.is_decode:
+            return []
         columns = staged.table.columns[rows.slots]
         begins = np.maximum(columns["report_begin"], rows.num_computed)
         ends = np.minimum(columns["report_end"], rows.num_computed + rows.num_scheduled)

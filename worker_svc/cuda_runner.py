@@ -235,12 +235,12 @@ class CudaRunner(ModelRunner):
             sampling = self.state.sampling_rows(staged) if is_sampling else None
             prepare_us = us_since(started)
             clock.mark()
+            parts = self.state.prompt_parts(staged)
             # Who asks about a prompt wants the hidden states of all its tokens.
-            asks = not rows.is_decode and bool(self.state.prompt_parts(staged))
-            last = None if asks else model_inputs.last
+            last = None if parts else model_inputs.last
             hidden = self._forward(model_inputs, last)  # [T, hidden], or of the last tokens
             clock.mark()
-            asked = self._find_out(staged, hidden) if asks else []
+            asked = self._find_out(parts, hidden)
             if sampling is not None:
                 if last is None and model_inputs.logit_rows is not None:
                     hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]

@@ -24,7 +24,7 @@ from worker_svc.grammars import Grammars
 from worker_svc.inputs import LastTokens, ModelInputs
 from worker_svc.kv_cache import KVCache
 from worker_svc.models import Decoder
-from worker_svc.prompt_reports import Found, find_out
+from worker_svc.prompt_reports import Found, Part, find_out
 from worker_svc.sampler import Sampled, SamplingRows, sample, sample_part
 from worker_svc.step import (
     ROW_DEAD_END,
@@ -154,7 +154,8 @@ class ModelRunner:
         clock.mark()
         hidden = self._forward(model_inputs)  # [T, hidden]
         clock.mark()
-        reports = tuple(found.to_host() for found in self._find_out(staged, hidden))
+        parts = self.state.prompt_parts(staged)
+        reports = tuple(found.to_host() for found in self._find_out(parts, hidden))
         if model_inputs.logit_rows is not None:
             hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
         tokens, logprobs = self._sample(hidden, sampling, rows, clock)
@@ -174,17 +175,10 @@ class ModelRunner:
         if staged.step.moves is not None:
             self._mover.apply(staged.step.moves)
 
-    def _find_out(self, staged: Staged, hidden: torch.Tensor) -> list[Found]:
-        """What is asked about the prompts, from a step's hidden states [T, hidden]."""
-        if staged.rows.is_decode:
-            return []
-        return find_out(
-            self.state.prompt_parts(staged),
-            hidden,
-            self.state.token_rows,
-            self._model.logits,
-            self.limits.vocab_size,
-        )
+    def _find_out(self, parts: list[Part], hidden: torch.Tensor) -> list[Found]:
+        """What is asked about parts of prompts, from a step's hidden states [T, hidden]."""
+        vocab_size = self.limits.vocab_size
+        return find_out(parts, hidden, self.state.token_rows, self._model.logits, vocab_size)
 
     def _forward(self, model_inputs: ModelInputs, last: LastTokens | None = None) -> torch.Tensor:
         return self._model.forward(

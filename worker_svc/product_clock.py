@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 # More than any cache between memory and the processors holds.
 COLD_BYTES = 1 << 28
-MAX_CALLS = 32
+MAX_CALLS = 8
 # One call with so many is long enough to be timed.
 MANY_ROWS = 1024
 ROUNDS = 3
@@ -57,17 +57,17 @@ class ProductClock:
         stream = capture_stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            rivals = [
-                _Rival.of(None, partial(_by_torch, x, out, kind.adds), weights, out, expected)
-            ]
+            rival_of = partial(_Rival.of, weights=weights, out=out, expected=expected)
+            rivals = [rival_of(None, partial(_by_torch, x, out, kind.adds))]
             for algorithm in self._library.candidates(shape):
                 try:
                     product = partial(self._library.product(shape, algorithm), x, out=out)
-                    rivals.append(_Rival.of(algorithm, product, weights, out, expected))
+                    rivals.append(rival_of(algorithm, product))
                 except CublasError as error:
                     log.info("an algorithm for %s is left out: %s", shape, error)
             least_us = _least_us([rival.graph for rival in rivals])
-            errors = torch.stack([rival.error for rival in rivals]).tolist()
+            differences = torch.stack([rival.difference for rival in rivals])
+            errors = (differences / vector_norm(expected, inf)).tolist()
         timings = [
             Timing(rival.algorithm, us / len(weights))
             for rival, us in zip(rivals, least_us, strict=True)
@@ -81,7 +81,7 @@ class _Rival:
 
     algorithm: bytes | None
     graph: torch.cuda.CUDAGraph
-    error: Tensor  # of the product by the first weight, as part of its largest element
+    difference: Tensor  # the largest, of the product by the first weight from torch's
 
     @classmethod
     def of(
@@ -95,13 +95,13 @@ class _Rival:
         """On the current stream."""
         out.zero_()
         multiply(weights[0])  # loads the kernel, too, which a capture does not allow
-        error = vector_norm(out.sub_(expected), inf) / vector_norm(expected, inf)
+        difference = vector_norm(out.sub_(expected), inf)
 
         def calls() -> None:
             for weight in weights:
                 multiply(weight)
 
-        return cls(algorithm, captured(calls), error)
+        return cls(algorithm, captured(calls), difference)
 
 
 def in_turn(weights: Sequence[Tensor], num_rows: int) -> list[Tensor]:
