@@ -48,13 +48,14 @@ serve: $(READY)  ## all three services and a sample answer; ONCE=1 stops after i
 test: $(READY)  ## everything that runs without a GPU
 	$(BIN)/python -m pytest
 
-lint: $(READY) proto-check  ## ruff, mypy, import contracts, buf
+lint: $(READY) proto-check  ## ruff, mypy, import contracts, buf, Markdown
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
+	$(BIN)/pymarkdown --strict-config scan --recurse README.md CONTRIBUTING.md CHANGELOG.md docs
 
 format: $(READY)  ## rewrite to the one format
 	$(BIN)/ruff check --fix .
