@@ -24,7 +24,14 @@ from scheduler_svc.core.intake import Intake
 from scheduler_svc.core.losses import note_loss
 from scheduler_svc.core.moving import Moving
 from scheduler_svc.core.output_lengths import OutputLengths
-from scheduler_svc.core.plan import Finished, OutOfStep, StepOutputs, StepPlan, StepResult
+from scheduler_svc.core.plan import (
+    Finished,
+    OutOfStep,
+    StepOutputs,
+    StepPlan,
+    StepResult,
+    Told,
+)
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.recent import Recent
 from scheduler_svc.core.request import FinishReason, Request
@@ -259,7 +266,7 @@ class Scheduler:
         if (plan.asked or result.reports) and not reports.answers(plan.asked, result.reports):
             raise OutOfStep(f"step {plan.step_id}: its reports are not those asked for")
         self._in_flight.popleft()
-        told: list[reports.Told] = []
+        told: list[Told] = []
         finished: list[Finished] = []
         if plan.asked or plan.prompt_ends:
             told, ends = reports.receive(plan, result.reports, self.residency)
