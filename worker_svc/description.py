@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from kernels.cublas_lt import ProductShape
 from worker_svc.attention_backend import Timing
-from worker_svc.product_memory import Choice
+from worker_svc.models.gemm_choices import Choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from rpc.logprobs import LogprobColumns
+from worker_svc.attention import LastTokens
 from worker_svc.batch_state import BatchState, Staged
 from worker_svc.block_mover import BlockMover
 from worker_svc.device import end_if_lost
 from worker_svc.grammars import Grammars
-from worker_svc.inputs import LastTokens, ModelInputs
+from worker_svc.inputs import ModelInputs
 from worker_svc.kv_cache import KVCache
 from worker_svc.models import Decoder
 from worker_svc.prompt_reports import Found, Part, find_out
