@@ -3,6 +3,7 @@
 A step's device work is waited for before `launch` returns, so every launch is an answer.
 """
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -34,11 +35,13 @@ class EagerRunner(ModelRunner):
             [1],
             [1] * limits.max_decode_rows,
         ):
+            began_s = time.perf_counter()
             model_inputs = inputs.build_idle(limits, lengths, self._device)
             hidden = self._forward(model_inputs)
             logits = self._model.logits(hidden[: len(lengths)])
             for temperature in (0.0, 1.0):
                 sample(logits, SamplingRows.alike(len(lengths), temperature, top_p=0.9))
+            self.rehearsed_s[sum(lengths)] = time.perf_counter() - began_s
 
     def profile(self) -> None:
         """Takes the memory that serving takes, so that it can be measured."""

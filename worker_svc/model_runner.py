@@ -79,6 +79,7 @@ class ModelRunner(ABC):
         self.state = BatchState(limits, device, grammars or Grammars(limits.vocab_size))
         self.records: deque[StepRecord] = deque(maxlen=MAX_RECORDS)  # newest last
         self.decode_time = DecodeTime()
+        self.rehearsed_s: dict[int, float] = {}  # what steps of the warm-up took, by their tokens
         self._clock_before: StepClock | None = None  # of the last step that computed
         self._model = model
         self._kv_cache = kv_cache

@@ -163,6 +163,11 @@ class StepInput:
     wants_state: bool = False
 
     @property
+    def num_tokens(self) -> int:
+        """What it computes; 0 where the rows are those of the step before."""
+        return int(self.num_scheduled.sum()) if len(self.num_scheduled) else len(self.slots)
+
+    @property
     def last_step_id(self) -> int:
         """Itself, or the last step of the grant."""
         return self.step_id + max(self.granted_steps, 1) - 1
