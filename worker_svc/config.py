@@ -169,7 +169,12 @@ def _parser() -> argparse.ArgumentParser:
         "a step that takes longer ends the process, with 72; 0: no limit; None: 30 times what "
         "steps of its size take here, at least 60 s on cuda and 300 s on cpu",
     )
-    add("--rank-timeout-s", float, "a rank that gives no sign of life for so long ends its group")
+    add(
+        "--rank-timeout-s",
+        float,
+        "a rank that gives no sign of life for so long ends its group; up to five times as long "
+        "where such signs come late",
+    )
     add("--all-reduce", str, "sums over ranks: peer memory for small ones, or NCCL", ALL_REDUCES)
     parser.add_argument(
         "--failpoint",
