@@ -39,6 +39,7 @@ from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.sequence import End, Sequence, Status
 from scheduler_svc.core.sliding_window import blocks_needed
 from scheduler_svc.core.timeline import Phase
+from scheduler_svc.core.view import View
 
 
 class Scheduler:
@@ -47,6 +48,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.residency = Residency(config)
+        self.view = View(self.residency)
         self._planner = Planner(config, self.residency)
         self.counters = self._planner.counters
         self._in_flight: deque[StepPlan] = deque()

@@ -146,11 +146,11 @@ async def test_a_cancelled_call_frees_its_blocks(make_cluster: MakeCluster) -> N
         )
         await call.read()
         core = cluster.core
-        assert core.residency.pool.num_free < core.residency.pool.num_blocks - 1
+        assert core.view.num_free_blocks < core.view.num_blocks
         call.cancel()
         await cluster.until(lambda: core.num_running == 0)
         steps = core.counters.num_steps
-        await cluster.until(lambda: core.residency.pool.num_free == 4095)
+        await cluster.until(lambda: core.view.num_free_blocks == 4095)
         assert core.counters.num_steps - steps <= 2
 
 
@@ -217,7 +217,7 @@ async def test_a_session_that_ends_aborts_its_requests(make_cluster: MakeCluster
         await cluster.until(lambda: core.num_running == 4)
         await gateway.close()
         await cluster.until(lambda: core.num_running == 0)
-        await cluster.until(lambda: core.residency.pool.num_free == 4095)
+        await cluster.until(lambda: core.view.num_free_blocks == 4095)
 
 
 async def test_abort_by_id_tells_the_requests_own_client(make_cluster: MakeCluster) -> None:

@@ -160,7 +160,7 @@ def test_the_recording_has_everything_that_may_happen(recorded: tuple[Path, Made
     assert report.divergence is None, str(report.divergence)
     assert report.num_steps >= NUM_STEPS
     assert report.num_tokens == core.num_output_tokens > NUM_STEPS
-    assert report.num_preemptions == core.residency.num_preemptions > 10
+    assert report.num_preemptions == core.view.num_preemptions > 10
     assert report.num_workers_lost == 1
     assert core.counters.prefix_hit_tokens > 100
     assert core.counters.num_prefill_tokens > 24 * 10  # more than fits in a step, so in chunks

@@ -58,7 +58,7 @@ async def test_what_a_service_did_replays(
     assert report.divergence is None, str(report.divergence)
     assert report.num_steps == core.counters.num_steps
     assert report.num_tokens == core.num_output_tokens
-    assert report.num_preemptions == core.residency.num_preemptions > 0
+    assert report.num_preemptions == core.view.num_preemptions > 0
     assert report.num_workers_lost > 0
 
 
