@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from rpc.sampling import GREEDY_TEMPERATURE
 from worker_svc import logprobs
 from worker_svc.adjustments import Adjustments, adjust
 from worker_svc.logprobs import Logprobs
 from worker_svc.random_numbers import race_keys, race_numbers
-from worker_svc.step import GREEDY_TEMPERATURE, IntColumn, no_entries
+from worker_svc.step import IntColumn, no_entries
 from worker_svc.vocab_part import VocabPart
 
 # Candidates looked at for a filtered row: nearly always enough, and far cheaper than sorting a

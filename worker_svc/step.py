@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rpc.logprobs import LogprobColumns
 from rpc.prompt_reports import PromptReport
+from rpc.sampling import GREEDY_TEMPERATURE
 from rpc.state_hash import StateHashes
 
 IntColumn = NDArray[np.int64]
@@ -20,9 +21,6 @@ IntColumn = NDArray[np.int64]
 ROW_OK = 0
 ROW_NOT_FINITE = 1
 ROW_DEAD_END = 60
-
-# Below this a temperature counts as 0: dividing by it would leave nothing but the maximum anyway.
-GREEDY_TEMPERATURE = 1e-5
 
 
 def no_entries() -> IntColumn:

@@ -14,7 +14,8 @@ from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
 from rpc.columns import pack
 from scheduler_svc.config import parse
 from scheduler_svc.core import Policy
-from simulator.fake_worker import FakeModel, StepTime
+from scheduler_svc.core.step_time import StepTime
+from simulator.fake_worker import FakeModel
 from tests.scheduler_svc.conftest import obey, pushback_s
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]

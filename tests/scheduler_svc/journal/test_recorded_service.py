@@ -11,10 +11,11 @@ import pytest
 
 from pagewire.v1 import scheduler_pb2, types_pb2
 from scheduler_svc.config import parse
+from scheduler_svc.core.step_time import StepTime
 from scheduler_svc.journal.recording import Recording
 from scheduler_svc.journal.replay import replay
 from scheduler_svc.journal.start import RecordOptions
-from simulator.fake_worker import FakeModel, StepTime
+from simulator.fake_worker import FakeModel
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 
