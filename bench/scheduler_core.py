@@ -66,8 +66,8 @@ def make_scheduler(num_running: int, context: int, num_waiting: int) -> Schedule
 
 def has_prefill(scheduler: Scheduler) -> bool:
     """Somebody has more than one token to compute."""
-    table, slots = scheduler.residency.table, scheduler.residency.roster.slots
-    return bool((table.num_planned[slots] - table.num_computed[slots] > 1).any())
+    view, slots = scheduler.view, scheduler.view.running_slots()
+    return bool((view.num_planned[slots] - view.num_computed[slots] > 1).any())
 
 
 def answer(plan: StepPlan) -> StepResult:

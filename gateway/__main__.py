@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import time
 
 import uvloop
 
@@ -15,7 +16,7 @@ from rpc.server import PortInUse
 
 def main() -> int:
     """Returns the exit code: 0 after a wanted end, 1 when it could not start."""
-    config = parse_args()
+    config = parse_args(own_start_s=time.process_time())
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

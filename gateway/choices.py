@@ -6,9 +6,9 @@ from hashlib import blake2b
 
 from gateway.errors import invalid
 from gateway.generation import GenerationRequest, Usage
+from rpc.sampling import GREEDY_TEMPERATURE
 
 MAX_CHOICES = 16
-GREEDY_TEMPERATURE = 1e-5
 
 
 def expand(request: GenerationRequest, num_choices: int | None) -> list[GenerationRequest]:

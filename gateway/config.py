@@ -13,6 +13,8 @@ DEFAULT_GRPC_PORT = 50051
 MAX_PORT = 65535
 MAX_PROCESSES = 128
 MAX_TIMEOUT_S = 3600.0
+SCHEDULER_TIMEOUT_S = 30.0
+_STARTS = 20.0  # times what it took this process to start, a scheduler may be gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class GatewayConfig:
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     shutdown_grace_s: float = 30.0
-    scheduler_timeout_s: float = 30.0
+    scheduler_timeout_s: float = SCHEDULER_TIMEOUT_S
     processes: int = 1
     share_ports: bool = False  # with the other children of a supervisor
 
@@ -62,7 +64,13 @@ def _is_header_text(key: str) -> bool:
     return key.isascii() and key.isprintable() and key == key.strip() and key != ""
 
 
-def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
+def scheduler_patience_s(own_start_s: float) -> float:
+    """How long to wait for another scheduler by default, where this process took so many seconds
+    of the CPU to start: the other one starts about as fast."""
+    return min(max(SCHEDULER_TIMEOUT_S, round(_STARTS * own_start_s)), MAX_TIMEOUT_S)
+
+
+def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> GatewayConfig:
     """The configuration that a command line asks for; exits with a usage message if it is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m gateway",
@@ -93,9 +101,10 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
     add(
         "--scheduler-timeout-s",
         type=float,
-        default=30.0,
+        default=scheduler_patience_s(own_start_s),
         metavar="S",
-        help="how long requests wait for a scheduler that is gone (0: they fail at once)",
+        help="how long requests wait for a scheduler that is gone (0: they fail at once); unless "
+        "given, 30 s, or 20 times the CPU time of this process's start if that is longer",
     )
     add(
         "--processes",

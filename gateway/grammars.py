@@ -7,7 +7,6 @@ from typing import Any
 
 from gateway import json_schema
 from gateway.errors import RequestError, invalid, unsupported
-from gateway.generation import ServedModel
 from gateway.structure import CallList, JsonSchema, Structure
 from rpc.grammar import BadGrammar, BadVocabulary, Vocabulary, new_matcher, read_vocabulary
 
@@ -22,13 +21,17 @@ class Grammars:
         self._vocabulary = lru_cache(1)(self._read_vocabulary)
         self._check_once = lru_cache(MAX_KNOWN_GRAMMARS)(self._check)
 
-    async def resolve(self, structure: Structure, model: ServedModel) -> str:
-        """The grammar behind a structure; raises RequestError naming the place at fault."""
-        return await asyncio.to_thread(self._resolve, structure, model)
+    async def resolve(
+        self, structure: Structure, vocab_size: int, eos_token_ids: tuple[int, ...]
+    ) -> str:
+        """The grammar of a structure; raises RequestError naming the place at fault."""
+        return await asyncio.to_thread(self._resolve, structure, vocab_size, eos_token_ids)
 
-    def _resolve(self, structure: Structure, model: ServedModel) -> str:
+    def _resolve(
+        self, structure: Structure, vocab_size: int, eos_token_ids: tuple[int, ...]
+    ) -> str:
         grammar = structure.to_grammar()
-        check = partial(self._check_once, model.vocab_size, model.eos_token_ids)
+        check = partial(self._check_once, vocab_size, eos_token_ids)
         try:
             check(grammar)
         except BadVocabulary as error:

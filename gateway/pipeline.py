@@ -123,7 +123,9 @@ class Pipeline:
         sampling = await self._resolve_bad_words(request)
         sampling = replace(sampling, num_prompt_logprobs=wish.most_top)
         if request.structure is not None:
-            grammar = await self._grammars.resolve(request.structure, model)
+            grammar = await self._grammars.resolve(
+                request.structure, model.vocab_size, model.eos_token_ids
+            )
             sampling = replace(sampling, grammar=grammar)
         reader = OutputReader(
             self._output_text(request),

@@ -14,9 +14,11 @@ from gateway.scheduler_link import SchedulerLink
 from gateway.tokenizer import Tokenizer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from rpc.grammar import LLGUIDANCE_VERSION
+from rpc.patience import Patience
 
 POLL_INTERVAL_S = 1.0
 POLL_TIMEOUT_S = 2.0
+LONGEST_POLL_S = 30.0  # of a scheduler that did not answer in time before
 
 log = logging.getLogger("gateway.readiness")
 
@@ -55,6 +57,7 @@ class ReadinessWatch:
         self._tokenizer = tokenizer
         self._served_name = served_name
         self._poll_interval_s = poll_interval_s
+        self._patience = Patience(POLL_TIMEOUT_S, LONGEST_POLL_S)
         self._is_draining = False
         self._warned_of = ""  # a version of llguidance
         self.current = Readiness(False, "the scheduler has not answered yet", None)
@@ -102,10 +105,16 @@ class ReadinessWatch:
     async def _poll(self) -> Readiness:
         request = scheduler_pb2.GetStatusRequest()
         try:
-            status = await self._stub.GetStatus(request, timeout=POLL_TIMEOUT_S)
+            status = await self._stub.GetStatus(request, timeout=self._patience.limit_s)
         except grpc.aio.AioRpcError as error:
             problem = f"{error.code().name}: {error.details()}"
-            return Readiness(False, f"the scheduler does not answer: {problem}", None)
+            reason, is_late = f"the scheduler does not answer: {problem}", is_timeout(error)
+            if is_late:
+                self._patience.gave_up()
+            # Its stream tells whether it is gone. If it is slow, requests wait there.
+            model = self.current.model if is_late and self._link.is_open else None
+            return Readiness(False, reason, model)
+        self._patience.fade(self._poll_interval_s)
         if not status.HasField("model"):
             reason = status.reason or "no worker has attached yet"
             return Readiness(False, f"the scheduler is not ready: {reason}", None)
@@ -118,6 +127,11 @@ class ReadinessWatch:
         if not status.ready:
             return Readiness(False, f"the scheduler is not ready: {status.reason}", model)
         return Readiness(True, "", model)
+
+
+def is_timeout(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a call ended for want of time, which says nothing of the peer."""
+    return error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def mismatch(tokenizer: Tokenizer, model: ServedModel) -> str | None:

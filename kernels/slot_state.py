@@ -20,7 +20,8 @@ TOP_P = tl.constexpr(5)
 MIN_P = tl.constexpr(6)
 NUM_FIELDS = tl.constexpr(8)
 
-# Below this a temperature counts as 0.
+# Below this a temperature counts as 0. Kernels import nothing of ours: a test compares it with the
+# services' GREEDY_TEMPERATURE.
 GREEDY_TEMPERATURE = tl.constexpr(1e-5)
 
 

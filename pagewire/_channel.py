@@ -143,12 +143,13 @@ class ReadyWait:
     """The rule of wait_until_ready: which failures to sit out, and for how long."""
 
     POLL_S = 0.2
-    ATTEMPT_S = 2.0
+    ATTEMPT_S = 2.0  # the first; each that the server does not answer in time doubles the next
 
     def __init__(self, target: str, timeout_s: float) -> None:
         self._target = target
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
+        self._attempt_s = self.ATTEMPT_S
         self._reason = "it does not answer"
         self.models: tuple[Model, ...] = ()
 
@@ -160,13 +161,15 @@ class ReadyWait:
                 f"{self._target} is not ready after {self._timeout_s:g} s: {self._reason}",
                 code="DEADLINE_EXCEEDED",
             )
-        return min(self.ATTEMPT_S, remaining)
+        return min(self._attempt_s, remaining)
 
     def sit_out(self, error: PagewireError) -> None:
         """Notes why it is not ready yet; raises what waiting cannot cure."""
         if isinstance(error, Unavailable):
             self._reason = str(error)
-        elif not isinstance(error, DeadlineExceeded):  # which says nothing beyond "no answer"
+        elif isinstance(error, DeadlineExceeded):  # which says nothing beyond "no answer"
+            self._attempt_s *= 2
+        else:
             raise error
 
     def note(self, models: tuple[Model, ...]) -> None:

@@ -153,13 +153,15 @@ def _add_detection_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=10.0,
         help="seconds after which a step counts as hung and the worker as lost; ten times the time "
-        "it should take, by the steps measured, if that is longer, and 60 before any is",
+        "it should take, by the steps measured here or at the worker's start, if that is longer, "
+        "and at least 60 before any is",
     )
     parser.add_argument(
         "--heartbeat-timeout-s",
         type=float,
         default=3.0,
-        help="seconds of silence after which a worker counts as lost",
+        help="seconds of silence after which a worker counts as lost; up to five times as long "
+        "for one whose signs of life come late",
     )
 
 

@@ -1,7 +1,6 @@
 """DebugService of the scheduler: its requests, blocks and steps in words. Prompts never appear."""
 
 import time
-from collections import defaultdict
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -61,12 +60,12 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
             )
             raise AssertionError("abort raises")
         group, sequence = found
-        table, now_s = core.residency.table, time.monotonic()
+        now_s = time.monotonic()
         not_ready = "" if group.is_ready else group.reason
         elsewhere = {g.address: g.trace for g in self._engine.groups if g is not group}
         return debug_pb2.DescribeRequestResponse(
             request=_summary(group, core, sequence, now_s),
-            block_ids=table.blocks(sequence.slot) if sequence.slot is not None else (),
+            block_ids=core.view.block_ids(sequence),
             sampling=_sampling(sequence),
             story=[
                 *tell_before(sequence, elsewhere),
@@ -102,32 +101,27 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
         if core is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, group.reason)
             raise AssertionError("abort raises")
-        pool, limit = core.residency.pool, request.limit or DEFAULT_BLOCKS
-        holders = _holders(core)
-        cached = (b for b in pool.free_queue() if pool.cache.hash_of(b) is not None)
-        in_use = (b for b in range(1, pool.num_blocks) if pool.ref_count(b))
-        shown = list(islice(in_use, limit))
-        shown += islice(cached, limit - len(shown))
-        usable = pool.num_blocks - 1
+        view, limit = core.view, request.limit or DEFAULT_BLOCKS
         return debug_pb2.DumpBlockPoolResponse(
-            num_blocks=usable,
-            num_free=pool.num_free,
-            num_cached=len(pool.cache),
-            block_size=pool.block_size,
+            num_blocks=view.num_blocks,
+            num_free=view.num_free_blocks,
+            num_cached=view.num_cached_blocks,
+            block_size=view.block_size,
             blocks=[
                 debug_pb2.BlockSummary(
-                    block_id=block_id,
-                    ref_count=pool.ref_count(block_id),
-                    hash="" if (h := pool.cache.hash_of(block_id)) is None else f"{h:016x}",
-                    request_ids=holders.get(block_id, ()),
+                    block_id=block.block_id,
+                    ref_count=block.ref_count,
+                    hash="" if block.block_hash is None else f"{block.block_hash:016x}",
+                    request_ids=block.request_ids,
                 )
-                for block_id in shown
+                for block in islice(view.blocks(), limit)
             ],
-            free_queue=islice(pool.free_queue(), limit),
+            free_queue=islice(view.free_blocks(), limit),
             worker_address=group.address,
             summary=(
-                f"{usable - pool.num_free} of {usable} blocks of {pool.block_size} tokens are in "
-                f"use ({pool.usage:.1%}), {len(pool.cache)} hold content a prefix can hit"
+                f"{view.num_blocks - view.num_free_blocks} of {view.num_blocks} blocks of "
+                f"{view.block_size} tokens are in use ({view.block_usage:.1%}), "
+                f"{view.num_cached_blocks} hold content a prefix can hit"
             ),
         )
 
@@ -161,22 +155,12 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
         )
 
 
-def _holders(core: Scheduler) -> dict[int, list[str]]:
-    holders: dict[int, list[str]] = defaultdict(list)
-    for sequence in core.residency.roster.sequences:
-        assert sequence.slot is not None
-        for block_id in core.residency.table.held_blocks(sequence.slot):
-            holders[block_id].append(sequence.request.request_id)
-    return holders
-
-
 def _summary(
     group: WorkerGroup, core: Scheduler, sequence: Sequence, now_s: float
 ) -> debug_pb2.RequestSummary:
-    table, slot = core.residency.table, sequence.slot
-    num_tokens = len(sequence.token_ids) if slot is None else int(table.num_tokens[slot])
-    num_computed = 0 if slot is None else int(table.num_computed[slot])
-    num_blocks = 0 if slot is None else int(table.num_blocks[slot])
+    slot, num_tokens = sequence.slot, core.view.num_tokens(sequence)
+    num_computed = core.view.num_computed_tokens(sequence)
+    num_blocks = core.view.num_blocks_of(sequence)
     age_s = sequence.timeline.age_s(now_s)
     where = "" if slot is None else f" in slot {slot}"
     return debug_pb2.RequestSummary(

@@ -183,7 +183,7 @@ class Engine:
         places, now_s = self._places(), time.monotonic()
         ready = [place for place in places if place.group.is_ready]
         for place in places:
-            if place.core.residency.is_worker_away and place.core.num_waiting:
+            if place.core.view.is_worker_away and place.core.num_waiting:
                 move_all(place, ready, now_s)
 
     async def run(self) -> None:

@@ -45,16 +45,13 @@ def find_life(core: Scheduler, request_id: str, now_s: float) -> Life | None:
     """A request that is live, or ended not too long ago."""
     sequence, past = core.find(request_id), core.recent.find(request_id)
     if sequence is not None:
-        slot = sequence.slot
-        table = core.residency.table
-        num_tokens = len(sequence.token_ids) if slot is None else int(table.num_tokens[slot])
         return Life(
             request_id=request_id,
             state=sequence.status.value,
             message="",
             num_prompt_tokens=sequence.num_prompt,
             num_cached_tokens=sequence.num_cached or 0,
-            num_output_tokens=num_tokens - sequence.num_prompt,
+            num_output_tokens=core.view.num_tokens(sequence) - sequence.num_prompt,
             num_preemptions=sequence.num_preemptions,
             arrival_s=sequence.request.arrival_s,
             until_s=now_s,

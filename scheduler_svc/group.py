@@ -152,7 +152,8 @@ class WorkerGroup:
             raise WrongWorker("it has no host blocks (--host-blocks), which preemption swap needs")
         if worker.incarnation != self._incarnation:
             self._incarnation = worker.incarnation
-            self.pace.new_worker()
+            self.pace.new_worker(worker.rehearsed_steps)
+            self._worker.patience.forget()
         self._served.check(worker.model)
         self.attention_backend = worker.attention_backend
         self.all_reduce = worker.all_reduce
@@ -194,6 +195,7 @@ class WorkerGroup:
             if oldest is not None and step_s > self._config.step_timeout_s:
                 limit_s = self.pace.timeout_s(oldest, self._config.step_timeout_s)
                 if step_s > limit_s:
+                    self.pace.gave_up(oldest, step_s)
                     why = f"no answer to step {oldest.step_id} within {limit_s:.1f} s"
             if why:
                 link.lose(why)

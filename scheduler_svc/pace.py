@@ -4,6 +4,10 @@ Measures steps for the core's forecast and keeps the last forecast for a moment:
 is asked for at every refusal.
 """
 
+from collections.abc import Iterable
+
+from pagewire.v1 import timing_pb2
+from rpc.step_pace import StepPace
 from scheduler_svc.core import Request, Scheduler, StepPlan
 from scheduler_svc.core.forecast import Forecast, forecast
 from scheduler_svc.core.step_time import StepTime, StepTimeFit
@@ -23,13 +27,18 @@ class Pace:
 
     def __init__(self) -> None:
         self._fit = StepTimeFit()
+        self._sizes = StepPace()  # of this worker's steps; what the fit has forgotten is here
         self._last_done_s = 0.0
         self._most_tokens = 0  # of the steps that this worker has done
         self._decode_s: float | None = None  # recent steps of the kind that is granted
         self._forecast: tuple[float, Forecast] | None = None
 
-    def new_worker(self) -> None:
-        """The process is another: its first steps may take longer than they will later."""
+    def new_worker(self, rehearsed: Iterable[timing_pb2.RehearsedStep] = ()) -> None:
+        """The process is another, and ran these steps at its start. Its first ones may take longer
+        than they will later."""
+        self._sizes = StepPace()
+        for step in rehearsed:
+            self._sizes.observe(step.num_tokens, step.seconds)
         self._most_tokens = 0
         self._decode_s = None
 
@@ -43,6 +52,7 @@ class Pace:
         duration_s = now_s - max(sent_s, self._last_done_s)
         self._last_done_s = now_s
         self._most_tokens = max(self._most_tokens, plan.num_tokens)
+        self._sizes.observe(plan.num_tokens, duration_s)
         if plan.num_scheduled is None:
             before_s = duration_s if self._decode_s is None else self._decode_s
             self._decode_s = 0.9 * before_s + 0.1 * duration_s
@@ -61,11 +71,18 @@ class Pace:
 
     def timeout_s(self, plan: StepPlan, least_s: float) -> float:
         """How long a step may take before the worker counts as hung: a long prompt is no hang."""
-        step_time = self.step_time
-        if step_time is None or plan.num_tokens > 2 * self._most_tokens:
-            return max(least_s, _UNMEASURED_TIMEOUT_S)
-        expected_s = step_time.of(plan.num_tokens, int(plan.num_computed.sum()))
+        step_time, num_tokens = self.step_time, plan.num_tokens
+        expected_s = self._sizes.expected_s(num_tokens) or 0.0
+        if step_time is not None:
+            expected_s = max(expected_s, step_time.of(num_tokens, int(plan.num_computed.sum())))
+        if step_time is None or num_tokens > 2 * self._most_tokens:
+            least_s = max(least_s, _UNMEASURED_TIMEOUT_S)
         return max(least_s, _PATIENCE * expected_s)
+
+    def gave_up(self, plan: StepPlan, after_s: float) -> None:
+        """A step was given up. If its worker ends it after all, the next like it has twice as
+        long: it was slow and did not hang."""
+        self._sizes.observe(plan.num_tokens, 2 * after_s / _PATIENCE)
 
     def backlog_s(self, core: Scheduler, now_s: float) -> float | None:
         """Seconds until everyone who is live has ended; None before any step was measured."""

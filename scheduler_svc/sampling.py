@@ -4,11 +4,11 @@ Everything that the worker is told about a request's sampling is checked here an
 this service; what decides when a request ends is the core's.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pagewire.v1.types_pb2 import POOLING_UNSPECIFIED, Pooling, SamplingParams
+from rpc.sampling import GREEDY_TEMPERATURE
 
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
@@ -51,7 +51,7 @@ def resolve(params: SamplingParams, drawn_seed: int, vocab_size: int) -> Samplin
     _check_ranges(params)
     _check_lists(params, vocab_size)
     temperature = params.temperature if params.HasField("temperature") else 1.0
-    is_greedy = math.isclose(temperature, 0.0, abs_tol=1e-5)
+    is_greedy = temperature < GREEDY_TEMPERATURE
     top_p = params.top_p if params.HasField("top_p") else 1.0
     repetition = params.repetition_penalty if params.HasField("repetition_penalty") else 1.0
     return Sampling(

@@ -45,8 +45,7 @@ class StateCheck:
         self._last_asked = core.last_step_id
         self._pending: dict[int, _Noted] = {}
         self.num_compared = 0
-        _, max_blocks = core.residency.table.block_table.shape
-        self._weights = block_weights(max_blocks)
+        self._weights = block_weights(core.view.max_blocks_per_seq)
         # The sum over the first so many blocks of each slot's table.
         self._num_summed = np.zeros(core.config.max_num_seqs, dtype=np.intp)
         self._sums = np.zeros(core.config.max_num_seqs, dtype=np.uint64)
@@ -80,7 +79,7 @@ class StateCheck:
             raise StateDiffers(f"after step {step_id} the worker holds {_names(strangers)}, freed")
         comparable = [n for n in range(len(noted.slots)) if self._is_there(noted, n)]
         slots, num_computed = noted.slots[comparable], noted.num_computed[comparable]
-        tokens = self._core.residency.table.token_ids[slots, num_computed - 1]
+        tokens = self._core.view.token_ids[slots, num_computed - 1]
         expected = slot_hashes(slots, noted.tables[comparable], num_computed, tokens)
         told = dict(zip(found.slots.tolist(), found.hashes.tolist(), strict=True))
         pairs = zip(slots.tolist(), expected.tolist(), strict=True)
@@ -90,44 +89,40 @@ class StateCheck:
             )
 
     def _note(self, plan: StepPlan) -> _Noted:
-        residency = self._core.residency
-        table = residency.table
-        slots = np.flatnonzero(table.is_live)
+        view = self._core.view
+        slots = view.live_slots()
         self._sum_new_blocks(slots)
-        num_computed = table.num_computed.copy()
+        num_computed = view.num_computed.copy()
         chunks = 1 if plan.num_scheduled is None else plan.num_scheduled
         num_computed[plan.slots] = plan.num_computed + chunks
-        sequences = [s for s in map(table.sequence.__getitem__, slots.tolist()) if s is not None]
-        is_free = np.zeros(len(table.is_live), dtype=np.bool_)
-        is_free[residency.free_slots] = True
+        sequences = [s for s in map(view.sequence_in, slots.tolist()) if s is not None]
         return _Noted(
             slots=slots,
             sequences=sequences,
             num_preemptions=[sequence.num_preemptions for sequence in sequences],
             num_computed=num_computed[slots],
             tables=self._sums[slots],
-            is_free=is_free,
+            is_free=view.is_slot_free(),
         )
 
     def _sum_new_blocks(self, slots: Index) -> None:
         """Blocks are only ever appended, so each is summed once however long its table is."""
-        table = self._core.residency.table
-        num_blocks = table.num_blocks
+        block_table, num_blocks = self._core.view.block_table, self._core.view.num_blocks_by_slot
         for slot in slots[num_blocks[slots] - self._num_summed[slots] > _FEW_BLOCKS].tolist():
             begin, end = int(self._num_summed[slot]), int(num_blocks[slot])
-            added = table.block_table[slot, begin:end].astype(np.uint64) * self._weights[begin:end]
+            added = block_table[slot, begin:end].astype(np.uint64) * self._weights[begin:end]
             self._sums[slot : slot + 1] += added.sum(dtype=np.uint64)  # a scalar would not wrap
             self._num_summed[slot] = end
         while len(slots := slots[self._num_summed[slots] < num_blocks[slots]]):
             at = self._num_summed[slots]
-            self._sums[slots] += table.block_table[slots, at].astype(np.uint64) * self._weights[at]
+            self._sums[slots] += block_table[slots, at].astype(np.uint64) * self._weights[at]
             self._num_summed[slots] = at + 1
 
     def _is_there(self, noted: _Noted, number: int) -> bool:
         """Whether a slot still has the sequence that it had, at its first stay."""
         sequence = noted.sequences[number]
         return (
-            self._core.residency.table.sequence[noted.slots[number]] is sequence
+            self._core.view.sequence_in(noted.slots[number]) is sequence
             and sequence.num_preemptions == noted.num_preemptions[number]
         )
 

@@ -102,15 +102,15 @@ def waits_for(core: Scheduler, sequence: Sequence, not_ready: str) -> str:
     if not_ready:
         return f"no worker is ready ({not_ready})"
     num_ahead = 0
-    for other in core.residency.waiting:
+    for other in core.view.waiting:
         if other is sequence:
             break
         num_ahead += 1
     if num_ahead:
         return f"behind {_count(num_ahead, 'request')}"
-    if not core.residency.free_slots:
+    if not core.view.num_free_slots:
         return f"first in line; all {core.config.max_num_seqs} slots (max_num_seqs) are taken"
-    return f"first in line; {_count(core.residency.pool.num_free, 'block')} free"
+    return f"first in line; {_count(core.view.num_free_blocks, 'block')} free"
 
 
 def describe(

@@ -2,24 +2,33 @@
 
 Time comes in as ticks, and a tick counts for little more than it should have taken: a process that
 was stopped itself cannot say how long others were silent, and first reads what has come meanwhile.
+How long a silence may be follows how long silences were that ended well: `rpc.patience`.
 """
 
 from collections import deque
 
 from pagewire.v1 import worker_pb2
+from rpc.patience import Patience
 
 TICK_S = 0.25
 _LONGEST_TICK_S = 2 * TICK_S
 _TICKS_OF_TRAVEL = 4  # what was sent so long ago has arrived, unless it was lost
+_MOST_SILENCE = 5.0  # times the least limit: a worker that is gone is noticed by then
+
+
+def silence_patience(heartbeat_timeout_s: float) -> Patience:
+    """The patience with one worker's silence."""
+    return Patience(heartbeat_timeout_s, _MOST_SILENCE * heartbeat_timeout_s)
 
 
 class Watch:
     """The health of one link. Each method that may find it ill returns why, or None."""
 
-    def __init__(self, heartbeat_timeout_s: float | None) -> None:
-        """`heartbeat_timeout_s` is None where the worker sends no heartbeats."""
-        self._timeout_s = heartbeat_timeout_s
+    def __init__(self, patience: Patience | None) -> None:
+        """`patience` is None where the worker sends no heartbeats; it outlives the link."""
+        self._patience = patience
         self._silent_s = 0.0
+        self._was_behind = False  # by the heartbeat before, the worker lacked a frame
         self._num_sent = 0
         self._num_outputs = 0
         self._sent_by_tick: deque[int] = deque([0], maxlen=_TICKS_OF_TRAVEL)
@@ -32,18 +41,20 @@ class Watch:
 
     def output_came(self) -> None:
         """An output came from it."""
-        self._silent_s = 0.0
+        self._end_silence()
         self._num_outputs += 1
 
     def heartbeat_came(self, heartbeat: worker_pb2.Heartbeat) -> str | None:
         """Compares what the worker has received and sent with what was sent to it and came."""
-        self._silent_s = 0.0
+        self._end_silence()
         num_sent, num_received = heartbeat.num_frames_sent, heartbeat.num_frames_received
         if num_sent > self._num_outputs:
             return (
                 f"an answer was lost: the worker sent {num_sent} frames, {self._num_outputs} came"
             )
-        if num_received < self._sent_by_tick[0]:
+        was_behind, self._was_behind = self._was_behind, num_received < self._sent_by_tick[0]
+        # A worker that stood still may beat before it reads what has come meanwhile: once.
+        if was_behind and self._was_behind:
             return f"a step was lost: {self._num_sent} were sent, the worker got {num_received}"
         return None
 
@@ -51,9 +62,18 @@ class Watch:
         """Time passes."""
         self._silent_s += min(elapsed_s, _LONGEST_TICK_S)
         self._sent_by_tick.append(self._num_sent)
-        if self._timeout_s is not None and self._silent_s > self._timeout_s:
+        if self._patience is None:
+            return None
+        self._patience.fade(elapsed_s)
+        if self._silent_s > self._patience.limit_s:
+            self._patience.gave_up()
             return f"nothing came from the worker for {self._silent_s:.1f} s"
         return None
+
+    def _end_silence(self) -> None:
+        if self._patience is not None:
+            self._patience.heard(self._silent_s)
+        self._silent_s = 0.0
 
     def step_s(self, step_id: int | None, elapsed_s: float) -> float:
         """How long the oldest step in flight has been the oldest, at this tick."""

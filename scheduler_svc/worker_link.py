@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import grpc
 
 from pagewire.v1 import worker_pb2, worker_pb2_grpc
+from rpc.patience import Patience
 from rpc.server import CHANNEL_OPTIONS
-from scheduler_svc.watch import Watch
+from scheduler_svc.watch import Watch, silence_patience
 
 PROTOCOL_VERSION = 1
 _DESCRIBE_TIMEOUT_S = 2.0
+_LONGEST_DESCRIBE_S = 30.0  # of a worker that did not answer in time before
 _ATTACH_TIMEOUT_S = 10.0
 _BEATS_PER_TIMEOUT = 6  # heartbeats that may be lost or late before their silence counts
 _PHASE_NAMES = {
@@ -54,11 +56,11 @@ class WorkerLink:
         self,
         stream: grpc.aio.StreamStreamCall,  # type: ignore[type-arg]
         attached: Attached,
-        heartbeat_timeout_s: float,
+        patience: Patience,
     ) -> None:
         beats = attached.description.sends_heartbeats
         self.attached = attached
-        self.watch = Watch(heartbeat_timeout_s if beats else None)
+        self.watch = Watch(patience if beats else None)
         self._stream = stream
         self._reading: asyncio.Task[Answer] | None = None
         self._why_lost = ""
@@ -148,6 +150,8 @@ class WorkerClient:
     ) -> None:
         self.address = address
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self.patience = silence_patience(heartbeat_timeout_s)  # with the worker, over its links
+        self._describing = Patience(_DESCRIBE_TIMEOUT_S, _LONGEST_DESCRIBE_S)
         self._channel = open_channel(address)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
 
@@ -155,9 +159,11 @@ class WorkerClient:
         """The highest epoch the worker has seen. Raises LinkLost unless it is ready for steps."""
         try:
             answer = await self._stub.Describe(
-                worker_pb2.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT_S
+                worker_pb2.DescribeRequest(), timeout=self._describing.limit_s
             )
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._describing.gave_up()
             raise LinkLost(f"worker {self.address} does not answer: {_reason(error)}") from error
         if answer.phase != worker_pb2.WORKER_PHASE_READY:
             state = answer.failure or _PHASE_NAMES[answer.phase]
@@ -188,7 +194,7 @@ class WorkerClient:
         if not isinstance(first, worker_pb2.AttachResponse) or not first.HasField("description"):
             stream.cancel()
             raise LinkLost(f"worker {self.address} did not describe itself")
-        return WorkerLink(stream, Attached(first.description, epoch), self._heartbeat_timeout_s)
+        return WorkerLink(stream, Attached(first.description, epoch), self.patience)
 
     async def close(self) -> None:
         """Closes the channel."""

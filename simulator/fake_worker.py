@@ -18,27 +18,12 @@ from pagewire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from rpc.columns import BadColumn, pack
 from rpc.server import SERVER_OPTIONS, bind
 from rpc.state_hash import StateHashes
+from scheduler_svc.core.step_time import StepTime
 from simulator.slots import MAX_GRANTED_STEPS, BadStep, FakeSlots, Outcome
 from simulator.stream import Refused, Stream, steps_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """Seconds a step takes: a base, and more per computed token and per token of context read."""
-
-    base_s: float = 0.0
-    per_token_s: float = 0.0
-    per_context_token_s: float = 0.0
-
-    def of(self, num_tokens: int, num_context_tokens: int) -> float:
-        """The time of one step."""
-        return (
-            self.base_s
-            + self.per_token_s * num_tokens
-            + self.per_context_token_s * num_context_tokens
-        )
+INSTANT = StepTime()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +86,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     def __init__(self, model: FakeModel | None = None, step_time: StepTime | None = None) -> None:
         self.model = model or FakeModel()
-        self.step_time = step_time or StepTime()
+        self.step_time = step_time or INSTANT
         self.incarnation = random.getrandbits(63)
         self.epoch = 0
         self.num_steps = 0

@@ -89,11 +89,7 @@ def _ends(answer: Any) -> Iterator[Finished]:
 def _unfinished(core: Scheduler) -> Iterator[tuple[str, int]]:
     """Those whose end is not recorded, with what they had by then."""
     for sequence in core.live():
-        slot = sequence.slot
-        num_tokens = (
-            len(sequence.token_ids) if slot is None else int(core.residency.table.num_tokens[slot])
-        )
-        yield sequence.request.request_id, num_tokens - sequence.num_prompt
+        yield sequence.request.request_id, core.view.num_tokens(sequence) - sequence.num_prompt
 
 
 def _arrival(request: Request, num_output: int) -> Arrival:

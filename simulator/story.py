@@ -243,9 +243,8 @@ class Story:
 
     def _left_over(self) -> Iterator[str]:
         for core in self._cores():
-            pool = core.residency.pool
-            if pool.num_free != pool.num_usable:
-                yield f"{pool.num_usable - pool.num_free} blocks are still held"
+            if num_held := core.view.num_blocks - core.view.num_free_blocks:
+                yield f"{num_held} blocks are still held"
             if core.num_waiting or core.num_running or core.num_in_flight:
                 yield f"{core.num_waiting} wait and {core.num_running} run, for nobody"
 

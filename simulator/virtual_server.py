@@ -132,7 +132,7 @@ class VirtualServer:
             self._coming.append((self._free_at_s + self._wire_s, plan))
             self._busy_s += duration_s
             self._row_s += duration_s * len(plan.slots)
-            self._peak_blocks = max(self._peak_blocks, self._core.residency.pool.usage)
+            self._peak_blocks = max(self._peak_blocks, self._core.view.block_usage)
 
     def _take_result(self) -> None:
         plan = self._coming.popleft()[1]
@@ -161,7 +161,7 @@ class VirtualServer:
             duration_s=max((o.last_token_s for o in self._outcomes), default=0.0),
             busy_s=self._busy_s,
             num_steps=counters.num_steps,
-            num_preemptions=self._core.residency.num_preemptions,
+            num_preemptions=self._core.view.num_preemptions,
             num_prefill_tokens=counters.num_prefill_tokens,
             mean_batch=self._row_s / self._busy_s if self._busy_s else 0.0,
             peak_blocks=self._peak_blocks,

@@ -34,6 +34,14 @@ class AttentionBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class LastTokens:
+    """The tokens whose logits are wanted: each the last of its sequence, which it attends to."""
+
+    rows: Tensor  # [R] int64, of the step's T
+    attention: AttentionBatch  # of R sequences that compute one token each
+
+
+@dataclass(frozen=True, slots=True)
 class HeadLayout:
     """How a row of the fused projection divides: the heads of q, then of k, then of v."""
 
@@ -44,6 +52,11 @@ class HeadLayout:
     @property
     def scale(self) -> float:
         return 1.0 / math.sqrt(self.head_dim)
+
+
+def fuses(head_dim: int) -> bool:
+    """Whether the Triton kernels have tiles for heads of this size."""
+    return head_dim >= 16 and head_dim & (head_dim - 1) == 0
 
 
 class AttentionStep:

@@ -14,9 +14,9 @@ from functools import partial
 import torch
 
 from worker_svc import flash_attention
+from worker_svc.attention import fuses
 from worker_svc.attention_backend import KINDS, AttentionChoice, Backend, Timing
 from worker_svc.flash_attention import Found, Setup
-from worker_svc.models.decoder import fuses
 from worker_svc.parallel import Group
 
 log = logging.getLogger(__name__)

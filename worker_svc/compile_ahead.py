@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import worker_svc
 from worker_svc.config import WorkerConfig, kernel_cache
 from worker_svc.gpu_facts import Gpu, gpus, only_kind
 
 log = logging.getLogger(__name__)
 
 WAIT_S = 120.0
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(worker_svc.__file__).parents[1]
 _SOURCES = ("kernels", "worker_svc")
 _PACKAGES = ("torch", "triton")
 # The options that kernels depend on.

@@ -44,7 +44,7 @@ class WorkerConfig:
     gpu_memory_utilization: float = 0.9
     threads: int = 0
     tensor_parallel_size: int = 1
-    step_limit_s: float = 60.0  # 0: none
+    step_limit_s: float | None = None  # 0: none; None: by the pace of the machine
     rank_timeout_s: float = 5.0
     all_reduce: str = "auto"
     failpoints: tuple[Failpoint, ...] = ()
@@ -67,7 +67,8 @@ class WorkerConfig:
         _require(ranks >= 1, "tensor_parallel_size", ranks, "1 or more")
         if ranks == 1:
             _require(self.all_reduce == "auto", "all_reduce", self.all_reduce, "auto for one rank")
-        _require(self.step_limit_s >= 0, "step_limit_s", self.step_limit_s, "0 or more")
+        limit_s = self.step_limit_s
+        _require(limit_s is None or limit_s >= 0, "step_limit_s", limit_s, "0 or more")
         _require(self.rank_timeout_s >= 2, "rank_timeout_s", self.rank_timeout_s, "2 or more")
         _require(0 <= self.port < 65536, "port", self.port, "0 to 65535")
         share = self.gpu_memory_utilization
@@ -162,8 +163,18 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--tensor-parallel-size", int, "processes that share the model, each on a device of its own"
     )
-    add("--step-limit-s", float, "a step that takes longer ends the process, with 72; 0: no limit")
-    add("--rank-timeout-s", float, "a rank that gives no sign of life for so long ends its group")
+    add(
+        "--step-limit-s",
+        float,
+        "a step that takes longer ends the process, with 72; 0: no limit; None: 30 times what "
+        "steps of its size take here, at least 60 s on cuda and 300 s on cpu",
+    )
+    add(
+        "--rank-timeout-s",
+        float,
+        "a rank that gives no sign of life for so long ends its group; up to five times as long "
+        "where such signs come late",
+    )
     add("--all-reduce", str, "sums over ranks: peer memory for small ones, or NCCL", ALL_REDUCES)
     parser.add_argument(
         "--failpoint",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from kernels.cublas_lt import ProductShape
 from worker_svc.attention_backend import Timing
-from worker_svc.product_memory import Choice
+from worker_svc.models.gemm_choices import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,4 +43,5 @@ class Description:
     rank: int = 0
     world_size: int = 1
     all_reduce: str = ""  # what adds up over the ranks; empty for a group of one
+    rehearsed_s: Mapping[int, float] = field(default_factory=dict)  # of steps, by their tokens
     rank_addresses: tuple[str, ...] = ()  # where each rank answers; none for a group of one

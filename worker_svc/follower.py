@@ -71,13 +71,13 @@ class Follower(RankServer):
             abandon(f"rank {self._ranks.rank} cannot follow")
 
     def _launch(self, runner: ModelRunner, step: StepInput) -> None:
-        with self._step_limit.over(step.step_id):
+        with self._step_limit.over(step.step_id, step.num_tokens):
             launched = runner.launch(step)
         if not isinstance(launched, StepOutput):
-            self._answers.post(partial(self._await, launched, step.step_id))
+            self._answers.post(partial(self._await, launched, step))
 
-    def _await(self, launched: Pending, step_id: int) -> None:
-        with self._step_limit.over(step_id):
+    def _await(self, launched: Pending, step: StepInput) -> None:
+        with self._step_limit.over(step.step_id, step.num_tokens):
             output = launched.result()
         launched.record(output)
         if output.error:  # of the device, and it lasts

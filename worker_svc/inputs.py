@@ -6,18 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker_svc.attention import AttentionBatch
+from worker_svc.attention import AttentionBatch, LastTokens
 from worker_svc.batch_state import BatchState, Rows
 from worker_svc.step import Limits
 from worker_svc.transfer import upload
-
-
-@dataclass(frozen=True, slots=True)
-class LastTokens:
-    """The tokens whose logits are wanted: each the last of its sequence, which it attends to."""
-
-    rows: Tensor  # [R] int64, of the step's T
-    attention: AttentionBatch  # of R sequences that compute one token each
 
 
 @dataclass(frozen=True, slots=True)

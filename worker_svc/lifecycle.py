@@ -145,8 +145,9 @@ class Lifecycle:
             self._ranks.warm_up()
             with self._clock.phase("warm-up"):
                 self._together(lambda group: runner.warm_up())
+            self._description = replace(description, rehearsed_s=runner.rehearsed_s)
             log.info("ready after %s", self._clock.report())
-            return description
+            return self._description
 
     def start_up(self, folder: Path, compiling: CompileAhead | None = None) -> None:
         """All three for a worker started with a model; FAILED, with the reason, if one fails."""

@@ -33,8 +33,9 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# A rank that waits this long in a collective gives up; ranks compile kernels side by side.
-COLLECTIVE_TIMEOUT = timedelta(minutes=3)
+# A rank that waits this long in a collective gives up; ranks compile kernels side by side, and one
+# of them may have a slow core. A rank that dies, is stopped or hangs is noticed by others before.
+COLLECTIVE_TIMEOUT = timedelta(minutes=15)
 # A phase of start-up: the slowest rank may read a large checkpoint from a slow disk.
 PHASE_TIMEOUT = timedelta(hours=1)
 # Ranks that fail alike fail at nearly the same time.

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kernels.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductShape
+from worker_svc.models.gemm_choices import Choice, Choices
 from worker_svc.parallel import Group
-from worker_svc.product_memory import Choice, Choices, ProductMemory, dump, load
+from worker_svc.product_memory import ProductMemory, dump, load
 
 log = logging.getLogger(__name__)
 

@@ -10,27 +10,14 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernels.cublas_lt import ProductKind, ProductShape
 from worker_svc.device import DTYPES
+from worker_svc.models.gemm_choices import Choice, Choices
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Who multiplies a shape, and how long it takes."""
-
-    algorithm: bytes | None  # None: the one that torch takes
-    us: float
-    torch_us: float
-
-
-Choices = Mapping[ProductShape, Choice]
 
 
 class ProductMemory:

@@ -70,9 +70,15 @@ class RankServer:
 
     def _on_phase(self, phase: Phase) -> None:
         if phase is Phase.READY:
+            self._follow_pace()
             self._set_health(health_pb2.HealthCheckResponse.SERVING)
         elif phase is Phase.FAILED:
             self._on_failure()
+
+    def _follow_pace(self) -> None:
+        description = self.lifecycle.description
+        assert description is not None  # READY says so
+        self._step_limit.follow(description.device, description.rehearsed_s)
 
     def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", service.SERVICE_NAME):

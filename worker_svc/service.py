@@ -238,6 +238,10 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         sends_heartbeats=True,
         max_granted_steps=codec.MAX_GRANTED_STEPS,
         has_state_hashes=True,
+        rehearsed_steps=[
+            timing_pb2.RehearsedStep(num_tokens=num_tokens, seconds=seconds)
+            for num_tokens, seconds in description.rehearsed_s.items()
+        ],
     )
 
 

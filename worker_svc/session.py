@@ -305,7 +305,7 @@ class Session:
                 self._skip_rest(runner, frame, step)
                 return
             launched = self._launch(stream, runner, step, queue_us)
-            answer = partial(self._answer, stream, launched, step.step_id)
+            answer = partial(self._answer, stream, launched, step)
             if runner.is_asynchronous:
                 self._answers.post(answer)
             else:
@@ -331,7 +331,7 @@ class Session:
             self._ranks.forget_rows()
             runner.state.forget_rows()
             return failed(step.step_id, refusal)
-        with self._step_limit.over(step.step_id):
+        with self._step_limit.over(step.step_id, step.num_tokens):
             if stream.faults:
                 stream.faults.before_step()
             self._ranks.compute_step()
@@ -342,8 +342,8 @@ class Session:
             stream.note_failure(launched)  # at once: the next step may be checked before the answer
         return launched
 
-    def _answer(self, stream: Stream, launched: StepOutput | Pending, step_id: int) -> None:
-        with self._step_limit.over(step_id):
+    def _answer(self, stream: Stream, launched: StepOutput | Pending, step: StepInput) -> None:
+        with self._step_limit.over(step.step_id, step.num_tokens):
             output = launched if isinstance(launched, StepOutput) else launched.result()
         with self._lock:
             if self._stream is stream:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rpc.logprobs import LogprobColumns
 from rpc.prompt_reports import PromptReport
+from rpc.sampling import GREEDY_TEMPERATURE
 from rpc.state_hash import StateHashes
 
 IntColumn = NDArray[np.int64]
@@ -20,9 +21,6 @@ IntColumn = NDArray[np.int64]
 ROW_OK = 0
 ROW_NOT_FINITE = 1
 ROW_DEAD_END = 60
-
-# Below this a temperature counts as 0: dividing by it would leave nothing but the maximum anyway.
-GREEDY_TEMPERATURE = 1e-5
 
 
 def no_entries() -> IntColumn:
@@ -161,6 +159,11 @@ class StepInput:
     num_scheduled: IntColumn = field(default_factory=no_entries)  # empty: one token each
     granted_steps: int = 0  # this decode step and those behind it; 0: a step that is not granted
     wants_state: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """What it computes; 0 where the rows are those of the step before."""
+        return int(self.num_scheduled.sum()) if len(self.num_scheduled) else len(self.slots)
 
     @property
     def last_step_id(self) -> int:

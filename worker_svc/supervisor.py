@@ -16,13 +16,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from rpc.patience import Patience
 from worker_svc import rank_processes
 from worker_svc.config import WorkerConfig
 from worker_svc.ending import Ending, meaning
 from worker_svc.lifeline import BEAT_S, Silence, hear
 from worker_svc.rank_processes import Ranks
 
-START_SILENCE_S = 60.0
+# Before the group is ready: start-up's calls may hold the interpreter, for minutes on a slow disk.
+START_SILENCE_S = 300.0
+MOST_SILENCE = 5.0  # times --rank-timeout-s, for ranks whose signs of life come late
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +78,7 @@ def run(config: WorkerConfig) -> int:
 def _watch(ranks: Ranks, signalled: socket.socket, rank_timeout_s: float) -> Loss | None:
     """Waits until a rank is lost, and returns how; None: a signal came first."""
     silence = Silence(len(ranks.processes))
+    patience = Patience(rank_timeout_s, MOST_SILENCE * rank_timeout_s)
     before_s = time.monotonic()
     with _events(ranks, signalled) as selector:
         while True:
@@ -86,11 +90,14 @@ def _watch(ranks: Ranks, signalled: socket.socket, rank_timeout_s: float) -> Los
                     case Ended(rank):
                         return _end_of(rank, ranks)
                     case Spoke(rank):
+                        if ranks.is_ready:
+                            patience.heard(silence.seconds[rank])
                         _hear(rank, ranks, silence, selector)
             now_s = time.monotonic()
             silence.tick(now_s - before_s)
+            patience.fade(now_s - before_s)
             before_s = now_s
-            if (loss := _too_silent(ranks, silence, rank_timeout_s)) is not None:
+            if (loss := _too_silent(ranks, silence, patience.limit_s)) is not None:
                 return loss
 
 
@@ -129,9 +136,9 @@ def _import_ahead() -> None:
     from worker_svc import follower, process  # noqa: F401, PLC0415 - they load torch
 
 
-def _too_silent(ranks: Ranks, silence: Silence, rank_timeout_s: float) -> Loss | None:
-    # What start-up calls may hold the interpreter for seconds.
-    limit_s = rank_timeout_s if ranks.is_ready else max(rank_timeout_s, START_SILENCE_S)
+def _too_silent(ranks: Ranks, silence: Silence, limit_s: float) -> Loss | None:
+    if not ranks.is_ready:
+        limit_s = max(limit_s, START_SILENCE_S)
     for rank, silent_s in enumerate(silence.seconds):
         if silent_s > limit_s:
             return Loss(f"rank {rank}: no sign of life for {silent_s:.1f} s", is_hang=True)

@@ -54,6 +54,10 @@ class Service:
         lines = self._log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-TAIL_LINES:])
 
+    def log_bytes(self) -> int:
+        """How much it has written; while it starts, that is how one sees that it gets on."""
+        return self._log_path.stat().st_size
+
     def release(self) -> None:
         """Tells its guard to take it down; does not wait."""
         if self._guard.stdin is not None:
@@ -101,6 +105,10 @@ class Services:
                     f"the {service.spec.name} ended with status {service.exit_status}; "
                     f"its log ({self._log_folder}) ends with\n{service.log_tail()}"
                 )
+
+    def log_bytes(self, name: str) -> int:
+        """How much the service of this name has written."""
+        return sum(s.log_bytes() for s in self._running if s.spec.name == name)
 
     def stop(self) -> None:
         """Takes all down, those at the top first, so that nobody complains of a lost neighbour."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 QUESTION = "What is the capital of France?"
 MAX_SAMPLE_TOKENS = 32
 POLL_S = 0.1
+PROBE_S = 5.0  # a service that loads a model may be long in answering
 REPORT_S = 10.0  # where a line cannot be rewritten
 HERE = Path(__file__).resolve().parents[2]
 
@@ -75,7 +76,13 @@ def add_parser(commands: "Subparsers") -> None:
         )
     add("--once", action="store_true", help="stop after the sample answer")
     add("--no-sample", action="store_true", help="ask no sample question")
-    add("--startup-timeout-s", type=float, default=900.0, help="give up when not ready by then")
+    add(
+        "--startup-timeout-s",
+        type=float,
+        default=900.0,
+        help="give up on a service that is not ready and has logged nothing for so long, and on "
+        "the sample answer after so long",
+    )
     add("--log-dir", type=Path, metavar="DIR", help="logs go here (default: a new folder)")
     add("--checkout", type=Path, default=HERE, metavar="DIR", help="where the services' code is")
     parser.set_defaults(run=run)
@@ -118,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
             with Services(checkout, _log_folder(options.log_dir, journal)) as services:
                 _start(services, plan(settings, model), options.startup_timeout_s, journal)
                 if not options.no_sample:
-                    _ask(settings, journal)
+                    _ask(settings, options.startup_timeout_s, journal)
                     has_answered = True
                 if not options.once:
                     journal.say(_invitation(settings, model.name, journal.style))
@@ -219,16 +226,19 @@ def _start(
 ) -> None:
     """Starts all and waits until the last, which needs the others, serves."""
     services.start(specs)
-    deadline = time.monotonic() + timeout_s
     channels = {spec.name: open_channel(Connection(spec.address)) for spec in specs}
     try:
         for spec in specs:
             is_serving = _probe(channels[spec.name], spec.address)
+            quiet = Quiet(time.monotonic())
             while not is_serving():
                 services.check()
                 journal.waiting(f"waiting for the {spec.name}")
-                if time.monotonic() > deadline:
-                    raise CommandError(f"the {spec.name} is not ready after {timeout_s:g} s")
+                log_bytes = services.log_bytes(spec.name)
+                if quiet.seconds(log_bytes, time.monotonic()) > timeout_s:
+                    raise CommandError(
+                        f"the {spec.name} is not ready, and has logged nothing for {timeout_s:g} s"
+                    )
                 time.sleep(POLL_S)
             journal.done(spec.name, spec.address)
     finally:
@@ -236,15 +246,29 @@ def _start(
             channel.close()
 
 
+class Quiet:
+    """For how long a log has not grown. A slow start is no failure as long as it gets on."""
+
+    def __init__(self, now_s: float) -> None:
+        self._num_bytes = 0
+        self._since_s = now_s
+
+    def seconds(self, num_bytes: int, now_s: float) -> float:
+        """By the log's size now."""
+        if num_bytes != self._num_bytes:
+            self._num_bytes, self._since_s = num_bytes, now_s
+        return now_s - self._since_s
+
+
 def _probe(channel: grpc.Channel, address: str) -> Callable[[], bool]:
-    return lambda: health.check_on(channel, address, timeout_s=1.0).is_serving
+    return lambda: health.check_on(channel, address, timeout_s=PROBE_S).is_serving
 
 
-def _ask(settings: Settings, journal: Journal) -> None:
+def _ask(settings: Settings, timeout_s: float, journal: Journal) -> None:
     """Streams the sample answer; raises when there is none."""
     journal.say(f"\n{journal.style.bold(QUESTION)}")
     target = f"{settings.reachable_host}:{settings.grpc_port}"
-    with Client(target, timeout_s=300.0) as client:
+    with Client(target, timeout_s=timeout_s) as client:
         stream = client.stream_chat(QUESTION, temperature=0, max_tokens=MAX_SAMPLE_TOKENS)
         for delta in stream:
             sys.stdout.write(delta.text)

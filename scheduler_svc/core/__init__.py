@@ -10,16 +10,18 @@ from scheduler_svc.core.config import Policy, Preemption, SchedulerConfig
 from scheduler_svc.core.grants import Cut
 from scheduler_svc.core.losses import hopeless
 from scheduler_svc.core.plan import (
+    Asked,
     Cause,
     Finished,
     Held,
     NewSequence,
     OutOfStep,
+    Report,
     StepOutputs,
     StepPlan,
     StepResult,
+    Told,
 )
-from scheduler_svc.core.reports import Asked, Report, Told
 from scheduler_svc.core.request import FinishReason, RefusalKind, Refused, Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, Status

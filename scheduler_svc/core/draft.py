@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.plan import Held, NewSequence
-from scheduler_svc.core.reports import Asked, ask
+from scheduler_svc.core.plan import Asked, Held, NewSequence
+from scheduler_svc.core.reports import ask
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.slots import Index, Slots
 

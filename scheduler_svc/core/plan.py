@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.block_moves import BlockMoves
-from scheduler_svc.core.reports import Asked, Report, Told
 from scheduler_svc.core.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.slots import Index, Roster, Slots
@@ -50,6 +49,34 @@ class Held:
     cause: Cause
     first: str = ""  # the request at the head, where it is the reason
     blocks_short: Mapping[str, int] = field(default_factory=dict)  # by request
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a step's row has to report: positions `begin` to (not including) `end`."""
+
+    sequence: Sequence
+    slot: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """That a worker reported on positions of a slot's prompt; the shell holds what it said."""
+
+    slot: int
+    begin: int
+    end: int
+    is_finite: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Whom a report is for."""
+
+    request: Request
+    row: int  # among the result's reports
 
 
 # Nobody changes a plan or the outputs. They are not frozen because they are made at every step, and

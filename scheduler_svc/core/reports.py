@@ -8,45 +8,13 @@ hit may only skip what needs no report.
 """
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from scheduler_svc.core.request import FinishReason, Request
+from scheduler_svc.core.plan import Asked, Report, StepPlan, Told
+from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.sequence import End, Sequence, Status
 
-if TYPE_CHECKING:
-    from scheduler_svc.core.plan import StepPlan
-
 _NOT_FINITE = "what was asked of the prompt was not finite"
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a step's row has to report: positions `begin` to (not including) `end`."""
-
-    sequence: Sequence
-    slot: int
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """That a worker reported on positions of a slot's prompt; the shell holds what it said."""
-
-    slot: int
-    begin: int
-    end: int
-    is_finite: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """Whom a report is for."""
-
-    request: Request
-    row: int  # among the result's reports
 
 
 def ask(sequence: Sequence, slot: int, end: int) -> Asked | None:
@@ -65,11 +33,12 @@ def answers(asked: Many[Asked], reports: Many[Report]) -> bool:
 
 
 def receive(
-    plan: "StepPlan", reports: Many[Report], residency: Residency
+    plan: StepPlan, reports: Many[Report], residency: Residency
 ) -> tuple[list[Told], list[End]]:
-    """What to pass on, and who has to end: whoever asked for nothing else, and the broken.
+    """Returns the reports to deliver, and the sequences to finish.
 
-    Whoever was preempted meanwhile hears it all the same, and will not be told again.
+    Those are the sequences that only asked about their prompt, and those whose report has
+    non-finite values. A sequence that was preempted meanwhile gets its report too, once.
     """
     told: list[Told] = []
     broken: list[Sequence] = []

@@ -24,7 +24,14 @@ from scheduler_svc.core.intake import Intake
 from scheduler_svc.core.losses import note_loss
 from scheduler_svc.core.moving import Moving
 from scheduler_svc.core.output_lengths import OutputLengths
-from scheduler_svc.core.plan import Finished, OutOfStep, StepOutputs, StepPlan, StepResult
+from scheduler_svc.core.plan import (
+    Finished,
+    OutOfStep,
+    StepOutputs,
+    StepPlan,
+    StepResult,
+    Told,
+)
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.recent import Recent
 from scheduler_svc.core.request import FinishReason, Request
@@ -32,6 +39,7 @@ from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.sequence import End, Sequence, Status
 from scheduler_svc.core.sliding_window import blocks_needed
 from scheduler_svc.core.timeline import Phase
+from scheduler_svc.core.view import View
 
 
 class Scheduler:
@@ -40,6 +48,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.residency = Residency(config)
+        self.view = View(self.residency)
         self._planner = Planner(config, self.residency)
         self.counters = self._planner.counters
         self._in_flight: deque[StepPlan] = deque()
@@ -259,7 +268,7 @@ class Scheduler:
         if (plan.asked or result.reports) and not reports.answers(plan.asked, result.reports):
             raise OutOfStep(f"step {plan.step_id}: its reports are not those asked for")
         self._in_flight.popleft()
-        told: list[reports.Told] = []
+        told: list[Told] = []
         finished: list[Finished] = []
         if plan.asked or plan.prompt_ends:
             told, ends = reports.receive(plan, result.reports, self.residency)

@@ -1,6 +1,8 @@
 """What a model with a sliding window still reads: of each token, the last `window` up to itself.
 
-A window of 0 is none: every token reads everything before it.
+A window of 0 is none: every token reads everything before it, and that is what all workers of today
+serve. The core plans for windows all the same; docs/scheduler.md, "Sliding windows", says where,
+and that it is kept for models to come.
 """
 
 from scheduler_svc.core.config import SchedulerConfig

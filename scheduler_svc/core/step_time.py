@@ -16,9 +16,9 @@ _RIDGE = 1e-9  # of each diagonal: steps that are all alike do not tell the part
 class StepTime:
     """Seconds; none is negative."""
 
-    base_s: float
-    per_token_s: float
-    per_context_token_s: float
+    base_s: float = 0.0
+    per_token_s: float = 0.0
+    per_context_token_s: float = 0.0
 
     def of(self, num_tokens: float, num_context_tokens: float) -> float:
         """The time of one step."""

@@ -76,7 +76,7 @@ Answer = TypeVar("Answer")
 Tap = Callable[[str, tuple[Any, ...], Any, Refused | None], None]
 # Parts of a core that others look at, and change through events alone.
 PARTS = frozenset(
-    ("config", "counters", "intake", "moving", "output_lengths", "recent", "residency")
+    ("config", "counters", "intake", "moving", "output_lengths", "recent", "residency", "view")
 )
 
 

@@ -23,8 +23,9 @@ def core_sha256() -> str:
     """Identifies the core's sources: what was written by one is read by the same only."""
     digest = hashlib.sha256()
     for folder in core_package.__path__:
-        for path in sorted(Path(folder).glob("*.py")):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        for path in sorted(Path(folder).rglob("*.py")):
+            name = path.relative_to(folder).as_posix()
+            digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

@@ -37,7 +37,7 @@ class BadValues(ValueError):
 def _classes() -> dict[str, type]:
     """Everything that the core is made of, by name."""
     found: dict[str, type] = {Sampling.__name__: Sampling}
-    for module_info in pkgutil.iter_modules(core.__path__, f"{core.__name__}."):
+    for module_info in pkgutil.walk_packages(core.__path__, f"{core.__name__}."):
         module = importlib.import_module(module_info.name)
         for value in vars(module).values():
             if isinstance(value, type) and value.__module__ == module.__name__:

@@ -6,7 +6,7 @@ import pytest
 
 import pagewire
 from pagewire import TLS
-from pagewire._channel import Connection, is_local
+from pagewire._channel import Connection, ReadyWait, is_local
 
 CERTS = Path(__file__).parent / "certs"
 
@@ -104,3 +104,12 @@ def test_an_infinite_deadline_is_none():
     assert connection.terms(None)["timeout"] == 3.0
     assert connection.terms(1.0)["timeout"] == 1.0
     assert connection.terms(float("inf"))["timeout"] is None
+
+
+def test_a_server_too_slow_for_an_attempt_has_twice_as_long_for_the_next():
+    wait = ReadyWait("here", 1000.0)
+    attempts = []
+    for _ in range(4):
+        attempts.append(wait.attempt_s())
+        wait.sit_out(pagewire.DeadlineExceeded("no answer"))
+    assert attempts == [2.0, 4.0, 8.0, 16.0]

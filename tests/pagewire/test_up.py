@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.cli.up import Quiet
+
 NAMES = ("worker", "scheduler", "gateway")
 PORT_OPTIONS = ("--http-port", "--grpc-port", "--scheduler-port", "--worker-port")
 
@@ -273,7 +275,15 @@ def test_a_signal_while_starting_stops_what_has_started(up, options, expected):
 def test_a_start_that_takes_too_long_is_given_up(up):
     status, _, err = up.finish("--once", "--startup-timeout-s", "2", fake="worker=hang")
     assert status == 1
-    assert "the worker is not ready after 2 s" in err
+    assert "the worker is not ready, and has logged nothing for 2 s" in err
+
+
+def test_a_start_is_slow_and_not_stuck_as_long_as_its_log_grows():
+    quiet = Quiet(100.0)
+    assert quiet.seconds(0, 160.0) == 60.0
+    assert quiet.seconds(80, 900.0) == 0.0
+    assert quiet.seconds(80, 1000.0) == 100.0
+    assert quiet.seconds(120, 5000.0) == 0.0
 
 
 STUBBORN = """

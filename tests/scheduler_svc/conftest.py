@@ -13,11 +13,12 @@ from pagewire.v1 import debug_pb2_grpc, scheduler_pb2_grpc
 from rpc.server import SERVER_OPTIONS, PortInUse, bind
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Scheduler
+from scheduler_svc.core.step_time import StepTime
 from scheduler_svc.debug import DebugService
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker_link import FencedOut
-from simulator.fake_worker import FakeModel, FakeWorker, StepTime, start
+from simulator.fake_worker import FakeModel, FakeWorker, start
 
 T = TypeVar("T")
 

@@ -12,9 +12,10 @@ import pytest
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
 from scheduler_svc.core import recent
+from scheduler_svc.core.step_time import StepTime
 from scheduler_svc.explain import explain, find_life
 from scheduler_svc.trace import Trace
-from simulator.fake_worker import FakeModel, StepTime
+from simulator.fake_worker import FakeModel
 from tests.scheduler_svc.journal.recorded import Run
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]

@@ -12,8 +12,9 @@ import pytest
 
 from pagewire.v1 import scheduler_pb2, types_pb2
 from scheduler_svc.core import StepPlan
+from scheduler_svc.core.step_time import StepTime
 from scheduler_svc.pace import Pace
-from simulator.fake_worker import FakeModel, StepTime
+from simulator.fake_worker import FakeModel
 from simulator.slots import token_at
 from tests.scheduler_svc.core.builders import make_request, make_scheduler, plan_step, step
 
@@ -65,7 +66,7 @@ async def test_outputs_are_the_same_however_far_steps_run_ahead(
         found = await asyncio.gather(*calls)
         assert bool(granted(cluster)) is (max_grant > 1)
         assert cluster.engine.groups[0].num_recoveries == 0
-        assert cluster.core.residency.pool.num_free == 29
+        assert cluster.core.view.num_free_blocks == 29
     assert found == [expected(8 + 3 * seed, seed) for seed in range(12)]
 
 
@@ -87,7 +88,7 @@ async def test_a_deadline_is_told_in_the_middle_of_a_grant(make_cluster: MakeClu
             await tokens_of(generate(cluster, 5000, timeout_s=0.3))
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await cluster.until(lambda: cluster.core.num_in_flight == 0, timeout_s=0.1)
-        assert cluster.core.residency.pool.num_free == 4095
+        assert cluster.core.view.num_free_blocks == 4095
 
 
 async def test_a_cancelled_call_ends_the_grant(make_cluster: MakeCluster) -> None:
@@ -97,7 +98,7 @@ async def test_a_cancelled_call_ends_the_grant(make_cluster: MakeCluster) -> Non
         call.cancel()
         await cluster.until(lambda: cluster.core.num_running == 0)
         steps = cluster.core.counters.num_steps
-        await cluster.until(lambda: cluster.core.residency.pool.num_free == 4095)
+        await cluster.until(lambda: cluster.core.view.num_free_blocks == 4095)
         assert cluster.core.counters.num_steps <= steps, "steps were taken back"
         assert await tokens_of(generate(cluster, 20)) == expected(20)
 
@@ -141,7 +142,7 @@ async def test_a_table_that_is_not_what_was_planned_is_found(make_cluster: MakeC
     async with make_cluster(step_time=STEP, state_check_interval=8) as cluster:
         call = asyncio.create_task(tokens_of(generate(cluster, 200)))
         await cluster.until(lambda: cluster.core.num_output_tokens > 5)
-        slot = int(cluster.core.residency.roster.slots[0])
+        slot = int(cluster.core.view.running_slots()[0])
         cluster.worker._slots._tables[slot, 0] += 1
         assert await call == expected(200)
         assert f"differs in slots {slot}" in cluster.engine.groups[0].why_lost

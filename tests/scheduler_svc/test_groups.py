@@ -11,7 +11,8 @@ import pytest
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
 from scheduler_svc.config import parse
-from simulator.fake_worker import FakeModel, FakeWorker, StepTime, start
+from scheduler_svc.core.step_time import StepTime
+from simulator.fake_worker import FakeModel, FakeWorker, start
 from simulator.slots import logprob_of, token_at
 from tests.scheduler_svc.conftest import obey, pushback_s, start_again
 
@@ -242,8 +243,8 @@ async def test_aborts_deadlines_and_closed_streams_find_requests_that_moved(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await calls[1]
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        pool = survivor.core.residency.pool
-        await cluster.until(lambda: pool.num_free == pool.num_usable)
+        view = survivor.core.view
+        await cluster.until(lambda: view.num_free_blocks == view.num_blocks)
 
 
 async def test_a_request_id_is_unique_over_all_groups(make_cluster: Any) -> None:

@@ -14,7 +14,8 @@ from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
 from rpc.columns import pack
 from scheduler_svc.config import parse
 from scheduler_svc.core import Policy
-from simulator.fake_worker import FakeModel, StepTime
+from scheduler_svc.core.step_time import StepTime
+from simulator.fake_worker import FakeModel
 from tests.scheduler_svc.conftest import obey, pushback_s
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
@@ -147,7 +148,7 @@ async def test_a_deadline_ends_a_request_wherever_it_is_and_says_where_its_time_
         assert (core.num_running, core.num_waiting) == (num_ahead, 0)
         for call in calls:
             call.cancel()
-        await cluster.until(lambda: core.residency.pool.num_free == 4095)
+        await cluster.until(lambda: core.view.num_free_blocks == 4095)
     assert end.status_code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
     assert "deadline of 0.150 s" in end.message
     assert ("decode" in end.message) == (not num_ahead)
@@ -171,7 +172,7 @@ async def test_the_deadline_of_a_call_frees_its_blocks(make_cluster: MakeCluster
             await finish(cluster.scheduler.Generate(request("x", 4000), timeout=0.15))
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await cluster.until(lambda: not list(cluster.core.live()))
-        await cluster.until(lambda: cluster.core.residency.pool.num_free == 4095)
+        await cluster.until(lambda: cluster.core.view.num_free_blocks == 4095)
 
 
 async def test_the_more_urgent_call_is_answered_first(make_cluster: MakeCluster) -> None:

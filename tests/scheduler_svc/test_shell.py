@@ -11,7 +11,8 @@ import pytest
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2, worker_pb2
 from rpc.columns import UINT32, pack, unpack
-from simulator.fake_worker import FakeModel, StepTime
+from scheduler_svc.core.step_time import StepTime
+from simulator.fake_worker import FakeModel
 from simulator.slots import token_at
 from tests.scheduler_svc.conftest import start_again
 
@@ -146,11 +147,11 @@ async def test_a_cancelled_call_frees_its_blocks(make_cluster: MakeCluster) -> N
         )
         await call.read()
         core = cluster.core
-        assert core.residency.pool.num_free < core.residency.pool.num_blocks - 1
+        assert core.view.num_free_blocks < core.view.num_blocks
         call.cancel()
         await cluster.until(lambda: core.num_running == 0)
         steps = core.counters.num_steps
-        await cluster.until(lambda: core.residency.pool.num_free == 4095)
+        await cluster.until(lambda: core.view.num_free_blocks == 4095)
         assert core.counters.num_steps - steps <= 2
 
 
@@ -217,7 +218,7 @@ async def test_a_session_that_ends_aborts_its_requests(make_cluster: MakeCluster
         await cluster.until(lambda: core.num_running == 4)
         await gateway.close()
         await cluster.until(lambda: core.num_running == 0)
-        await cluster.until(lambda: core.residency.pool.num_free == 4095)
+        await cluster.until(lambda: core.view.num_free_blocks == 4095)
 
 
 async def test_abort_by_id_tells_the_requests_own_client(make_cluster: MakeCluster) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pagewire.v1 import worker_pb2
+from scheduler_svc.watch import silence_patience
 from scheduler_svc.worker_link import Attached, WorkerLink
 
 
@@ -21,7 +22,7 @@ class Stream:
 
 def link_to(stream: Stream) -> WorkerLink:
     attached = Attached(worker_pb2.WorkerDescription(), epoch=1)
-    return WorkerLink(stream, attached, heartbeat_timeout_s=3.0)  # type: ignore[arg-type]
+    return WorkerLink(stream, attached, silence_patience(3.0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("num_turns", range(5))

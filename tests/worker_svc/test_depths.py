@@ -116,7 +116,7 @@ async def test_every_depth_gives_the_same_tokens(
     )
     assert seen == calm
     (group,) = engine.groups
-    assert group.core.residency.num_preemptions > 0
+    assert group.core.view.num_preemptions > 0
     assert group.num_recoveries == 0
     assert group.state_check.num_compared > 5
     assert (num_granted(engine) > 10) is (max_grant > 0)
@@ -171,9 +171,9 @@ async def test_what_was_swapped_out_goes_on_with_the_same_tokens(
     )
     assert seen == calm
     (group,) = engine.groups
-    residency = group.core.residency
-    assert residency.num_swapped_in > 0
-    assert residency.host.num_free == NUM_HOST_BLOCKS
+    view = group.core.view
+    assert view.num_swapped_in > 0
+    assert view.num_free_host_blocks == NUM_HOST_BLOCKS
     assert group.num_recoveries == 0
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from worker_svc import model_config
-from worker_svc.attention import AttentionBatch
-from worker_svc.inputs import LastTokens, last_tokens
+from worker_svc.attention import AttentionBatch, LastTokens
+from worker_svc.inputs import last_tokens
 from worker_svc.kv_cache import KVCache
 from worker_svc.models.decoder import Decoder
 from worker_svc.models.fused import FusedDecoder

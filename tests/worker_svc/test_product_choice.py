@@ -13,10 +13,11 @@ import torch
 from kernels.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductShape
 from worker_svc import product_choice
 from worker_svc.config import PRODUCTS, WorkerConfig, parse
+from worker_svc.models.gemm_choices import Choice
 from worker_svc.parallel import ALONE, Group, RankFailed
 from worker_svc.product_choice import ByRows, Measure, Timing, quickest, shapes, summary
 from worker_svc.product_clock import MANY_ROWS, in_turn, without_wrong
-from worker_svc.product_memory import Choice, ProductMemory
+from worker_svc.product_memory import ProductMemory
 
 from .two_ranks import on_two_ranks
 

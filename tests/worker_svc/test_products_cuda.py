@@ -13,8 +13,8 @@ from kernels import cublas_lt
 from kernels.cublas_lt import ProductKind, ProductShape
 from tests.oracle import shortfall
 from worker_svc import product_choice, product_clock, startup
+from worker_svc.models.gemm_choices import Choice
 from worker_svc.product_choice import Timing
-from worker_svc.product_memory import Choice
 
 from .random_models import save_random_model
 from .test_cuda_runner import BLOCKS_PER_SEQ, CONFIG, SHAPE, generate, make_prompt

@@ -11,7 +11,7 @@ import torch
 from kernels.cublas_lt import ProductKind, ProductShape
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, timing_pb2, worker_pb2
 from rpc.grammar import LLGUIDANCE_VERSION
-from worker_svc.product_memory import Choice
+from worker_svc.models.gemm_choices import Choice
 from worker_svc.service import to_description
 
 from .conftest import VOCAB_SIZE, Attachment, Greedy, Worker, make_prompt, make_sequence

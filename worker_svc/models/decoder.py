@@ -16,9 +16,8 @@ from torch import Tensor
 from kernels.cpu import library
 from kernels.cpu.library import Library
 from worker_svc import model_config
-from worker_svc.attention import AttentionBatch, AttentionStep, HeadLayout
+from worker_svc.attention import AttentionBatch, AttentionStep, HeadLayout, LastTokens, fuses
 from worker_svc.embedding import Embedding
-from worker_svc.inputs import LastTokens
 from worker_svc.kv_cache import KVCache
 from worker_svc.layers import MLP, Attention, Destinations, RMSNorm
 from worker_svc.linear import Linear
@@ -210,11 +209,6 @@ class Decoder:
             self._cos_sin,
             self.group,
         )
-
-
-def fuses(head_dim: int) -> bool:
-    """Whether the Triton kernels have tiles for heads of this size."""
-    return head_dim >= 16 and head_dim & (head_dim - 1) == 0
 
 
 def load_model(

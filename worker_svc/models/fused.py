@@ -16,10 +16,9 @@ from kernels.all_reduce import TableRows, all_reduce
 from kernels.cublas_lt import ProductKind
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope import norm_rope_write_kv
-from worker_svc.attention import AttentionBatch, HeadLayout
+from worker_svc.attention import AttentionBatch, HeadLayout, LastTokens
 from worker_svc.attention_backend import AttentionChoice
 from worker_svc.embedding import Embedding
-from worker_svc.inputs import LastTokens
 from worker_svc.kv_cache import KVCache
 from worker_svc.layers import MLP, Attention, RMSNorm
 from worker_svc.models.fused_products import (
@@ -30,9 +29,9 @@ from worker_svc.models.fused_products import (
     kind_of,
     quickened,
 )
+from worker_svc.models.gemm_choices import Choices
 from worker_svc.parallel import Group
 from worker_svc.peer_memory import Slot
-from worker_svc.product_memory import Choices
 from worker_svc.triton_attention import TritonAttention
 
 

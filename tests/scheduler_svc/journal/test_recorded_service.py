@@ -11,10 +11,11 @@ import pytest
 
 from pagewire.v1 import scheduler_pb2, types_pb2
 from scheduler_svc.config import parse
+from scheduler_svc.core.step_time import StepTime
 from scheduler_svc.journal.recording import Recording
 from scheduler_svc.journal.replay import replay
 from scheduler_svc.journal.start import RecordOptions
-from simulator.fake_worker import FakeModel, StepTime
+from simulator.fake_worker import FakeModel
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 
@@ -58,7 +59,7 @@ async def test_what_a_service_did_replays(
     assert report.divergence is None, str(report.divergence)
     assert report.num_steps == core.counters.num_steps
     assert report.num_tokens == core.num_output_tokens
-    assert report.num_preemptions == core.residency.num_preemptions > 0
+    assert report.num_preemptions == core.view.num_preemptions > 0
     assert report.num_workers_lost > 0
 
 
