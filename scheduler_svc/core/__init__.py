@@ -1,6 +1,6 @@
 """The scheduler's pure core: events in, plans out.
 
-It deals in integers: token ids, block ids, slots. It imports numpy and xxhash, and nothing that
+It handles integers: token ids, block ids, slots. It imports numpy and xxhash, and nothing that
 could read a clock, open a socket or draw a random number. Start reading at `scheduler.Scheduler`,
 then `planner`, `residency`, `slots`, `block_pool`, `prefix_cache`.
 """

@@ -1,7 +1,8 @@
-"""Who enters a step: the waiting, in the order of the policy, as far as there is room.
+"""Admits waiting sequences to a step, in the order of the policy, as far as there is room.
 
-The order says whose turn it is; this module says whether there is room, what an admitted sequence
-computes first, whom to look past, and who makes way for somebody more urgent.
+The policy decides the order; this module decides whether there is room, which tokens an admitted
+sequence computes first, which sequences may be overtaken, and which are preempted for a more urgent
+one.
 """
 
 from enum import Enum
@@ -15,32 +16,32 @@ from scheduler_svc.core.sealing import seal_slot
 from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.start import Start
 
-MAX_AWAITING = 64  # looked at in a step although they wait for a sibling
+MAX_AWAITING = 64  # sequences awaiting a fork of their group that are examined per step
 _HELD_BY_SLOTS, _HELD_BY_BUDGET = Held(Cause.SLOTS), Held(Cause.BUDGET)
 
 
 class _Outcome(Enum):
-    """What came of a sequence whose turn it was."""
+    """The result of trying to admit one sequence."""
 
     ENTERED = "entered"
     NO_ROOM = "no room"
-    AWAITS_SIBLING = "awaits sibling"  # somebody computes what it would compute, too
+    AWAITS_SIBLING = "awaits sibling"  # another sequence of the fork group computes the same prompt
 
 
 class _SetAside:
-    """Sequences that had their turn in a step and did not enter, in the order of their turns."""
+    """Sequences tried in a step but not admitted, in the order in which they were tried."""
 
     def __init__(self) -> None:
         self.everyone: list[Sequence] = []
-        self.passed: list[Sequence] = []  # of these, the ones without room
+        self.passed: list[Sequence] = []  # those of them without room
 
     @property
     def num_awaiting(self) -> int:
-        """Of these, the ones that wait for a sibling."""
+        """Number of them that await another sequence of their fork group."""
         return len(self.everyone) - len(self.passed)
 
     def add(self, sequence: Sequence, outcome: _Outcome) -> None:
-        """It did not enter."""
+        """Adds a sequence that was not admitted."""
         self.everyone.append(sequence)
         if outcome is _Outcome.NO_ROOM:
             self.passed.append(sequence)
@@ -54,17 +55,17 @@ class Admission:
         self._residency = residency
         self._counters = counters
         self.reuse = Reuse(config, residency)
-        # Who did not fit when so many blocks were free, and by how many it was short.
+        # Per sequence without room: blocks that were free then, and how many more it needed.
         self._blocked: dict[Sequence, tuple[int, int]] = {}
 
     def reset(self) -> None:
-        """Other blocks are there than before."""
+        """Forgets what did not fit: the worker's blocks have changed."""
         self._blocked.clear()
 
     # --- entering --------------------------------------------------------------------------------
 
     def draft_waiting(self, draft: Draft) -> None:
-        """Admits whoever fits, looking past a few that do not."""
+        """Admits the sequences that fit, overtaking a few that do not."""
         residency = self._residency
         if not len(residency.waiting):
             return
@@ -92,10 +93,10 @@ class Admission:
             residency.join_roster(entered)
 
     def _may_look_past(self, aside: _SetAside) -> bool:
-        """Whether the next may be tried although these did not enter.
+        """Whether to try the next sequence although those in `aside` were not admitted.
 
-        A sequence that was preempted is not passed at all: it would be robbed of what it gave up.
-        Whoever waits for a sibling is passed freely: it needs no room yet.
+        A preempted sequence is never overtaken: the next one would take the room that it gave up.
+        One that awaits its fork group is always overtaken: it needs no room yet.
         """
         if len(aside.passed) > self._config.queue_window or aside.num_awaiting > MAX_AWAITING:
             return False
@@ -128,12 +129,12 @@ class Admission:
         config, residency = self._config, self._residency
         num_free, is_sibling = residency.pool.num_free, bool(sequence.request.fork_group)
         if not is_sibling and sequence in self._blocked and num_free <= self._blocked[sequence][0]:
-            return _Outcome.NO_ROOM  # looking its prompt up again would cost more the longer it is
+            return _Outcome.NO_ROOM  # a second cache lookup would cost in proportion to the prompt
         start = self.reuse.find(sequence, draft.admitted)
         if start is None:
             return _Outcome.AWAITS_SIBLING
         chunk, num_new = self._first_chunk(sequence, start, draft.budget)
-        # Shared blocks that nobody holds leave the free queue, too.
+        # Shared blocks without a holder leave the free queue as well.
         short = num_new + residency.pool.num_free_among(start.shared) - num_free
         if short > 0:
             self._blocked[sequence] = num_free, short
@@ -146,14 +147,14 @@ class Admission:
                 num_tokens = len(sequence.token_ids) - start.num_computed
                 residency.share.charge_prompt(sequence.request.tenant, num_tokens)
         if start.sibling is not None and start.sibling.slot is not None:
-            # The step reads its blocks, even if it computes nothing itself.
+            # The step reads the blocks of the other sequence, which must not be freed before it
+            # ends.
             draft.read_slots.append(start.sibling.slot)
         self._draft_entry(draft, sequence, start.num_computed, chunk, block_ids)
         return _Outcome.ENTERED
 
     def _count_first(self, sequence: Sequence, start: Start) -> None:
-        """Books what was there at the first admission; forks are no hits, since nothing is looked
-        up for them."""
+        """Counts prefix cache hits at a sequence's first admission; a fork counts as no lookup."""
         sequence.num_cached = min(start.num_computed, sequence.num_prompt)
         if start.sibling is not None:
             self._counters.num_forks += 1
@@ -162,7 +163,7 @@ class Admission:
         self._counters.prefix_hit_tokens += start.num_computed
 
     def _first_chunk(self, sequence: Sequence, start: Start, budget: int) -> tuple[int, int]:
-        """The tokens computed at once, and the new blocks that these and the start need."""
+        """Returns (tokens of the first chunk, new blocks needed for them and for the start)."""
         config = self._config
         chunk = min(len(sequence.token_ids) - start.num_computed, budget)
         if config.long_prefill_token_threshold:
@@ -173,7 +174,7 @@ class Admission:
     def _draft_entry(
         self, draft: Draft, sequence: Sequence, num_cached: int, chunk: int, block_ids: list[int]
     ) -> None:
-        """Books the first chunk of a sequence that has just got its slot."""
+        """Adds the first chunk of a sequence that has just received its slot to the draft."""
         table, slot = self._residency.table, sequence.slot
         assert slot is not None
         table.num_computed[slot] = num_cached + chunk
@@ -187,7 +188,7 @@ class Admission:
             table.num_planned[slot] += 1
             draft.admitted_sampled.append(slot)
         if self._config.enable_prefix_caching:
-            # Shared from now on, even within this step: a layer's KV is stored before it is read.
+            # Shareable from now on, even within this step: a layer stores its KV before reading it.
             seal_slot(table, self._residency.pool.cache, slot)
         draft.admitted.append(
             NewSequence(
@@ -207,10 +208,11 @@ class Admission:
     # --- making way ------------------------------------------------------------------------------
 
     def make_way(self) -> None:
-        """Before the running are drafted: the least important leave for somebody more urgent.
+        """Preempts the least urgent running sequences if a more urgent one waits.
 
-        Only when enough of them run to make the difference. What they held may still be fenced; it
-        is then on its way, and nobody else has to leave for it.
+        Runs before the running set is drafted, and only if preemption frees enough. Blocks freed
+        this way may still be fenced; they count as coming, so that nothing else is preempted for
+        the same need.
         """
         residency = self._residency
         if self._config.policy is not Policy.PRIORITY or not residency.roster.sequences:

@@ -1,7 +1,7 @@
-"""What a step's tokens do to the sequences they belong to: they grow, and some of them end.
+"""Token update: appends the tokens of a step to their sequences and finds those that end.
 
-Knows tokens and rows. Which step a result answers is checked before, and what an end means beyond
-the sequence itself is done behind, by the scheduler.
+It knows tokens and rows. The scheduler checks first which step a result answers, and afterwards
+ends the sequences.
 """
 
 from collections import Counter
@@ -22,28 +22,28 @@ from scheduler_svc.core.timeline import Phase
 _NOT_FINITE = "the model's logits were not finite"
 
 
-@dataclass(slots=True)  # as plans are
+@dataclass(slots=True)  # mutable for speed, as plans are
 class Arrived:
-    """Tokens as columns, and whom they end."""
+    """Tokens of a step as columns, and the sequences that they end."""
 
     clients: NDArray[np.int32]
     handles: NDArray[np.uint32]
     token_ids: TokenIds
-    sampled_rows: Index | None  # the row of the result that each comes from; None: all in order
+    sampled_rows: Index | None  # row of the result per token; None: all rows, in order
     ends: list[End]
 
 
 class Arrivals:
-    """Writes sampled tokens into the slots' rows."""
+    """Writes sampled tokens into the slot table."""
 
     def __init__(self, config: SchedulerConfig, residency: Residency) -> None:
         self._config = config
         self._residency = residency
 
     def take(self, plan: StepPlan, result: StepResult) -> Arrived:
-        """Appends the tokens of a step, one for each of the slots that sampled."""
+        """Appends the tokens of a step, one for each slot that sampled."""
         table, token_ids, slots = self._residency.table, result.token_ids, plan.sampled_slots
-        # While the roster is the plan's, nobody has left.
+        # While the running set is the plan's, no sequence has left.
         roster = self._residency.roster if plan.roster is self._residency.roster else None
         everyone = roster if roster is not None and slots is roster.slots else None
         index = slots.astype(np.intp) if everyone is None else everyone.index
@@ -62,7 +62,8 @@ class Arrivals:
         table.token_ids[index, position] = token_ids
         table.num_tokens[index] = length
         if self._config.enable_prefix_caching:
-            # A granted step may still be taken back: only what led to this token is computed.
+            # A granted step may still be taken back: only the tokens before this one are surely
+            # computed.
             seal(table, self._residency.pool.cache, index, position)
         if self._config.policy is Policy.FAIR:
             self._charge(index)
@@ -79,7 +80,7 @@ class Arrivals:
         return Arrived(clients, handles, token_ids, sampled_rows, ends)
 
     def begin_decoding(self, slots: Slots) -> None:
-        """Books the end of the prefill of whoever gets the first token since it got its slot."""
+        """Ends the prefill phase of slots that sample their first token since admission."""
         table = self._residency.table
         for slot in slots[table.is_prefilling[slots]].tolist():
             table.is_prefilling[slot] = False
@@ -100,7 +101,7 @@ class Arrivals:
         length: NDArray[np.int32],
         max_len: NDArray[np.int32],
     ) -> list[End]:
-        """The sequences whose newest token is a stop or the last that they may have."""
+        """Ends of the sequences whose newest token is a stop token or the last allowed."""
         table = self._residency.table
         is_full = length >= max_len
         is_stop = None
@@ -125,8 +126,11 @@ class Arrivals:
     def _set_aside(
         self, slots: Slots, result: StepResult, ends: list[End]
     ) -> tuple[NDArray[np.bool_], list[tuple[Sequence, int]]]:
-        """Tells which rows go the usual way: live and not bad. Of the others it ends the failed,
-        returns the preempted and their rows, and drops what was sampled for the ended."""
+        """Separates rows that are not live or are bad from the others.
+
+        Returns a mask of the good rows [rows], and (sequence, row) for tokens of preempted
+        sequences. Adds failed sequences to `ends`; drops the tokens of ended ones.
+        """
         residency = self._residency
         is_bad = np.zeros(len(slots), dtype=np.bool_)
         is_bad[list(result.bad_rows)] = True
@@ -148,7 +152,7 @@ class Arrivals:
         return is_good, late
 
     def _append_late(self, late: list[tuple[Sequence, int]], token_ids: TokenIds) -> list[End]:
-        """Appends tokens to sequences that were preempted while the token was on its way."""
+        """Appends tokens to sequences that were preempted while the token was in flight."""
         ends = []
         for (sequence, _), token_id in zip(late, token_ids.tolist(), strict=True):
             self._residency.waiting.append_token(sequence, token_id)

@@ -1,9 +1,9 @@
-"""Chained hashes of full blocks: a block's hash names its tokens and everything before them.
+"""Chained hashes of full blocks: a block's hash identifies its tokens and all tokens before them.
 
 A hash is xxh64 over the parent's hash (8 bytes, little-endian; absent for a first block) followed
-by the block's tokens as little-endian int64. 64 bits can collide, so whoever finds a block by its
-hash also compares its content (`prefix_cache`). A salt stands in for the parent of the first block,
-so chains of different salts have nothing in common.
+by the block's tokens as little-endian int64. 64 bits can collide, so every lookup also compares the
+content (`prefix_cache`). A salt replaces the parent of the first block, so chains of different
+salts share no hashes.
 """
 
 from hashlib import blake2b
@@ -15,18 +15,18 @@ from xxhash import xxh64_intdigest
 from scheduler_svc.core.request import TokenIds
 
 _INT64 = np.dtype("<i8")
-NO_PARENT = 0  # stored for first blocks; a parent is only compared together with the tokens
+NO_PARENT = 0  # parent stored for first blocks; parents are compared only together with tokens
 
 
 def root_of(salt: str) -> int:
-    """What the first block has in place of a parent; NO_PARENT without a salt."""
+    """The parent hash of a first block: derived from the salt, NO_PARENT without one."""
     if not salt:
         return NO_PARENT
     return int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "little")
 
 
 def chain(token_ids: TokenIds, block_size: int, parent: int | None = None) -> list[int]:
-    """Hashes of the full blocks of `token_ids`, which begin right after the block `parent`."""
+    """Hashes of the full blocks of `token_ids`, which follow the block with hash `parent`."""
     num_blocks = len(token_ids) // block_size
     content = token_ids[: num_blocks * block_size].astype(_INT64).tobytes()
     stride = block_size * _INT64.itemsize
@@ -40,7 +40,7 @@ def chain(token_ids: TokenIds, block_size: int, parent: int | None = None) -> li
 
 
 def extend(parents: NDArray[np.uint64], token_ids: NDArray[np.integer]) -> list[int]:
-    """Hashes of one block each: row i of token_ids [n, block_size] follows the block parents[i]."""
+    """One hash per row: row i of token_ids [n, block_size] is the block after parents[i]."""
     num_rows, block_size = token_ids.shape
     rows = np.empty((num_rows, 1 + block_size), dtype=_INT64)
     rows[:, 0] = parents.view(_INT64)

@@ -1,11 +1,11 @@
 """Fixed pool of KV-cache blocks, shared by reference count.
 
-The pool deals in block ids only. It never sees a tensor: the worker owns the memory, the scheduler
-owns the bookkeeping. Block 0 is the null block: filler of block tables, never handed out.
+The pool handles block ids only, never tensors: the worker owns the memory, the scheduler the
+bookkeeping. Block 0 is the null block: filler of block tables, never handed out.
 
-Invariants: a block is in the free queue exactly when nobody references it; a freed block keeps its
-content, and can be found and shared again, until it is handed out anew; the block freed longest ago
-is handed out first.
+Invariants: a block is in the free queue exactly when its reference count is 0; a freed block keeps
+its content, and can be found and shared again, until it is handed out anew; the block freed longest
+ago is handed out first.
 """
 
 from array import array
@@ -15,7 +15,7 @@ from scheduler_svc.core.prefix_cache import NULL_BLOCK, PrefixCache
 
 
 class OutOfBlocks(Exception):
-    """More blocks were asked for than are free."""
+    """Raised when more blocks are requested than are free."""
 
 
 class BlockPool:
@@ -30,34 +30,37 @@ class BlockPool:
         self.block_size = block_size
         self.num_free = num_blocks - 1
         self.cache = PrefixCache(num_blocks, block_size)
-        # Arrays, not lists: the garbage collector would walk a million list entries now and then.
+        # Arrays, not lists: the garbage collector would scan lists of a million entries.
         self._ref_count = array("i", bytes(4 * num_blocks))
         self._next = array("i", [*range(1, num_blocks), NULL_BLOCK])
         self._prev = array("i", [num_blocks - 1, *range(num_blocks - 1)])
 
     @property
     def num_usable(self) -> int:
-        """Blocks that can be handed out: all but the null block."""
+        """Number of blocks that can be handed out: all but the null block."""
         return self.num_blocks - 1
 
     @property
     def usage(self) -> float:
-        """Share of the usable blocks that somebody references."""
+        """Fraction of the usable blocks that are referenced, 0 to 1."""
         return 1.0 - self.num_free / self.num_usable if self.num_usable else 0.0
 
     def ref_count(self, block_id: int) -> int:
-        """How many sequences hold a block."""
+        """Number of sequences that hold a block."""
         return self._ref_count[block_id]
 
     def free_queue(self) -> Iterable[int]:
-        """The free blocks, the one handed out next first."""
+        """The free blocks, in the order in which they will be handed out."""
         block_id = self._next[NULL_BLOCK]
         while block_id != NULL_BLOCK:
             yield block_id
             block_id = self._next[block_id]
 
     def take(self, count: int) -> list[int]:
-        """Hands out `count` blocks, each referenced once; what they held is forgotten."""
+        """Hands out `count` blocks with one reference each and evicts their content.
+
+        Raises OutOfBlocks, with nothing changed, when fewer are free.
+        """
         if count > self.num_free:
             raise OutOfBlocks(f"asked for {count} blocks, {self.num_free} free")
         following, ref_count, evict = self._next, self._ref_count, self.cache.evict
@@ -74,7 +77,7 @@ class BlockPool:
         return taken
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Adds a reference to each; one that was free leaves the queue, wherever it stands."""
+        """Adds a reference to each block; a free one leaves the free queue, at any position."""
         for block_id in block_ids:
             if self._ref_count[block_id] == 0:
                 before, after = self._prev[block_id], self._next[block_id]
@@ -84,9 +87,9 @@ class BlockPool:
             self._ref_count[block_id] += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Drops a reference of each block of a sequence, given in the sequence's order."""
+        """Drops one reference of each block of a sequence, given in the sequence's order."""
         ref_count = self._ref_count
-        # Tail first, so that a shared prompt's head is the last to be handed out anew: a chain
+        # Last block first, so that the head of a shared prompt is handed out anew last: a chain
         # without its head can never be found again.
         for block_id in reversed(block_ids):
             assert ref_count[block_id] > 0, f"block {block_id} released more often than held"
@@ -95,7 +98,7 @@ class BlockPool:
                 self._append(block_id)
 
     def num_free_among(self, block_ids: Iterable[int]) -> int:
-        """How many of these blocks sharing would take out of the free queue."""
+        """Number of these blocks that are free and that sharing would take."""
         return sum(self._ref_count[block_id] == 0 for block_id in block_ids)
 
     def _append(self, block_id: int) -> None:

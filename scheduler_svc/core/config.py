@@ -1,4 +1,4 @@
-"""The limits that a scheduler core is built with; checked once."""
+"""Limits and policy of a scheduler core, validated once."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Policy(Enum):
-    """In which order the waiting get their turn."""
+    """The order in which waiting sequences are admitted."""
 
     FCFS = "fcfs"  # first come, first served
     PRIORITY = "priority"  # the smallest priority number first
@@ -14,10 +14,10 @@ class Policy(Enum):
 
 
 class Preemption(Enum):
-    """Where the KV of a sequence that gives way goes."""
+    """The destination of a preempted sequence's KV."""
 
-    RECOMPUTE = "recompute"  # nowhere: it is computed again
-    SWAP = "swap"  # to host memory, as far as there is room
+    RECOMPUTE = "recompute"  # none: it is computed again
+    SWAP = "swap"  # host memory, while it has room
 
 
 _NOT_NEGATIVE = (
@@ -35,12 +35,12 @@ _NOT_NEGATIVE = (
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits of one worker group and the policy's few knobs.
+    """Limits of one worker group and settings of the policy.
 
-    Raises ValueError naming the field when a combination cannot work.
+    Raises ValueError, naming the field, when a value or a combination cannot work.
     """
 
-    num_blocks: int  # the null block 0 included
+    num_blocks: int  # including the null block 0
     block_size: int  # tokens
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -48,18 +48,18 @@ class SchedulerConfig:
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     long_prefill_token_threshold: int = (
-        0  # most prompt tokens of one sequence in a step; 0: no limit
+        0  # most prompt tokens of one sequence per step; 0: no limit
     )
     enable_prefix_caching: bool = True
-    sliding_window: int = 0  # tokens that each token reads, itself included; 0: all before it
+    sliding_window: int = 0  # tokens that each token attends to, itself included; 0: all
     preemption: Preemption = Preemption.RECOMPUTE
-    num_host_blocks: int = 0  # in host memory, for the swapped
+    num_host_blocks: int = 0  # blocks in host memory for swapped sequences
     policy: Policy = Policy.FCFS
-    priority_ageing_s: float = 60.0  # a wait that counts as much as one priority level
-    tenant_weights: tuple[tuple[str, float], ...] = ()  # of the fair share; others have 1
-    queue_window: int = 4  # how many behind a waiting request without room for it are tried
-    max_overtakes: int = 16  # how often one may be passed that way
-    # What may wait before more is refused; 0: no limit.
+    priority_ageing_s: float = 60.0  # seconds of waiting that count as one priority level
+    tenant_weights: tuple[tuple[str, float], ...] = ()  # of the fair share; 1 for all others
+    queue_window: int = 4  # requests tried after a waiting one that has no room
+    max_overtakes: int = 16  # times that one request may be overtaken this way
+    # Limits of the queue; a request that would exceed one is refused. 0: no limit.
     max_waiting_requests: int = 0
     max_waiting_tokens: int = 0
     max_waiting_requests_per_tenant: int = 0
@@ -93,5 +93,5 @@ class SchedulerConfig:
 
     @property
     def num_usable_blocks(self) -> int:
-        """Blocks that a sequence can hold."""
+        """Number of blocks that sequences can hold."""
         return self.num_blocks - 1

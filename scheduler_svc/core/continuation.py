@@ -1,13 +1,14 @@
-"""Requests that another scheduler had begun: what their output so far must not be."""
+"""Checks the output so far of requests that another scheduler had begun."""
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.request import Request
 
 
 def continuation_problem(request: Request, max_len: int, config: SchedulerConfig) -> str | None:
-    """Why a request cannot go on behind its output so far; None when it can, or is new.
+    """Why a request cannot continue after its output so far; None when it can, or is new.
 
-    Tokens come with the end that they cause, so nobody should hold an output that has ended.
+    Every output that has ended was delivered with its end, so none may be submitted to be
+    continued.
     """
     output = request.output_token_ids
     if output is None or not len(output):

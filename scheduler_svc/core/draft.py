@@ -1,4 +1,4 @@
-"""A plan in the making: what the running compute, then who enters."""
+"""A step plan under construction: first the running rows, then the admitted ones."""
 
 from dataclasses import dataclass, field
 
@@ -24,15 +24,15 @@ class Counters:
 
 @dataclass(slots=True)
 class Draft:
-    """Filled by the planner with those who run, then by admission with those who enter."""
+    """Filled by the planner with running rows, then by admission with new sequences."""
 
     step_id: int
-    slots: Slots  # rows that compute
-    index: Index  # the same
+    slots: Slots  # [rows] slots that compute
+    index: Index  # [rows] the same, for indexing
     computed: NDArray[np.int32]
     planned: NDArray[np.int32]
-    chunks: NDArray[np.int32] | None = None  # tokens each row computes; None: one each
-    num_steps: int = 1  # more: a grant, in each of whose steps every row decodes
+    chunks: NDArray[np.int32] | None = None  # [rows] tokens per row; None: one each
+    num_steps: int = 1  # more than 1: a grant, in each step of which every row decodes
     budget: int = 0
     appended_slots: list[int] = field(default_factory=list)
     appended_block_ids: list[int] = field(default_factory=list)
@@ -41,11 +41,14 @@ class Draft:
     admitted_sampled: list[int] = field(default_factory=list)  # slots
     asked: list[Asked] = field(default_factory=list)
     prompt_ends: list[Sequence] = field(default_factory=list)
-    read_slots: list[int] = field(default_factory=list)  # whose blocks are shared or copied
-    held: Held | None = None  # why the queue did not move on; None: nobody waits
+    read_slots: list[int] = field(default_factory=list)  # of shared or copied blocks
+    held: Held | None = None  # why waiting sequences were not admitted; None: none wait
 
     def inquire(self, sequence: Sequence, slot: int, end: int) -> None:
-        """Notes what a row that computes up to `end` brings beside KV and a token."""
+        """Adds the prompt outputs due from a row that computes up to position `end`.
+
+        Also records the end of a prompt-only sequence.
+        """
         asked = ask(sequence, slot, end)
         if asked is not None:
             self.asked.append(asked)
@@ -53,7 +56,7 @@ class Draft:
             self.prompt_ends.append(sequence)
 
     def keep(self, chunks: NDArray[np.int32]) -> None:
-        """Keeps the rows that compute something."""
+        """Removes the rows that compute nothing."""
         computes = chunks > 0
         self.slots, self.index, self.chunks = (
             self.slots[computes],

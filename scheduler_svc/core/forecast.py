@@ -1,9 +1,9 @@
-"""What comes next, and when: a copy of the scheduler's counters, run forward.
+"""Forecasts admission and completion times by running a copy of the scheduler's counters forward.
 
-It copies numbers, not sequences: blocks, slots, and how far everybody has to go. From event to
-event (one ends, somebody is admitted) all steps in between are alike, so their time is a product.
-Prefix hits and preemptions are not foreseen; a sequence is taken to hold all along what it holds
-half-way.
+It copies numbers, not sequences: blocks, slots, and the tokens that each sequence has left. Between
+two events (an end, an admission) all steps are alike, so their time is a multiplication. Prefix
+hits and preemptions are not predicted; a sequence is assumed to hold throughout the blocks that it
+holds half-way.
 """
 
 import heapq
@@ -15,18 +15,21 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_time import StepTime
 
-MAX_FORESEEN = 2048  # waiting sequences looked at; beyond, the pace is assumed to stay
+MAX_FORESEEN = 2048  # waiting sequences simulated; after these the mean pace is assumed
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Seconds from now."""
+    """Predicted times, in seconds from now."""
 
-    admissions_s: list[float]  # of each that waits, in order
-    drained_s: float  # until everyone who is live has ended
+    admissions_s: list[float]  # per waiting sequence, in order
+    drained_s: float  # until every live sequence has ended
 
     def nth_admission_s(self, number: int) -> float:
-        """When the queue has moved by so many (1 is the next), going on at its mean pace."""
+        """Time of the `number`-th admission from now (1 is the next), in seconds.
+
+        Beyond the simulated ones it extrapolates at their mean pace.
+        """
         if number <= len(self.admissions_s):
             return self.admissions_s[number - 1]
         pace_s = self.drained_s / max(len(self.admissions_s), 1)
@@ -34,7 +37,7 @@ class Forecast:
 
 
 class _Run:
-    """The copy: time, the running by the decode step at which they end, and what is free."""
+    """Simulated state: time, last decode step per running sequence, free slots and blocks."""
 
     def __init__(self, scheduler: Scheduler, step_time: StepTime) -> None:
         residency = scheduler.residency
@@ -44,7 +47,7 @@ class _Run:
         self.now_s = 0.0
         self._num_steps = 0
         self._num_context = 0
-        self._ends: list[tuple[int, int, int]] = []  # step, blocks held, tokens at the end
+        self._ends: list[tuple[int, int, int]] = []  # (step, blocks held, tokens at the end)
         self._free_slots = residency.num_coming_slots
         self._free_blocks = residency.num_coming_blocks
         self._usable_blocks = residency.pool.num_usable
@@ -57,7 +60,7 @@ class _Run:
         self._prefill(unfinished)
 
     def admit(self, sequence: Sequence) -> None:
-        """Runs on until there is room for a waiting sequence, then computes its prompt."""
+        """Runs until there is room for a waiting sequence, then computes its prompt."""
         num_tokens = len(sequence.token_ids)
         half_way = num_tokens + self._expected.left(sequence, num_tokens) // 2
         need = min(-(-half_way // self._config.block_size), self._usable_blocks)
@@ -69,7 +72,7 @@ class _Run:
         self._prefill(num_tokens)
 
     def drain(self) -> None:
-        """Runs on until everybody has ended."""
+        """Runs until every sequence has ended."""
         while self._ends:
             self._finish_next()
 
@@ -79,7 +82,7 @@ class _Run:
         self._num_context += num_tokens
 
     def _finish_next(self) -> None:
-        """All the steps until the next one ends, and that end."""
+        """Runs all steps until the next sequence ends, and ends it."""
         step, num_blocks, num_tokens = heapq.heappop(self._ends)
         self._decode(step - self._num_steps, len(self._ends) + 1)
         self._num_context -= num_tokens
@@ -89,13 +92,13 @@ class _Run:
     def _decode(self, num_steps: int, num_rows: int) -> None:
         if num_steps <= 0:
             return
-        context = self._num_context + num_rows * (num_steps - 1) / 2  # on average
+        context = self._num_context + num_rows * (num_steps - 1) / 2  # average per step
         self.now_s += num_steps * self._step_time.of(num_rows, context)
         self._num_steps += num_steps
         self._num_context += num_rows * num_steps
 
     def _prefill(self, num_tokens: int) -> None:
-        """Prompt tokens ride on decode steps; only what does not fit makes steps of its own."""
+        """Adds a prompt's time: its tokens join decode steps; the rest takes extra steps."""
         num_rows = len(self._ends)
         room = max(self._config.max_num_batched_tokens - num_rows, 1)
         self.now_s += self._step_time.per_token_s * num_tokens
@@ -103,7 +106,7 @@ class _Run:
 
 
 def forecast(scheduler: Scheduler, step_time: StepTime) -> Forecast:
-    """Runs the scheduler's counters forward until everybody who is live has ended."""
+    """Forecasts when each waiting sequence is admitted and when every live one has ended."""
     run = _Run(scheduler, step_time)
     admissions_s: list[float] = []
     num_waiting = scheduler.num_waiting

@@ -1,8 +1,7 @@
-"""Steps that may be taken back: which of those in flight, and when they had better be.
+"""Grants: decode steps planned ahead that may be taken back.
 
-A grant runs on by itself, several steps ahead of what is known. That is right as long as nothing
-happens; once somebody arrives or leaves, the steps that have not begun were planned for a state
-that is not wanted any more.
+A grant runs several steps ahead of the known tokens. This is right as long as nothing changes; once
+a request arrives or leaves, the steps that have not begun were planned for an outdated state.
 """
 
 from collections import deque
@@ -14,42 +13,42 @@ import numpy as np
 from scheduler_svc.core.plan import OutOfStep, StepPlan
 from scheduler_svc.core.residency import Residency
 
-MAX_FRAMES = 3  # grants and single steps that a worker takes before it has answered the first
-_ENDED_PART = 8  # one row in so many computes in vain: worth a cut
+MAX_FRAMES = 3  # grants and single steps that a worker may hold unanswered
+_ENDED_PART = 8  # a cut pays once one row in this many computes in vain
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Granted steps that the worker should leave out, as far as they have not begun."""
+    """Granted steps, from first to last, that the worker shall skip if they have not begun."""
 
     first_step_id: int
     last_step_id: int
 
 
 class Grants:
-    """Watches over the steps in flight; plans nothing and changes no counters."""
+    """Tracks granted steps in flight; plans nothing and changes no counters."""
 
     def __init__(self, in_flight: deque[StepPlan], residency: Residency) -> None:
         self._in_flight = in_flight
         self._residency = residency
-        self.pending: Cut | None = None  # asked for, not answered
+        self.pending: Cut | None = None  # sent to the worker, not answered
         self._somebody_left = False
 
     def reset(self) -> None:
-        """Nothing is in flight any more."""
+        """Forgets cuts and departures: no step is in flight any more."""
         self.pending, self._somebody_left = None, False
 
     def granted(self) -> None:
-        """A grant was planned, for those who run now."""
+        """Records that a grant was planned for the current running set."""
         self._somebody_left = False
 
     def left(self) -> None:
-        """Somebody was ended from outside; what they held should be free soon."""
+        """Records that a request was ended from outside; its slot and blocks should be freed."""
         self._somebody_left = True
 
     @property
     def has_room(self) -> bool:
-        """Whether the worker would take another frame, and no cut is on its way."""
+        """Whether the worker can hold another frame and no cut is pending."""
         if self.pending is not None:
             return False
         grants = {plan.grant_id for plan in self._in_flight if plan.grant_id is not None}
@@ -57,16 +56,16 @@ class Grants:
         return len(grants) + num_single < MAX_FRAMES
 
     def cut(self, num_kept: int) -> Cut | None:
-        """What to ask the worker to leave out now; None if that is not worth it.
+        """Returns the steps to ask the worker to skip; None when a cut does not pay.
 
-        Never worth it are `num_kept` steps or fewer: those can be planned behind.
+        It never pays for `num_kept` steps or fewer: the next step can be planned after those.
         """
         if self.pending is not None or not self._in_flight:
             return None
         newest = self._in_flight[-1]
         if newest.grant_id is None or not self._is_outdated(newest):
             return None
-        # What was planned behind a grant needs it to run to its end.
+        # A step planned after a grant needs the whole grant to run.
         granted = list(takewhile(lambda plan: plan.grant_id is not None, reversed(self._in_flight)))
         if len(granted) <= num_kept:
             return None
@@ -75,9 +74,9 @@ class Grants:
         return self.pending
 
     def skip(self, first_step_id: int, last_step_id: int) -> list[StepPlan]:
-        """Takes what the worker left out from the steps in flight; the answer to the pending cut.
+        """Removes the steps that the worker skipped from those in flight, newest first.
 
-        Raises OutOfStep, with nothing changed, when it does not fit.
+        Raises OutOfStep, with nothing changed, when they do not answer the pending cut.
         """
         cut, in_flight = self.pending, self._in_flight
         if cut is None or last_step_id != cut.last_step_id:

@@ -1,7 +1,7 @@
-"""Host memory for the KV of preempted sequences: which host block holds what of whom.
+"""Host memory for the KV of preempted sequences: host blocks by sequence.
 
-It deals in numbers only; the worker owns the memory and moves the bytes. A host block that a plan
-reads or writes is not handed out again within the same plan, so the order of its moves is free.
+It handles numbers only; the worker owns the memory and copies the bytes. A host block that a plan
+reads or writes is not handed out again within the same plan, so the order of its copies is free.
 """
 
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ class Swapped:
     """A sequence's KV in host memory."""
 
     num_computed: int  # tokens with KV
-    num_null: int  # leading blocks that no token to come reads, and that are nowhere
-    host_blocks: list[int]  # of the blocks behind those, in the order of its table
+    num_null: int  # leading blocks that no later token reads; not stored
+    host_blocks: list[int]  # the blocks after those, in table order
 
 
 class HostPool:
-    """The free host blocks, and what the others hold."""
+    """The free host blocks, and the ones that each sequence holds."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -30,22 +30,22 @@ class HostPool:
 
     @property
     def num_free(self) -> int:
-        """Host blocks that hold nothing."""
+        """Number of host blocks that hold nothing."""
         return len(self._free) + len(self._freed)
 
     @property
     def sequences(self) -> Iterable[Sequence]:
-        """Whose KV is here."""
+        """The sequences with KV in host memory."""
         return self._held.keys()
 
     def find(self, sequence: Sequence) -> Swapped | None:
-        """What is here of a sequence."""
+        """A sequence's KV in host memory; None when there is none."""
         return self._held.get(sequence)
 
     def put(
         self, sequence: Sequence, num_blocks: int, num_computed: int, num_null: int
     ) -> list[int] | None:
-        """Host blocks for a sequence's KV; None, and nothing changes, when there are not enough."""
+        """Allocates host blocks for a sequence's KV; None, changing nothing, if it does not fit."""
         if num_blocks > len(self._free):
             return None
         host_blocks = [self._free.pop() for _ in range(num_blocks)]
@@ -53,13 +53,13 @@ class HostPool:
         return host_blocks
 
     def release(self, sequence: Sequence) -> None:
-        """A sequence is back in its blocks, or gone."""
+        """Frees the host blocks of a sequence that is running again or has ended."""
         swapped = self._held.pop(sequence, None)
         if swapped is not None:
             self._freed += swapped.host_blocks
 
     def planned(self) -> None:
-        """A plan is made: what was freed before it can be handed out again."""
+        """Makes the blocks freed before this plan available again."""
         if self._freed:
             self._free += self._freed
             self._freed = []

@@ -1,4 +1,4 @@
-"""The door: which requests are let in to wait, and what is said to those that are not."""
+"""Admission control: which requests enter the queue, and why the others are refused."""
 
 from collections.abc import Container
 
@@ -16,17 +16,17 @@ MAX_FORK_GROUP_BYTES = 256
 
 
 class Intake:
-    """Checks requests against the model's limits and against what waits already."""
+    """Checks requests against the model's limits and the load of the queue."""
 
     def __init__(self, config: SchedulerConfig, waiting: WaitingQueue, siblings: Siblings) -> None:
         self._config = config
         self._siblings = siblings
         self._waiting = waiting
         self.promises = Promises()
-        self.num_refused = 0  # for overload
+        self.num_refused = 0  # requests refused for overload
 
     def check(self, request: Request, live: Container[str], num_usable_blocks: int) -> int:
-        """The length at which the request ends at the latest. Raises Refused, naming the field."""
+        """Returns the sequence's maximum length, in tokens. Raises Refused, naming the field."""
         problem = (
             self._problem(request)
             or self._siblings.problem(request)
@@ -48,14 +48,14 @@ class Intake:
             )
         if request.deadline_s is not None and request.deadline_s <= request.arrival_s:
             raise Refused(RefusalKind.EXPIRED, "the deadline had passed when the request arrived")
-        if request.output_token_ids is None or request.resumed_by_client:  # else let in once
+        if request.output_token_ids is None or request.resumed_by_client:  # else accepted before
             self._check_load(request)
         return max_len
 
     def _max_len(self, request: Request) -> int:
         num_prompt, max_len = len(request.prompt_token_ids), self._config.max_model_len
         if request.is_prompt_only:
-            return num_prompt + 1  # never reached: all of the prompt is computed, nothing sampled
+            return num_prompt + 1  # never reached: the prompt is computed, nothing is sampled
         if request.max_tokens is None:
             return max_len
         return min(max_len, num_prompt + request.max_tokens)
@@ -75,7 +75,7 @@ class Intake:
         if request.max_tokens is not None and request.max_tokens < 0:
             return f"max_tokens is {request.max_tokens}, must not be negative"
         if not 0 <= request.report_begin <= request.report_end <= len(prompt):
-            return f"reports {request.report_begin}..{request.report_end} are not of the prompt"
+            return f"reports {request.report_begin}..{request.report_end} are outside the prompt"
         if request.min_tokens < 0:
             return f"min_tokens is {request.min_tokens}, must not be negative"
         if request.max_tokens is not None and request.min_tokens > request.max_tokens:
@@ -91,7 +91,7 @@ class Intake:
         return None
 
     def _check_load(self, request: Request) -> None:
-        """Refuses what would make the queue too long. An empty queue takes anything."""
+        """Raises Refused if a limit of the queue would be exceeded; an empty queue takes any."""
         config, waiting, tenant = self._config, self._waiting, request.tenant
         total = Load(len(waiting), waiting.num_tokens)
         own = waiting.load_of(tenant)
@@ -122,7 +122,7 @@ class Intake:
             self.promises.keep(request.request_id)
 
     def num_ahead(self, request: Request) -> int:
-        """How many admissions it takes until there is room for a refused request."""
+        """Number of admissions until there is room in the queue for a refused request."""
         config, waiting = self._config, self._waiting
         total, own = Load(len(waiting), waiting.num_tokens), waiting.load_of(request.tenant)
         num_tokens = request.num_tokens
@@ -143,10 +143,10 @@ class Intake:
 def _excess(
     whose: str, load: Load, promised: Load, num_tokens: int, max_requests: int, max_tokens: int
 ) -> str | None:
-    """Why a queue is too long for one request more.
+    """Why a queue has no room for one more request; None when it has.
 
-    Places that were promised are kept free, but never more than half of all: a promise that nobody
-    comes back for shall not leave the worker idle.
+    Reserved places are kept free, but never more than half of all: reservations that no request
+    comes back for must not leave the worker idle.
     """
     if not load.num_sequences:
         return None

@@ -1,4 +1,4 @@
-"""What the loss of a worker says about the requests that it was computing."""
+"""Attributes the loss of a worker to the requests that it was computing."""
 
 from collections.abc import Iterable
 
@@ -8,12 +8,12 @@ from scheduler_svc.core.strikes import Strikes
 
 
 def note_loss(plan: StepPlan, is_first_step: bool) -> None:
-    """The worker was lost in this step; its sequences hold all their tokens again."""
+    """Adds a loss to each sequence of the oldest step in flight when the worker was lost."""
     for sequence in plan.sequences():
         sequence.strikes = sequence.strikes or Strikes()
         sequence.strikes.note(len(sequence.token_ids), is_first_step)
 
 
 def hopeless(sequences: Iterable[Sequence]) -> list[str]:
-    """Ids of those over which workers were lost time after time."""
+    """Request ids of the sequences that were running when worker after worker was lost."""
     return [s.request.request_id for s in sequences if s.strikes is not None and s.strikes.are_out]

@@ -1,7 +1,7 @@
-"""Sequences on their way from one scheduler to another: tokens are the truth, so nothing is lost.
+"""Migration of sequences from one scheduler to another; known tokens are enough to continue.
 
-A worker group that is lost hands over everybody it has; the others adopt them as if they had been
-preempted there. What goes along is the sequence: its request, tokens, limits and timeline.
+A worker group that is lost hands over all its sequences; other groups adopt them as if they had
+been preempted there. A sequence moves with its request, tokens, limits and timeline.
 """
 
 from scheduler_svc.core.deadlines import Deadlines
@@ -12,7 +12,7 @@ from scheduler_svc.core.timeline import Phase
 
 
 class Moving:
-    """The door between one scheduler and the others."""
+    """Moves sequences out of and into one scheduler."""
 
     def __init__(
         self, residency: Residency, live: dict[str, Sequence], deadlines: Deadlines
@@ -24,7 +24,7 @@ class Moving:
         self.num_adopted = 0
 
     def hand_over(self) -> list[Sequence]:
-        """Gives up everyone, in the order of the queue. Only after `worker_lost`: nobody runs."""
+        """Removes and returns all sequences, in queue order; only valid after `worker_lost`."""
         assert not self._residency.roster.sequences
         leaving = []
         while (sequence := self._residency.waiting.take()) is not None:
@@ -37,7 +37,7 @@ class Moving:
         return leaving
 
     def can_hold(self, sequence: Sequence) -> bool:
-        """Whether a sequence may be adopted: it fits, and nobody else has its id."""
+        """Whether a sequence can be adopted: it fits, and its id is not live here."""
         config = self._residency.config
         most = config.max_model_len + sequence.request.is_prompt_only
         num_blocks = blocks_needed(config, sequence.max_len)
@@ -45,9 +45,9 @@ class Moving:
         return fits and sequence.request.request_id not in self._live
 
     def adopt(self, sequence: Sequence) -> None:
-        """Takes over a sequence that another scheduler has handed over.
+        """Adds a sequence that another scheduler handed over.
 
-        One that has run is next; of several the last that is adopted. The others queue up.
+        A sequence that has run goes to the front of the queue; a new one to the end.
         """
         residency, has_run = self._residency, sequence.status is Status.PREEMPTED
         sequence.number = residency.next_number()

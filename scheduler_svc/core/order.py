@@ -1,8 +1,8 @@
-"""Whose turn it is: interchangeable orders of the waiting sequences.
+"""Scheduling policies: interchangeable orders of the waiting sequences.
 
-An order holds sequences and knows nothing of slots, blocks or limits. What is taken out of it has
-had its turn, and comes back through `put_back`: because it did not fit, was preempted, or lost its
-worker. No order reads a clock: ageing is made of arrival times, fairness of tokens.
+A policy holds sequences and knows nothing of slots, blocks or limits. A sequence that was taken out
+comes back through `put_back` if it did not fit, was preempted, or lost its worker. No policy reads
+a clock: ageing uses arrival times, fairness uses token counts.
 """
 
 import heapq
@@ -17,39 +17,39 @@ from scheduler_svc.core.sequence import Sequence, Status
 
 
 class Order(ABC):
-    """Decides whose turn it is. Sequences that have finished meanwhile are skipped."""
+    """A queue that decides which sequence is next. Sequences that have finished are skipped."""
 
     @abstractmethod
     def append(self, sequence: Sequence) -> None:
-        """A new sequence."""
+        """Adds a new sequence."""
 
     @abstractmethod
     def put_back(self, sequence: Sequence) -> None:
-        """One that has had its turn already; of several the last in the order comes first."""
+        """Puts a sequence that was taken back at the front; the last put back is the first."""
 
     @abstractmethod
     def take(self) -> Sequence | None:
-        """Takes out whoever is next."""
+        """Removes and returns the next sequence; None when the queue is empty."""
 
     def change(self, sequence: Sequence, request: Request) -> None:
-        """A waiting sequence's request is another now; where it stands may depend on it."""
+        """Replaces a waiting sequence's request, which may change its place in the queue."""
         sequence.request = request
 
     @abstractmethod
     def __iter__(self) -> Iterator[Sequence]:
-        """Everyone, in the order in which they would be taken if nothing else happened."""
+        """All sequences, in the order in which they would be taken if nothing changed."""
 
     def is_more_urgent(self, sequence: Sequence, running: Sequence) -> bool:
-        """Whether a running sequence should make room for this waiting one."""
+        """Whether this waiting sequence should preempt the running one."""
         return False
 
     def by_seniority(self, running: Iterable[Sequence]) -> tuple[Sequence, ...]:
-        """The running, given in order of admission; when blocks run out the last give way."""
+        """Sorts running sequences, given in order of admission; the last are preempted first."""
         return tuple(running)
 
 
 class FirstCome(Order):
-    """In order of arrival; whoever comes back goes first."""
+    """First come, first served; sequences that come back are first."""
 
     def __init__(self) -> None:
         self._queue: deque[Sequence] = deque()
@@ -74,18 +74,19 @@ class FirstCome(Order):
 class ByPriority(Order):
     """The smallest priority number first, ties by arrival.
 
-    Waiting makes urgent: `ageing_s` seconds count as much as one priority level. All age alike, so
-    the order of two sequences never changes, and a sequence of priority p is passed only by those
-    that arrive within p * ageing_s seconds (of priority 0; others likewise). That bounds its wait.
+    Waiting raises urgency: `ageing_s` seconds count as much as one priority level. All sequences
+    age alike, so the order of any two never changes, and a sequence of priority p is overtaken by
+    those of priority 0 only if they arrive within p * ageing_s seconds (likewise for other
+    priorities). This bounds its wait.
     """
 
     def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
         self._heap: list[tuple[float, int, Sequence]] = []
-        self._moved: Counter[tuple[float, int]] = Counter()  # entries that count no more
+        self._moved: Counter[tuple[float, int]] = Counter()  # outdated heap entries
 
     def rank(self, sequence: Sequence) -> tuple[float, int]:
-        """Smaller is more urgent; no two sequences have the same."""
+        """Sort key: smaller is more urgent; unique to the sequence."""
         request = sequence.request
         return request.arrival_s + request.priority * self._ageing_s, sequence.number
 
@@ -96,7 +97,7 @@ class ByPriority(Order):
         self.append(sequence)
 
     def change(self, sequence: Sequence, request: Request) -> None:
-        # The old entry stays where it is and is skipped once: entries of one rank are all alike.
+        # The old entry stays in the heap and is skipped once: entries of one rank are all alike.
         self._moved[self.rank(sequence)] += 1
         sequence.request = request
         self.append(sequence)
@@ -128,7 +129,8 @@ class ByPriority(Order):
                 yield sequence
 
     def is_more_urgent(self, sequence: Sequence, running: Sequence) -> bool:
-        # Both: a running sequence that has waited long keeps its place against newer ones.
+        # Both must hold: a running sequence that has waited long keeps its place against newer
+        # ones.
         return sequence.request.priority < running.request.priority and (
             self.rank(sequence) < self.rank(running)
         )
@@ -138,12 +140,12 @@ class ByPriority(Order):
 
 
 class ByShare(Order):
-    """The tenant served least goes first, and of each tenant the first to come."""
+    """Fair share: the tenant served least is first, and of each tenant the first to arrive."""
 
     def __init__(self, share: FairShare) -> None:
         self._share = share
         self._queues: dict[str, deque[Sequence]] = {}
-        # Counters only grow, so an entry may tell too little, never too much; take() mends it.
+        # Counters only grow, so an entry may be too small, never too large; take() corrects it.
         self._heap: list[tuple[float, str]] = []
 
     def append(self, sequence: Sequence) -> None:
@@ -176,7 +178,7 @@ class ByShare(Order):
         return None
 
     def _least(self) -> float | None:
-        """The smallest counter of those who wait, whose tenant is then on top of the heap."""
+        """The smallest counter of a waiting tenant, then on top of the heap; None if none waits."""
         while self._heap:
             counter, tenant = self._heap[0]
             current = self._share.counter(tenant)
@@ -191,7 +193,7 @@ class ByShare(Order):
 
 
 def make_order(config: SchedulerConfig, share: FairShare) -> Order:
-    """The order that the configuration names."""
+    """The queue for the configured policy."""
     match config.policy:
         case Policy.FCFS:
             return FirstCome()

@@ -1,22 +1,22 @@
-"""How long outputs turn out, learned from those that ended: for forecasts only.
+"""Estimates output lengths from requests that have ended; used by forecasts only.
 
-Callers that set max_tokens are judged by the share of it that gets used, the others by the length.
+For requests with max_tokens it estimates the fraction of it that is used, for others the length.
 """
 
 from scheduler_svc.core.sequence import Sequence
 
-_WEIGHT = 0.05  # of the newest
+_WEIGHT = 0.05  # weight of the newest output
 
 
 class OutputLengths:
-    """Fading means."""
+    """Exponential moving averages."""
 
     def __init__(self) -> None:
         self._used_share = 1.0
         self._length: float | None = None
 
     def observe(self, sequence: Sequence, num_output: int) -> None:
-        """An output that came to its natural end."""
+        """Adds an output that ended by a stop token or a length limit."""
         max_tokens = sequence.request.max_tokens
         if max_tokens is not None:
             share = num_output / (sequence.max_len - sequence.num_prompt)
@@ -27,7 +27,7 @@ class OutputLengths:
             self._length += _WEIGHT * (num_output - self._length)
 
     def left(self, sequence: Sequence, num_tokens: int) -> int:
-        """Tokens that a sequence with so many will probably still generate; at least one."""
+        """Expected number of tokens, at least 1, that a sequence will still generate."""
         most = sequence.max_len - num_tokens
         if sequence.request.max_tokens is not None:
             return max(round(self._used_share * most), 1)

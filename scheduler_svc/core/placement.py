@@ -1,9 +1,10 @@
-"""Which worker group a sequence should run on, where there are several.
+"""Selects the worker group for a sequence, where there are several.
 
-The rule: where the fewest tokens have to be computed before its own are. These are its own tokens
-that are not cached there, those that wait there already, and a price for every live request, since
-each makes all steps longer. So a long cached prefix draws requests to a group until as much waits
-there as the prefix would save; then another group computes it once, and from there on has it, too.
+The rule: the group with the fewest tokens to compute before the sequence's first output. These are
+its own tokens that are not cached there, the backlog of that group, and a fixed number of tokens
+per live request, since each makes all steps longer. So a long cached prefix attracts requests to a
+group until its backlog equals the saving; then another group computes the prefix once and has it
+cached, too.
 """
 
 from collections.abc import Sequence as Options
@@ -19,23 +20,23 @@ TOKENS_PER_LIVE_REQUEST = 32
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What speaks for and against one group."""
+    """The cost of one group."""
 
-    num_uncached_tokens: int  # of the sequence, if it came here
-    num_backlog_tokens: int  # that others still have to compute, waiting or running
+    num_uncached_tokens: int  # of the sequence, if placed here
+    num_backlog_tokens: int  # still to be computed for other requests
     num_live: int  # requests
 
     @property
     def cost(self) -> tuple[int, int]:
-        """In tokens; ties go to the least backlog."""
+        """(cost, load) in tokens; equal costs go to the smallest load."""
         load = self.num_backlog_tokens + TOKENS_PER_LIVE_REQUEST * self.num_live
         return self.num_uncached_tokens + load, load
 
 
 def option_of(scheduler: Scheduler, sequence: Sequence) -> Option:
-    """A group's option for a sequence that is not there."""
+    """The cost of a scheduler's group for a sequence that is not placed yet."""
     table, index = scheduler.residency.table, scheduler.residency.roster.index
-    behind = table.num_tokens[index] - table.num_computed[index] - 1  # the newest needs no KV yet
+    behind = table.num_tokens[index] - table.num_computed[index] - 1  # excludes the newest
     return Option(
         num_uncached_tokens=len(sequence.token_ids) - scheduler.num_cached_tokens(sequence),
         num_backlog_tokens=scheduler.residency.waiting.num_tokens
@@ -45,5 +46,5 @@ def option_of(scheduler: Scheduler, sequence: Sequence) -> Option:
 
 
 def ranking(options: Options[Option]) -> list[int]:
-    """Indices of the options, the best first; among equals the first named."""
+    """Indices of the options from the smallest cost; ties in the order given."""
     return sorted(range(len(options)), key=lambda index: options[index].cost)

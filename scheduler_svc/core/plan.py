@@ -1,4 +1,4 @@
-"""What passes through the core: a step's plan out, its result in, tokens and ends to clients."""
+"""Values that pass through the core: plans out, results in, tokens and ends to clients."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,46 +14,46 @@ from scheduler_svc.core.slots import Index, Roster, Slots
 
 
 class OutOfStep(Exception):
-    """An answer that does not fit the steps in flight."""
+    """Raised when an answer does not fit the steps in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A sequence that enters a slot, in full; a resumed one brings its output along."""
+    """A sequence that enters a slot, with all its tokens; a resumed one includes its output."""
 
     slot: int
     request: Request
     token_ids: TokenIds
     num_computed_tokens: int
     block_ids: list[int]
-    num_first_cached_tokens: int  # of the prompt, when it was first admitted
+    num_first_cached_tokens: int  # prompt tokens cached at the first admission
     stop_ids: tuple[int, ...]  # masked by the worker until min_tokens
-    report_begin: int = 0  # before this position there is nothing to report
+    report_begin: int = 0  # no prompt outputs are due before this position
 
 
 class Cause(Enum):
-    """Why nobody more was admitted in a step."""
+    """Why no further sequence was admitted in a step."""
 
     SLOTS = "slots"
     BUDGET = "budget"
     BLOCKS = "blocks"
-    SIBLING = "sibling"  # the first in line awaits a prompt that a sibling computes
-    TOKEN = "token"  # the first in line awaits one that is on its way
-    PREEMPTION = "preemption"  # somebody was just sent back, and must not be overtaken
+    SIBLING = "sibling"  # another of its fork group computes the first's prompt
+    TOKEN = "token"  # the first in the queue awaits a token in flight
+    PREEMPTION = "preemption"  # a sequence was just preempted and must not be overtaken
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Why the queue did not move on, and who in particular did not fit."""
+    """Why waiting sequences were not admitted, and which of them did not fit."""
 
     cause: Cause
-    first: str = ""  # the request at the head, where it is the reason
-    blocks_short: Mapping[str, int] = field(default_factory=dict)  # by request
+    first: str = ""  # id of the first waiting request, where it is the reason
+    blocks_short: Mapping[str, int] = field(default_factory=dict)  # request id to missing blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a step's row has to report: positions `begin` to (not including) `end`."""
+    """Prompt outputs due from a row of a step: positions `begin` to (not including) `end`."""
 
     sequence: Sequence
     slot: int
@@ -63,7 +63,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """That a worker reported on positions of a slot's prompt; the shell holds what it said."""
+    """Positions of a slot's prompt that a worker sent outputs for; the shell holds the values."""
 
     slot: int
     begin: int
@@ -73,17 +73,17 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Whom a report is for."""
+    """The request that a report is delivered to."""
 
     request: Request
-    row: int  # among the result's reports
+    row: int  # index among the result's reports
 
 
-# Nobody changes a plan or the outputs. They are not frozen because they are made at every step, and
-# freezing two dozen fields would take a tenth of its time.
+# Plans and outputs are never changed after they are made. They are not frozen because freezing two
+# dozen fields would take a tenth of the time of every step.
 @dataclass(slots=True)
 class StepPlan:
-    """One step, as a change to what the worker holds, in the order in which it applies."""
+    """One step as changes to the worker's state, in the order in which they apply."""
 
     step_id: int
     ack_step_id: int
@@ -96,56 +96,57 @@ class StepPlan:
     slots: Slots  # [rows], in batch order
     num_scheduled: NDArray[np.int32] | None  # [rows]; None: one token each
     num_computed: NDArray[np.int32]  # [rows], before the step
-    sampled_slots: Slots  # the rows that end at their last token and so sample one
-    roster: Roster  # whoever runs, in order: for the debug view
+    sampled_slots: Slots  # slots of the rows that reach their last token and sample
+    roster: Roster  # the running set, in order: for the debug view
     preempted: list[str] = field(default_factory=list)
     num_free_blocks: int = 0
-    held: Held | None = None  # None: nobody waits
+    held: Held | None = None  # None: no sequence waits
     moves: BlockMoves | None = None
-    grant_id: int | None = None  # the first step of the grant that it belongs to, if of any
+    grant_id: int | None = None  # first step id of its grant, if it is of one
     asked: list[Asked] = field(default_factory=list)  # in batch order
-    prompt_ends: list[Sequence] = field(default_factory=list)  # done with this step, unsampled
+    prompt_ends: list[Sequence] = field(default_factory=list)  # end with this step, unsampled
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the step computes."""
+        """Number of tokens that the step computes."""
         return len(self.slots) if self.num_scheduled is None else int(self.num_scheduled.sum())
 
     def sequences(self) -> list[Sequence]:
-        """Whom the rows belong to, in batch order."""
+        """The sequences of the rows, in batch order."""
         by_slot = dict(zip(self.roster.slots.tolist(), self.roster.sequences, strict=True))
         return [by_slot[slot] for slot in self.slots.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a worker answered to one step."""
+    """A worker's answer to one step."""
 
     step_id: int
-    token_ids: TokenIds  # one per sampled slot of the plan, in its order
+    token_ids: TokenIds  # one per sampled slot of the plan, in order
     bad_rows: tuple[int, ...] = ()  # indices into token_ids that have no token
-    reports: tuple[Report, ...] = ()  # one for each that the plan asked for
-    # The bad rows whose own parameters leave no token, and why; other rows' logits were not finite.
+    reports: tuple[Report, ...] = ()  # one per entry of the plan's `asked`
+    # Bad row to reason, where a row's own parameters left no token; in other bad rows the logits
+    # were not finite.
     dead_ends: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a request, once per request."""
+    """The end of a request; exactly one per request."""
 
     request: Request
     reason: FinishReason
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
-    stop_token_id: int | None = None  # the stop token that ended it, end-of-sequence excepted
+    stop_token_id: int | None = None  # the stop token that ended it, unless end-of-sequence
     message: str = ""
 
     @classmethod
     def of(
         cls, sequence: Sequence, reason: FinishReason, message: str, eos_token_ids: tuple[int, ...]
     ) -> "Finished":
-        """The end of a sequence that holds all its tokens."""
+        """The end of a sequence that is not in a slot and so holds all its tokens."""
         last = int(sequence.token_ids[-1])
         names_token = reason is FinishReason.STOP and (
             last not in eos_token_ids or sequence.request.ignore_eos
@@ -163,12 +164,12 @@ class Finished:
 
 @dataclass(slots=True)
 class StepOutputs:
-    """Tokens of one step as columns, to be sorted by client, and the requests that it ended."""
+    """Tokens of one step as columns, and the requests that it ended."""
 
     clients: NDArray[np.int32]
     handles: NDArray[np.uint32]
     token_ids: TokenIds
     finished: list[Finished]
-    # The row of the step's result that each token comes from; None: all of them, in their order.
+    # The row of the step's result per token; None: all rows, in order.
     sampled_rows: Index | None = None
-    told: list[Told] = field(default_factory=list)  # to be delivered before the tokens
+    told: list[Told] = field(default_factory=list)  # delivered before the tokens

@@ -1,8 +1,9 @@
-"""The one rule: every sequence's computed tokens chase its known tokens, within a step's budget.
+"""Plans steps by one rule: computed tokens catch up with known tokens, within a token budget.
 
-Prefill, a chunk of it, what a prefix hit left over, decode, and the recomputation after a
-preemption or a lost worker are all this rule. In a step decodes come first (one token each; a long
-prompt never holds them up), then prompts already begun, then whoever waits, in order.
+Prefill, a chunk of it, the rest after a prefix hit, decode, and the recomputation after a
+preemption or a lost worker all follow this rule. Within a step, decodes come first (one token each,
+so that a long prompt never delays them), then prompts already begun, then waiting sequences in the
+order of the policy.
 """
 
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ _HELD_BY_PREEMPTION = Held(Cause.PREEMPTION)
 
 
 class Planner:
-    """Plans steps over a Residency; owns the order in which plans are numbered."""
+    """Plans steps over the scheduler state and numbers them."""
 
     def __init__(self, config: SchedulerConfig, residency: Residency) -> None:
         self._config = config
@@ -36,22 +37,22 @@ class Planner:
         self._admission = Admission(config, residency, self.counters)
 
     def reset(self) -> None:
-        """The next plan starts a worker that knows nothing."""
+        """Forgets the worker: the next plan is for one that holds no sequences."""
         self._reset = True
         self._previous_slots = None
         self._admission.reset()
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
-        """How many tokens of a sequence the prefix cache spares it to compute."""
+        """Number of a sequence's tokens that the prefix cache holds."""
         return self._admission.reuse.cached(sequence).num_computed
 
     @property
     def last_step_id(self) -> int:
-        """The newest step planned; 0 before the first."""
+        """Id of the last step planned; 0 before the first."""
         return self._next_step_id - 1
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when there is nothing to compute now."""
+        """Plans the next step; None when there is nothing to compute now."""
         self._admission.make_way()
         if self._config.sliding_window:
             self._residency.slide()
@@ -60,15 +61,16 @@ class Planner:
         if self._residency.num_preemptions == num_preemptions:
             self._admission.draft_waiting(draft)
         else:
-            draft.held = _HELD_BY_PREEMPTION  # whoever was just sent back must not be overtaken
+            draft.held = _HELD_BY_PREEMPTION  # none may overtake the preempted one
         if not len(draft.slots) and not draft.admitted:
             return None
         return self._commit(draft)
 
     def plan_grant(self, max_steps: int) -> tuple[StepPlan, ...]:
-        """As many decode steps at once as all who run can make; none if there is more to do.
+        """Plans as many decode steps, up to `max_steps`, as every running sequence can make.
 
-        Nobody waits, nobody has a prompt to compute, and there are free blocks for every token.
+        Returns no steps unless the queue is empty, no prompt is left to compute, and there are free
+        blocks for every token.
         """
         residency = self._residency
         table, roster = residency.table, residency.roster
@@ -76,7 +78,7 @@ class Planner:
             return ()
         index, slots = roster.index, roster.slots
         left = table.max_len[index] - table.num_planned[index]
-        if np.count_nonzero(left) < len(left):  # somebody's last token is on its way
+        if np.count_nonzero(left) < len(left):  # the last token of some is in flight
             index, slots, left = index[left > 0], slots[left > 0], left[left > 0]
         computed, planned = table.num_computed[index], table.num_planned[index]
         if not len(index) or np.count_nonzero(planned - computed == 1) < len(index):
@@ -91,9 +93,10 @@ class Planner:
         return first, *(self._repeat(first, later) for later in range(1, draft.num_steps))
 
     def take_back(self, plans: list[StepPlan], last_step_id: int) -> None:
-        """Granted steps will not be computed; `last_step_id` is the last one that will.
+        """Takes back granted steps that will not be computed; step `last_step_id` is the last that
+        will.
 
-        Their blocks stay with their sequences. Rows of sequences that have ended count no more.
+        Their blocks stay with their sequences. Rows of sequences that have ended no longer count.
         """
         table, departed = self._residency.table, self._residency.departed
         for plan in plans:
@@ -103,14 +106,14 @@ class Planner:
             table.num_planned[index] -= 1
             table.last_step[index] = last_step_id
             for slot in plan.slots[~is_live].tolist():
-                if slot in departed:  # sent back to the queue, where it waits for this token
+                if slot in departed:  # preempted: in the queue it awaits this token
                     departed[slot].num_awaited -= 1
         self._residency.move_fence(last_step_id)
-        self._previous_slots = None  # the worker's last step may be another one than ours
+        self._previous_slots = None  # the worker's last step may not be the last one planned here
         self.counters.num_steps -= len(plans)
 
     def _grow_for_grant(self, draft: Draft) -> bool:
-        """Finds blocks for a whole grant, if need be a shorter one; False if not for one step."""
+        """Allocates a grant's blocks, halving its steps to fit; False if not even one fits."""
         room = self._residency.table.capacity[draft.index] - draft.computed
         while draft.num_steps:
             rows = (room < draft.num_steps).nonzero()[0]
@@ -124,7 +127,7 @@ class Planner:
         return False
 
     def _repeat(self, first: StepPlan, later: int) -> StepPlan:
-        """The step of a grant that comes so many after its first."""
+        """The step of a grant that comes `later` steps after its first."""
         return replace(
             first,
             step_id=first.step_id + later,
@@ -145,7 +148,7 @@ class Planner:
         computed, planned = table.num_computed[index], table.num_planned[index]
         draft = Draft(self._next_step_id, roster.slots, index, computed, planned)
         chunks = planned - computed
-        is_last = planned >= roster.facts(table).max_len  # its last token is on its way
+        is_last = planned >= roster.facts(table).max_len  # the last token is in flight
         if np.count_nonzero(is_last):
             chunks[is_last] = 0
         is_decode_step = np.count_nonzero(chunks == 1) == len(chunks) and not table.inquiring
@@ -166,7 +169,7 @@ class Planner:
         return draft
 
     def _share_budget(self, chunks: NDArray[np.int32]) -> None:
-        """Cuts chunks to the budget: one token for each decode, the rest to prompts in order."""
+        """Cuts chunks [rows] to the budget: one token per decode, the rest to prompts in order."""
         is_prompt = chunks > 1
         sizes = chunks[is_prompt]
         threshold = self._config.long_prefill_token_threshold
@@ -183,7 +186,7 @@ class Planner:
         rows: NDArray[np.intp],
         needs: list[int],
     ) -> bool:
-        """Finds so many blocks for each of the rows; False if not for all of them."""
+        """Allocates `needs[i]` blocks for `rows[i]`; False when some rows had to do without."""
         total = sum(needs)
         if total > self._residency.pool.num_free:
             self._grow_under_pressure(draft, chunks, zip(rows.tolist(), needs, strict=True))
@@ -207,13 +210,14 @@ class Planner:
     def _grow_under_pressure(
         self, draft: Draft, chunks: NDArray[np.int32], needs: Iterable[tuple[int, int]]
     ) -> None:
-        """Row by row in order of seniority; the last running sequence makes room.
+        """Allocates blocks row by row, in order of admission, preempting from the end of the
+        running set.
 
-        Rows only ever lose to earlier ones, so a victim has no blocks from this draft yet.
+        A row only ever loses to an earlier one, so a victim has no blocks from this draft yet.
         """
         running = list(self._residency.roster.sequences)
         for row, need in needs:
-            if row >= len(running):  # preempted for an earlier row
+            if row >= len(running):  # preempted in favour of an earlier row
                 break
             if self._make_room(row, need, running):
                 self._append(draft, int(draft.slots[row]), need)
@@ -223,11 +227,11 @@ class Planner:
         self._residency.renew_roster()
 
     def _make_room(self, row: int, need: int, running: list[Sequence]) -> bool:
-        """Preempts from the end of `running`, at last the row itself, until `need` are free."""
+        """Preempts from the end of `running`, finally the row itself, until `need` are free."""
         residency = self._residency
         while need > residency.pool.num_free:
             if need <= residency.pool.num_free + residency.num_fenced_blocks:
-                return False  # enough is on its way: this row sits the step out
+                return False  # enough blocks will be free soon: this row skips the step
             if self._may_slide(running):
                 return False
             residency.preempt(running.pop())
@@ -236,9 +240,10 @@ class Planner:
         return True
 
     def _may_slide(self, running: list[Sequence]) -> bool:
-        """Whether the only one left gives blocks back by itself once the steps in flight are done.
+        """Whether the only running sequence will free blocks by its window once steps in flight
+        finish.
 
-        What they compute decides how far its window reaches; with none in flight it has room.
+        How far its window reaches depends on what they compute; with none in flight it has room.
         """
         slot = running[-1].slot
         is_in_flight = self._residency.table.last_step[slot] > self._residency.acked_step
@@ -247,7 +252,7 @@ class Planner:
     # --- the plan --------------------------------------------------------------------------------
 
     def _commit(self, draft: Draft, is_grant: bool = False) -> StepPlan:
-        """Books the running rows as computed and turns the draft into a plan."""
+        """Marks the running rows' tokens as computed and turns the draft into a plan."""
         residency, step_id = self._residency, draft.step_id
         sampled = self._book(draft, step_id)
         slots, chunks, computed = draft.slots, draft.chunks, draft.computed
@@ -305,14 +310,15 @@ class Planner:
             self._inquire(draft, after, samples)
         table.num_planned[index[samples]] += 1
         if self._config.enable_prefix_caching:
-            # Prompt blocks can be shared from now on: whoever reads them computes no earlier.
+            # A step that reads these prompt blocks runs no earlier, so they can be shared from now
+            # on.
             covered = np.minimum(after, table.num_tokens[index])
             seal(table, self._residency.pool.cache, index, covered)
         sampled: Slots = draft.slots[samples]
         return sampled
 
     def _inquire(self, draft: Draft, after: NDArray[np.int32], samples: NDArray[np.bool_]) -> None:
-        """The few running rows that sample nothing or have something to report."""
+        """Handles the few running rows that have prompt outputs to report or sample nothing."""
         table = self._residency.table
         of_the_admitted, draft.asked = draft.asked, []
         for row in np.flatnonzero(np.isin(draft.index, list(table.inquiring))).tolist():
@@ -324,7 +330,7 @@ class Planner:
                 samples[row] = False
             elif not sequence.has_to_report:
                 table.inquiring.discard(slot)
-        draft.asked += of_the_admitted  # which come last in the batch
+        draft.asked += of_the_admitted  # admitted sequences come last in the batch
 
 
 def _extended(column: NDArray[np.int32], values: list[int]) -> NDArray[np.int32]:

@@ -1,7 +1,7 @@
-"""Which block holds which content: from a block hash to a block id, verified.
+"""Index of cached blocks by content: from a block hash to a block id, verified.
 
-The index knows content only; whether a block is in use is the pool's business. An entry lives until
-the pool hands the block out again, so a hit never points at overwritten memory.
+The index knows content only; the pool knows whether a block is in use. An entry lives until the
+pool hands the block out again, so a hit never refers to overwritten memory.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ NULL_BLOCK = 0  # filler of block tables, never handed out
 
 
 class PrefixCache:
-    """Hash to block, with duplicates: equal content computed twice may sit in two blocks."""
+    """Hash to block, with duplicates: equal content computed twice may be in two blocks."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
@@ -26,22 +26,22 @@ class PrefixCache:
         self._hash_of: dict[int, int] = {}
         self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._parents = np.zeros(num_blocks, dtype=np.uint64)
-        self.num_evictions = 0  # contents forgotten because their block was wanted
+        self.num_evictions = 0  # contents forgotten because their block was reused
 
     def __len__(self) -> int:
         return len(self._hash_of)
 
     def hash_of(self, block_id: int) -> int | None:
-        """The hash under which a block can be found, if it can."""
+        """The hash of a block's content; None when it is not in the cache."""
         return self._hash_of.get(block_id)
 
     def lookup(
         self, hashes: Sequence[int], token_ids: TokenIds, root: int = NO_PARENT
     ) -> list[int]:
-        """Blocks holding the longest cached prefix of `token_ids`, whose block hashes are given.
+        """The blocks of the longest cached prefix of `token_ids`, given the hashes of its blocks.
 
-        `root` stands in for the parent of the first. Stops at the first block that is missing or
-        whose content differs.
+        `root` is the parent of the first block. Stops at the first block that is missing or whose
+        content differs.
         """
         block_of = self._block_of
         found: list[int] = []
@@ -55,9 +55,10 @@ class PrefixCache:
     def lookup_window(
         self, hashes: Sequence[int], token_ids: TokenIds, root: int, window: int
     ) -> tuple[int, list[int]]:
-        """The same where only the last `window` tokens are read: what lies before need not be here.
+        """The blocks to reuse where each token attends only to the last `window` tokens.
 
-        Returns how many leading blocks nobody reads, and the blocks behind them.
+        Returns (number of leading blocks that are not read, blocks after them); (0, []) without a
+        hit.
         """
         if not hashes:
             return 0, []
@@ -84,7 +85,7 @@ class PrefixCache:
     def _is_equal(
         self, found: list[int], hashes: Sequence[int], token_ids: TokenIds, root: int
     ) -> NDArray[np.bool_]:
-        """Which of the blocks hold the tokens that they were found for, behind the same parent."""
+        """[blocks] whether each block holds the tokens and the parent that it was found for."""
         ids = np.array(found, dtype=np.intp)
         expected = token_ids[: len(found) * self._block_size].reshape(len(found), -1)
         parents = np.array([root, *hashes[: len(found) - 1]], dtype=np.uint64)
@@ -99,7 +100,7 @@ class PrefixCache:
         parents: NDArray[np.uint64],
         token_ids: NDArray[np.integer],
     ) -> None:
-        """Makes full blocks findable: row i of `token_ids` [n, block_size] is in block_ids[i]."""
+        """Adds full blocks: row i of `token_ids` [n, block_size] is the content of block_ids[i]."""
         for block_id, block_hash in zip(block_ids.tolist(), hashes, strict=True):
             self._hash_of[block_id] = block_hash
             if self._block_of.setdefault(block_hash, block_id) != block_id:
@@ -109,14 +110,14 @@ class PrefixCache:
         self._parents[index] = parents
 
     def evict(self, block_id: int) -> None:
-        """Forgets a block's content; another block with the same content takes its place."""
+        """Forgets a block's content; another block with the same content replaces it."""
         block_hash = self._hash_of.pop(block_id, None)
         if block_hash is None:
             return
         self.num_evictions += 1
         others = self._duplicates.get(block_hash)
         if self._block_of[block_hash] != block_id:
-            assert others is not None  # a hashed block is the entry or among its duplicates
+            assert others is not None  # a hashed block is either the entry or among its duplicates
             others.remove(block_id)
         elif others:
             self._block_of[block_hash] = others.pop()
@@ -126,7 +127,7 @@ class PrefixCache:
             del self._duplicates[block_hash]
 
     def clear(self) -> int:
-        """Forgets every content; returns how many blocks had one."""
+        """Forgets all content; returns the number of blocks that had any."""
         num_forgotten = len(self._hash_of)
         self._hash_of.clear()
         self._block_of.clear()

@@ -1,8 +1,8 @@
-"""Places in the queue that were promised to requests refused for overload.
+"""Reservations: places in the queue kept for requests that were refused for overload.
 
-A refused request is told when to come again. If those who were told and those who just arrive had
-the same chances then, obeying would be of no use: a place is kept for a while around that time,
-and a request that comes back under its id gets it.
+A refused request is given a time to retry. If it had no better chance at that time than a new
+request, there would be no reason to wait: a place is kept around that time, and a request that
+retries with the same id gets it.
 """
 
 import heapq
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.waiting import Load
 
-LEAD_S = 0.5  # a place is kept from so long before its time
-GRACE_S = 1.0  # and until so long after
-EARLY_S = 0.02  # who comes so much too early is on time
+LEAD_S = 0.5  # a place is kept from this long before its time
+GRACE_S = 1.0  # and until this long after
+EARLY_S = 0.02  # a retry at most this early counts as on time
 MAX_PROMISES = 16_384
 
 
@@ -27,26 +27,26 @@ class _Promise:
 
 
 class Promises:
-    """By request id; at most one each."""
+    """Reservations by request id; at most one each."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, _Promise] = {}
-        # By time and then by number: two may be due at the same moment, even of the same request.
+        # By time, then by number: two may be due at the same time, even of the same request.
         self._coming: list[tuple[float, int, _Promise]] = []
         self._num_made = 0
-        self._due: deque[_Promise] = deque()  # in the order of their times
+        self._due: deque[_Promise] = deque()  # by due time
         self._now_s = 0.0
-        self.due = Load()  # places kept at the moment
+        self.due = Load()  # places kept now
         self._due_by_tenant: dict[str, Load] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def make(self, request: Request, due_s: float) -> None:
-        """Keeps a place for a refused request; a second promise replaces the first."""
+        """Reserves a place for a refused request; a second reservation replaces the first."""
         self._forget(request.request_id)
         if len(self._by_id) >= MAX_PROMISES:
-            return  # it was told a time all the same
+            return  # the request retries without a reservation
         promise = _Promise(request.request_id, request.tenant, request.num_tokens, due_s)
         self._by_id[promise.request_id] = promise
         self._num_made += 1
@@ -54,7 +54,7 @@ class Promises:
         self.advance(self._now_s)
 
     def advance(self, now_s: float) -> None:
-        """Begins to keep the places whose time is near, gives up those whose time is over."""
+        """Starts keeping places whose time is near, and drops those whose time has passed."""
         self._now_s = max(self._now_s, now_s)
         while self._coming and self._coming[0][0] - LEAD_S <= self._now_s:
             promise = heapq.heappop(self._coming)[2]
@@ -77,7 +77,7 @@ class Promises:
         return self._due_by_tenant.get(tenant) or Load()
 
     def keep(self, request_id: str) -> None:
-        """The request has come and got its place."""
+        """Ends the reservation of a request that has been accepted."""
         self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Requests that have ended, for a while: for people who ask afterwards where the time went."""
+"""Requests that ended recently, for later questions about where their time went."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ KEPT_REQUESTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What is remembered of a request: no tokens."""
+    """A summary of a request that has ended, without tokens."""
 
     request_id: str
     reason: FinishReason
@@ -32,9 +32,9 @@ class Recent:
         self._by_id: dict[str, Past] = {}
 
     def note(self, sequence: Sequence, reason: FinishReason, message: str, now_s: float) -> None:
-        """A request has ended."""
+        """Adds a request that has ended."""
         request = sequence.request
-        self._by_id.pop(request.request_id, None)  # so that the order is that of the ends
+        self._by_id.pop(request.request_id, None)  # keeps the dict ordered by end
         self._by_id[request.request_id] = Past(
             request_id=request.request_id,
             reason=reason,
@@ -51,5 +51,5 @@ class Recent:
             del self._by_id[next(iter(self._by_id))]
 
     def find(self, request_id: str) -> Past | None:
-        """The request of this id that ended last, if that is not too long ago."""
+        """The latest ended request with this id; None when unknown or forgotten."""
         return self._by_id.get(request_id)

@@ -1,10 +1,9 @@
-"""What callers want to know of their prompts, position by position, told once whatever happens.
+"""Prompt outputs (log probabilities, hidden states) per position, delivered exactly once.
 
-A request may ask for a report on a range of its prompt's positions: their log probabilities, their
-hidden states. The worker answers with the step that computes them; what it says is not seen here.
-The core counts how far that is planned and how far it has come, so that a sequence which is
-computed again, after a preemption or with another worker, goes on reporting where it was. A prefix
-hit may only skip what needs no report.
+A request may ask for outputs of a range of its prompt's positions. The worker sends them with the
+step that computes those positions; the core does not see the values. It counts how far they are
+planned and delivered, so that a sequence which is computed again, after a preemption or with
+another worker, continues where it was. A prefix hit may only skip positions without outputs due.
 """
 
 from collections.abc import Sequence as Many
@@ -14,11 +13,11 @@ from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.sequence import End, Sequence, Status
 
-_NOT_FINITE = "what was asked of the prompt was not finite"
+_NOT_FINITE = "the prompt outputs were not finite"
 
 
 def ask(sequence: Sequence, slot: int, end: int) -> Asked | None:
-    """Books what a row that computes up to `end` has to report, if anything."""
+    """Returns the prompt outputs due from a row that computes up to `end`; None if none are."""
     begin, end = sequence.num_report_planned, min(end, sequence.request.report_end)
     if end <= begin:
         return None
@@ -27,7 +26,7 @@ def ask(sequence: Sequence, slot: int, end: int) -> Asked | None:
 
 
 def answers(asked: Many[Asked], reports: Many[Report]) -> bool:
-    """Whether these are the reports asked for, all of them and in order."""
+    """Whether the reports are those asked for, all of them and in order."""
     wanted = [(one.slot, one.begin, one.end) for one in asked]
     return wanted == [(one.slot, one.begin, one.end) for one in reports]
 
@@ -35,10 +34,10 @@ def answers(asked: Many[Asked], reports: Many[Report]) -> bool:
 def receive(
     plan: StepPlan, reports: Many[Report], residency: Residency
 ) -> tuple[list[Told], list[End]]:
-    """Returns the reports to deliver, and the sequences to finish.
+    """Returns the reports to deliver and the sequences to finish.
 
-    Those are the sequences that only asked about their prompt, and those whose report has
-    non-finite values. A sequence that was preempted meanwhile gets its report too, once.
+    To finish are sequences that asked only for prompt outputs, and those with non-finite values. A
+    sequence preempted in the meantime receives its report now, and not a second time.
     """
     told: list[Told] = []
     broken: list[Sequence] = []

@@ -1,4 +1,4 @@
-"""What a caller asks of the scheduler, and the words for how it ends.
+"""Requests as the scheduler sees them, why they are refused, and why they end.
 
 Everything here is plain data: token ids, never text; numbers, never a clock.
 """
@@ -20,21 +20,21 @@ class FinishReason(Enum):
     ABORT = "abort"
     ERROR = "error"
     EXPIRED = "expired"
-    DEAD_END = "dead end"  # its own parameters left no token to go on with
+    DEAD_END = "dead end"  # its own parameters left no token to sample
 
 
 class RefusalKind(Enum):
-    """What would have to change for a refused request to be accepted."""
+    """Why a request was refused, by what would have to change."""
 
     INVALID = "invalid"  # the request itself
-    DUPLICATE = "duplicate"  # its id: another live request has it
-    NEVER_FITS = "never fits"  # the deployment: the KV cache is too small for it
-    OVERLOADED = "overloaded"  # the moment: too much waits already
-    EXPIRED = "expired"  # its deadline, which has passed
+    DUPLICATE = "duplicate"  # its id: another live request has the same
+    NEVER_FITS = "never fits"  # the deployment: its KV cache is too small
+    OVERLOADED = "overloaded"  # the load: the queue is full
+    EXPIRED = "expired"  # its deadline: it has passed
 
 
 class Refused(Exception):
-    """A request that cannot be accepted; nothing about it is kept."""
+    """Raised when a request is not accepted; no state of it is kept."""
 
     def __init__(self, kind: RefusalKind, message: str) -> None:
         super().__init__(message)
@@ -45,14 +45,14 @@ class Refused(Exception):
 class Request:
     """One prompt and how far to continue it.
 
-    `sampling` is opaque here: it travels to the worker with the sequence. `client` and `handle` are
-    opaque too: they come back with every token, so that the shell knows whom to send it to. Times
-    are seconds of the one clock that the shell reads.
+    `sampling` is opaque here: it goes to the worker with the sequence. `client` and `handle` are
+    opaque too: they come back with every token, for the shell to address it. Times are seconds of
+    the one clock that the shell reads.
     """
 
     request_id: str
     prompt_token_ids: TokenIds
-    max_tokens: int | None = None  # None: as many as the length limit allows; 0: the prompt alone
+    max_tokens: int | None = None  # None: up to the length limit; 0: the prompt alone
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -60,26 +60,26 @@ class Request:
     client: int = 0
     handle: int = 0
     arrival_s: float = 0.0
-    deadline_s: float | None = None  # when it ends, done or not
+    deadline_s: float | None = None  # the request ends at this time, finished or not
     priority: int = 0  # smaller is more urgent
-    tenant: str = ""  # who shares with whom
-    cache_salt: str = ""  # cached prefixes are found by requests of the same salt alone
-    skip_prefix_cache: bool = False  # neither looks for a cached prefix nor leaves one
-    fork_group: str = ""  # requests of the same prompt that compute it once
-    # Positions of the prompt that the worker reports on when it computes them; none where equal.
+    tenant: str = ""  # the account for fair share and limits
+    cache_salt: str = ""  # cached prefixes are shared only within one salt
+    skip_prefix_cache: bool = False  # neither reads nor fills the prefix cache
+    fork_group: str = ""  # requests of one prompt, which is computed once
+    # Range of prompt positions with outputs (log probabilities, hidden states); empty when equal.
     report_begin: int = 0
     report_end: int = 0
-    # What a scheduler that is gone had made of it: it goes on behind that. None: it is new.
+    # Output generated before, after which this request continues. None: it is new.
     output_token_ids: TokenIds | None = None
-    resumed_by_client: bool = False  # who alone says so: no scheduler may ever have let it in
+    resumed_by_client: bool = False  # by the client's word; maybe never accepted
 
     @property
     def num_tokens(self) -> int:
-        """Of its prompt and of its output so far."""
+        """Number of prompt tokens and output tokens so far."""
         output = self.output_token_ids
         return len(self.prompt_token_ids) + (0 if output is None else len(output))
 
     @property
     def is_prompt_only(self) -> bool:
-        """Whether nothing is sampled: it ends when its prompt is computed."""
+        """Whether nothing is sampled: the request ends when its prompt is computed."""
         return self.max_tokens == 0

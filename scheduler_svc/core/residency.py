@@ -1,7 +1,7 @@
-"""Who holds which slot and which blocks, and when they may be given to somebody else.
+"""Scheduler state: slots, blocks, the queue, the running set, and the fence around freed memory.
 
 The fence: steps are planned before earlier ones have finished, so a sequence may leave while a step
-that still touches its slot and blocks is in flight. Those are handed out again only after the last
+that still touches its slot and blocks is in flight. These are handed out again only after the last
 such step was acknowledged.
 """
 
@@ -26,7 +26,7 @@ from scheduler_svc.core.waiting import WaitingQueue
 
 @dataclass(frozen=True, slots=True)
 class _Fenced:
-    """A slot, if one was left, and blocks that step `last_step` may still touch."""
+    """Blocks, and a slot if the sequence left, that step `last_step` may still touch."""
 
     last_step: int
     slot: int | None
@@ -34,7 +34,7 @@ class _Fenced:
 
 
 class Residency:
-    """Slots, blocks, the running and the waiting: everything that planning reads and changes."""
+    """Slots, blocks, queue and running set: all state that planning reads and changes."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -45,52 +45,54 @@ class Residency:
         self.num_preemptions = 0
         self.num_swapped_out = 0  # blocks
         self.num_swapped_in = 0
-        self.now_s = 0.0  # as far as the shell has told
+        self.now_s = 0.0  # latest time reported by the shell
         self.acked_step = 0
-        self._num_evictions_before = 0  # in pools of workers that are gone
+        self._num_evictions_before = 0  # of earlier workers' pools
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self.is_worker_away = False
         self._next_number = 0
         self.clear(config.num_blocks, config.num_host_blocks)
 
     def clear(self, num_blocks: int, num_host_blocks: int) -> None:
-        """All slots and blocks free, as on a worker that has just started."""
+        """Frees all slots and blocks, as on a worker that has just started."""
         self.host = HostPool(num_host_blocks)
         self._moves = BlockMoves()  # since the last plan
         self._num_evictions_before += self.pool.cache.num_evictions
         self.pool = BlockPool(num_blocks, self.config.block_size)
         self.roster = Roster(())
         self.free_slots = list(reversed(range(self.config.max_num_seqs)))
-        self.freed_slots: list[int] = []  # since the last plan: the worker must hear of them
-        self.preempted: list[str] = []  # since the last plan, for whoever asks why
+        self.freed_slots: list[int] = []  # since the last plan, to be reported to the worker
+        self.preempted: list[str] = []  # request ids since the last plan, for the debug view
         self.num_fenced_blocks = 0
-        self.departed: dict[int, Sequence] = {}  # fenced slot: who still awaits a token from it
+        self.departed: dict[int, Sequence] = {}  # fenced slot to the sequence that awaits its token
         self._fenced: list[_Fenced] = []
 
     def next_number(self) -> int:
-        """The number of whoever comes now; no two sequences have the same."""
+        """A new sequence number; never the same twice."""
         self._next_number += 1
         return self._next_number - 1
 
     @property
     def num_coming_blocks(self) -> int:
-        """Blocks that are free, or will be once the steps in flight are done."""
+        """Number of blocks that are free, or will be once the steps in flight are done."""
         return self.pool.num_free + self.num_fenced_blocks
 
     @property
     def num_coming_slots(self) -> int:
-        """The same of slots."""
+        """Number of slots that are free, or will be once the steps in flight are done."""
         return len(self.free_slots) + sum(fenced.slot is not None for fenced in self._fenced)
 
     @property
     def num_evictions(self) -> int:
-        """Blocks handed out anew since the start although their content could have been found."""
+        """Cached blocks handed out anew since the start, over all workers."""
         return self._num_evictions_before + self.pool.cache.num_evictions
 
     def enter(self, sequence: Sequence, start: Start, num_new_blocks: int) -> list[int]:
-        """Gives a waiting sequence a slot, the blocks that it starts from, and new ones behind.
+        """Moves a waiting sequence into a slot; returns its block table.
 
-        The caller has checked that a slot and enough blocks are free, and appends to the roster.
+        The table has null blocks, then the start's shared blocks, then `num_new_blocks` new ones.
+        The caller has checked that a slot and enough blocks are free, and adds it to the running
+        set.
         """
         self.pool.share(start.shared)
         new_blocks = self.pool.take(num_new_blocks)
@@ -110,7 +112,7 @@ class Residency:
         return block_ids
 
     def _fill(self, start: Start, new_blocks: list[int]) -> None:
-        """Notes what the worker moves into the first new blocks."""
+        """Adds the copies that the worker makes into the first new blocks."""
         if start.host_blocks:
             self._moves.from_host.extend(start.host_blocks)
             self._moves.swapped_in.extend(new_blocks[: len(start.host_blocks)])
@@ -120,7 +122,7 @@ class Residency:
             self._moves.copied_to.append(new_blocks[0])
 
     def take_moves(self) -> BlockMoves | None:
-        """What the plan in the making has the worker move."""
+        """Returns the block copies for the plan under construction; None when there are none."""
         self.host.planned()
         if not self._moves:
             return None
@@ -128,7 +130,7 @@ class Residency:
         return moves
 
     def leave(self, sequence: Sequence, status: Status) -> None:
-        """Takes a running sequence's slot and blocks away; the roster is the caller's to renew."""
+        """Frees a running sequence's slot and blocks; the caller renews the running set."""
         slot = sequence.slot
         assert slot is not None
         table = self.table
@@ -144,7 +146,7 @@ class Residency:
         self.num_fenced_blocks += len(block_ids)
 
     def forget(self, slot: int) -> None:
-        """What a slot computed is not to be trusted: nobody shall find its blocks any more.
+        """Evicts a slot's blocks from the prefix cache, since their KV is not valid.
 
         The slot may be fenced: its row still lists the blocks.
         """
@@ -152,7 +154,8 @@ class Residency:
             self.pool.cache.evict(block_id)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Sends a running sequence back to the queue; it keeps its tokens, and its KV if it can."""
+        """Returns a running sequence to the queue with its tokens, and with its KV if swapped
+        out."""
         if self.config.preemption is not Preemption.SWAP or not self._swap_out(sequence):
             sequence.lose_kv()
         self.leave(sequence, Status.PREEMPTED)
@@ -163,9 +166,9 @@ class Residency:
         self.waiting.put_back(sequence)
 
     def _swap_out(self, sequence: Sequence) -> bool:
-        """Has the worker take a copy of a sequence's KV; False if the host has no room for it.
+        """Plans a copy of a sequence's KV to host memory; False if it has no room there.
 
-        The blocks may go to somebody else as usual: the copy is taken before any row computes.
+        The blocks are freed as usual: the copy is made before any row computes.
         """
         slot, table = sequence.slot, self.table
         assert slot is not None
@@ -180,9 +183,9 @@ class Residency:
         return True
 
     def slide(self) -> None:
-        """Gives back the blocks that no token to come will read."""
+        """Frees the blocks before the attention window of every later token."""
         table, index = self.table, self.roster.index
-        # Steps in flight compute known tokens, and those behind them.
+        # Steps in flight compute known tokens and the ones after them.
         computed = np.minimum(table.num_computed[index], table.num_tokens[index] - 1)
         num_null = (computed - self.config.sliding_window + 1) // self.config.block_size
         for row in (num_null > table.num_null[index]).nonzero()[0].tolist():
@@ -195,9 +198,9 @@ class Residency:
                 self.num_fenced_blocks += len(block_ids)
 
     def forget_prefixes(self) -> int:
-        """Empties the prefix cache; nothing computed so far is ever found again.
+        """Empties the prefix cache; no KV computed so far can be found again.
 
-        Whoever runs keeps its blocks, and who is swapped out its copy. Returns how many blocks were
+        Running sequences keep their blocks, swapped ones their copy. Returns the number of blocks
         forgotten.
         """
         for sequence in self.host.sequences:
@@ -209,7 +212,7 @@ class Residency:
         return self.pool.cache.clear()
 
     def set_priority(self, sequence: Sequence, priority: int) -> None:
-        """Changes how urgent a live sequence is, wherever it stands."""
+        """Changes the priority of a live sequence, running or waiting."""
         changed = replace(sequence.request, priority=priority)
         if sequence.status is Status.RUNNING:
             sequence.request = changed
@@ -218,17 +221,17 @@ class Residency:
             self.waiting.order.change(sequence, changed)
 
     def join_roster(self, entered: list[Sequence]) -> None:
-        """Adds whoever has got a slot."""
+        """Adds sequences that have received a slot to the running set."""
         running = (*self.roster.sequences, *entered)
         self.roster = Roster(self.waiting.order.by_seniority(running))
 
     def renew_roster(self) -> None:
-        """Drops whoever left from the roster."""
+        """Removes sequences that have left from the running set."""
         running = (s for s in self.roster.sequences if s.status is Status.RUNNING)
         self.roster = Roster(tuple(running))
 
     def acknowledge(self, step_id: int) -> None:
-        """Every step up to this one has finished: what only they could touch is free now."""
+        """Frees slots and blocks fenced by steps up to this one, which have all finished."""
         self.acked_step = step_id
         if not self._fenced:
             return
@@ -246,19 +249,19 @@ class Residency:
         self._fenced = still_fenced
 
     def move_fence(self, last_step: int) -> None:
-        """No step after this one will be computed of those planned: wait for none of them."""
+        """Lowers all fences to this step: later ones were planned and will not be computed."""
         self._fenced = [
             replace(fenced, last_step=min(fenced.last_step, last_step)) for fenced in self._fenced
         ]
 
     def evacuate(self, num_blocks: int, num_host_blocks: int) -> int:
-        """The worker is gone, and all KV with it: all who ran wait again, in their order.
+        """Returns running sequences to the queue, in order: the worker and its KV are gone.
 
-        Returns how many ran.
+        Returns how many were running.
         """
         survivors = self.roster.sequences
         for sequence in self.departed.values():
-            sequence.num_awaited = 0  # those tokens will never come; they are sampled anew
+            sequence.num_awaited = 0  # these tokens will never arrive; they are sampled again
         for sequence in (*survivors, *self.host.sequences):
             sequence.lose_kv()
         for sequence in reversed(survivors):

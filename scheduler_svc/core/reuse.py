@@ -1,7 +1,8 @@
-"""What of a waiting sequence's KV is there already, so that it need not be computed.
+"""Finds the KV of a waiting sequence that exists already and need not be computed.
 
-It may lie in blocks that the prefix cache finds, in host memory, or with a sibling that computed
-the same prompt. Nothing is changed here; the best of these is what admission then does.
+It may be in blocks of the prefix cache, in host memory, or in blocks of another sequence of the
+fork group, which computed the same prompt. This module changes nothing; admission applies the start
+with the most tokens.
 """
 
 from scheduler_svc.core.config import SchedulerConfig
@@ -14,16 +15,17 @@ from scheduler_svc.core.start import Start
 
 
 class Reuse:
-    """Finds where sequences begin."""
+    """Finds where sequences begin to compute."""
 
     def __init__(self, config: SchedulerConfig, residency: Residency) -> None:
         self._config = config
         self._residency = residency
 
     def find(self, sequence: Sequence, entered: list[NewSequence]) -> Start | None:
-        """The most that need not be computed; None while a sibling computes it.
+        """Returns the start that leaves the fewest tokens to compute.
 
-        What those compute who `entered` in the step in the making can be copied in the next only.
+        Returns None while another sequence of the fork group computes the same prompt: blocks of
+        sequences in `entered`, admitted to this very step, can be copied only in the next.
         """
         start = self.cached(sequence)
         swapped = self._residency.host.find(sequence)
@@ -34,7 +36,7 @@ class Reuse:
         return start
 
     def cached(self, sequence: Sequence) -> Start:
-        """The longest cached prefix that leaves what has to be computed."""
+        """The start after the longest cached prefix that may be skipped."""
         config = self._config
         if not config.enable_prefix_caching or sequence.is_private:
             return Start()
@@ -50,7 +52,7 @@ class Reuse:
         return Start((num_null + len(shared)) * size, num_null, shared)
 
     def _swapped(self, sequence: Sequence, swapped: Swapped, cached: Start) -> Start:
-        # Steps that were taken back after the preemption counted as computed then.
+        # Granted steps that were taken back after the preemption counted as computed at that time.
         num_computed = min(swapped.num_computed, sequence.num_skippable)
         size, window = self._config.block_size, self._config.sliding_window
         num_null = first_read(num_computed, window) // size
@@ -63,7 +65,7 @@ class Reuse:
         return Start(num_computed, num_null, shared, host_blocks)
 
     def _forked(self, sequence: Sequence, start: Start, entered: list[NewSequence]) -> Start | None:
-        """Takes a sibling's prompt over, all but the token that this one samples after."""
+        """The start after another fork group member's prompt, except its last token."""
         wanted = min(sequence.num_prompt, sequence.num_skippable)
         if start.num_computed >= wanted or self._is_dated(sequence):
             return start
@@ -84,7 +86,7 @@ class Reuse:
         size, table = self._config.block_size, self._residency.table
         num_null = first_read(num_computed, self._config.sliding_window) // size
         if table.num_null[slot] > num_null:
-            return None  # it has gone on, and given back what would be read
+            return None  # it has gone on and freed blocks that this one would read
         num_full, rest = divmod(num_computed, size)
         block_ids = table.blocks(slot)
         return Start(
@@ -97,5 +99,5 @@ class Reuse:
 
     @staticmethod
     def _is_dated(sequence: Sequence) -> bool:
-        """Whether its KV is from before the prefix cache was emptied: nobody shall build on it."""
+        """Whether its KV is older than the last reset of the prefix cache, so not to be reused."""
         return sequence.is_private and not sequence.request.skip_prefix_cache

@@ -1,4 +1,4 @@
-"""Sealing: a block whose tokens are all known and computed enters the prefix cache."""
+"""Sealing: adds blocks with known and computed tokens to the prefix cache."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +9,10 @@ from scheduler_svc.core.slots import Index, SlotTable
 
 
 def seal(table: SlotTable, cache: PrefixCache, index: Index, covered: NDArray[np.int32]) -> None:
-    """Makes findable what became full of these slots' blocks, up to so many tokens of each.
+    """Seals the blocks of these slots that the first `covered[i]` tokens of each fill.
 
     A block is full when the tokens up to its end are known and computed, or will be by a step that
-    nobody takes back any more: the newest token of a sequence has no KV before the next step.
+    cannot be taken back: the newest token of a sequence has no KV before the next step.
     """
     rows = (covered >= table.seal_at[index]).nonzero()[0]
     if not len(rows):
@@ -21,7 +21,7 @@ def seal(table: SlotTable, cache: PrefixCache, index: Index, covered: NDArray[np
     sealed, num_full = table.num_sealed[due], covered[rows] // table.block_size
     is_next = (num_full == sealed + 1) & (sealed > 0)
     num_next = np.count_nonzero(is_next)
-    if num_next == len(due):  # a decode step, nearly always
+    if num_next == len(due):  # nearly every decode step
         _seal_next(table, cache, due, sealed)
         return
     if num_next:
@@ -31,7 +31,7 @@ def seal(table: SlotTable, cache: PrefixCache, index: Index, covered: NDArray[np
 
 
 def seal_slot(table: SlotTable, cache: PrefixCache, slot: int) -> None:
-    """The same for one slot."""
+    """Seals the full blocks of one slot."""
     until = int(min(table.num_computed[slot], table.num_tokens[slot])) // table.block_size
     if until > table.num_sealed[slot]:
         _seal_until(table, cache, slot, until)

@@ -1,4 +1,4 @@
-"""One sequence: what survives of a request when its slot, its blocks and its worker are gone."""
+"""A sequence: the state of a request that survives the loss of its slot, blocks and worker."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +12,7 @@ from scheduler_svc.core.timeline import Timeline
 
 
 class Status(Enum):
-    """Where a sequence is. Waiting and preempted ones hold neither slot nor blocks."""
+    """The state of a sequence. Waiting and preempted ones hold neither slot nor blocks."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -22,7 +22,7 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A sequence that has to end, and why."""
+    """A sequence to finish, and why."""
 
     sequence: "Sequence"
     reason: FinishReason
@@ -30,9 +30,9 @@ class End:
 
 
 class Sequence:
-    """A request on its way through the scheduler.
+    """A request with its tokens, limits and timeline.
 
-    While it runs its tokens live in its slot's row (`slots.SlotTable`); `token_ids` is then stale.
+    While it runs, its tokens are in its slot's row (`slots.SlotTable`) and `token_ids` is stale.
     """
 
     __slots__ = (
@@ -69,58 +69,58 @@ class Sequence:
             self.token_ids = np.concatenate((request.prompt_token_ids, request.output_token_ids))
         self.num_prompt = len(request.prompt_token_ids)
         self.max_len = max_len  # tokens, prompt included, at which it ends for length
-        self.min_len = self.num_prompt + request.min_tokens  # below this no token stops it
-        self.stop_ids = stop_ids  # end-of-sequence and stop tokens alike
+        self.min_len = self.num_prompt + request.min_tokens  # no stop token ends it before
+        self.stop_ids = stop_ids  # end-of-sequence and stop tokens
         self.slot: int | None = None
-        self.num_cached: int | None = None  # prompt tokens found cached when first admitted
+        self.num_cached: int | None = None  # prompt tokens cached at the first admission
         self.num_preemptions = 0
-        self.num_overtaken = 0  # times that a later one was admitted while this one did not fit
+        self.num_overtaken = 0  # later sequences admitted while this one did not fit
         self.timeline = Timeline(request.arrival_s)
-        self.num_awaited = 0  # sampled tokens still on their way to a preempted sequence
-        # Neither looks anything up in the prefix cache nor is found there.
+        self.num_awaited = 0  # sampled tokens in flight to a preempted sequence
+        # Neither reads nor fills the prefix cache.
         self.is_private = request.skip_prefix_cache
         self.root = root_of(request.cache_salt)  # parent of its first block
-        self.strikes: Strikes | None = None  # None: no worker was lost in a step of it
-        # Positions of the prompt, from the first on, that need no report: it came, or nobody asks;
-        # and those, with what steps in flight will report.
+        self.strikes: Strikes | None = None  # None: no worker was lost during its steps
+        # Prompt positions before these have no outputs left to deliver; `num_report_planned`
+        # includes the steps in flight.
         self.num_reported = self.num_report_planned = request.report_begin
         self._hashes: list[int] = []
 
     @property
     def num_output(self) -> int:
-        """Tokens generated, as far as `token_ids` is current."""
+        """Number of tokens generated, as far as `token_ids` is current."""
         return len(self.token_ids) - self.num_prompt
 
     @property
     def has_to_report(self) -> bool:
-        """Whether there are positions of the prompt for which no report is planned yet."""
+        """Whether prompt outputs of some positions are not planned yet."""
         return self.num_report_planned < self.request.report_end
 
     @property
     def num_skippable(self) -> int:
-        """Leading tokens that a prefix hit may skip: all but one, and none that needs a report."""
+        """Most tokens that a prefix hit may skip: not the last, and none with outputs due."""
         most = len(self.token_ids) - 1
         return min(most, self.num_report_planned) if self.has_to_report else most
 
     def append(self, token_id: int) -> None:
-        """Adds a token that arrived after the sequence lost its slot."""
+        """Appends a token that arrived after the sequence lost its slot."""
         self.token_ids = np.append(self.token_ids, np.int32(token_id))
 
     def lose_kv(self) -> None:
-        """What it has computed is gone, or will be: what it computes next is like new."""
+        """Resets `is_private`: its KV is lost, and KV computed from now on may be shared again."""
         self.is_private = self.request.skip_prefix_cache
 
     def forget_hashes(self) -> None:
-        """Blocks may have another size from now on, or the request another salt."""
+        """Drops cached hashes, because the block size or the request's salt changes."""
         self.root = root_of(self.request.cache_salt)
         self._hashes = []
 
     def block_hashes(self, block_size: int) -> list[int]:
-        """Hashes of the full blocks of `token_ids`."""
+        """Hashes of the full blocks of `token_ids`, and possibly of more."""
         return self.extend_hashes(self.token_ids, block_size)
 
     def extend_hashes(self, token_ids: TokenIds, block_size: int) -> list[int]:
-        """Hashes of at least the full blocks of these, its first tokens; computed once each."""
+        """Hashes of at least the full blocks of `token_ids`, its first tokens; computed once."""
         known = len(self._hashes)
         parent = self._hashes[-1] if known else self.root or None
         self._hashes += chain(token_ids[known * block_size :], block_size, parent)

@@ -1,7 +1,7 @@
-"""Requests for several outputs of one prompt: who belongs together.
+"""Fork groups: requests for several outputs of one prompt.
 
-A group is named by its requests. It lives as long as one of them does, and all of them have the
-same prompt, so that one computes it and the others take its KV over.
+A group lives as long as one of its requests does. All have the same prompt, so that one computes it
+and the others copy its KV.
 """
 
 import numpy as np
@@ -13,13 +13,13 @@ _Key = tuple[str, str, str]
 
 
 class Siblings:
-    """Live sequences by group."""
+    """Live sequences by fork group."""
 
     def __init__(self) -> None:
         self._groups: dict[_Key, list[Sequence]] = {}
 
     def problem(self, request: Request) -> str | None:
-        """Why a request cannot belong to the group that it names, if it names one."""
+        """Why a request cannot join its fork group; None when it can, or names none."""
         members = self._groups.get(_key(request)) if request.fork_group else None
         if not members:
             return None
@@ -31,12 +31,12 @@ class Siblings:
         return None
 
     def add(self, sequence: Sequence) -> None:
-        """A new sequence. One from elsewhere whose group is another one here stays alone."""
+        """Adds a sequence to its group; one that migrated here and conflicts stays alone."""
         if sequence.request.fork_group and self.problem(sequence.request) is None:
             self._groups.setdefault(_key(sequence.request), []).append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """A sequence has ended."""
+        """Removes a sequence that has ended."""
         members = self.of(sequence)
         if members:
             members.remove(sequence)
@@ -44,17 +44,17 @@ class Siblings:
                 del self._groups[_key(sequence.request)]
 
     def of(self, sequence: Sequence) -> list[Sequence]:
-        """The live members of a sequence's group, itself included; none if it is in no group."""
+        """The live members of a sequence's group, itself included; empty if it is in none."""
         request = sequence.request
         members = self._groups.get(_key(request), []) if request.fork_group else []
         return members if sequence in members else []
 
     def has_group_of(self, request: Request) -> bool:
-        """Whether the group that a request names is live, if it names one."""
+        """Whether the fork group that a request names is live here."""
         return bool(request.fork_group) and _key(request) in self._groups
 
     def clear(self) -> None:
-        """Everyone is gone."""
+        """Removes all sequences."""
         self._groups.clear()
 
 

@@ -1,8 +1,7 @@
-"""The running sequences as columns: one row per slot, the same rows the worker holds.
+"""The running sequences as columns: one row per slot, as the worker holds them.
 
-A step touches hundreds of sequences and changes two or three numbers of each; as columns that is a
-handful of vector operations. The table only stores: what the numbers should be is decided
-elsewhere.
+A step touches hundreds of sequences and changes two or three numbers of each; as columns this takes
+a few vector operations. The table only stores: other modules decide the values.
 """
 
 from dataclasses import dataclass
@@ -15,15 +14,15 @@ from scheduler_svc.core.prefix_cache import NULL_BLOCK
 from scheduler_svc.core.request import TokenIds
 from scheduler_svc.core.sequence import Sequence, Status
 
-Slots = NDArray[np.int32]  # as they travel
-Index = NDArray[np.intp]  # the same numbers, in the type that numpy indexes fastest with
+Slots = NDArray[np.int32]  # [n] in the type of the wire
+Index = NDArray[np.intp]  # [n] the same numbers, in numpy's fastest index type
 MAX_INT32 = 2**31 - 1
 NO_TOKEN = -1  # filler of the stop table only: never equal to a sampled token
 
 
 @dataclass(slots=True)
 class Facts:
-    """What never changes of those in a roster, looked up once for all of its steps."""
+    """Columns that are constant while a sequence runs, gathered once per running set."""
 
     max_len: NDArray[np.int32]
     clients: NDArray[np.int32]
@@ -31,30 +30,30 @@ class Facts:
 
 
 class Roster:
-    """The running sequences in order of admission; replaced, never changed."""
+    """The running set: sequences in order of admission; replaced, never changed."""
 
     __slots__ = ("_facts", "index", "sequences", "slots")
 
     def __init__(self, sequences: tuple[Sequence, ...]) -> None:
         self.sequences = sequences
         self._facts: Facts | None = None
-        # Kept apart: a sequence forgets its slot when it leaves, a past plan's roster does not.
+        # Stored here: a sequence that leaves forgets its slot, a past plan's running set must not.
         self.index: Index = np.array([s.slot for s in sequences], dtype=np.intp)
         self.slots: Slots = self.index.astype(np.int32)
 
     def facts(self, table: "SlotTable") -> Facts:
-        """To be asked for while the roster is current."""
+        """The constant columns of the set; call it only while the set is current."""
         if self._facts is None:
             self._facts = table.facts(self.index)
         return self._facts
 
 
 class SlotTable:
-    """Columns indexed by slot. Only the slots of live sequences mean anything."""
+    """Columns indexed by slot. Only rows of live sequences are meaningful."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
-        # Untouched rows of these two cost address space, not memory.
+        # Unused rows of these two take address space, not memory.
         max_blocks = -(-max_model_len // block_size)
         self.block_table = np.empty((max_num_seqs, max_blocks), dtype=np.int32)
         self.token_blocks = np.empty((max_num_seqs, max_blocks, block_size), dtype=np.int32)
@@ -65,25 +64,25 @@ class SlotTable:
             return np.zeros(max_num_seqs, dtype=np.int32)
 
         self.is_live: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
-        # Entered, and not a token sampled since.
+        # True from admission until the first token sampled after it.
         self.is_prefilling: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
-        self.num_tokens = column()  # known: prompt and output received
-        self.num_planned = column()  # known, and awaited from steps in flight
-        self.num_computed = column()  # whose KV is computed, or will be by steps in flight
-        self.num_blocks = column()  # entries of the block table
-        self.num_null = column()  # of these, leading null blocks: nobody reads so far back
-        self.capacity = column()  # tokens these blocks hold
-        self.num_sealed = column()  # leading blocks that are in the prefix cache
-        self.seal_at = column()  # tokens with which the next block can enter it
+        self.num_tokens = column()  # known tokens: prompt and received output
+        self.num_planned = column()  # known tokens and those in flight
+        self.num_computed = column()  # tokens with KV, counting steps in flight
+        self.num_blocks = column()  # entries in the block table
+        self.num_null = column()  # leading null blocks among them: before every window
+        self.capacity = column()  # tokens that its blocks hold
+        self.num_sealed = column()  # leading blocks in the prefix cache
+        self.seal_at = column()  # tokens at which the next block can be sealed
         self.last_hash: NDArray[np.uint64] = np.zeros(max_num_seqs, dtype=np.uint64)
         self.max_len = column()
         self.min_len = column()
         self.client = column()
         self.handle: NDArray[np.uint32] = np.zeros(max_num_seqs, dtype=np.uint32)
         self.last_step: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
-        # Slots of the few that sample nothing or have prompt left to report on.
+        # Slots of the few sequences that sample nothing or have prompt outputs due.
         self.inquiring: set[int] = set()
-        # One column for the first stop token of every slot, one for the second, as many as needed.
+        # Column i holds the i-th stop token of every slot; as many columns as needed.
         self.stop_ids: list[NDArray[np.int32]] = []
 
     def enter(
@@ -95,7 +94,7 @@ class SlotTable:
         num_null: int,
         num_sealed: int,
     ) -> None:
-        """Fills a slot's row; the prefix cache knows its first num_sealed blocks already."""
+        """Fills a slot's row. The first `num_sealed` blocks are in the prefix cache already."""
         num_tokens = len(sequence.token_ids)
         self.token_ids[slot, :num_tokens] = sequence.token_ids
         self.num_tokens[slot] = self.num_planned[slot] = num_tokens
@@ -127,7 +126,7 @@ class SlotTable:
         self.last_hash[slot] = hashes[num_sealed - 1] if num_sealed else NO_PARENT
 
     def never_seal(self, slot: int) -> None:
-        """Keeps a slot's blocks out of the prefix cache: they count as sealed, all of them."""
+        """Keeps a slot's blocks out of the prefix cache by counting all of them as sealed."""
         self.num_sealed[slot] = MAX_INT32 // self.block_size
         self.seal_at[slot] = MAX_INT32
 
@@ -139,7 +138,7 @@ class SlotTable:
             column[slot] = stop_ids[position] if position < len(stop_ids) else NO_TOKEN
 
     def leave(self, slot: int, status: Status) -> Sequence:
-        """Takes the sequence out of its slot, with its tokens; the row still lists the blocks."""
+        """Removes and returns a slot's sequence with its tokens; the row still lists the blocks."""
         sequence = self.sequence[slot]
         assert sequence is not None
         sequence.token_ids = self.tokens(slot)
@@ -151,11 +150,11 @@ class SlotTable:
         return sequence
 
     def facts(self, index: Index) -> Facts:
-        """What never changes of the sequences in these slots."""
+        """The constant columns of the sequences in these slots."""
         return Facts(self.max_len[index], self.client[index], self.handle[index])
 
     def tokens(self, slot: int) -> TokenIds:
-        """A copy of the tokens known of a slot's sequence."""
+        """A copy of the known tokens of a slot's sequence."""
         return self.token_ids[slot, : self.num_tokens[slot]].copy()
 
     def blocks(self, slot: int) -> list[int]:
@@ -164,13 +163,13 @@ class SlotTable:
         return block_ids
 
     def held_blocks(self, slot: int) -> list[int]:
-        """The blocks of a slot's sequence: its block table without leading null blocks."""
+        """The block table of a slot's sequence without its leading null blocks."""
         row = self.block_table[slot, self.num_null[slot] : self.num_blocks[slot]]
         block_ids: list[int] = row.tolist()
         return block_ids
 
     def drop_blocks(self, slot: int, num_null: int) -> list[int]:
-        """Replaces a slot's first blocks by null blocks; returns those that were none before."""
+        """Replaces a slot's first `num_null` blocks by null blocks; returns the others' ids."""
         row = self.block_table[slot, self.num_null[slot] : num_null]
         dropped: list[int] = row.tolist()
         row[:] = NULL_BLOCK
@@ -178,14 +177,14 @@ class SlotTable:
         return dropped
 
     def append_blocks(self, slot: int, block_ids: list[int]) -> None:
-        """Gives a slot more blocks."""
+        """Appends blocks to a slot's block table."""
         end = int(self.num_blocks[slot])
         self.block_table[slot, end : end + len(block_ids)] = block_ids
         self.num_blocks[slot] += len(block_ids)
         self.capacity[slot] += len(block_ids) * self.block_size
 
     def append_block_each(self, index: Index, block_ids: list[int]) -> None:
-        """Gives one more block to each of these slots, none of them twice."""
+        """Appends block_ids[i] to the block table of slot index[i]; no slot may occur twice."""
         self.block_table[index, self.num_blocks[index]] = block_ids
         self.num_blocks[index] += 1
         self.capacity[index] += self.block_size

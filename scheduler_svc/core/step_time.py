@@ -1,27 +1,27 @@
-"""How long a step takes: measured, as a base, a time per computed token and per token of context.
+"""Step time model: a base, a time per computed token and a time per context token.
 
-Fed by whoever sees the clock. Least squares over the last steps, older ones fading.
+Fitted by least squares to measured steps, with exponentially fading weights.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-_FADE = 0.99  # what an observation counts after one more
+_FADE = 0.99  # factor on older observations' weight per new one
 _MIN_OBSERVATIONS = 3
-_RIDGE = 1e-9  # of each diagonal: steps that are all alike do not tell the parts apart
+_RIDGE = 1e-9  # on each diagonal: identical steps cannot separate the terms
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds; none is negative."""
+    """Coefficients in seconds, none negative."""
 
     base_s: float = 0.0
     per_token_s: float = 0.0
     per_context_token_s: float = 0.0
 
     def of(self, num_tokens: float, num_context_tokens: float) -> float:
-        """The time of one step."""
+        """The time of one step, in seconds."""
         return (
             self.base_s
             + self.per_token_s * num_tokens
@@ -30,7 +30,7 @@ class StepTime:
 
 
 class StepTimeFit:
-    """Normal equations of the fit, updated in constant time."""
+    """Normal equations of the fit, updated in constant time per step."""
 
     def __init__(self) -> None:
         self.num_observations = 0
@@ -38,7 +38,7 @@ class StepTimeFit:
         self._targets = np.zeros(3)
 
     def observe(self, num_tokens: int, num_context_tokens: int, duration_s: float) -> None:
-        """One step that was measured."""
+        """Adds one measured step."""
         features = np.array((1.0, num_tokens, num_context_tokens))
         self._moments *= _FADE
         self._moments += features[:, None] * features
@@ -47,19 +47,19 @@ class StepTimeFit:
         self.num_observations += 1
 
     def solve(self) -> StepTime | None:
-        """The model that fits best; None while too little was seen."""
+        """The best fit; None with fewer than 3 observations."""
         if self.num_observations < _MIN_OBSERVATIONS:
             return None
         parts = [0, 1, 2]
         while True:
-            # The features differ by orders of magnitude: scaled, a tiny ridge suits all of them.
+            # The features differ by orders of magnitude; after scaling, one small ridge suits all.
             scale = np.sqrt(self._moments.diagonal()[parts]) + 1e-30
             moments = self._moments[np.ix_(parts, parts)] / np.outer(scale, scale)
             moments += _RIDGE * np.eye(len(parts))
             values = np.linalg.solve(moments, self._targets[parts] / scale) / scale
             if (values >= 0).all():
                 break
-            # A negative part is noise: without it, the others explain what it did.
+            # A negative coefficient is noise: refit without it.
             parts.pop(int((values * scale).argmin()))
         found = np.zeros(3)
         found[parts] = values

@@ -1,4 +1,4 @@
-"""Where a request's time went. Times come in as arguments; the parts always add up to the age."""
+"""Time that a request spent in each phase. Times are arguments; the phases add up to its age."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,18 +7,18 @@ _KEPT_SPANS = 64
 
 
 class Phase(Enum):
-    """What a request is doing, or what it waits for."""
+    """The phase of a request: how it runs, or why it waits."""
 
     QUEUE = "queue"  # has never run
-    PREFILL = "prefill"  # runs; its next token is not sampled yet
+    PREFILL = "prefill"  # runs; no token sampled since admission
     DECODE = "decode"  # runs, token by token
-    PREEMPTED = "preempted"  # has run and waits to go on
+    PREEMPTED = "preempted"  # has run and waits to continue
     WORKER_AWAY = "worker away"  # there is no worker
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One stay in a phase."""
+    """One stay in a phase, in seconds of the shell's clock."""
 
     phase: Phase
     begin_s: float
@@ -26,7 +26,7 @@ class Span:
 
 
 class Timeline:
-    """Seconds spent in each phase, up to a moment that whoever asks names."""
+    """Seconds spent in each phase, up to a time given by the caller."""
 
     __slots__ = ("_arrival_s", "_past", "_since_s", "_spent_s", "phase")
 
@@ -34,10 +34,10 @@ class Timeline:
         self.phase = Phase.QUEUE
         self._arrival_s = self._since_s = arrival_s
         self._spent_s = dict.fromkeys(Phase, 0.0)
-        self._past: list[Span] = []  # the last that are over
+        self._past: list[Span] = []  # the last spans that ended
 
     def enter(self, phase: Phase, now_s: float) -> None:
-        """Another phase begins."""
+        """Starts another phase at `now_s`."""
         now_s = max(now_s, self._since_s)
         if now_s > self._since_s:
             self._spent_s[self.phase] += now_s - self._since_s
@@ -52,7 +52,7 @@ class Timeline:
         return spent_s
 
     def spans(self, now_s: float) -> list[Span]:
-        """When it was in which phase, oldest first; of a life full of changes the last of them."""
+        """Its spans, oldest first; only the last ones if there were many."""
         return [*self._past, Span(self.phase, self._since_s, max(now_s, self._since_s))]
 
     def age_s(self, now_s: float) -> float:
@@ -60,6 +60,6 @@ class Timeline:
         return max(now_s, self._since_s) - self._arrival_s
 
     def tell(self, now_s: float) -> str:
-        """The phases that took time, in words."""
+        """The phases that took time, as text with seconds."""
         parts = [f"{s:.3f} s {phase.value}" for phase, s in self.spent_s(now_s).items() if s > 0]
         return ", ".join(parts) or "no time at all"

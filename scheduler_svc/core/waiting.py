@@ -1,4 +1,4 @@
-"""Who waits, and how much: the books around whatever order the policy prescribes."""
+"""The waiting queue: counts sequences and tokens, in total and per tenant, for any policy."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from scheduler_svc.core.sequence import Sequence, Status
 
 @dataclass(slots=True)
 class Load:
-    """Sequences that wait, and their prompt and output tokens."""
+    """Number of waiting sequences, and of their prompt and output tokens."""
 
     num_sequences: int = 0
     num_tokens: int = 0
 
     def add(self, num_sequences: int, num_tokens: int) -> None:
-        """Counts some more; negative numbers count them out."""
+        """Adds to both counts; negative numbers subtract."""
         self.num_sequences += num_sequences
         self.num_tokens += num_tokens
 
 
 class WaitingQueue:
-    """Sequences without a slot. An aborted one is skipped when its turn comes, so abort is O(1)."""
+    """Sequences without a slot. An aborted one is skipped when taken, so that abort is O(1)."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -36,44 +36,44 @@ class WaitingQueue:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens of everyone who waits."""
+        """Prompt and output tokens of all waiting sequences."""
         return self._total.num_tokens
 
     def load_of(self, tenant: str) -> Load:
-        """What waits of one tenant."""
+        """The waiting load of one tenant."""
         return self._by_tenant.get(tenant) or Load()
 
     def append(self, sequence: Sequence) -> None:
-        """A new sequence."""
+        """Adds a new sequence."""
         self.order.append(sequence)
         self._count(sequence, 1)
 
     def put_back(self, sequence: Sequence) -> None:
-        """A sequence that has had its turn: it did not fit or was preempted."""
+        """Returns a sequence that did not fit or was preempted."""
         self.order.put_back(sequence)
         self._count(sequence, 1)
 
     def take(self) -> Sequence | None:
-        """Takes out whoever is next."""
+        """Removes and returns the next sequence; None when the queue is empty."""
         sequence = self.order.take()
         if sequence is not None:
             self._count(sequence, -1)
         return sequence
 
     def peek(self) -> Sequence | None:
-        """Whose turn it is."""
+        """The next sequence, which stays in the queue; None when it is empty."""
         sequence = self.order.take()
         if sequence is not None:
             self.order.put_back(sequence)
         return sequence
 
     def discard(self, sequence: Sequence) -> None:
-        """Forgets a sequence wherever it stands; its status must be FINISHED already."""
+        """Removes a sequence from the counts; its status must be FINISHED already."""
         assert sequence.status is Status.FINISHED
         self._count(sequence, -1)
 
     def append_token(self, sequence: Sequence, token_id: int) -> None:
-        """Adds a token that arrived after a waiting sequence had lost its slot."""
+        """Appends a token that arrived after a waiting sequence had lost its slot."""
         sequence.append(token_id)
         self._total.num_tokens += 1
         self._by_tenant[sequence.request.tenant].num_tokens += 1

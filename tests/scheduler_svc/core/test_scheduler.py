@@ -42,7 +42,7 @@ def ends(outputs: StepOutputs) -> dict[str, FinishReason]:
         ([-1], {}, "prompt_token_ids has an id outside 0..999"),
         (4, {"max_tokens": -1}, "max_tokens is -1, must not be negative"),
         (65, {"max_tokens": 0}, "prompt_token_ids has 65 tokens; with max_model_len 64 at most 64"),
-        (4, {"report_end": 5}, r"reports 0\.\.5 are not of the prompt"),
+        (4, {"report_end": 5}, r"reports 0\.\.5 are outside the prompt"),
         (4, {"min_tokens": -1}, "min_tokens is -1, must not be negative"),
         (4, {"max_tokens": 2, "min_tokens": 3}, r"min_tokens \(3\) exceeds max_tokens \(2\)"),
         (4, {"stop_token_ids": (1000,)}, "stop_token_ids has an id outside 0..999"),
