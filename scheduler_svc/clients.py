@@ -1,4 +1,4 @@
-"""Who is told what: the outboxes of the streams that submitted requests, by client number."""
+"""Sorts the results of steps into the outboxes of the client streams, by client number."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from rpc.prompt_reports import PromptReport
 from scheduler_svc.core import Finished, FinishReason, StepOutputs, StepPlan
 from scheduler_svc.outbox import Admission, Ended, Outbox
 
-_STATUS_CODES = {  # gRPC's
+_STATUS_CODES = {  # gRPC status codes
     FinishReason.ERROR: 13,
     FinishReason.EXPIRED: 4,
     FinishReason.DEAD_END: 3,
@@ -18,20 +18,20 @@ _STATUS_CODES = {  # gRPC's
 
 
 class Clients:
-    """Sorts tokens, admissions and ends by client. What is for a client that left is dropped."""
+    """Delivers tokens, admissions and ends by client; drops those of clients that have left."""
 
     def __init__(self) -> None:
         self._outboxes: dict[int, Outbox] = {}
         self._newest = 0
 
     def open(self) -> tuple[int, Outbox]:
-        """A number and an outbox for one more."""
+        """Returns the number and the outbox of a new client."""
         self._newest += 1
         self._outboxes[self._newest] = outbox = Outbox()
         return self._newest, outbox
 
     def close(self, client: int) -> None:
-        """Forgets one."""
+        """Removes a client."""
         del self._outboxes[client]
 
     def deliver(
@@ -40,8 +40,7 @@ class Clients:
         logprobs: LogprobColumns | None,
         reports: Sequence[PromptReport] = (),
     ) -> None:
-        """Hands out what a step brought; rows of `logprobs` count those of the step's result, and
-        `reports` are the result's."""
+        """Delivers a step's outputs. Rows of `logprobs` index the tokens of the step's result."""
         for told in outputs.told:
             outbox = self._outboxes.get(told.request.client)
             if outbox is not None:
@@ -72,14 +71,14 @@ class Clients:
             outbox.put_tokens(handles, token_ids, logprobs)
 
     def tell_admitted(self, plan: StepPlan) -> None:
-        """Says who left the queue with this step."""
+        """Reports the requests admitted by this step to their clients."""
         for new in plan.new_sequences:
             outbox = self._outboxes.get(new.request.client)
             if outbox is not None:
                 outbox.put_admission(Admission(new.request.handle, new.num_first_cached_tokens))
 
     def tell_ends(self, finished: Iterable[Finished]) -> None:
-        """Says who ended, and why; after all their tokens."""
+        """Reports finished requests, with the reason, after all their tokens."""
         for end in finished:
             outbox = self._outboxes.get(end.request.client)
             if outbox is not None:

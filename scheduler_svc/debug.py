@@ -1,4 +1,4 @@
-"""DebugService of the scheduler: its requests, blocks and steps in words. Prompts never appear."""
+"""DebugService of the scheduler: requests, blocks and steps as text. Prompts never appear."""
 
 import time
 from heapq import merge
@@ -51,7 +51,7 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
     async def DescribeRequest(
         self, request: debug_pb2.DescribeRequestRequest, context: Context
     ) -> debug_pb2.DescribeRequestResponse:
-        """One live request in full."""
+        """One live request in full. Aborts with NOT_FOUND when no live request has the id."""
         found = self._engine.find(request.request_id)
         core = found[0].core if found else None
         if found is None or core is None:
@@ -77,13 +77,13 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
     async def Explain(
         self, request: debug_pb2.ExplainRequest, context: Context
     ) -> debug_pb2.ExplainResponse:
-        """Where a request's time went, live or ended lately."""
+        """Time that a live or recently ended request spent per phase and per reason to wait."""
         now_s, found = time.monotonic(), []
         for group in self._engine.groups:
             life = find_life(group.core, request.request_id, now_s) if group.core else None
             if group.core is not None and life is not None:
                 found.append((life, group.core.config.max_num_seqs, group.trace))
-        if found:  # on more than one group only where an id was used again
+        if found:  # in several groups only if an id was reused
             return explain(*max(found, key=lambda one: one[0].until_s))
         await context.abort(
             grpc.StatusCode.NOT_FOUND,
@@ -95,7 +95,7 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
     async def DumpBlockPool(
         self, request: debug_pb2.DumpBlockPoolRequest, context: Context
     ) -> debug_pb2.DumpBlockPoolResponse:
-        """Blocks in use first, then cached ones."""
+        """Blocks of a group: those in use first, then cached ones."""
         group = await self._named_group(request.worker_address, context)
         core = group.core
         if core is None:
@@ -126,7 +126,7 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
         )
 
     async def _named_group(self, address: str, context: Context) -> WorkerGroup:
-        """The group asked about; the only one needs no name."""
+        """The group with this address; without one, the only group."""
         groups = {group.address: group for group in self._engine.groups}
         if not address and len(groups) == 1:
             return self._engine.groups[0]
@@ -200,7 +200,7 @@ def _sampling(sequence: Sequence) -> str:
 
 
 def _rules(sampling: Sampling) -> str:
-    """What else was asked for, with a comma in front; token ids are only counted."""
+    """The other sampling parameters, each after a comma; token ids are only counted."""
     penalties = (
         ("presence_penalty", sampling.presence_penalty, 0),
         ("frequency_penalty", sampling.frequency_penalty, 0),

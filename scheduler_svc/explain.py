@@ -1,7 +1,7 @@
-"""Where a request's time went and why it waited: exact to the moment, also when it has ended.
+"""Explains a live or ended request: time per phase, and per reason to wait.
 
-The phases come from the request's timeline. Waiting is cut at the moments at which steps were
-planned, each of which says why the queue did not move on.
+The phases come from the request's timeline. Waiting time is split at the times at which steps were
+planned; each step records why waiting requests were not admitted.
 """
 
 from bisect import bisect_right
@@ -16,18 +16,18 @@ from scheduler_svc.trace import StepRecord, Trace
 
 _WAITING = (Phase.QUEUE, Phase.PREEMPTED)
 _ROUNDING_S = 1e-6
-_FOR_A_STEP = "for the steps under way, behind which the next is planned"
-_FORGOTTEN = "in steps that are not kept any more"
+_FOR_A_STEP = "for the steps in flight, after which the next is planned"
+_FORGOTTEN = "in steps that are no longer recorded"
 _REASONS = {
     Cause.BUDGET: "for room in a step (max_num_batched_tokens)",
-    Cause.TOKEN: "for a token that was on its way to the first in line",
-    Cause.PREEMPTION: "behind a request that had been sent back for lack of KV blocks",
+    Cause.TOKEN: "for a token in flight to the first request in the queue",
+    Cause.PREEMPTION: "after a request that was preempted for lack of KV blocks",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What is to be explained, of a live request or one that has ended."""
+    """The facts to explain about a live request or one that has ended."""
 
     request_id: str
     state: str
@@ -42,7 +42,7 @@ class Life:
 
 
 def find_life(core: Scheduler, request_id: str, now_s: float) -> Life | None:
-    """A request that is live, or ended not too long ago."""
+    """The facts about a request; None when it is unknown or ended too long ago."""
     sequence, past = core.find(request_id), core.recent.find(request_id)
     if sequence is not None:
         return Life(
@@ -74,7 +74,7 @@ def find_life(core: Scheduler, request_id: str, now_s: float) -> Life | None:
 
 
 def explain(life: Life, max_num_seqs: int, trace: Trace) -> debug_pb2.ExplainResponse:
-    """The answer; `trace` is of the worker group that the request is or was with."""
+    """The answer; `trace` is of the request's last worker group."""
     waits = _waits(life, max_num_seqs, trace)
     spent_s = life.timeline.spent_s(life.until_s)
     wall_s = life.timeline.age_s(life.until_s)
@@ -107,7 +107,7 @@ def to_time_spent(spent_s: dict[Phase, float]) -> debug_pb2.TimeSpent:
 
 
 def _story(life: Life) -> list[str]:
-    """Phase by phase."""
+    """One line per phase: when it began and how long it took, in seconds."""
     return [
         f"{span.begin_s - life.arrival_s:9.3f} s  {span.phase.value:<12}"
         f"{span.end_s - span.begin_s:9.3f} s"
@@ -116,7 +116,7 @@ def _story(life: Life) -> list[str]:
 
 
 def _waits(life: Life, max_num_seqs: int, trace: Trace) -> list[debug_pb2.WaitingTime]:
-    """Seconds by reason, the longest first; they add up to what was spent waiting."""
+    """Seconds by reason, the longest first; they add up to the time spent waiting."""
     records = list(reversed(list(trace.newest_first())))
     sent_s = [record.sent_s for record in records]
     waits: dict[str, float] = defaultdict(float)
@@ -128,7 +128,7 @@ def _waits(life: Life, max_num_seqs: int, trace: Trace) -> list[debug_pb2.Waitin
             record = records[number] if number >= 0 else None
             reason = _reason(record, life.request_id, max_num_seqs, trace.has_forgotten)
             waits[reason] += until_s - since_s
-    # A life of very many phases keeps the last of them only.
+    # A timeline with very many phases keeps only the last ones.
     spent_s = life.timeline.spent_s(life.until_s)
     rest_s = sum(spent_s[phase] for phase in _WAITING) - sum(waits.values())
     if rest_s > _ROUNDING_S:
@@ -146,7 +146,7 @@ def _waiting_spans(life: Life) -> Iterator[tuple[float, float]]:
 def _reason(
     record: StepRecord | None, request_id: str, max_num_seqs: int, has_forgotten: bool
 ) -> str:
-    """Why a request waited after this step was planned; None: before the first that is kept."""
+    """Why a request waited after this step was planned; None means before the first record kept."""
     if record is None:
         return _FORGOTTEN if has_forgotten else _FOR_A_STEP
     held: Held | None = record.plan.held
@@ -156,4 +156,4 @@ def _reason(
         return f"for one of the {max_num_seqs} slots (max_num_seqs)"
     if held.cause is not Cause.BLOCKS:
         return _REASONS[held.cause]
-    return "for KV blocks" if request_id in held.blocks_short else "behind others that lack blocks"
+    return "for KV blocks" if request_id in held.blocks_short else "after others that lack blocks"

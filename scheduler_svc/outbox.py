@@ -1,7 +1,7 @@
-"""What is on its way to one client: tokens of its requests, and their ends.
+"""Outbox of one client: tokens and ends that its stream has not taken yet.
 
-The engine puts, the client's stream takes. A slow client costs memory, never a step: its tokens
-merge here until it takes them, and there are never more than its requests may generate.
+The engine puts, the client's stream takes. A slow client costs memory but never delays a step: its
+tokens merge here until it takes them, and there are never more than its requests may generate.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request left the queue."""
+    """The admission of a request: it left the queue."""
 
     handle: int
     num_cached_tokens: int
@@ -33,14 +33,14 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """What came since the last take."""
+    """Everything that arrived since the last take."""
 
     handles: NDArray[np.uint32]
     token_ids: NDArray[np.int32]
     ended: list[Ended]
     admitted: list[Admission]
-    logprobs: LogprobColumns | None  # rows count token_ids
-    reports: list[PromptReport]  # by handle; what they tell comes before the tokens
+    logprobs: LogprobColumns | None  # rows index token_ids
+    reports: list[PromptReport]  # by handle; sent before the tokens
 
 
 _NO_HANDLES: NDArray[np.uint32] = np.empty(0, dtype=np.uint32)
@@ -48,7 +48,7 @@ _NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 
 
 class Outbox:
-    """One producer, one consumer, both on the same event loop."""
+    """One producer and one consumer on the same event loop."""
 
     def __init__(self) -> None:
         self._handles: list[NDArray[np.uint32]] = []
@@ -60,7 +60,7 @@ class Outbox:
         self._filled = asyncio.Event()
 
     def put_admission(self, admission: Admission) -> None:
-        """Adds that a request was admitted; goes out with its first token, or before."""
+        """Adds an admission; sent with the request's first token, or before."""
         self._admitted.append(admission)
 
     def put_tokens(
@@ -69,14 +69,14 @@ class Outbox:
         token_ids: NDArray[np.int32],
         logprobs: LogprobColumns | None = None,
     ) -> None:
-        """Adds one step's tokens of this client, with what some of them asked for beside."""
+        """Adds one step's tokens of this client, with requested log probabilities."""
         self._handles.append(handles)
         self._token_ids.append(token_ids)
         self._logprobs.append(logprobs)
         self._filled.set()
 
     def put_report(self, report: PromptReport) -> None:
-        """Adds what was found out about a part of a prompt; its owner is the handle."""
+        """Adds prompt outputs of one request, named by its handle."""
         self._reports.append(report)
         self._filled.set()
 
@@ -86,7 +86,7 @@ class Outbox:
         self._filled.set()
 
     async def take(self) -> Parcel:
-        """Everything that waits; waits itself when there is nothing."""
+        """Removes and returns all that was added; waits until there is something."""
         await self._filled.wait()
         self._filled.clear()
         handles, token_ids = self._handles, self._token_ids

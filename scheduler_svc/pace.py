@@ -1,7 +1,7 @@
-"""How fast the worker is, and what that means for those who wait.
+"""Measures the worker's step times and derives grants, timeouts and waiting times from them.
 
-Measures steps for the core's forecast and keeps the last forecast for a moment: under overload it
-is asked for at every refusal.
+Feeds the core's forecast and keeps the last forecast for a moment, since overload needs one for
+every refusal.
 """
 
 from collections.abc import Iterable
@@ -12,30 +12,32 @@ from scheduler_svc.core import Request, Scheduler, StepPlan
 from scheduler_svc.core.forecast import Forecast, forecast
 from scheduler_svc.core.step_time import StepTime, StepTimeFit
 
-_FRESH_S = 0.05  # a forecast is used for so long
-_UNKNOWN_S = 1.0  # to come again after, before any step was measured
+_FRESH_S = 0.05  # reuse a forecast for this long
+_UNKNOWN_S = 1.0  # time to retry after, before any step was measured
 _MIN_RETRY_S = 0.05
 _MAX_RETRY_S = 600.0
-_UNMEASURED_TIMEOUT_S = 60.0  # the least for a step unlike any that the worker has done
-_PATIENCE = 10.0  # times the time that a step should take
-_GRANT_S = 0.02  # the most that a grant spans: longer steps hide the wire without one
-_MARGIN = 1.05  # coming a little late costs less than being refused again
+_UNMEASURED_TIMEOUT_S = 60.0  # least timeout of a step larger than any measured
+_PATIENCE = 10.0  # times the expected step time
+_GRANT_S = 0.02  # most time that a grant spans: longer steps hide the wire without one
+_MARGIN = 1.05  # a slightly late retry costs less than another refusal
 
 
 class Pace:
-    """Step times in, seconds of waiting out."""
+    """Step times in, seconds to wait out."""
 
     def __init__(self) -> None:
         self._fit = StepTimeFit()
         self._sizes = StepPace()  # of this worker's steps; what the fit has forgotten is here
         self._last_done_s = 0.0
-        self._most_tokens = 0  # of the steps that this worker has done
-        self._decode_s: float | None = None  # recent steps of the kind that is granted
+        self._most_tokens = 0  # of this worker's steps so far
+        self._decode_s: float | None = None  # recent decode steps
         self._forecast: tuple[float, Forecast] | None = None
 
     def new_worker(self, rehearsed: Iterable[timing_pb2.RehearsedStep] = ()) -> None:
-        """The process is another, and ran these steps at its start. Its first ones may take longer
-        than they will later."""
+        """Forgets the last worker; `rehearsed` are steps that the new process ran at its start.
+
+        The first steps of a new worker process may take longer than later ones.
+        """
         self._sizes = StepPace()
         for step in rehearsed:
             self._sizes.observe(step.num_tokens, step.seconds)
@@ -44,11 +46,11 @@ class Pace:
 
     @property
     def step_time(self) -> StepTime | None:
-        """How long steps take, as far as was seen; None before any was measured."""
+        """The fitted step time; None before enough steps were measured."""
         return self._fit.solve()
 
     def stepped(self, plan: StepPlan, sent_s: float, now_s: float) -> None:
-        """A step is done. It began when it was sent, or when the one before it was done."""
+        """Adds a finished step. It began when it was sent, or when the previous one was done."""
         duration_s = now_s - max(sent_s, self._last_done_s)
         self._last_done_s = now_s
         self._most_tokens = max(self._most_tokens, plan.num_tokens)
@@ -60,17 +62,17 @@ class Pace:
             self._fit.observe(plan.num_tokens, int(plan.num_computed.sum()), duration_s)
 
     def steps_to_grant(self, most: int) -> int:
-        """How many decode steps to grant at once; 1 while none was measured, or if they are long.
+        """Number of decode steps to grant at once, at most `most`; 1 while none is measured.
 
-        A row that stops inside a grant computes in vain, and an arrival waits for the step under
-        way: what is granted should hide the way to the worker and no more.
+        A row that stops within a grant computes in vain, and a new request waits for the step in
+        progress: a grant should hide the latency to the worker and no more.
         """
         if self._decode_s is None:
             return 1
         return max(1, min(most, int(_GRANT_S / max(self._decode_s, 1e-6))))
 
     def timeout_s(self, plan: StepPlan, least_s: float) -> float:
-        """How long a step may take before the worker counts as hung: a long prompt is no hang."""
+        """Seconds after which a step counts as hung; a long prompt gets more."""
         step_time, num_tokens = self.step_time, plan.num_tokens
         expected_s = self._sizes.expected_s(num_tokens) or 0.0
         if step_time is not None:
@@ -85,12 +87,12 @@ class Pace:
         self._sizes.observe(plan.num_tokens, 2 * after_s / _PATIENCE)
 
     def backlog_s(self, core: Scheduler, now_s: float) -> float | None:
-        """Seconds until everyone who is live has ended; None before any step was measured."""
+        """Seconds until all live requests have ended; None before any step was measured."""
         foreseen = self._foresee(core, now_s)
         return None if foreseen is None else foreseen.drained_s
 
     def retry_after_s(self, core: Scheduler, request: Request, now_s: float) -> float:
-        """In how many seconds there will be room for a refused request."""
+        """Seconds until there is room for a refused request."""
         foreseen = self._foresee(core, now_s)
         if foreseen is None:
             return _UNKNOWN_S

@@ -1,8 +1,8 @@
-"""Whether the worker holds what the scheduler believes: a hash per slot, every so many steps.
+"""Compares the worker's state with the scheduler's: a hash per slot, at an interval of steps.
 
-A frame asks for the hashes after its first step. What is known at that moment is noted; the last
-computed tokens are filled in when the answer comes, because the last of them is then known. A slot
-whose sequence has left meanwhile is not compared.
+A frame asks for the hashes after its first step. The expected values are recorded when it is sent;
+the last computed tokens are added when the answer arrives, because the last of them is known only
+then. A slot that its sequence has left in the meantime is not compared.
 """
 
 from dataclasses import dataclass
@@ -14,44 +14,44 @@ from rpc.state_hash import Hashes, StateHashes, block_weights, slot_hashes
 from scheduler_svc.core import Scheduler, Sequence, StepPlan
 from scheduler_svc.core.slots import Index
 
-_NAMED_SLOTS = 8  # at most so many are named in a message
-_FEW_BLOCKS = 8  # appended since the last check; more of them are summed slot by slot
+_NAMED_SLOTS = 8  # most slots named in a message
+_FEW_BLOCKS = 8  # appended since the last check; more are summed slot by slot
 
 
 class StateDiffers(Exception):
-    """The worker's slots are not what the scheduler has planned."""
+    """Raised when the worker's slots differ from the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """What the slots should be after a step, but for the tokens."""
+    """Expected state of the slots after a step, except the tokens."""
 
     slots: Index  # ascending
     sequences: list[Sequence]
     num_preemptions: list[int]
     num_computed: NDArray[np.int32]
     tables: Hashes
-    is_free: NDArray[np.bool_]  # by slot: the worker must know of nobody there
+    is_free: NDArray[np.bool_]  # by slot: the worker must hold no sequence there
 
 
 class StateCheck:
     """Compares one worker with one core, from the first step of a stream on."""
 
     def __init__(self, core: Scheduler, interval: int) -> None:
-        """Checks every `interval` steps; never if that is 0."""
+        """Checks every `interval` steps; 0 means never."""
         self._core = core
-        # Blocks behind a sliding window go without the worker being told.
+        # The worker is not informed of blocks freed by a sliding window.
         self._interval = 0 if core.config.sliding_window else interval
         self._last_asked = core.last_step_id
         self._pending: dict[int, _Noted] = {}
         self.num_compared = 0
         self._weights = block_weights(core.view.max_blocks_per_seq)
-        # The sum over the first so many blocks of each slot's table.
+        # Per slot: blocks of its table that are summed already, and their sum.
         self._num_summed = np.zeros(core.config.max_num_seqs, dtype=np.intp)
         self._sums = np.zeros(core.config.max_num_seqs, dtype=np.uint64)
 
     def wants(self, plan: StepPlan) -> bool:
-        """Whether to ask for the state after this step, the first of the newest frame."""
+        """Whether to request the state after this step, the first of the newest frame."""
         if not self._interval:
             return False
         for new in plan.new_sequences:
@@ -63,20 +63,20 @@ class StateCheck:
         return True
 
     def skipped(self, first_step_id: int) -> None:
-        """Nobody will answer from this step on."""
+        """Drops checks from this step on, which will not be answered."""
         self._pending = {i: noted for i, noted in self._pending.items() if i < first_step_id}
 
     def compare(self, step_id: int, found: StateHashes | None) -> None:
-        """Checks an answer, before it is applied. Raises StateDiffers, naming slots."""
+        """Checks an answer before it is applied. Raises StateDiffers, naming slots."""
         noted = self._pending.pop(step_id, None)
         if noted is None:
             return
         if found is None:
-            raise StateDiffers(f"step {step_id} was asked for the worker's state and told none")
+            raise StateDiffers(f"the answer to step {step_id} lacks the requested state")
         self.num_compared += 1
         strangers = found.slots[noted.is_free[found.slots]]
         if len(strangers):
-            raise StateDiffers(f"after step {step_id} the worker holds {_names(strangers)}, freed")
+            raise StateDiffers(f"after step {step_id} the worker holds freed {_names(strangers)}")
         comparable = [n for n in range(len(noted.slots)) if self._is_there(noted, n)]
         slots, num_computed = noted.slots[comparable], noted.num_computed[comparable]
         tokens = self._core.view.token_ids[slots, num_computed - 1]
@@ -106,7 +106,7 @@ class StateCheck:
         )
 
     def _sum_new_blocks(self, slots: Index) -> None:
-        """Blocks are only ever appended, so each is summed once however long its table is."""
+        """Adds blocks appended since the last check to the sums; each block is summed once."""
         block_table, num_blocks = self._core.view.block_table, self._core.view.num_blocks_by_slot
         for slot in slots[num_blocks[slots] - self._num_summed[slots] > _FEW_BLOCKS].tolist():
             begin, end = int(self._num_summed[slot]), int(num_blocks[slot])
@@ -119,7 +119,7 @@ class StateCheck:
             self._num_summed[slots] = at + 1
 
     def _is_there(self, noted: _Noted, number: int) -> bool:
-        """Whether a slot still has the sequence that it had, at its first stay."""
+        """Whether a slot still has the recorded sequence, without a preemption in between."""
         sequence = noted.sequences[number]
         return (
             self._core.view.sequence_in(noted.slots[number]) is sequence

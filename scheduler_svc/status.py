@@ -1,4 +1,4 @@
-"""The scheduler in numbers."""
+"""Status of the scheduler as counters and gauges."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from scheduler_svc.core import Scheduler
 from scheduler_svc.engine import Engine
 from scheduler_svc.group import WorkerGroup
 
-# What is summed up over the worker groups, by the name of its field.
+# Field name to a number that is summed over the worker groups.
 _SUMS: dict[str, Callable[[Scheduler], int]] = {
     "num_running": lambda core: core.num_running,
     "num_waiting": lambda core: core.num_waiting,
@@ -44,7 +44,7 @@ _OF_A_GROUP = (
 
 
 def status_of(engine: Engine) -> scheduler_pb2.GetStatusResponse:
-    """Counters and gauges of this moment."""
+    """Current counters and gauges."""
     named = next((group for group in engine.groups if group.is_ready), engine.groups[0])
     status = scheduler_pb2.GetStatusResponse(
         ready=engine.is_ready,

@@ -1,4 +1,4 @@
-"""What happened to a request so far, and why it waited: told from the steps that are kept."""
+"""Describes a request's past and why it waited, from the steps that are kept."""
 
 from collections.abc import Iterator, Mapping
 
@@ -15,14 +15,14 @@ from scheduler_svc.trace import Trace
 
 _WAITS = {
     Cause.BUDGET: "the step's token budget (max_num_batched_tokens) was used up",
-    Cause.SIBLING: "the first in line awaited a prompt that a sibling computes",
-    Cause.TOKEN: "the first in line awaited a token that was on its way",
-    Cause.PREEMPTION: "a running request was sent back, and must not be overtaken",
+    Cause.SIBLING: "the first in the queue awaited its prompt from its fork group",
+    Cause.TOKEN: "the first in the queue awaited a token in flight",
+    Cause.PREEMPTION: "a running request was preempted, and must not be overtaken",
 }
 
 
 def tell(core: Scheduler, sequence: Sequence, trace: Trace, now_s: float) -> list[str]:
-    """The story, oldest line first; steps that tell the same are one line."""
+    """One line per change, oldest first; consecutive steps with the same line are joined."""
     lines: list[str] = []
     first_step, last_step, before = 0, 0, ""
     for step_id, line in _step_by_step(core, sequence, trace):
@@ -39,7 +39,7 @@ def tell(core: Scheduler, sequence: Sequence, trace: Trace, now_s: float) -> lis
 
 
 def tell_before(sequence: Sequence, elsewhere: Mapping[str, Trace]) -> list[str]:
-    """Where a request ran before it moved: the traces of other worker groups, by their address."""
+    """One line per worker group that the request ran on before it migrated, oldest first."""
     request_id, arrival_s = sequence.request.request_id, sequence.request.arrival_s
     entries = [
         (record.sent_s, f"step {record.plan.step_id} of worker {address}: {_entered(new)}")
@@ -73,7 +73,7 @@ def _step_by_step(core: Scheduler, sequence: Sequence, trace: Trace) -> Iterator
         if request.request_id in plan.preempted:
             waits = True
             yield plan.step_id, "preempted to make room"
-        request_id = request.request_id  # the request itself may have changed since: its priority
+        request_id = request.request_id  # the object is replaced by a new priority
         entry = next((n for n in plan.new_sequences if n.request.request_id == request_id), None)
         if entry is not None:
             waits = False
@@ -94,11 +94,11 @@ def _why(core: Scheduler, held: Held, request_id: str) -> str:
     if request_id in held.blocks_short:
         return f"{_count(held.blocks_short[request_id], 'block')} short"
     short = held.blocks_short.get(held.first, 0)
-    return f"behind {held.first!r}, which was {_count(short, 'block')} short"
+    return f"after {held.first!r}, which was {_count(short, 'block')} short"
 
 
 def waits_for(core: Scheduler, sequence: Sequence, not_ready: str) -> str:
-    """What has to happen before a waiting request runs; `not_ready` says why no worker serves."""
+    """The condition for a waiting request to run; `not_ready` is why no worker serves, if so."""
     if not_ready:
         return f"no worker is ready ({not_ready})"
     num_ahead = 0
@@ -107,16 +107,16 @@ def waits_for(core: Scheduler, sequence: Sequence, not_ready: str) -> str:
             break
         num_ahead += 1
     if num_ahead:
-        return f"behind {_count(num_ahead, 'request')}"
+        return f"after {_count(num_ahead, 'request')}"
     if not core.view.num_free_slots:
-        return f"first in line; all {core.config.max_num_seqs} slots (max_num_seqs) are taken"
-    return f"first in line; {_count(core.view.num_free_blocks, 'block')} free"
+        return f"first in the queue; all {core.config.max_num_seqs} slots (max_num_seqs) are taken"
+    return f"first in the queue; {_count(core.view.num_free_blocks, 'block')} free"
 
 
 def describe(
     core: Scheduler, sequence: Sequence, trace: Trace, not_ready: str, now_s: float
 ) -> list[str]:
-    """The whole story, up to what the request waits for now."""
+    """The request's past, oldest line first, and what it waits for now."""
     lines = tell(core, sequence, trace, now_s)
     if sequence.status is not Status.RUNNING:
         lines.append(f"now {sequence.status.value}: {waits_for(core, sequence, not_ready)}")

@@ -1,4 +1,4 @@
-"""The last steps, as they were planned and how long they took; kept for people who ask."""
+"""The last steps, with plan and duration; kept for debugging."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ KEPT_STEPS = 1024
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step; `duration_s` is None while it runs or when its worker was lost."""
+    """One step; `duration_s` is None while it runs, or if its worker was lost."""
 
     plan: StepPlan
     sent_s: float
@@ -26,13 +26,13 @@ class Trace:
         self._last_done_s = 0.0
 
     def sent(self, plan: StepPlan, now_s: float) -> None:
-        """Notes a step that goes out."""
+        """Adds a step that is sent."""
         self._records.append(StepRecord(plan, now_s))
 
     def done(self, step_id: int, now_s: float) -> StepRecord:
-        """Notes that a step's output was applied; the step is one of the last sent.
+        """Completes the record of a step, which must be among the last sent, and returns it.
 
-        It began when it was sent, or when the one before it was done.
+        The step began when it was sent, or when the previous one was done.
         """
         for record in reversed(self._records):
             if record.plan.step_id == step_id:
@@ -42,13 +42,13 @@ class Trace:
         raise KeyError(f"step {step_id} was never sent")
 
     def skipped(self, first_step_id: int) -> None:
-        """Forgets the steps from this one on: they will never run."""
+        """Removes the steps from this one on, which will never run."""
         while self._records and self._records[-1].plan.step_id >= first_step_id:
             self._records.pop()
 
     @property
     def has_forgotten(self) -> bool:
-        """Whether there were steps that are not kept any more."""
+        """Whether older steps were dropped."""
         return len(self._records) == KEPT_STEPS
 
     def newest_first(self) -> Iterator[StepRecord]:

@@ -1,4 +1,4 @@
-"""Whether a worker is still there and gets on: judged from the frames that came, without a clock.
+"""Detects a lost or stuck worker from the frames that arrive, without reading a clock.
 
 Time comes in as ticks, and a tick counts for little more than it should have taken: a process that
 was stopped itself cannot say how long others were silent, and first reads what has come meanwhile.
@@ -22,7 +22,7 @@ def silence_patience(heartbeat_timeout_s: float) -> Patience:
 
 
 class Watch:
-    """The health of one link. Each method that may find it ill returns why, or None."""
+    """The health of one link. Methods that may detect a failure return the reason, or None."""
 
     def __init__(self, patience: Patience | None) -> None:
         """`patience` is None where the worker sends no heartbeats; it outlives the link."""
@@ -36,16 +36,16 @@ class Watch:
         self._step_s = 0.0
 
     def frame_sent(self) -> None:
-        """A frame went to the worker."""
+        """Counts a frame sent to the worker."""
         self._num_sent += 1
 
     def output_came(self) -> None:
-        """An output came from it."""
+        """Counts an output received from the worker."""
         self._end_silence()
         self._num_outputs += 1
 
     def heartbeat_came(self, heartbeat: worker_pb2.Heartbeat) -> str | None:
-        """Compares what the worker has received and sent with what was sent to it and came."""
+        """Compares the worker's counts of frames with those of this side."""
         self._end_silence()
         num_sent, num_received = heartbeat.num_frames_sent, heartbeat.num_frames_received
         if num_sent > self._num_outputs:
@@ -59,7 +59,7 @@ class Watch:
         return None
 
     def tick(self, elapsed_s: float) -> str | None:
-        """Time passes."""
+        """Advances the time; returns the reason if the worker has been silent for too long."""
         self._silent_s += min(elapsed_s, _LONGEST_TICK_S)
         self._sent_by_tick.append(self._num_sent)
         if self._patience is None:
@@ -67,7 +67,7 @@ class Watch:
         self._patience.fade(elapsed_s)
         if self._silent_s > self._patience.limit_s:
             self._patience.gave_up()
-            return f"nothing came from the worker for {self._silent_s:.1f} s"
+            return f"no message from the worker for {self._silent_s:.1f} s"
         return None
 
     def _end_silence(self) -> None:
@@ -76,7 +76,7 @@ class Watch:
         self._silent_s = 0.0
 
     def step_s(self, step_id: int | None, elapsed_s: float) -> float:
-        """How long the oldest step in flight has been the oldest, at this tick."""
+        """Seconds for which step `step_id` has been the oldest in flight, at this tick."""
         if step_id is None or step_id != self._step_id:
             self._step_id, self._step_s = step_id, 0.0
         else:

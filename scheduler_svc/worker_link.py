@@ -1,7 +1,7 @@
 """The step stream to one worker group: attach, send steps, receive outputs.
 
-A link lives as long as its stream. Whatever goes wrong with it is a LinkLost; the engine then
-recovers and makes a new link.
+A link lives as long as its stream. Every failure of it raises LinkLost; the engine then recovers
+and makes a new link.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ PROTOCOL_VERSION = 1
 _DESCRIBE_TIMEOUT_S = 2.0
 _LONGEST_DESCRIBE_S = 30.0  # of a worker that did not answer in time before
 _ATTACH_TIMEOUT_S = 10.0
-_BEATS_PER_TIMEOUT = 6  # heartbeats that may be lost or late before their silence counts
+_BEATS_PER_TIMEOUT = 6  # heartbeats that may be lost or late before the timeout
 _PHASE_NAMES = {
     value: name.removeprefix("WORKER_PHASE_").lower().replace("_", " ")
     for name, value in worker_pb2.WorkerPhase.items()
@@ -30,27 +30,27 @@ Answer = worker_pb2.ModelRunnerOutput | worker_pb2.Skipped
 
 
 class LinkLost(Exception):
-    """The stream to the worker ended or cannot be had; the message says why."""
+    """Raised when the stream to the worker ended or cannot be opened; the message says why."""
 
 
 class AttachRefused(LinkLost):
-    """The worker has not taken the epoch under which it was to be attached."""
+    """Raised when the worker did not accept the epoch."""
 
 
 class FencedOut(Exception):
-    """Another scheduler with a higher epoch has taken the worker."""
+    """Raised when another scheduler with a higher epoch has taken the worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What the handshake told."""
+    """The worker's description and limits from the handshake."""
 
     description: worker_pb2.WorkerDescription
     epoch: int
 
 
 class WorkerLink:
-    """One attached stream. `receive` is for one task; `send` for one."""
+    """One attached stream. One task may call `receive`, and one `send`."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class WorkerLink:
         self._why_lost = ""
 
     async def send(self, step: worker_pb2.SchedulerOutput) -> None:
-        """Puts a step on the stream."""
+        """Sends a step."""
         await self._write(worker_pb2.AttachRequest(step=step))
 
     async def cut(self, first_step_id: int, last_step_id: int) -> None:
-        """Asks the worker to leave these granted steps out; it answers with a Skipped."""
+        """Asks the worker to skip these granted steps; it answers with a Skipped."""
         cut = worker_pb2.Cut(first_step_id=first_step_id, last_step_id=last_step_id)
         await self._write(worker_pb2.AttachRequest(cut=cut))
 
@@ -85,13 +85,13 @@ class WorkerLink:
         self.watch.frame_sent()
 
     def reading(self) -> asyncio.Task[Answer]:
-        """The wait for the next answer, as a task; for waiting for something else as well."""
+        """The task that waits for the next answer, to be awaited together with other events."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
         return self._reading
 
     async def receive(self) -> Answer:
-        """The next output, or the answer to a cut. Whoever is cancelled has given up the link."""
+        """The next output, or the answer to a cut. Raises LinkLost; cancelling loses the link."""
         reading, self._reading = self._reading, None
         return await (reading or self._read())
 
@@ -114,12 +114,12 @@ class WorkerLink:
                 raise LinkLost(why)
 
     def lose(self, why: str) -> None:
-        """Gives the stream up; whoever waits for it gets a LinkLost that says why."""
+        """Closes the stream; a pending `receive` raises LinkLost with this reason."""
         self._why_lost = self._why_lost or why
         self._stream.cancel()
 
     def _raise_if_lost(self, error: asyncio.CancelledError) -> None:
-        # gRPC says that a stream was cancelled as if the task that reads it had been.
+        # gRPC reports a cancelled stream as if the task that reads it had been cancelled.
         task = asyncio.current_task()
         if self._why_lost and task is not None and not task.cancelling():
             raise LinkLost(self._why_lost) from error
@@ -136,7 +136,7 @@ OpenChannel = Callable[[str], grpc.aio.Channel]
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to a worker that comes back soon when the worker does."""
+    """A channel that reconnects soon after the worker returns."""
     options = [*CHANNEL_OPTIONS, ("grpc.initial_reconnect_backoff_ms", 200)]
     options.append(("grpc.max_reconnect_backoff_ms", 1_000))
     return grpc.aio.insecure_channel(address, options=options)
@@ -156,7 +156,7 @@ class WorkerClient:
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
 
     async def epoch(self) -> int:
-        """The highest epoch the worker has seen. Raises LinkLost unless it is ready for steps."""
+        """The highest epoch that the worker has seen. Raises LinkLost if it is not ready."""
         try:
             answer = await self._stub.Describe(
                 worker_pb2.DescribeRequest(), timeout=self._describing.limit_s

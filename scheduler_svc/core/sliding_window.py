@@ -1,8 +1,8 @@
 """Sliding-window attention: each token attends to the last `window` tokens, itself included.
 
-A window of 0 means none: each token attends to all tokens before it, and that is what all workers of
-today serve. The core plans for windows all the same; docs/scheduler.md, "Sliding windows", says where,
-and that it is kept for models to come.
+A window of 0 means none: each token attends to all tokens before it, and that is what all workers
+of today serve. The core plans for windows all the same; docs/scheduler.md, "Sliding windows", says
+where, and that it is kept for models to come.
 """
 
 from scheduler_svc.core.config import SchedulerConfig

@@ -1,4 +1,4 @@
-"""A scheduler in this process, on the real wire, against a fake worker."""
+"""A scheduler in this process, on the real wire, with a fake worker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -31,7 +31,7 @@ class Cluster:
     worker_server: grpc.aio.Server
     worker_port: int
     engine: Engine
-    scheduler: "scheduler_pb2_grpc.SchedulerServiceAsyncStub"  # a name of the stubs only
+    scheduler: "scheduler_pb2_grpc.SchedulerServiceAsyncStub"  # a name that only the stubs define
     debug: "debug_pb2_grpc.DebugServiceAsyncStub"
 
     @property
@@ -42,7 +42,7 @@ class Cluster:
         return core
 
     async def until(self, holds: object, timeout_s: float = 5.0) -> None:
-        """Waits for a condition given as a callable."""
+        """Waits until a callable returns true."""
         assert callable(holds)
         async with asyncio.timeout(timeout_s):
             while not holds():
@@ -65,7 +65,7 @@ def service_config(worker_port: int, **options: object) -> ServiceConfig:
 
 
 async def start_again(worker: FakeWorker, port: int) -> grpc.aio.Server:
-    """On the port of its first life, which may have become a connection's for a moment."""
+    """Restarts a worker on its first port, which another connection may hold for a moment."""
     async with asyncio.timeout(10):
         while True:
             try:
@@ -76,7 +76,7 @@ async def start_again(worker: FakeWorker, port: int) -> grpc.aio.Server:
 
 
 async def obey(ask: Callable[[], Awaitable[T]], most: int = 3) -> tuple[T, int]:
-    """Comes again whenever it is refused for overload and told to; how often it was."""
+    """Calls `ask` again after each refusal for overload; returns (answer, number of refusals)."""
     for num_refused in range(most + 1):
         try:
             return await ask(), num_refused
@@ -88,7 +88,7 @@ async def obey(ask: Callable[[], Awaitable[T]], most: int = 3) -> tuple[T, int]:
 
 
 def pushback_s(error: grpc.aio.AioRpcError) -> float:
-    """When a refused call is told to come again."""
+    """The time after which a refused call should retry, in seconds."""
     return float(dict(error.trailing_metadata() or ())["grpc-retry-pushback-ms"]) / 1e3
 
 

@@ -1,4 +1,4 @@
-"""Where a request's time went: the parts add up, and they agree with what its client saw."""
+"""Explanations of a request's time: the parts add up, and agree with the client's measurement."""
 
 import asyncio
 import time
@@ -19,11 +19,11 @@ from simulator.fake_worker import FakeModel
 from tests.scheduler_svc.journal.recorded import Run
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
-TOLERANCE_S = 0.1  # the wire and a busy machine
+TOLERANCE_S = 0.1  # for the wire and a busy machine
 
 
 async def timed(stub: Any, request_id: str, max_tokens: int, seed: int = 1) -> float:
-    """Runs a request; seconds that its client waited for its end."""
+    """Runs a request; returns the seconds until its end."""
     began_s = time.monotonic()
     request = scheduler_pb2.SchedulerServiceGenerateRequest(
         request_id=request_id,
@@ -91,7 +91,7 @@ async def test_a_lack_of_blocks_and_a_lost_worker_are_told(make_cluster: MakeClu
 async def test_an_unknown_id_is_not_found_and_a_live_one_is(make_cluster: MakeCluster) -> None:
     async with make_cluster(step_time=StepTime(base_s=0.005)) as cluster:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await cluster.debug.Explain(debug_pb2.ExplainRequest(request_id="nobody"))
+            await cluster.debug.Explain(debug_pb2.ExplainRequest(request_id="missing"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         asking = asyncio.create_task(timed(cluster.scheduler, "live", 4000))
         await cluster.until(lambda: cluster.engine.groups[0].core.num_output_tokens > 3)
@@ -110,7 +110,7 @@ def test_the_parts_add_up_whatever_happened(tmp_path: Path, seed: int) -> None:
     core, num_ended = run.world.scheduler, 0
     for request in run.world.requests:
         life = find_life(core, request.request_id, core.now_s)
-        if life is not None:  # else it moved to another scheduler
+        if life is not None:  # else it migrated to another scheduler
             num_ended += life.state not in ("waiting", "running", "preempted")
             check_sums(explain(life, core.config.max_num_seqs, Trace()))
     assert num_ended > 20

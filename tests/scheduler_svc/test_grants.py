@@ -1,4 +1,4 @@
-"""Grants through the shell: nobody's tokens differ, and what comes up is heard of soon."""
+"""Grants through the shell: no token differs, and changes take effect soon."""
 
 import asyncio
 import time
@@ -156,7 +156,7 @@ async def test_a_slot_that_the_worker_should_have_freed_is_found(
         await cluster.until(lambda: cluster.core.num_output_tokens > 5)
         cluster.worker._slots._live[9] = True
         assert await call == expected(200)
-        assert "the worker holds slots 9, freed" in cluster.engine.groups[0].why_lost
+        assert "the worker holds freed slots 9" in cluster.engine.groups[0].why_lost
 
 
 @pytest.mark.parametrize(("duration_s", "num_steps"), [(0.0007, 8), (0.0045, 4), (0.012, 1)])

@@ -1,4 +1,4 @@
-"""Log probabilities on their way through the scheduler: each stays with its own token."""
+"""Log probabilities through the scheduler: each arrives with its own token."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,7 +34,7 @@ async def generate(stub: Any, wanted: Any) -> tuple[list[int], list[types_pb2.To
 
 
 def check(token_ids: list[int], logprobs: list[types_pb2.TokenLogprobs], num_top: int) -> None:
-    """The fake worker's numbers are functions of the token, so a stranger's would be noticed."""
+    """Checks the values, which the fake worker derives from the token, so that mix-ups show."""
     values, ranks = logprob_of(np.array(token_ids))
     assert [token.logprob for token in logprobs] == values.tolist()
     assert [token.rank for token in logprobs] == ranks.tolist()

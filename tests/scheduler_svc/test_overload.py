@@ -32,14 +32,17 @@ def request(request_id: str, max_tokens: int = 8, num_prompt: int = 4, **more: A
 
 
 async def finish(call: Any) -> int:
-    """How many tokens a call brought."""
+    """Number of tokens that a call received."""
     return sum([len(response.token_ids) async for response in call])
 
 
 async def fill(
     cluster: Any, num_waiting: int, max_tokens: int = 12, num_running_steps: int | None = None
 ) -> list[Any]:
-    """One request runs, and so many wait; each takes max_tokens steps, the one as told."""
+    """Starts one running request and `num_waiting` waiting ones, of max_tokens steps each.
+
+    The running one takes `num_running_steps` steps instead, if given.
+    """
     calls: list[Any] = []
     core = cluster.core
     num_before = core.num_accepted
@@ -66,7 +69,7 @@ async def test_a_refused_call_says_when_to_come_again_and_then_finds_its_place(
         step_time=SLOW_STEPS, max_num_seqs=1, max_waiting_requests=3
     ) as cluster:
         assert await finish(cluster.scheduler.Generate(request("warm up"))) == 8
-        calls = await fill(cluster, 3, num_running_steps=40)  # long enough to be refused meanwhile
+        calls = await fill(cluster, 3, num_running_steps=40)  # long enough for others to be refused
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await finish(cluster.scheduler.Generate(request("late")))
         error = caught.value
@@ -77,7 +80,7 @@ async def test_a_refused_call_says_when_to_come_again_and_then_finds_its_place(
         assert pushback_s(error) == pytest.approx(delay_s, abs=0.002)
         assert "3 requests wait" in str(error.details())
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        # The next is admitted when the one that runs has made its 40 steps.
+        # The next is admitted once the running one has made its 40 steps.
         took_s, _ = await asyncio.gather(
             seconds_until(cluster, lambda: cluster.core.num_waiting < 3), asyncio.sleep(delay_s)
         )
@@ -222,7 +225,7 @@ async def test_the_parts_of_a_requests_time_add_up_to_its_age(make_cluster: Make
             for name in names:
                 try:
                     seen = await describe(cluster, name)
-                except grpc.aio.AioRpcError:  # it has ended, or is not there yet
+                except grpc.aio.AioRpcError:  # it has ended, or has not started yet
                     continue
                 assert total_s(seen.time_spent) == pytest.approx(seen.request.age_s, abs=1e-6)
                 phases |= {field.name for field, _ in seen.time_spent.ListFields()}
@@ -247,9 +250,9 @@ async def test_the_story_names_what_a_request_waited_for(make_cluster: MakeClust
     assert any(
         line.startswith("step") and "waited: " in line and "short" in line for line in large.story
     ), large.story
-    assert any("behind 'large', which was" in line for line in behind.story), behind.story
-    assert large.story[-1].startswith("now waiting: first in line")
-    assert behind.story[-1] == "now waiting: behind 1 request"
+    assert any("after 'large', which was" in line for line in behind.story), behind.story
+    assert large.story[-1].startswith("now waiting: first in the queue")
+    assert behind.story[-1] == "now waiting: after 1 request"
 
 
 def test_the_options_of_policy_and_admission_are_read() -> None:

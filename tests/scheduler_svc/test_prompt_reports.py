@@ -1,4 +1,4 @@
-"""Questions about prompts on their way through the scheduler: each position is told once."""
+"""Prompt outputs through the scheduler: each position is delivered once."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ TINY = FakeModel(num_blocks=17, block_size=4, max_model_len=64, max_num_batched_
 
 
 def prompt_of(index: int, length: int) -> list[int]:
-    """Prompts of one family share their first half."""
+    """A prompt; those of one family share their first half."""
     return [(7 * i + (i > length // 2) * index) % 32000 for i in range(1, length + 1)]
 
 
@@ -37,7 +37,7 @@ def request(prompt: list[int], pooling: Any = None, **sampling: Any) -> Any:
 
 @dataclass
 class Answer:
-    """What one caller was told."""
+    """The messages that one caller received."""
 
     token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[Any] = field(default_factory=list)
@@ -54,7 +54,7 @@ async def generate(stub: Any, wanted: Any) -> Answer:
 
 
 def check_logprobs(answer: Answer, prompt: list[int], num_top: int) -> None:
-    """The fake worker's numbers are functions of the token, so a stranger's would be noticed."""
+    """Checks the values, which the fake worker derives from the token, so that mix-ups show."""
     values, ranks = logprob_of(np.array(prompt[1:]))
     assert [token.logprob for token in answer.prompt_logprobs] == values.tolist()
     assert [token.rank for token in answer.prompt_logprobs] == ranks.tolist()
@@ -73,7 +73,7 @@ def check_hidden(answer: Answer, prompt: list[int], pooling: Any) -> None:
 
 
 async def ask_everything(stub: Any, num_rounds: int = 3) -> None:
-    """Scores, embeddings and plain requests at once, over prompts that share a beginning."""
+    """Runs scores, embeddings and plain requests at once, on prompts with common prefixes."""
     lengths = [1, 2, 5, 17, 30, 41]
     prompts = [prompt_of(i, length) for i, length in enumerate(lengths * num_rounds)]
     asked = []

@@ -1,4 +1,4 @@
-"""What need not be computed, over the wire: salts, forks, swapping; and a changed priority."""
+"""Reuse of KV over the wire: salts, forks and swapping; and a changed priority."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 
 
 async def cached_tokens(cluster: Any, **fields: Any) -> int:
-    """How much of a prompt of 100 tokens one request finds."""
+    """Number of cached tokens that a request with a prompt of 100 tokens finds."""
     request = scheduler_pb2.SchedulerServiceGenerateRequest(
         prompt_token_ids=range(1, 101), sampling=types_pb2.SamplingParams(max_tokens=2), **fields
     )
@@ -115,7 +115,7 @@ async def test_a_request_made_more_urgent_runs_first(make_cluster: MakeCluster) 
         await cluster.scheduler.SetPriority(request)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await cluster.scheduler.SetPriority(
-                scheduler_pb2.SetPriorityRequest(request_id="nobody")
+                scheduler_pb2.SetPriorityRequest(request_id="missing")
             )
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     assert ended == ["c", "a", "b"]
@@ -148,7 +148,7 @@ async def test_what_was_swapped_out_goes_on_without_a_token_lost(make_cluster: M
     assert status.preemption == "swap" and status.num_preemptions > 0
     assert 0 < status.num_swapped_in_blocks <= status.num_swapped_out_blocks
     assert status.num_free_host_blocks == status.num_host_blocks == 32
-    # 16 prompt tokens, and one of whoever comes back: what was swapped out is not computed again.
+    # 16 prompt tokens, and one per resumed request: swapped KV is not computed again.
     assert status.num_prefill_tokens <= 16 + status.num_preemptions
 
 
@@ -167,7 +167,7 @@ async def test_a_worker_without_host_blocks_is_refused_for_swapping() -> None:
 
 
 async def test_siblings_compute_their_prompt_once(make_cluster: MakeCluster) -> None:
-    """Without the prefix cache, so that nothing else could spare them."""
+    """Without the prefix cache, which would share the prompt as well."""
     async with make_cluster(enable_prefix_caching=False) as cluster:
         requests = [
             scheduler_pb2.SchedulerServiceGenerateRequest(
@@ -183,7 +183,7 @@ async def test_siblings_compute_their_prompt_once(make_cluster: MakeCluster) -> 
         seeds = np.full(20, seed, dtype=np.uint64)
         assert token_ids == token_at(seeds, np.arange(300, 320), 32000).tolist()
     assert status.num_forks == 3
-    assert status.num_prefill_tokens == 300 + 3  # its last token again, by each sibling
+    assert status.num_prefill_tokens == 300 + 3  # each computes its last prompt token again
     assert status.num_free_blocks == status.num_blocks
 
 

@@ -30,7 +30,7 @@ def expected(seed: int, num_prompt: int, num_output: int, vocab_size: int = 3200
 
 
 async def generate(stub: Any, request: scheduler_pb2.SchedulerServiceGenerateRequest) -> Any:
-    """All tokens of a request and its last message."""
+    """(tokens, last message) of a request."""
     token_ids: list[int] = []
     response = None
     async for response in stub.Generate(request):
@@ -80,7 +80,7 @@ async def test_a_small_pool_preempts_and_loses_nothing(make_cluster: MakeCluster
     assert status.num_preemptions > 0
     assert status.num_free_blocks == status.num_blocks == 8
     assert status.attention_backend == status.groups[0].attention_backend == "none"
-    assert status.all_reduce == status.groups[0].all_reduce == "by nobody"
+    assert status.all_reduce == status.groups[0].all_reduce == "none"
 
 
 async def test_the_second_of_two_equal_prompts_reports_cached_tokens(
@@ -95,7 +95,7 @@ async def test_the_second_of_two_equal_prompts_reports_cached_tokens(
     assert first == second
     assert first_end.usage.cached_tokens == 0
     assert second_end.usage.cached_tokens == 96
-    assert exact_end.usage.cached_tokens == 80  # a whole-block hit leaves the last block
+    assert exact_end.usage.cached_tokens == 80  # a whole-block hit excludes the last block
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ async def test_a_cancelled_call_frees_its_blocks(make_cluster: MakeCluster) -> N
 
 
 class Gateway:
-    """The other end of a Session: submits, and sorts what comes by handle."""
+    """The client side of a Session: submits requests and sorts messages by handle."""
 
     def __init__(self, stub: Any) -> None:
         self.call = stub.Session()
@@ -228,7 +228,7 @@ async def test_abort_by_id_tells_the_requests_own_client(make_cluster: MakeClust
         )
         await call.read()
         answer = await cluster.scheduler.Abort(
-            scheduler_pb2.AbortRequest(request_ids=["mine", "nobody's"])
+            scheduler_pb2.AbortRequest(request_ids=["mine", "missing"])
         )
         response = last = await call.read()
         while response is not grpc.aio.EOF:
@@ -327,7 +327,7 @@ async def test_the_debug_service_tells_requests_blocks_and_steps(
             calls.append(cluster.scheduler.Generate(request))
             await cluster.until(lambda: cluster.core.num_accepted == len(calls))
             if i < 2:
-                await calls[i].read()  # it decodes while the next one's prompt is computed
+                await calls[i].read()  # it decodes while the next prompt is computed
         listed = await cluster.debug.ListRequests(debug_pb2.ListRequestsRequest())
         described = await cluster.debug.DescribeRequest(
             debug_pb2.DescribeRequestRequest(request_id="r1")

@@ -48,7 +48,7 @@ def test_an_output_that_did_not_come_is_noticed_with_the_next_heartbeat() -> Non
 def test_a_step_that_did_not_arrive_is_noticed_after_a_second() -> None:
     watch = Watch(silence_patience(3.0))
     watch.frame_sent()
-    assert watch.heartbeat_came(beat(0, 0)) is None  # it may be on its way
+    assert watch.heartbeat_came(beat(0, 0)) is None  # it may be in flight
     reasons = []
     for _ in range(5):
         watch.tick(TICK_S)

@@ -1,4 +1,4 @@
-"""The link to the worker at the moments when two things happen at once."""
+"""The link to the worker when two events coincide."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from scheduler_svc.worker_link import Attached, WorkerLink
 
 
 class Stream:
-    """Answers when it is told to."""
+    """Answers when the test lets it."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

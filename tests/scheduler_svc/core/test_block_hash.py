@@ -1,4 +1,4 @@
-"""Block hashes: fixed for ever, chained, the same whichever way they are computed."""
+"""Block hashes: fixed values, chained, and equal however they are computed."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The pool: who holds a block, and which one is handed out next."""
+"""The block pool: reference counts, and which block is handed out next."""
 
 import random
 from collections import OrderedDict

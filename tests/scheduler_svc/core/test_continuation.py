@@ -67,7 +67,7 @@ def test_who_only_says_to_have_been_let_in_is_refused_like_a_new_one() -> None:
     with pytest.raises(Refused, match="with 7 more") as refusal:
         scheduler.add(continued(claimed, [5] * 4))
     assert refusal.value.kind is RefusalKind.OVERLOADED
-    scheduler.add(continued(claimed, [5] * 3))  # nine tokens are what may wait
+    scheduler.add(continued(claimed, [5] * 3))  # nine tokens may wait
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The forecast against what then really happens, and the fit of step times."""
+"""Forecasts against a simulation of the same requests, and the fit of step times."""
 
 import random
 
@@ -59,14 +59,14 @@ def test_too_few_steps_tell_nothing() -> None:
 
 
 def run_truly(scheduler: Scheduler) -> Forecast:
-    """Runs everybody to the end with the step times that the forecast assumes."""
+    """Runs all requests to the end with the step times that the forecast assumes."""
     now_s = 0.0
     waiting = {sequence.request.request_id for sequence in scheduler.residency.waiting}
     admissions_s: list[float] = []
     while list(scheduler.live()):
         plan = plan_step(scheduler)
         entered = waiting & {new.request.request_id for new in plan.new_sequences}
-        waiting -= entered  # who was preempted enters again
+        waiting -= entered  # preempted ones enter again
         admissions_s += [now_s] * len(entered)
         now_s += STEP_TIME.of(plan.num_tokens, int(plan.num_computed.sum()))
         answer(scheduler, *[7] * len(plan.sampled_slots))
@@ -94,7 +94,7 @@ def test_a_forecast_is_near_what_then_happens(seed: int, limits: dict[str, int])
     truth = run_truly(scheduler)
     assert foreseen.drained_s == pytest.approx(truth.drained_s, rel=0.2)
     middle = num_waiting // 2
-    # With hardly any blocks preemptions and overtaking decide much of it: those are not foreseen.
+    # With few blocks, preemptions and overtaking matter, which are not predicted.
     rel = 0.45 if limits["blocks"] == 24 else 0.15
     assert foreseen.admissions_s[middle] == pytest.approx(truth.admissions_s[middle], rel=rel)
 

@@ -1,4 +1,4 @@
-"""Grants: many decode steps planned at once and cut short, and no token differs for it."""
+"""Grants: many decode steps planned at once and cut short, without a different token."""
 
 import random
 
@@ -26,7 +26,7 @@ EOS = 0
 def run(
     seed: int, max_steps: int, lookahead: int = 1
 ) -> tuple[list[list[int]], dict[int, FinishReason], Granting]:
-    """The same requests after the same number of rounds, with grants of so many steps."""
+    """Runs the same requests from the same rounds, with grants of up to `max_steps` steps."""
     rng = random.Random(seed)
     simulation = Granting(patient_config(f"grants/{seed}"))
     pace = random.Random(seed + 1)
@@ -112,7 +112,7 @@ def test_a_grant_is_steps_in_a_row_with_room_for_all_of_them() -> None:
 def test_a_grant_ends_where_the_first_row_may_end() -> None:
     scheduler = decoding(5, 20)
     assert ids(scheduler.grant(8)) == [2, 3, 4, 5]
-    plans = scheduler.grant(8)  # a's last token is on its way: b goes on alone
+    plans = scheduler.grant(8)  # a's last token is in flight: b goes on alone
     assert ids(plans) == [6, 7, 8, 9, 10, 11, 12, 13]
     assert plans[0].slots.tolist() == [1]
 
@@ -159,7 +159,7 @@ def test_an_arrival_cuts_what_has_not_begun() -> None:
     scheduler.grant(4)
     assert scheduler.cut() is None, "nothing came up"
     scheduler.add(make_request("b", 3))
-    assert scheduler.cut(num_kept=8) is None, "as few steps are planned behind"
+    assert scheduler.cut(num_kept=8) is None, "the next step can be planned after these"
     assert scheduler.cut(num_kept=1) == Cut(2, 9)
     assert scheduler.cut() is None and scheduler.is_cutting, "it is asked for once"
     assert scheduler.schedule() is None and scheduler.grant(4) == ()
@@ -248,7 +248,7 @@ def test_an_answer_that_is_not_to_the_cut_changes_nothing(first: int, last: int)
 
 
 def test_a_block_whose_last_token_was_not_computed_after_all_is_not_found() -> None:
-    """Its sequence leaves between the cut and the step that would have computed it."""
+    """Its sequence leaves between the cut and the step that would have computed the token."""
     scheduler = decoding(30)
     scheduler.grant(8)
     for token in (501, 502, 503):  # tokens 1..4, 500..503: two blocks are known, not computed

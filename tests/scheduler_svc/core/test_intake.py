@@ -1,4 +1,4 @@
-"""Overload at the door: limits, promises, and who gets in."""
+"""Overload: limits of the queue, reservations, and which requests are accepted."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.scheduler_svc.core.builders import make_request, make_scheduler, plan
 
 
 def full(limit: int = 4, **limits: object) -> Scheduler:
-    """A scheduler with one running and as many waiting as may."""
+    """A scheduler with one running request and a full queue."""
     scheduler = make_scheduler(max_num_seqs=1, max_waiting_requests=limit, **limits)
     scheduler.add(make_request("runs", 2, max_tokens=9))
     plan_step(scheduler)

@@ -1,4 +1,4 @@
-"""Sequences that move from the scheduler of a lost worker to another: nothing of them is lost."""
+"""Migration: sequences of a lost worker's scheduler continue at another, without losses."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from tests.scheduler_svc.core.invariants import check_invariants
 
 
 def move_all(source: Scheduler, target: Scheduler) -> None:
-    """As the engine does: those that ran last first, so that the order stays."""
+    """Migrates all as the engine does: those that have run last first, which keeps their order."""
     leaving = source.moving.hand_over()
     ran = [sequence for sequence in leaving if sequence.num_cached is not None]
     for sequence in (*reversed(ran), *(s for s in leaving if s not in ran)):
@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_not_held() -> None:
 
 
 def lose_in_step(scheduler: Scheduler, num_steps: int = 0) -> None:
-    """The worker does some steps, then it is lost in the next one."""
+    """The worker completes some steps, then is lost in the next one."""
     for _ in range(num_steps):
         step(scheduler)
     plan_step(scheduler)

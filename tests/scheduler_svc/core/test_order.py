@@ -1,4 +1,4 @@
-"""Orders of the queue on their own, and what they do to whoever runs."""
+"""Scheduling policies alone, and their effect on the running set."""
 
 import itertools
 import random
@@ -100,7 +100,7 @@ def test_nobody_is_sent_back_when_that_would_not_make_room_enough() -> None:
     scheduler.add(make_request("urgent", range(200, 228), max_tokens=4, priority=-1))
     scheduler.add(make_request("first", range(300, 304), max_tokens=4, priority=5))
     plan = plan_step(scheduler)
-    assert plan.preempted == ["low", "high"]  # both are needed, and both are less urgent
+    assert plan.preempted == ["low", "high"]  # both are needed, and both less urgent
     step_on = make_scheduler(blocks=8, policy=Policy.PRIORITY)
     step_on.add(make_request("high", 20, max_tokens=4, priority=-2))
     step_on.add(make_request("low", range(100, 104), max_tokens=4, priority=9))
@@ -124,7 +124,7 @@ def test_a_tenant_alone_builds_no_debt_towards_the_next() -> None:
     order = ByShare(share)
     order.append(sequence("alone", tenant="alone"))
     assert taken(order) == ["alone"]
-    share.charge_output("alone", 500)  # while it runs, and nobody waits
+    share.charge_output("alone", 500)  # while it runs and none waits
     order.append(sequence("next", tenant="next"))
     assert share.counter("next") == 500 * OUTPUT_TOKEN_COST
 
@@ -166,7 +166,7 @@ def test_whoever_does_not_fit_is_passed_only_so_often() -> None:
 
 
 def served_by_tenant(policy: Policy, weights: tuple[tuple[str, float], ...] = ()) -> dict[str, int]:
-    """Output tokens of two tenants, one of which sends ten times as much; both always wait."""
+    """Output tokens by tenant; one sends ten times as much, and both always wait."""
     scheduler = make_scheduler(
         max_num_seqs=4,
         blocks=200,
@@ -207,7 +207,7 @@ def test_a_noisy_neighbour_gets_its_share_and_no_more() -> None:
     fair, fcfs = served_by_tenant(Policy.FAIR), served_by_tenant(Policy.FCFS)
     assert jain([*map(float, fair.values())]) > 0.99
     assert jain([*map(float, fcfs.values())]) < 0.7
-    assert sum(fair.values()) == sum(fcfs.values())  # fairness idles nobody
+    assert sum(fair.values()) == sum(fcfs.values())  # fairness leaves no slot idle
 
 
 def test_shares_follow_the_weights() -> None:

@@ -1,4 +1,4 @@
-"""Where a new sequence goes: to cached prefixes, but not at any price."""
+"""Placement of new sequences: near cached prefixes, unless the load is too high."""
 
 from scheduler_svc.core import Scheduler
 from scheduler_svc.core.placement import TOKENS_PER_LIVE_REQUEST, Option, option_of, ranking
@@ -7,7 +7,7 @@ from tests.scheduler_svc.core.builders import make_request, make_scheduler, plan
 
 
 def place(name: str, num_prompt: int, *schedulers: Scheduler) -> int:
-    """Adds a request where the rule says, and has its prompt computed; returns where."""
+    """Places a request, adds it and computes its prompt; returns the index of the scheduler."""
     request = make_request(name, num_prompt)
     probe = Sequence(request, 0, ())
     best = ranking([option_of(scheduler, probe) for scheduler in schedulers])[0]
@@ -56,10 +56,10 @@ def test_what_is_waiting_or_half_computed_is_backlog() -> None:
 
 
 def test_one_hot_prefix_spreads_when_its_group_is_full_of_it() -> None:
-    """400 common tokens are worth 12 live requests; then the other group learns them, too."""
+    """400 common tokens outweigh 12 live requests; then the other group computes them, too."""
     groups = large(), large()
     places = [place(f"r{number}", 401, *groups) for number in range(60)]
-    assert places[0] == 0 and places[:10] == [0] * 10  # the prefix draws
+    assert places[0] == 0 and places[:10] == [0] * 10  # the prefix attracts
     first_other = places.index(1)
     assert 10 < first_other < 20
     assert abs(places.count(0) - places.count(1)) <= first_other

@@ -1,4 +1,4 @@
-"""What a step is made of: who computes how much, in which order, and in which blocks."""
+"""The content of a step: rows, chunks, their order and their blocks."""
 
 import numpy as np
 import pytest
@@ -85,7 +85,7 @@ def test_the_budget_goes_to_prompts_in_order_of_admission() -> None:
         answer(scheduler, *[500] * len(plan.sampled_slots))
     assert seen[0] == {"a": 5, "b": 5}
     assert seen[1] == {"a": 5, "b": 5}
-    assert seen[2] == {"a": 2, "b": 2, "c": 5}  # a and b finish their prompts, c gets in
+    assert seen[2] == {"a": 2, "b": 2, "c": 5}  # a and b finish their prompts, c is admitted
 
 
 def test_no_more_sequences_run_than_there_are_slots() -> None:
@@ -198,7 +198,7 @@ def test_the_newest_gives_way_and_whoever_waits_does_not_overtake_it() -> None:
 
 
 def test_a_victim_does_not_come_back_in_the_step_that_sent_it_away() -> None:
-    """Its first chunk alone would fit, and the next step would send it away again."""
+    """Its first chunk alone would fit, and the next step would preempt it again."""
     scheduler = make_scheduler(
         blocks=4, long_prefill_token_threshold=4, enable_prefix_caching=False
     )
@@ -239,7 +239,7 @@ def test_only_an_unchanged_decode_step_is_called_the_same_rows() -> None:
         plan = plan_step(scheduler)
         seen.append(plan.same_rows)
         answer(scheduler, *[500] * len(plan.sampled_slots))
-    # The prompts, the first decodes, the same, b has left, the same.
+    # The prompts, the first decodes, the same, after b has left, the same.
     assert seen == [False, False, True, False, True]
 
 

@@ -1,4 +1,4 @@
-"""Bugs in what moves KV about, planted on purpose: the walks must find each of them."""
+"""Planted bugs in block copies: the random walks must find each of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ Monkeypatch = pytest.MonkeyPatch
 
 
 def _change(monkeypatch: Monkeypatch, name: str, change: Callable[[Residency], None]) -> None:
-    """Has a method of Residency do something more afterwards."""
+    """Makes a method of Residency run `change` afterwards."""
     original = getattr(Residency, name)
 
     def changed(self: Residency, *arguments: Any) -> Any:
@@ -97,7 +97,7 @@ def _build_on_what_was_to_be_forgotten(monkeypatch: Monkeypatch) -> None:
     monkeypatch.setattr(Residency, "forget_prefixes", forget)
 
 
-# Each with an episode that meets it soon; others meet it later, so any seed would do.
+# Each with an episode that finds it soon; any seed finds it eventually.
 PLANTED = [
     (_copy_nothing, 33),
     (_fork_in_the_step_that_computes, 21),

@@ -1,4 +1,4 @@
-"""The prefix cache: a hit is always the right content, and nothing outlives its block."""
+"""The prefix cache: a hit always has the right content, and no entry outlives its block."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def tokens(*token_ids: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def insert(cache: PrefixCache, block_ids: list[int], *token_ids: int) -> list[int]:
-    """Puts a whole prompt into these blocks; returns its hashes."""
+    """Inserts a whole prompt with these blocks; returns its hashes."""
     content = tokens(*token_ids)
     hashes = chain(content, SIZE)
     parents = np.array([NO_PARENT, *hashes[:-1]], dtype=np.uint64)
@@ -73,7 +73,7 @@ def test_a_freed_block_can_be_found_until_it_is_handed_out_anew() -> None:
     insert(pool.cache, pool.take(1), 1, 2)
     pool.release([1])
     assert lookup(pool.cache, 1, 2) == [1]
-    pool.take(1)  # block 2: nothing is forgotten
+    pool.take(1)  # block 2: nothing is evicted
     assert lookup(pool.cache, 1, 2) == [1]
     pool.take(1)
     assert lookup(pool.cache, 1, 2) == []

@@ -1,4 +1,4 @@
-"""A request's life: accepted or refused, every token once, and one end."""
+"""Life of a request: accepted or refused, every token once, and one end."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ EOS = 0
 
 
 def ends(outputs: StepOutputs) -> dict[str, FinishReason]:
-    """Who ended with a step, and why."""
+    """Request id to finish reason of the ends of a step."""
     return {finished.request.request_id: finished.reason for finished in outputs.finished}
 
 
@@ -180,7 +180,7 @@ def test_no_step_is_planned_beyond_the_length_limit(
             assert int(plan.num_computed[0]) + plan.num_tokens <= 63
         num_tokens += len(answer(scheduler, 500).token_ids)
     assert num_tokens == min(max_tokens or 64, 64 - num_prompt)
-    assert scheduler.num_in_flight == 0, "a step was planned for a token nobody wants"
+    assert scheduler.num_in_flight == 0, "a step was planned for a token beyond the end"
 
 
 def test_a_chunk_that_is_not_the_last_brings_no_token() -> None:

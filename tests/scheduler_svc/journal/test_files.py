@@ -1,4 +1,4 @@
-"""The files of a recording: damage has a place, an end may be torn, a beginning may be cut off."""
+"""Recordings as files: damage is located, a torn end is ignored, an old beginning is cut off."""
 
 import stat
 import subprocess
@@ -25,7 +25,7 @@ from tests.scheduler_svc.journal.recorded import KEY, MIB, Run, header_for
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A segment of some hundred events."""
+    """A segment with some hundred events."""
     folder = tmp_path_factory.mktemp("recorded") / "r"
     run = Run(folder, "files", is_masked=False)
     run.act(300)
@@ -185,7 +185,7 @@ def test_counting_stand_ins_tells_nothing_of_the_tokens() -> None:
 def test_tokens_of_users_are_in_a_recording_exactly_when_they_are_kept(
     tmp_path: Path, is_masked: bool
 ) -> None:
-    """Prompt, output, what a preempted sequence brings along, lists in the sampling parameters."""
+    """Prompt, output, tokens of a preempted sequence, and lists in the sampling parameters."""
     mask = Mask(SMALL.vocab_size, SMALL.max_num_seqs, KEY) if is_masked else None
     recorder = Recorder(tmp_path / "r", header_for(SMALL, mask), mask, Limits(MIB))
     scheduler = TappedScheduler(SMALL, recorder.tap)
@@ -209,7 +209,7 @@ def test_tokens_of_users_are_in_a_recording_exactly_when_they_are_kept(
 
 
 def test_the_command_names_the_first_plan_that_a_change_of_code_changes(recorded: Path) -> None:
-    """The core as it is replays; one that admits by another rule does not."""
+    """The unchanged core replays; one that admits by another rule does not."""
     command = [sys.executable, "-m", "scheduler_svc.journal", str(recorded)]
     equal = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert equal.returncode == 0, equal.stderr

@@ -21,7 +21,7 @@ MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 
 
 async def ask(stub: Any, number: int, max_tokens: int) -> grpc.StatusCode:
-    """Runs a request to its end, whatever that is."""
+    """Runs a request to its end; returns its status."""
     request = scheduler_pb2.SchedulerServiceGenerateRequest(
         request_id=f"r{number}",
         prompt_token_ids=[*range(1, 20), 20 + number],
@@ -41,7 +41,7 @@ async def ask(stub: Any, number: int, max_tokens: int) -> grpc.StatusCode:
 async def test_what_a_service_did_replays(
     make_cluster: MakeCluster, tmp_path: Path, keeps_prompts: bool
 ) -> None:
-    """Overload and its promises, deadlines, preemptions, a lost worker and an abort included."""
+    """Includes overload with reservations, deadlines, preemptions, a lost worker and an abort."""
     model = FakeModel(num_blocks=24, block_size=4, max_model_len=64)
     options = RecordOptions(tmp_path / "records", max_mib=8, keeps_prompts=keeps_prompts)
     async with make_cluster(
