@@ -28,7 +28,7 @@ _MODEL_OPTIONS = {
     "max_num_seqs": "slots",
     "max_num_batched_tokens": "most tokens of one step",
     "max_model_len": "most tokens of one sequence",
-    "vocab_size": "tokens are below it",
+    "vocab_size": "token ids are below it",
 }
 
 
@@ -62,10 +62,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         type=_step_time,
         default="0.002",
         metavar="BASE[,TOKEN,CONTEXT]|FILE",
-        help="seconds of a step: a base, per computed token, per token of context; or a file that "
-        "holds these three by name, or measured steps to fit them to",
+        help="seconds per step: base, per computed token, per context token; or a file that holds "
+        "these three by name, or measured steps to fit them to",
     )
-    parser.add_argument("--record", type=Path, help="write what each step took here, at the end")
+    parser.add_argument("--record", type=Path, help="file for each step's duration")
     for field in fields(FakeModel):
         if field.name in _MODEL_OPTIONS:
             option = f"--{field.name.replace('_', '-')}"
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _forget(record: StepRecord) -> None:
-    """Nobody asked for it."""
+    """Ignores a record, because none was requested."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The highest request rate that meets an objective: the same requests, ever nearer together."""
+"""Finds the highest request rate that meets an objective by simulating several rates."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,28 +7,28 @@ from simulator.measures import Objective, Summary, summarize
 from simulator.virtual_server import VirtualServer
 from simulator.workload import Arrival, at_rate, rate_per_s
 
-PRECISION = 0.01  # of the rate
+PRECISION = 0.01  # relative, of the rate
 _MAX_DOUBLINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One rate that was tried."""
+    """The result of simulating one rate."""
 
     rate_per_s: float
     summary: Summary
-    excess: str | None  # what was too slow
+    excess: str | None  # the latency that was exceeded; None: none was
 
     @property
     def is_met(self) -> bool:
-        """Whether the objective was."""
+        """Whether the objective was met."""
         return self.excess is None
 
 
 def trials(
     make_server: Callable[[], VirtualServer], arrivals: Sequence[Arrival], objective: Objective
 ) -> Iterator[Trial]:
-    """From the workload's own rate by factors of two past the objective, then between the two."""
+    """Doubles or halves the workload's own rate until the result changes, then bisects."""
 
     def tried(rate: float) -> Trial:
         summary = summarize(make_server().serve(at_rate(arrivals, rate)))
@@ -52,10 +52,10 @@ def trials(
 
 
 def highest(tried: Sequence[Trial]) -> Trial | None:
-    """The highest rate that met the objective; None when no rate did."""
+    """The trial with the highest rate that met the objective; None when none did."""
     return max((t for t in tried if t.is_met), key=lambda trial: trial.rate_per_s, default=None)
 
 
 def is_bounded(tried: Sequence[Trial]) -> bool:
-    """Whether some rate did not: if not, the workload is too small to find the worker's limit."""
+    """Whether some rate missed the objective; if not, the workload is too small for a limit."""
     return any(not trial.is_met for trial in tried)

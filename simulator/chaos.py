@@ -1,10 +1,10 @@
-"""The production scheduler among clients, failing workers and a lossy network, in no time at all.
+"""Runs the production scheduler with simulated clients, failing workers and a lossy network.
 
     python -m simulator.chaos --seeds 2000
-    python -m simulator.chaos --seed 1234          one story again, told
+    python -m simulator.chaos --seed 1234          one scenario again, with logs
 
-A seed decides a whole story. At its end every request must have ended once, with exactly the tokens
-that it would have had on a calm day, and every block must be free.
+A seed determines a whole scenario; its time is virtual. At the end every request must have ended
+once, with exactly the tokens that it would have had without failures, and every block must be free.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from simulator.story import Told, Wrong, run_seed
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs seeds; 1 when a story went wrong."""
+    """Runs seeds; returns 1 if one went wrong."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=200, help="how many")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--seed", type=int, help="only this one, with what the scheduler logs")
+    parser.add_argument("--seeds", type=int, default=200, help="number of seeds to run")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="run only this seed, with the scheduler's logs")
     options = parser.parse_args(arguments)
     seeds = range(options.first, options.first + options.seeds)
     if options.seed is not None:

@@ -1,6 +1,6 @@
-"""A worker on the real wire that answers steps after a modelled time, with made-up tokens.
+"""A worker on the real wire that answers steps after a modelled time, with generated tokens.
 
-Its tokens are a function of a sequence's seed and position, so whoever reads them can tell a lost,
+A token is a function of a sequence's seed and position, so that a reader can detect a lost,
 repeated or misplaced one.
 """
 
@@ -28,7 +28,7 @@ INSTANT = StepTime()
 
 @dataclass(frozen=True, slots=True)
 class FakeModel:
-    """What the fake worker says it serves."""
+    """The model and limits that the fake worker reports."""
 
     num_blocks: int = 4096
     block_size: int = 16
@@ -42,7 +42,7 @@ class FakeModel:
 
 
 def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription:
-    """What a fake worker says of itself."""
+    """The description of a fake worker."""
     return worker_pb2.WorkerDescription(
         model=types_pb2.ModelInfo(
             model="fake",
@@ -61,7 +61,7 @@ def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription
         world_size=1,
         device="none",
         attention_backend="none",
-        all_reduce="by nobody",
+        all_reduce="none",
         sends_heartbeats=True,
         max_granted_steps=MAX_GRANTED_STEPS,
         has_state_hashes=True,
@@ -82,7 +82,7 @@ def to_output(step_id: int, outcome: Outcome) -> worker_pb2.ModelRunnerOutput:
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """Describe and Attach; the life-cycle calls have nothing to do here."""
+    """Implements Describe and Attach; the life-cycle calls do nothing."""
 
     def __init__(self, model: FakeModel | None = None, step_time: StepTime | None = None) -> None:
         self.model = model or FakeModel()
@@ -92,11 +92,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.num_steps = 0
         self.last_step_id = 0
         self.phase: worker_pb2.WorkerPhase = worker_pb2.WORKER_PHASE_READY
-        self.fail_steps = 0  # this many next steps answer with an error
-        self.short_steps = 0  # this many next steps answer with a token too few
-        self.hang_steps = 0  # this many next steps are never answered, though heartbeats come
-        self.bad_states = 0  # this many next state hashes are wrong
-        self.is_silent = False  # nothing is sent at all, as by a process that is stopped
+        self.fail_steps = 0  # number of next steps answered with an error
+        self.short_steps = 0  # number of next steps answered with one token too few
+        self.hang_steps = 0  # number of next steps never answered, while heartbeats continue
+        self.bad_states = 0  # number of next state hashes that are wrong
+        self.is_silent = False  # sends nothing at all, like a stopped process
         self._slots = self._fresh_slots()
         self._free_at_s = 0.0
 
@@ -111,7 +111,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         )
 
     def description(self) -> worker_pb2.WorkerDescription:
-        """What the handshake tells."""
+        """The description sent in the handshake."""
         return describe(self.model, self.incarnation)
 
     async def Describe(
@@ -129,7 +129,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def Attach(
         self, request_iterator: AsyncIterator[worker_pb2.AttachRequest], context: Context
     ) -> AsyncIterator[worker_pb2.AttachResponse]:
-        """Answers steps in order, one after the other as a device would."""
+        """Answers steps in order, one at a time, as a device would."""
         hello = (await anext(request_iterator)).hello
         if hello.epoch <= self.epoch:
             await context.abort(
@@ -155,7 +155,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 task.cancel()
 
     async def _next_answer(self, stream: Stream) -> worker_pb2.AttachResponse | Refused | None:
-        """What to send next: an answer, or a heartbeat when there was none for long enough."""
+        """The next answer to send, or a heartbeat if there was none for an interval."""
         while True:
             try:
                 async with asyncio.timeout(stream.heartbeat_interval_s):
@@ -171,7 +171,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             return answer
 
     async def _run(self, stream: Stream) -> None:
-        """Computes frame after frame, and of a grant step after step."""
+        """Computes frame after frame, and each step of a grant."""
         try:
             while (frame := await stream.next_frame()) is not None:
                 for step in steps_of(frame):
@@ -189,7 +189,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     def _skip_rest(
         self, frame: worker_pb2.SchedulerOutput, step: worker_pb2.SchedulerOutput
     ) -> None:
-        """Nothing is computed from this step of the frame on, but its changes apply."""
+        """Skips the remaining steps of a frame; the frame's changes apply."""
         if not frame.granted_steps:
             raise Refused("INVALID_ARGUMENT", f"cut: step {step.step_id} was not granted")
         self.last_step_id = frame.step_id + frame.granted_steps - 1
@@ -230,7 +230,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         return state
 
     async def _compute(self, duration_s: float) -> None:
-        """Holds the device: a step begins when the one before has ended, however late it came."""
+        """Occupies the device: a step begins when the previous one ended, however late it came."""
         self._free_at_s = max(self._free_at_s, time.perf_counter()) + duration_s
         left_s = self._free_at_s - time.perf_counter()
         if left_s > 0:

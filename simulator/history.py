@@ -1,4 +1,4 @@
-"""What clients saw, judged: each request ends once, and says exactly what it should have said."""
+"""Checks what clients received: each request ends once, with exactly the expected tokens."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,36 +12,36 @@ from simulator.slots import token_at
 
 @dataclass(slots=True)
 class History:
-    """One request as its client saw it; times are those of the virtual clock."""
+    """One request as its client saw it; times are of the virtual clock, in seconds."""
 
     request: Request
     submitted_s: float
     tokens: list[int] = field(default_factory=list)
     ends: list[tuple[float, Finished]] = field(default_factory=list)
     num_tokens_after_end: int = 0
-    aborted_s: float | None = None  # the client gave up, and is told nothing more
+    aborted_s: float | None = None  # when the client aborted; it receives nothing after
 
     @property
     def is_over(self) -> bool:
-        """Whether its client waits for nothing more."""
+        """Whether its client awaits nothing more."""
         return bool(self.ends) or self.aborted_s is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the scenario allows."""
+    """Deviations that the scenario allows."""
 
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     deadline_slack_s: float  # how late an expiry may be noticed
-    may_give_up: bool  # workers were lost often enough for a request to be blamed
+    may_give_up: bool  # enough workers were lost to blame a request
     may_outgrow: bool  # a worker came back with fewer blocks
-    num_bad_rows: int  # that workers reported
+    num_bad_rows: int  # reported by workers
 
 
 def expected(request: Request, rules: Rules) -> tuple[list[int], FinishReason]:
-    """What a request says when nobody disturbs it, and how it ends."""
+    """The tokens of an undisturbed request, and why it ends."""
     num_prompt = len(request.prompt_token_ids)
     limit = rules.max_model_len - num_prompt
     if request.max_tokens is not None:
@@ -58,7 +58,7 @@ def expected(request: Request, rules: Rules) -> tuple[list[int], FinishReason]:
 
 
 def judge(histories: list[History], rules: Rules) -> list[str]:
-    """Everything that is wrong, in words; empty when nothing is."""
+    """All problems found, as text; empty when there are none."""
     problems = [
         f"{history.request.request_id}: {problem}"
         for history in histories
@@ -86,7 +86,7 @@ def _problems(history: History, rules: Rules) -> Iterator[str]:
     if len(history.ends) > 1:
         yield f"ended {len(history.ends)} times"
     if history.aborted_s is not None and any(at > history.aborted_s for at, _ in history.ends):
-        yield "an end was told after its client had given up"
+        yield "an end was delivered after its client had given up"
     for ended_s, finished in history.ends[:1]:
         yield from _end_problems(history, ended_s, finished, words, reason, rules)
 
@@ -126,7 +126,7 @@ def _end_problems(
             if not _has_cause(finished.message, rules):
                 yield f"failed without cause: {finished.message}"
         case FinishReason.ABORT:
-            yield "aborted by nobody"
+            yield "aborted without a cause"
 
 
 def _has_cause(message: str, rules: Rules) -> bool:

@@ -1,4 +1,4 @@
-"""Which host blocks hold something: enough to catch moves that a real worker could not make."""
+"""Tracks which host blocks hold KV, to detect copies that a real worker could not make."""
 
 import numpy as np
 
@@ -7,17 +7,17 @@ from rpc.columns import unpack
 
 
 class BadStep(ValueError):
-    """A step that does not follow from the steps before it."""
+    """Raised for a step that does not follow from the previous ones, naming the field."""
 
 
 class HostBlocks:
-    """Takes note of what is swapped out, and checks what is swapped in and copied."""
+    """Records swapped-out blocks, and checks swapped-in and copied ones."""
 
     def __init__(self, num_host_blocks: int) -> None:
         self._holds = np.zeros(num_host_blocks, dtype=np.bool_)
 
     def apply(self, step: SchedulerOutput) -> None:
-        """Applies a step's moves; raises BadStep naming the field."""
+        """Applies a step's block copies. Raises BadStep, naming the field."""
         if step.reset:
             self._holds[:] = False
         if step.swapped_out_block_ids or step.to_host_block_ids:

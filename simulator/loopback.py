@@ -1,8 +1,8 @@
-"""A fake worker served as a real one is: threads, bytes in and out, and a device that keeps time.
+"""A fake worker served like a real one: with threads, serialized messages and a timed device.
 
-A step takes what the model of step times says from the moment that the device takes it, which is
-when the one before it has ended or, later, when it has come. So the time between two ends, less
-the modelled time, is what scheduler and wire add.
+A step takes the modelled time from when the device begins it: when the previous step has ended or,
+if later, when the step has arrived. So the time between two ends minus the modelled time is the
+cost of scheduler and wire.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ from simulator.slots import BadStep, FakeSlots
 from simulator.stream import Progress, Refused, steps_of
 
 SERVICE = "pagewire.v1.WorkerService"
-_SPIN_S = 200e-6  # a sleep may end so much too late
+_SPIN_S = 200e-6  # a sleep may end this much late
 _PR_SET_TIMERSLACK = 29
 
 
@@ -39,8 +39,8 @@ class StepRecord:
     step_id: int
     num_rows: int
     num_tokens: int
-    ended_s: float  # of a clock that only runs forward
-    bytes_in: int  # of the frame; 0 for the later steps of a grant
+    ended_s: float  # monotonic
+    bytes_in: int  # of the frame; 0 for later steps of a grant
     bytes_out: int
 
 
@@ -57,7 +57,7 @@ class Device:
         self._record = record
 
     def run(self, step: worker_pb2.SchedulerOutput, num_bytes: int) -> bytes:
-        """One step. Raises Refused."""
+        """Computes one step and returns the serialized answer. Raises Refused."""
         began_s = time.perf_counter()
         try:
             outcome = self._slots.apply(step)
@@ -74,12 +74,12 @@ class Device:
         return frame
 
     def skip(self, frame: worker_pb2.SchedulerOutput | None) -> None:
-        """A grant ends early; the frame's changes apply if none of it was computed."""
+        """Ends a grant early; applies the frame's changes if none of its steps was computed."""
         self._slots.skip(frame)
 
 
 def wait_until(moment_s: float) -> None:
-    """Sleeps, then spins, but lets other threads run between two looks at the clock."""
+    """Sleeps, then spins, yielding to other threads between two looks at the clock."""
     left_s = moment_s - time.perf_counter()
     if left_s > _SPIN_S:
         time.sleep(left_s - _SPIN_S)
@@ -88,7 +88,7 @@ def wait_until(moment_s: float) -> None:
 
 
 def wake_on_time() -> None:
-    """Asks Linux not to put off the end of this thread's sleeps, which is 50 us otherwise."""
+    """Asks Linux to end this thread's sleeps on time; by default they may be 50 us late."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
@@ -98,7 +98,7 @@ class Attachment:
 
     def __init__(self, hello: worker_pb2.Hello, device: Device) -> None:
         self.interval_s = hello.heartbeat_interval_ms / 1e3 or None
-        # A refusal ends the stream, None ends it well.
+        # A refusal ends the stream with an error, None ends it normally.
         self.outbox: SimpleQueue[bytes | Refused | None] = SimpleQueue()
         self.is_over = False
         self._device = device
@@ -108,7 +108,7 @@ class Attachment:
         self._progress, self._lock = Progress(hello), threading.Lock()
 
     def read(self, frames: Iterator[bytes]) -> None:
-        """The reader: hands steps on, obeys cuts."""
+        """The reader: queues steps, applies cuts."""
         try:
             for frame in frames:
                 self._beat.num_frames_received += 1
@@ -118,7 +118,7 @@ class Attachment:
                         self.outbox.put(self._progress.cut(cut).SerializeToString())
                 else:
                     self._inbox.put(frame)
-        except grpc.RpcError:  # how gRPC says that the call is over
+        except grpc.RpcError:  # gRPC's signal that the call is over
             pass
         self._inbox.put(None)
 
@@ -133,7 +133,7 @@ class Attachment:
             self.outbox.put(refused)
 
     def write(self) -> Iterator[bytes | Refused]:
-        """The writer: what the others have put out, or a heartbeat."""
+        """The writer: yields queued answers, or a heartbeat when there are none."""
         while True:
             try:
                 item = self.outbox.get(timeout=self.interval_s)
@@ -146,7 +146,7 @@ class Attachment:
             yield item
 
     def end(self) -> None:
-        """The call is over."""
+        """Ends the threads when the call is over."""
         self.is_over = True
         self._inbox.put(None)
         self.outbox.put(None)
@@ -168,12 +168,12 @@ class Attachment:
 
 
 def _is_cut(frame: bytes) -> bool:
-    # Small enough to be one, and with its tag: a step need not be parsed twice.
+    # Only a frame this short and with a cut's tag is parsed here: steps are not parsed twice.
     return len(frame) < 32 and worker_pb2.AttachRequest.FromString(frame).HasField("cut")
 
 
 class LoopbackWorker:
-    """Describe and Attach, over a server of threads."""
+    """Implements Describe and Attach on a threaded server."""
 
     def __init__(
         self, model: FakeModel, step_time: StepTime, record: Callable[[StepRecord], None]
@@ -189,7 +189,7 @@ class LoopbackWorker:
     def describe(
         self, request: worker_pb2.DescribeRequest, context: grpc.ServicerContext
     ) -> worker_pb2.DescribeResponse:
-        """Always ready."""
+        """The description; always ready."""
         return worker_pb2.DescribeResponse(
             phase=worker_pb2.WORKER_PHASE_READY,
             description=describe(self._model, self._incarnation),
@@ -197,7 +197,7 @@ class LoopbackWorker:
         )
 
     def attach(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The writer of one stream; ends the one before it."""
+        """The writer of a new stream; ends the previous stream."""
         first = next(frames, None)
         hello = worker_pb2.AttachRequest.FromString(first or b"").hello
         with self._lock:

@@ -14,7 +14,7 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds at the usual percentiles; infinite where so many never came."""
+    """Seconds at the usual percentiles; infinite where requests were never served."""
 
     p50_s: float
     p90_s: float
@@ -23,7 +23,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What there is to say about a served workload."""
+    """Statistics of a served workload."""
 
     num_requests: int
     num_completed: int
@@ -33,10 +33,10 @@ class Summary:
     requests_per_s: float  # completed
     output_tokens_per_s: float
     prompt_tokens_per_s: float  # cached ones included
-    ttft: Latency  # from the arrival to the first token
-    tpot: Latency  # between tokens, the mean of each request
-    e2e: Latency  # from the arrival to the last token
-    cached_share: float  # of the prompt tokens of those admitted
+    ttft: Latency  # from arrival to first token
+    tpot: Latency  # time between tokens, mean per request
+    e2e: Latency  # from arrival to last token
+    cached_share: float  # of the prompt tokens of admitted requests
     num_preemptions: int
     num_steps: int
     mean_batch: float
@@ -46,7 +46,7 @@ class Summary:
 
 
 def summarize(served: Served) -> Summary:
-    """Counts a workload that has come to its end."""
+    """The statistics of a workload that has ended."""
     outcomes = served.outcomes
     completed = [o for o in outcomes if o.reason is FinishReason.LENGTH]
     duration_s = max(served.duration_s, 1e-9)
@@ -92,13 +92,13 @@ def _latency(seconds: Iterable[float]) -> Latency:
     values = np.array(list(seconds))
     if not len(values):
         return Latency(0.0, 0.0, 0.0)
-    # The value that so many are not above: no mean between one that came and one that never did.
+    # The smallest value that this share does not exceed: no interpolation with an infinite one.
     return Latency(*np.percentile(values, PERCENTILES, method="inverted_cdf").tolist())
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Latencies that a percentile of all requests must not exceed; None: as long as it takes."""
+    """Limits on the 99th percentile of latencies, in seconds; None: no limit."""
 
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None
@@ -112,11 +112,11 @@ class Objective:
 
     @property
     def is_empty(self) -> bool:
-        """Whether anything would do."""
+        """Whether there is no limit."""
         return self.ttft_p99_s is self.tpot_p99_s is self.e2e_p99_s is None
 
     def excess(self, summary: Summary) -> str | None:
-        """What is too slow, in words; None when nothing is."""
+        """The first limit that was exceeded, as text; None when none was."""
         for name, limit_s, latency in (
             ("time to first token", self.ttft_p99_s, summary.ttft),
             ("time per output token", self.tpot_p99_s, summary.tpot),

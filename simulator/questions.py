@@ -1,6 +1,6 @@
-"""What a worker without a model says about prompts: fixed functions of the tokens, told strictly.
+"""Prompt outputs of a worker without a model: fixed functions of the tokens.
 
-A stranger's report, a gap or a repetition can be seen from the numbers.
+A report of another sequence, a gap or a repetition can be detected from the values.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ HIDDEN_SIZE = 8
 
 
 def logprob_of(token_ids: NDArray[np.integer]) -> tuple[NDArray[np.float32], NDArray[np.integer]]:
-    """The log probability and the rank of a token: fixed functions of its id."""
+    """(log probability, rank) of each token: fixed functions of its id."""
     return -(token_ids % 1000 / np.float32(64)).astype(np.float32), token_ids % 50 + 1
 
 
 def hidden_of(token_ids: NDArray[np.integer], begin: int) -> NDArray[np.float32]:
-    """The hidden states [N, HIDDEN_SIZE] of tokens at positions from begin on."""
+    """Hidden states [N, HIDDEN_SIZE] of tokens at positions from `begin` on."""
     positions = np.arange(begin, begin + len(token_ids))
     numbers = token_ids[:, None] * np.arange(1, HIDDEN_SIZE + 1) + positions[:, None]
     return (numbers % 97 / np.float32(97)).astype(np.float32)
@@ -31,18 +31,18 @@ def hidden_of(token_ids: NDArray[np.integer], begin: int) -> NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked about the prompt in a slot."""
+    """The prompt outputs that the sequence in a slot requests."""
 
     slot: int
-    token_ids: NDArray[np.integer]  # the prompt's
-    begin: int  # before this position nothing is to be reported
+    token_ids: NDArray[np.integer]  # of the prompt
+    begin: int  # no outputs are due before this position
     end: int
-    num_top: int | None  # None: hidden states are asked for
+    num_top: int | None  # None: hidden states
     vocab_size: int
 
     @classmethod
     def of(cls, new: NewSequence, vocab_size: int) -> "Question | None":
-        """None if nothing is asked."""
+        """The prompt outputs of a new sequence; None if it requests none."""
         token_ids = unpack(new.token_ids, name="token_ids")[: new.num_prompt_tokens]
         num_top = None
         if new.sampling.HasField("prompt_logprobs"):
@@ -53,7 +53,7 @@ class Question:
         return cls(new.slot, token_ids, new.report_begin, end, num_top, vocab_size)
 
     def answer(self, computed: int, after: int) -> PromptReport | None:
-        """What a row that computes these positions brings."""
+        """The outputs of a row that computes positions `computed` to `after`; None if none due."""
         begin, end = max(self.begin, computed), min(self.end, after)
         if begin >= end:
             return None

@@ -1,6 +1,6 @@
-"""A recording of a scheduler as a workload: what arrived when, how long answers were, and steps.
+"""Reads a scheduler's recording as a workload: arrivals, output lengths and step times.
 
-The recording is played to a core of its own, which knows what each step computed.
+The recording is replayed on a core, which knows the tokens of each step.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from simulator.workload import Arrival
 
 @dataclass(slots=True)
 class Past:
-    """What a recording tells."""
+    """The arrivals, steps and configuration in a recording."""
 
     config: SchedulerConfig
     arrivals: list[Arrival]
@@ -28,7 +28,7 @@ class Past:
 
 @dataclass(slots=True)
 class _Steps:
-    """Plans whose results have not come, and how long those took that have."""
+    """Plans in flight, and the duration of finished steps."""
 
     measured: list[MeasuredStep] = field(default_factory=list)
     _sent: dict[int, tuple[float, StepPlan]] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class _Steps:
         self._sent[plan.step_id] = now_s, plan
 
     def done(self, step_id: int, now_s: float) -> None:
-        """A step began when it was sent, or when the one before it was done."""
+        """Adds a finished step. It began when it was sent, or when the previous one was done."""
         sent_s, plan = self._sent.pop(step_id)
         duration_s = now_s - max(sent_s, self._last_done_s)
         self._last_done_s = now_s
@@ -48,10 +48,10 @@ class _Steps:
 
 
 def read_past(path: Path) -> Past:
-    """Reads a recording from its first event that is kept to the last.
+    """Reads a recording from its first to its last event.
 
-    Raises NotReplayable, Damaged or BadValues. Requests that were refused are left out: those that
-    came back are there.
+    Raises NotReplayable, Damaged or BadValues. Refused requests are left out, since those that were
+    retried are recorded.
     """
     recording = Recording(path)
     core, steps = recording.restore(), _Steps()
@@ -87,7 +87,7 @@ def _ends(answer: Any) -> Iterator[Finished]:
 
 
 def _unfinished(core: Scheduler) -> Iterator[tuple[str, int]]:
-    """Those whose end is not recorded, with what they had by then."""
+    """Requests without a recorded end, with their output tokens by then."""
     for sequence in core.live():
         yield sequence.request.request_id, core.view.num_tokens(sequence) - sequence.num_prompt
 

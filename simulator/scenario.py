@@ -1,4 +1,4 @@
-"""One seed's story: limits, clients, workers, and what goes wrong when."""
+"""A scenario drawn from a seed: limits, clients, workers, and failures with their times."""
 
 import random
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Mishap:
-    """Something that happens to a worker or its network, and what is needed to be over it."""
+    """A failure of a worker or its network, and its duration."""
 
     at_s: float
     worker: int
@@ -47,25 +47,25 @@ class Mishap:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything that a seed decides beforehand."""
+    """Everything that a seed determines."""
 
     seed: int
     config: ServiceConfig
     model: FakeModel
-    num_blocks: tuple[int, ...]  # of each worker; the model's is the most
+    num_blocks: tuple[int, ...]  # per worker; the model's number is the largest
     step_time: StepTime
     clients: tuple[tuple[Ask, ...], ...]
     mishaps: tuple[Mishap, ...]
-    loss: float  # of frames, while the weather is bad
+    loss: float  # probability per frame during bad weather
     repeat: float
     reorder: float
     delay_s: float
     jitter_s: float
-    calm_from_s: float  # nothing goes wrong any more
+    calm_from_s: float  # no failures from this time on
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the workers are."""
+        """Addresses of the workers."""
         return self.config.workers
 
 
@@ -180,7 +180,7 @@ def _draw_mishaps(rng: random.Random, num_workers: int, until_s: float) -> tuple
         )
         for _ in range(rng.choice([0, 1, 2, 3, 5]))
     ]
-    if num_workers > 1 and rng.random() < 0.2:  # the first worker lives on, and holds everybody
+    if num_workers > 1 and rng.random() < 0.2:  # the first worker must hold all
         last = Mishap(at_s=until_s, worker=num_workers - 1, name="death", lasts_s=0.0)
         mishaps = [*(m for m in mishaps if m.name != "smaller"), last]
     return tuple(sorted(mishaps, key=lambda mishap: mishap.at_s))
@@ -253,6 +253,6 @@ MISHAPS: dict[str, tuple[Act, Act]] = {
 
 
 def calm(weather: Weather) -> None:
-    """The network is itself again."""
+    """Ends all network failures."""
     weather.loss = weather.repeat = weather.reorder = 0.0
     weather.is_parted = weather.is_parted_upwards = False

@@ -35,8 +35,8 @@ from simulator.step_times import fit, parse_step_time
 from simulator.virtual_server import VirtualServer
 from simulator.workload import Arrival, Range, Synthetic, rate_per_s, read_trace
 
-# What a virtual server obeys of the scheduler's options: those of the core, and the look-ahead.
-# Not where preempted KV goes: swapping takes a worker's host blocks, and copies have no step time.
+# Scheduler options that a virtual server applies: those of the core, and the look-ahead. Not the
+# destination of preempted KV: swapping takes host blocks, and copies have no step time.
 _OBEYED = {*SchedulerConfig.__dataclass_fields__, "lookahead"} - {"preemption"}
 
 _USUAL = SchedulerConfig(
@@ -50,7 +50,7 @@ _USUAL = SchedulerConfig(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Simulates and prints; 1 when no rate meets the objective."""
+    """Simulates and prints; returns 1 when no rate meets the objective."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     try:
@@ -88,36 +88,36 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument_group("workload").add_argument
     add("--trace", type=Path, metavar="FILE", help="JSON lines; see docs/simulation.md")
-    add("--recording", type=Path, metavar="DIR", help="what a scheduler recorded (--record)")
-    add("--rate", type=float, metavar="R", help="mean requests per second, at random")
-    add("--requests", type=int, metavar="N", help="how many (default 1000)")
-    add("--prompt-tokens", type=_range, metavar="LO:HI", help="of each prompt (default 256)")
-    add("--output-tokens", type=_range, metavar="LO:HI", help="of each answer (default 128)")
-    add("--num-prefixes", type=int, metavar="N", help="shared beginnings of prompts (default 0)")
-    add("--prefix-tokens", type=int, metavar="N", help="tokens of each of these (default 0)")
-    add("--seed", type=int, help="of the random workload (default 0)")
+    add("--recording", type=Path, metavar="DIR", help="a scheduler's recording (--record)")
+    add("--rate", type=float, metavar="R", help="Poisson arrivals per second, on average")
+    add("--requests", type=int, metavar="N", help="number of requests (default 1000)")
+    add("--prompt-tokens", type=_range, metavar="LO:HI", help="tokens per prompt (default 256)")
+    add("--output-tokens", type=_range, metavar="LO:HI", help="tokens per answer (default 128)")
+    add("--num-prefixes", type=int, metavar="N", help="shared prompt prefixes (default 0)")
+    add("--prefix-tokens", type=int, metavar="N", help="tokens per prefix (default 0)")
+    add("--seed", type=int, help="seed of the random workload (default 0)")
     add = parser.add_argument_group("worker").add_argument
     add(
         "--step-time",
         metavar="B,T,C|FILE",
-        help="seconds of a step: base, per computed token, per token of context; or measured steps "
+        help="seconds per step: base, per computed token, per context token; or measured steps "
         "(default: those of --recording)",
     )
     add("--num-blocks", type=int, metavar="N", help="KV blocks (default 4096 or as recorded)")
-    add("--block-size", type=int, metavar="N", help="tokens of one (default 16 or as recorded)")
-    add("--max-model-len", type=int, metavar="N", help="of a request (8192 or as recorded)")
+    add("--block-size", type=int, metavar="N", help="tokens per block (default 16 or as recorded)")
+    add("--max-model-len", type=int, metavar="N", help="tokens per request (8192 or as recorded)")
     add(
         "--wire-s",
         type=float,
         default=0.0002,
-        help="between scheduler and worker, one way (0.2 ms)",
+        help="one-way latency between scheduler and worker (0.2 ms)",
     )
     add = parser.add_argument_group(
         "objective, to find the highest rate that meets it"
     ).add_argument
-    add("--ttft-p99-s", type=float, metavar="S", help="from arrival to first token")
-    add("--tpot-p99-s", type=float, metavar="S", help="between tokens")
-    add("--e2e-p99-s", type=float, metavar="S", help="from arrival to last token")
+    add("--ttft-p99-s", type=float, metavar="S", help="p99 time from arrival to first token")
+    add("--tpot-p99-s", type=float, metavar="S", help="p99 of the mean time between tokens")
+    add("--e2e-p99-s", type=float, metavar="S", help="p99 time from arrival to last token")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     return parser
 
@@ -141,7 +141,7 @@ def _arrivals(options: argparse.Namespace, past: Past | None) -> list[Arrival]:
         told = "--recording" if options.trace is None else "--trace"
         if given or (options.trace is not None and past is not None):
             option = "--" + (given[0].replace("_", "-") if given else "recording")
-            raise ValueError(f"{option} makes up what {told} tells; use one of them")
+            raise ValueError(f"{option} generates what {told} contains; use one of them")
         arrivals = read_trace(options.trace) if past is None else past.arrivals
         if not arrivals:
             raise ValueError(f"{told} holds no request")
@@ -163,7 +163,7 @@ def _step_time(options: argparse.Namespace, past: Past | None) -> StepTime:
     if options.step_time is not None:
         return parse_step_time(options.step_time)
     if past is None:
-        raise ValueError("--step-time is needed where no --recording tells it")
+        raise ValueError("--step-time is needed without --recording")
     return fit(past.steps)
 
 
@@ -172,19 +172,19 @@ def _objective(options: argparse.Namespace) -> Objective:
 
 
 def _service_config(arguments: Sequence[str]) -> ServiceConfig:
-    """The scheduler's options. Raises ValueError for one that would change nothing here."""
+    """The scheduler's options. Raises ValueError for one without an effect here."""
     config, usual = scheduler_options.parse(list(arguments)), scheduler_options.parse([])
     for name in ServiceConfig.__dataclass_fields__:
         if name not in _OBEYED and getattr(config, name) != getattr(usual, name):
             option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} means nothing without a worker and a wire")
+            raise ValueError(f"{option} has no effect without a worker and a wire")
     return config
 
 
 def _core_config(
     options: argparse.Namespace, service: ServiceConfig, past: Past | None
 ) -> SchedulerConfig:
-    """Made as the scheduler's process makes it, of what a worker would say of itself."""
+    """The core's configuration, made from a worker's description as the scheduler would."""
     if not 0 <= options.wire_s < math.inf:
         raise ValueError(f"--wire-s is {options.wire_s}, must not be negative")
     usual = _USUAL if past is None else past.config
@@ -284,7 +284,7 @@ def _say_json(
 
 
 def _without_infinity(value: object) -> object:
-    """JSON knows no infinity: what never came is null."""
+    """Replaces infinite times by null, since JSON has no infinity."""
     if isinstance(value, dict):
         return {name: _without_infinity(part) for name, part in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What a worker keeps of each slot, without tensors: enough to answer steps and catch bad ones."""
+"""A worker's slots without tensors: enough to answer steps and detect invalid ones."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ MAX_GRANTED_STEPS = 64
 def token_at(
     seed: NDArray[np.uint64], position: NDArray[np.int64], vocab_size: int
 ) -> NDArray[np.int32]:
-    """The token a sequence has at a position: a fixed function of its seed, whatever the batch."""
+    """The token of a sequence at a position: a fixed function of its seed, in any batch."""
     mixed = (seed + (position.astype(np.uint64) + np.uint64(1)) * _GOLDEN) * _MIX
     mixed ^= mixed >> np.uint64(29)
     return (mixed % np.uint64(vocab_size)).astype(np.int32)
@@ -31,7 +31,7 @@ def token_at(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one step brought."""
+    """The result of one step."""
 
     token_ids: NDArray[np.int32]
     num_computed_tokens: int
@@ -40,7 +40,7 @@ class Outcome:
 
 
 class FakeSlots:
-    """Columns by slot; every delta is checked as strictly as a real worker would."""
+    """Columns by slot; every change is checked as strictly as by a real worker."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class FakeSlots:
         self._questions: dict[int, Question] = {}  # by slot
         self._host_blocks = HostBlocks(num_host_blocks)
         self._rows: NDArray[np.integer] | None = None  # of the last step, if it was computed
-        # Rows that nobody touches cost address space, not memory.
+        # Unused rows take address space, not memory.
         max_blocks = -(-max_model_len // block_size)
         self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
@@ -70,16 +70,16 @@ class FakeSlots:
 
     @property
     def num_live(self) -> int:
-        """Slots that hold a sequence."""
+        """Number of slots that hold a sequence."""
         return int(self._live.sum())
 
     @property
     def context_tokens(self) -> int:
-        """Tokens with KV of the rows of the last step."""
+        """Number of tokens with KV in the rows of the last step."""
         return 0 if self._rows is None else int(self._num_computed[self._rows].sum())
 
     def apply(self, step: SchedulerOutput) -> Outcome:
-        """Applies a step and samples; raises BadStep naming the field."""
+        """Applies a step and samples. Raises BadStep, naming the field."""
         self._change(step)
         if not step.same_rows:
             self._rows = unpack(step.slots, name="slots")
@@ -88,7 +88,7 @@ class FakeSlots:
         return self._compute(self._rows, unpack(step.num_scheduled, name="num_scheduled"), step)
 
     def skip(self, frame: SchedulerOutput | None) -> None:
-        """A grant ends without computing; what its frame changes applies, unless it has already."""
+        """Ends a grant without computing; applies the frame's changes unless applied already."""
         if frame is not None:
             self._change(frame)
         self._rows = None

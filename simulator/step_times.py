@@ -14,25 +14,25 @@ from pathlib import Path
 
 from scheduler_svc.core.step_time import StepTime, StepTimeFit
 
-_BENCHMARK = "benchmark"  # the key that names what a line was measured by
+_BENCHMARK = "benchmark"  # key of the benchmark's name in a line
 _PARTS = ("base_s", "per_token_s", "per_context_token_s")
 
 
 class BadStepTime(ValueError):
-    """A step-time model that cannot be read; the message names the field or the line."""
+    """Raised when a step-time model cannot be read; the message names the field or the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """One step as somebody saw it."""
+    """One measured step."""
 
-    num_tokens: int  # computed
-    num_context_tokens: int  # with KV before the step, of all its rows
+    num_tokens: int  # computed tokens
+    num_context_tokens: int  # tokens with KV before the step, over all rows
     duration_s: float
 
 
 def parse_step_time(text: str) -> StepTime:
-    """Three numbers or a file. Raises BadStepTime."""
+    """Reads three numbers or a file. Raises BadStepTime."""
     if "," in text or _is_number(text):
         parts = text.split(",")
         if len(parts) != len(_PARTS):
@@ -45,7 +45,7 @@ def parse_step_time(text: str) -> StepTime:
 
 
 def fit(steps: Iterable[MeasuredStep]) -> StepTime:
-    """The model that fits measured steps best. Raises BadStepTime when there are too few."""
+    """The model that fits the measured steps best. Raises BadStepTime when there are too few."""
     fitting = StepTimeFit()
     for step in steps:
         fitting.observe(step.num_tokens, step.num_context_tokens, step.duration_s)

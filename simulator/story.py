@@ -1,4 +1,4 @@
-"""One story under virtual time: the production scheduler, its clients, and all that goes wrong.
+"""Runs one scenario under virtual time: the production scheduler, its clients, and all failures.
 
 Engine, worker groups, links and the core are the production code; streams, workers and the clock
 are simulated.
@@ -25,17 +25,17 @@ from simulator.scenario import MISHAPS, Ask, Mishap, Scenario, calm, draw
 from simulator.virtual_network import Channel, Weather
 from simulator.virtual_worker import VirtualWorker
 
-PATIENCE_S = 400.0  # of the watchdog, in virtual seconds after the last mishap
+PATIENCE_S = 400.0  # of the watchdog, in virtual seconds after the last failure
 DEADLINE_SLACK_S = 0.05
 
 
 class Wrong(Exception):
-    """A story that must not happen; names its seed."""
+    """Raised when a run violates a rule; names its seed."""
 
 
 @dataclass(slots=True)
 class Told:
-    """How a story went."""
+    """Counts of a finished run."""
 
     num_requests: int = 0
     num_refused: int = 0
@@ -72,7 +72,7 @@ class Story:
         return VirtualWorker(address, model, scenario.step_time, weather, self._rng)
 
     async def run(self) -> Told:
-        """From the first request to the last end. Raises Wrong."""
+        """Runs from the first request to the last end. Raises Wrong."""
         self._engine = Engine(self._scenario.config, self._open_channel)
         serving = asyncio.create_task(self._engine.run())
         happening = asyncio.create_task(self._happen())
@@ -85,7 +85,7 @@ class Story:
                 await happening
         except TimeoutError:
             unfinished = [h.request.request_id for h in self._histories if not h.is_over]
-            raise Wrong(f"stuck: {', '.join(unfinished) or 'nobody'} waits") from None
+            raise Wrong(f"stuck: {', '.join(unfinished) or 'no request'} waits") from None
         finally:
             serving.cancel()
             happening.cancel()
@@ -93,7 +93,7 @@ class Story:
         return self._told()
 
     async def _happen(self) -> None:
-        """All that the scenario says, and then a moment of rest."""
+        """Runs all clients and failures of the scenario, then waits a moment."""
         scenario = self._scenario
         mishaps = (self._mishap(mishap) for mishap in scenario.mishaps)
         clients = (self._client(asks) for asks in scenario.clients)
@@ -102,7 +102,7 @@ class Story:
 
     def _open_channel(self, address: str) -> grpc.aio.Channel:
         channel = Channel(self._workers[address], self._rng)
-        return cast(grpc.aio.Channel, channel)  # as much of it as a scheduler uses
+        return cast(grpc.aio.Channel, channel)  # implements the part that a scheduler uses
 
     # --- clients ---------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class Story:
         end(worker)
 
     async def _calm_down(self) -> None:
-        """From some time on nothing goes wrong any more, so everything must come right."""
+        """Ends all failures at the scenario's time; from then on every request must succeed."""
         await asyncio.sleep(self._scenario.calm_from_s)
         for worker in self._workers.values():
             calm(worker.weather)
@@ -246,11 +246,11 @@ class Story:
             if num_held := core.view.num_blocks - core.view.num_free_blocks:
                 yield f"{num_held} blocks are still held"
             if core.num_waiting or core.num_running or core.num_in_flight:
-                yield f"{core.num_waiting} wait and {core.num_running} run, for nobody"
+                yield f"{core.num_waiting} wait and {core.num_running} run, without a client"
 
 
 def run_seed(seed: int, check: Callable[[Scheduler], None] | None = None) -> Told:
-    """One seed's story. Raises Wrong; `check` is called with every core now and then."""
+    """Runs a seed's scenario. Raises Wrong; `check` is called with every core from time to time."""
 
     try:
         return run_story(draw(seed), check)
@@ -259,7 +259,7 @@ def run_seed(seed: int, check: Callable[[Scheduler], None] | None = None) -> Tol
 
 
 def run_story(scenario: Scenario, check: Callable[[Scheduler], None] | None = None) -> Told:
-    """The same of a scenario."""
+    """Runs a scenario, as `run_seed` does."""
 
     async def main() -> Told:
         return await Story(scenario, check).run()

@@ -1,4 +1,4 @@
-"""One attached scheduler as a fake worker sees it: frames in, answers out, what cuts took back."""
+"""The worker's end of a step stream: frames in, answers out, and cuts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -7,7 +7,7 @@ from pagewire.v1 import worker_pb2
 
 
 class Refused(Exception):
-    """A frame that ends the stream; says why and with which gRPC status (its name)."""
+    """Ends the stream with a message and a gRPC status, given by name."""
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(message)
@@ -15,21 +15,21 @@ class Refused(Exception):
 
 
 class Progress:
-    """Which steps have begun, and which will never begin. One thread at a time."""
+    """Which steps have begun, and which never will. For one thread at a time."""
 
     def __init__(self, hello: worker_pb2.Hello) -> None:
         self._last_begun = hello.first_step_id - 1
         self._left_out: list[range] = []
 
     def begin(self, step_id: int) -> bool:
-        """Whether a step is still to be computed; from now on it cannot be cut."""
+        """Marks a step as begun, so that it cannot be cut; False if it was cut before."""
         if any(step_id in ids for ids in self._left_out):
             return False
         self._last_begun = step_id
         return True
 
     def cut(self, cut: worker_pb2.Cut) -> worker_pb2.AttachResponse:
-        """Takes back what has not begun; returns the answer."""
+        """Takes back the steps that have not begun; returns the answer."""
         first = min(max(cut.first_step_id, self._last_begun + 1), cut.last_step_id + 1)
         self._left_out = [ids for ids in self._left_out if ids.stop > self._last_begun]
         self._left_out.append(range(first, cut.last_step_id + 1))
@@ -38,19 +38,19 @@ class Progress:
 
 
 class Stream:
-    """Frames that wait and answers to send; all of it on one event loop."""
+    """Queues of received frames and answers to send, all on one event loop."""
 
     def __init__(self, hello: worker_pb2.Hello) -> None:
         self.epoch = hello.epoch
         self.beat = worker_pb2.Heartbeat()
         self.heartbeat_interval_s = hello.heartbeat_interval_ms / 1e3 or None
-        # A refusal ends the stream, None ends it well.
+        # A refusal ends the stream with an error, None ends it normally.
         self.answers: asyncio.Queue[worker_pb2.AttachResponse | Refused | None] = asyncio.Queue()
         self._steps: asyncio.Queue[worker_pb2.SchedulerOutput | None] = asyncio.Queue()
         self._progress = Progress(hello)
 
     async def read(self, requests: AsyncIterator[worker_pb2.AttachRequest]) -> None:
-        """Takes frames from the wire: steps wait for their turn, a cut is obeyed at once."""
+        """Receives frames: queues steps, applies cuts at once."""
         async for request in requests:
             self.beat.num_frames_received += 1
             if request.HasField("cut"):
@@ -64,12 +64,12 @@ class Stream:
         return await self._steps.get()
 
     def begin(self, step_id: int) -> bool:
-        """Whether a step is still to be computed; from now on it cannot be cut."""
+        """Marks a step as begun, so that it cannot be cut; False if it was cut before."""
         return self._progress.begin(step_id)
 
 
 def steps_of(frame: worker_pb2.SchedulerOutput) -> Iterator[worker_pb2.SchedulerOutput]:
-    """The step of a frame, and the others that it grants."""
+    """The steps of a frame: its own, and the others that it grants."""
     yield frame
     for step_id in range(frame.step_id + 1, frame.step_id + frame.granted_steps):
         yield worker_pb2.SchedulerOutput(step_id=step_id, same_rows=True)

@@ -1,7 +1,7 @@
-"""Streams between the scheduler and its workers that lose, repeat, reorder, delay and break.
+"""Simulated streams between scheduler and workers that lose, repeat, reorder, delay and break.
 
-The scheduler is given a channel that looks like gRPC's; its own code for links runs unchanged. A
-frame that is sent is serialized, so what arrives is what a wire would have carried.
+The scheduler gets a channel with gRPC's interface; its own code for links runs unchanged. Every
+frame is serialized, so that the receiver gets what a wire would carry.
 """
 
 import asyncio
@@ -17,32 +17,32 @@ from pagewire.v1 import worker_pb2
 
 Serialize = Callable[[object], bytes]
 Parse = Callable[[bytes], object]
-_RESEND_S = 0.05  # as TCP, which tries again
+_RESEND_S = 0.05  # TCP's retransmission
 
 
 @dataclass(slots=True)
 class Weather:
-    """What the network does at the moment; changed while it runs."""
+    """Current network conditions; may change during a run."""
 
     delay_s: float = 0.0002
-    jitter_s: float = 0.0  # up to so much more, the order kept
-    loss: float = 0.0  # of each frame, a probability
+    jitter_s: float = 0.0  # at most this much more delay, order kept
+    loss: float = 0.0  # probability per frame
     repeat: float = 0.0
     reorder: float = 0.0
-    is_parted: bool = False  # frames wait until it is over
-    is_parted_upwards: bool = False  # those to the worker only
+    is_parted: bool = False  # frames wait until it ends
+    is_parted_upwards: bool = False  # frames to the worker only
 
 
 class Host(Protocol):
-    """What stands at an address."""
+    """The worker at an address."""
 
     weather: Weather
 
     def describe(self) -> worker_pb2.DescribeResponse | None:
-        """The answer to Describe; None when nobody listens."""
+        """The answer to Describe; None when no process listens."""
 
     def accept(self, end: "WorkerEnd") -> bool:
-        """Takes a new stream; False when nobody listens."""
+        """Accepts a new stream; False when no process listens."""
 
 
 class Pipe:
@@ -65,7 +65,7 @@ class Pipe:
         self.is_broken = False
 
     def send(self, frame: bytes) -> None:
-        """Puts a frame on its way, if it is lucky."""
+        """Sends a frame; it may be lost, repeated, delayed or reordered."""
         weather, rng = self._weather, self._rng
         fate = rng.random()
         if fate < weather.loss:
@@ -74,9 +74,9 @@ class Pipe:
         for _ in range(times):
             at_s = self._loop.time() + weather.delay_s + rng.random() * weather.jitter_s
             if rng.random() < weather.reorder:
-                at_s += 5 * weather.delay_s + rng.random() * 0.05  # others may pass it
+                at_s += 5 * weather.delay_s + rng.random() * 0.05  # other frames may overtake it
             else:
-                # Not at the same moment: timers that are due together come in any order.
+                # Never at the same time: timers due together run in any order.
                 at_s = self._last_s = max(at_s, self._last_s + 1e-9)
             self._loop.call_at(at_s, self._arrive, frame)
 
@@ -113,31 +113,31 @@ class WorkerEnd:
         self.frames.put_nowait(worker_pb2.AttachRequest.FromString(frame))
 
     def send(self, response: worker_pb2.AttachResponse) -> None:
-        """A frame to the scheduler."""
+        """Sends a frame to the scheduler."""
         if not self.is_over:
             self._down.send(response.SerializeToString())
 
     def end(self, code: grpc.StatusCode, details: str) -> None:
-        """The stream ends with a status; what the worker sent before arrives before."""
+        """Ends the stream with a status, after the frames sent before."""
         if not self.is_over:
             self.is_over = True
             self._peer.status = code, details
-            self._down.send(b"")  # an end is as late as a frame, and may be held up like one
+            self._down.send(b"")  # an end is delayed and held as a frame is
 
     def reset(self) -> None:
-        """The connection breaks; both sides notice at once."""
+        """Breaks the connection; both sides notice at once."""
         self.vanish()
         self._peer.break_off(grpc.StatusCode.UNAVAILABLE, "the connection was reset")
 
     def vanish(self) -> None:
-        """Nothing gets through any more, and the other side does not notice."""
+        """Drops all frames from now on, without the other side noticing."""
         if not self.up.is_broken:
             self.is_over = self.up.is_broken = self._down.is_broken = True
             self.frames.put_nowait(None)
 
 
 class SchedulerEnd:
-    """A stream as the scheduler sees it: what it uses of grpc.aio's stream call."""
+    """A stream as the scheduler sees it: the part of grpc.aio's stream call that it uses."""
 
     def __init__(self, host: Host, rng: random.Random, serialize: Serialize, parse: Parse) -> None:
         self._serialize, self._parse = serialize, parse
@@ -150,7 +150,7 @@ class SchedulerEnd:
             self._peer.reset()
 
     def arrived(self, frame: bytes) -> None:
-        """A frame from the worker, or the stream's end."""
+        """Receives a frame from the worker, or the stream's end (empty)."""
         if frame:
             self._frames.put_nowait(frame)
         elif self.status[0] is grpc.StatusCode.OK:
@@ -159,7 +159,7 @@ class SchedulerEnd:
             self.break_off(*self.status)
 
     def break_off(self, code: grpc.StatusCode, details: str) -> None:
-        """From now on every read and write fails."""
+        """Fails every read and write from now on."""
         if self._error is None:
             self._error = rpc_error(code, details)
             self._frames.put_nowait(None)
@@ -179,7 +179,7 @@ class SchedulerEnd:
             if frame is not None and not self._is_cancelled:
                 return self._parse(frame)
         if self._is_cancelled:
-            raise asyncio.CancelledError  # gRPC says so as if the task had been cancelled
+            raise asyncio.CancelledError  # grpc.aio raises it as if the task had been cancelled
         if self._error is not None:
             raise self._error
         return grpc.aio.EOF
@@ -198,7 +198,7 @@ class SchedulerEnd:
 
 
 class Channel:
-    """What a scheduler uses of a grpc.aio.Channel to a worker: Describe, and the step stream."""
+    """The part of grpc.aio.Channel that a scheduler uses: Describe, and the step stream."""
 
     def __init__(self, host: Host, rng: random.Random) -> None:
         self._host = host
@@ -207,7 +207,7 @@ class Channel:
     def unary_unary(
         self, method: str, request_serializer: Serialize, response_deserializer: Parse, **_: object
     ) -> Callable[..., Awaitable[object]]:
-        """As grpc.aio's. Only Describe does something."""
+        """As grpc.aio's; only Describe is served."""
 
         async def call(request: object, timeout: float) -> object:
             assert method.endswith("/Describe"), method
@@ -237,10 +237,10 @@ class Channel:
             waited_s += _RESEND_S
         answer = self._host.describe()
         if answer is None:
-            raise rpc_error(grpc.StatusCode.UNAVAILABLE, "nobody listens")
+            raise rpc_error(grpc.StatusCode.UNAVAILABLE, "no process listens")
         return answer
 
 
 def rpc_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
-    """As gRPC raises it."""
+    """An AioRpcError as grpc.aio raises it."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)

@@ -1,8 +1,8 @@
-"""The production core and a worker that only takes time, under a clock that only jumps.
+"""The production core and a worker that only takes time, under a virtual clock.
 
-Plans, admission, preemption, prefix hits and refusals are the core's own; a step takes what the
-step-time model says. Nothing waits, so hours pass in seconds, and the same workload always gives
-the same numbers.
+Plans, admission, preemption, prefix hits and refusals are the core's own; a step takes the modelled
+time. Nothing waits in real time, so hours pass in seconds, and the same workload always gives the
+same numbers.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ from simulator.workload import Arrival, BadTrace, Prompts
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request; times are those of the virtual clock."""
+    """The result of one request; times are of the virtual clock, in seconds."""
 
     arrival: Arrival
     first_token_s: float = 0.0
@@ -40,16 +40,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A workload that has come to its end."""
+    """Statistics of a workload that has ended."""
 
     outcomes: list[Outcome]
     duration_s: float  # until the last end
-    busy_s: float  # that the worker spent in steps
+    busy_s: float  # seconds that the worker spent in steps
     num_steps: int
     num_preemptions: int
     num_prefill_tokens: int
-    mean_batch: float  # rows of a step, weighted by its duration
-    peak_blocks: float  # share of the KV blocks in use at most
+    mean_batch: float  # rows per step, weighted by its duration
+    peak_blocks: float  # largest fraction of the KV blocks in use
     max_waiting: int
 
 
@@ -62,16 +62,16 @@ class VirtualServer:
         self._config = config
         self._step_time = step_time
         self._lookahead = lookahead
-        self._wire_s = wire_s  # one way, between scheduler and worker
+        self._wire_s = wire_s  # one way between scheduler and worker, in seconds
         self._core = Scheduler(config)
         self._prompts = Prompts(config.vocab_size)
-        self._coming: deque[tuple[float, StepPlan]] = deque()  # when its result comes
+        self._coming: deque[tuple[float, StepPlan]] = deque()  # (arrival time of the result, plan)
         self._outcomes: list[Outcome] = []
         self._now_s = self._free_at_s = self._busy_s = self._row_s = self._peak_blocks = 0.0
         self._max_waiting = 0
 
     def serve(self, arrivals: Sequence[Arrival]) -> Served:
-        """Runs until everybody has ended. Raises BadTrace for a request that can never run."""
+        """Runs until every request has ended. Raises BadTrace for a request that can never run."""
         coming = deque(arrivals)
         while coming or self._core.num_waiting or self._core.num_running:
             self._now_s = self._next_event_s(coming)
@@ -81,7 +81,7 @@ class VirtualServer:
             has_come = bool(self._coming) and self._coming[0][0] <= self._now_s
             if has_come:
                 self._take_result()
-            # As the scheduler's process does: whoever arrives while a step runs waits for its end.
+            # As in the scheduler's process, a request that arrives during a step waits for its end.
             if has_come or not self._coming:
                 self._plan()
         return self._served()
@@ -121,7 +121,7 @@ class VirtualServer:
         self._max_waiting = max(self._max_waiting, self._core.num_waiting)
 
     def _plan(self) -> None:
-        """Ahead of the results as far as the look-ahead goes."""
+        """Plans ahead of the results, up to the look-ahead."""
         while self._core.num_in_flight <= self._lookahead:
             plan = self._core.schedule()
             if plan is None:

@@ -1,7 +1,7 @@
-"""An event loop whose clock jumps: whoever sleeps wakes as soon as everybody else sleeps, too.
+"""An event loop whose clock jumps to the next timer as soon as every task waits.
 
-One thread, no sockets, no real time. What runs on it runs in the same order every time. While it
-runs, `time.monotonic` tells its time: production code that reads the clock reads this one.
+One thread, no sockets, no real time; the order of execution is always the same. While it runs,
+`time.monotonic` returns its time, so that production code reads this clock.
 """
 
 import asyncio
@@ -11,15 +11,15 @@ from collections.abc import Coroutine
 from typing import TypeVar
 
 T = TypeVar("T")
-START_S = 1000.0  # as good as any, and not 0
+START_S = 1000.0  # arbitrary, but not 0
 
 
 class Deadlock(Exception):
-    """Everybody waits for somebody else, and no timer will wake any of them."""
+    """Raised when every task waits and no timer is set."""
 
 
 class _Jump(selectors.SelectSelector):
-    """Where a loop would wait for sockets, this one moves its clock to the next timer."""
+    """Replaces the wait for sockets: moves the clock to the next timer."""
 
     now_s = START_S
 
@@ -31,7 +31,7 @@ class _Jump(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """asyncio's own loop over a clock of its own."""
+    """asyncio's own loop over a virtual clock."""
 
     def __init__(self) -> None:
         self._jump = _Jump()
@@ -42,7 +42,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[object, object, T]) -> T:
-    """Runs a coroutine to its end, and whatever it left behind. Raises Deadlock."""
+    """Runs a coroutine to its end, and the tasks that it left. Raises Deadlock."""
     loop, real = VirtualLoop(), time.monotonic
     time.monotonic = loop.time
     try:

@@ -1,8 +1,8 @@
-"""A worker process under virtual time: the step stream's rules, and every way to break them.
+"""A worker process under virtual time: follows the stream's protocol, or breaks it on request.
 
-Computes nothing but tokens that follow from seed and position (`slots.FakeSlots`). It crashes,
-stops, hangs, slows down and answers wrongly when it is told to; a scheduler that survives it loses
-nothing that its clients can see.
+Its tokens follow from seed and position (`slots.FakeSlots`). It crashes, stops, hangs, slows down
+and answers wrongly when requested; a scheduler that handles this loses nothing that its clients can
+see.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ from simulator.virtual_network import Weather, WorkerEnd
 
 @dataclass(slots=True)
 class Faults:
-    """What goes wrong with the next steps; counts run down."""
+    """Faults of the next steps; each count decreases with every step."""
 
     fail: int = 0  # answered with an error
-    short: int = 0  # answered with a token too few
+    short: int = 0  # answered with one token too few
     bad_row: int = 0  # one row's logits are not finite
-    hang: int = 0  # never answered, though heartbeats come
-    wrong_state: int = 0  # the hash of a slot is not what it should be
+    hang: int = 0  # never answered, while heartbeats continue
+    wrong_state: int = 0  # the hash of a slot is wrong
 
 
 @dataclass(slots=True)
 class _Attachment:
-    """One scheduler's stream, and what was asked on it."""
+    """One scheduler's stream, and the steps received on it."""
 
     end: WorkerEnd
     hello: worker_pb2.Hello
@@ -59,11 +59,11 @@ class VirtualWorker:
         self.weather = weather
         self.faults = Faults()
         self.slowness = 1.0
-        self.bad_rows: list[tuple[int, int]] = []  # step id and row of those that were answered
+        self.bad_rows: list[tuple[int, int]] = []  # (step id, row) of answered bad rows
         self.num_steps = 0
         self._rng = rng
         self._is_up = True
-        self._is_running = asyncio.Event()  # not stopped by a signal
+        self._is_running = asyncio.Event()  # cleared while stopped by a signal
         self._is_running.set()
         self._start()
 
@@ -77,7 +77,7 @@ class VirtualWorker:
     # --- what may happen to a process ------------------------------------------------------------
 
     def crash(self, is_noticed: bool = True) -> None:
-        """The process dies; its peers notice at once, or the host is gone without a word."""
+        """Ends the process; its peers notice at once, or not at all when the host is lost."""
         for task in self._tasks:
             task.cancel()
         if self._attached is not None:
@@ -85,7 +85,7 @@ class VirtualWorker:
         self._is_up = False
 
     def restart(self) -> None:
-        """A new process at the same address, which knows nothing."""
+        """Starts a new process at the same address, without state."""
         if not self._is_up:
             self._is_up = True
             self._is_running.set()
@@ -93,22 +93,22 @@ class VirtualWorker:
             self._start()
 
     def stop(self) -> None:
-        """As SIGSTOP does."""
+        """Suspends the process, as SIGSTOP does."""
         self._is_running.clear()
 
     def go_on(self) -> None:
-        """As SIGCONT does."""
+        """Resumes the process, as SIGCONT does."""
         self._is_running.set()
 
     def reset_connection(self) -> None:
-        """The stream breaks; the process lives."""
+        """Breaks the stream; the process lives."""
         if self._attached is not None:
             self._attached.end.reset()
 
     # --- calls -----------------------------------------------------------------------------------
 
     def describe(self) -> worker_pb2.DescribeResponse | None:
-        """The answer to Describe."""
+        """The answer to Describe; None while the process does not run."""
         if not self._is_up or not self._is_running.is_set():
             return None
         return worker_pb2.DescribeResponse(
@@ -118,7 +118,7 @@ class VirtualWorker:
         )
 
     def accept(self, end: WorkerEnd) -> bool:
-        """A new stream."""
+        """Serves a new stream; False while the process is down."""
         if self._is_up:
             self._spawn(self._serve(end))
         return self._is_up
@@ -131,7 +131,7 @@ class VirtualWorker:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.result()  # a bug of this simulation shall not go unnoticed
+            task.result()  # raises errors of the simulation itself
 
     def _description(self) -> worker_pb2.WorkerDescription:
         model = self.model
@@ -181,7 +181,7 @@ class VirtualWorker:
         attached = self._attached = _Attachment(
             end, hello, slots, next_step_id=hello.first_step_id, last_begun=hello.first_step_id - 1
         )
-        async with self._device:  # whatever was computed for an older stream is done
+        async with self._device:  # steps of an older stream are done
             end.send(worker_pb2.AttachResponse(description=self._description()))
         self._spawn(self._beat(attached))
         self._spawn(self._compute(attached))
@@ -197,7 +197,7 @@ class VirtualWorker:
                 attached.steps.put_nowait(frame.step)
 
     def _cut(self, attached: _Attachment, cut: worker_pb2.Cut) -> None:
-        """Says at once what is left out: whatever has not begun."""
+        """Answers a cut at once with the steps that have not begun."""
         first = min(max(cut.first_step_id, attached.last_begun + 1), cut.last_step_id + 1)
         attached.left_out.append(range(first, cut.last_step_id + 1))
         skipped = worker_pb2.Skipped(first_step_id=first, last_step_id=cut.last_step_id)

@@ -1,11 +1,11 @@
-"""What arrives and when: read from a trace, or made up at a rate.
+"""Workloads: requests with arrival times, read from a trace or generated at a rate.
 
 A trace is a file of JSON lines, one request each:
 
     {"arrival_s": 0.25, "prompt_tokens": 512, "output_tokens": 128}
 
-and, where it has them: `tenant`, `priority`, `timeout_s`, and `prefix` with `prefix_tokens`: the
-first so many tokens of the prompt are those of everybody who names the same prefix.
+and optionally `tenant`, `priority`, `timeout_s`, and `prefix` with `prefix_tokens`: requests with
+the same prefix name have the same first `prefix_tokens` tokens.
 """
 
 import json
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 
 class BadTrace(ValueError):
-    """A trace that cannot be used; the message names the line and the field."""
+    """Raised when a trace cannot be used; the message names the line and the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Whole numbers from low to high, both included, all alike likely."""
+    """Integers from low to high, both included, uniformly distributed."""
 
     low: int
     high: int
@@ -71,13 +71,13 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Random arrivals (Poisson) at a mean rate; every choice follows from the seed."""
+    """Poisson arrivals at a mean rate; every choice follows from the seed."""
 
     rate_per_s: float
     num_requests: int
     prompt_tokens: Range
     output_tokens: Range
-    num_prefixes: int = 0  # as many shared beginnings of prompts, all alike likely; 0: none
+    num_prefixes: int = 0  # number of shared prefixes, equally likely; 0: none
     prefix_tokens: int = 0
     seed: int = 0
 
@@ -95,7 +95,7 @@ class Synthetic:
             )
 
     def arrivals(self) -> list[Arrival]:
-        """The requests, in order."""
+        """The requests, in order of arrival."""
         rng = np.random.default_rng(self.seed)
         times_s = np.cumsum(rng.exponential(1 / self.rate_per_s, self.num_requests)).tolist()
         prompts, outputs = (
@@ -164,13 +164,13 @@ def rate_per_s(arrivals: Sequence[Arrival]) -> float:
 
 
 def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
-    """The same requests, nearer together or farther apart."""
+    """The same requests with arrival times scaled to another rate."""
     factor = rate_per_s(arrivals) / rate
     return [arrival.at(arrival.arrival_s * factor) for arrival in arrivals]
 
 
 class Prompts:
-    """Token ids for arrivals: equal where prefixes are, and nowhere else."""
+    """Token ids for arrivals: equal within shared prefixes, and nowhere else."""
 
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
         self._vocab_size = vocab_size
@@ -178,7 +178,7 @@ class Prompts:
         self._prefixes: dict[str, NDArray[np.int32]] = {}
 
     def of(self, arrival: Arrival) -> NDArray[np.int32]:
-        """The prompt of one arrival, its own if it has one."""
+        """The prompt of one arrival: its own if it has one."""
         if arrival.prompt is not None:
             return arrival.prompt
         own = self._draw(arrival.prompt_tokens - arrival.prefix_tokens)

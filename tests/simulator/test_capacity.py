@@ -1,4 +1,4 @@
-"""The virtual server against arithmetic: workloads whose latencies can be worked out by hand."""
+"""The virtual server against arithmetic: latencies that can be computed by hand."""
 
 import json
 import math
@@ -107,7 +107,7 @@ def test_the_same_workload_gives_the_same_numbers() -> None:
 
 
 def test_the_capacity_of_one_slot_is_one_over_its_service_time() -> None:
-    """Arrivals like clockwork: all is well up to that rate, and the queue grows beyond it."""
+    """Regular arrivals: the queue stays empty up to that rate, and grows above it."""
     service_s = 0.020 + 9 * 0.0101
     clockwork = [Arrival(n * 1.0, 100, 10) for n in range(1, 201)]
     config = replace(CONFIG, max_num_seqs=1, enable_prefix_caching=False)
@@ -155,10 +155,10 @@ def test_the_command_answers_for_people(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--worker", "x:1"], "means nothing without a worker"),
-        (["--max-grant", "3"], "--max-grant means nothing"),
-        (["--preemption", "swap"], "--preemption means nothing without a worker"),
-        (["--trace", "t.jsonl"], "--rate makes up what --trace tells"),
+        (["--worker", "x:1"], "has no effect without a worker"),
+        (["--max-grant", "3"], "--max-grant has no effect"),
+        (["--preemption", "swap"], "--preemption has no effect without a worker"),
+        (["--trace", "t.jsonl"], "--rate generates what --trace contains"),
         (["--ttft-p99-s", "0"], "ttft_p99_s is 0.0"),
         (["--policy", "none"], "--policy"),
         (["--no-such-option"], "--no-such-option"),

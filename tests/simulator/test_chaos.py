@@ -1,4 +1,4 @@
-"""The production shell under virtual time: stories of failures that must all end well."""
+"""The production shell under virtual time, with failures that it must survive."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def test_every_story_ends_well(first: int) -> None:
 
 
 def test_a_story_can_be_told_again() -> None:
-    """By another process, too: nothing depends on the order of sets or on addresses."""
+    """In another process, too: no dependence on the order of sets or on addresses."""
     code = "from simulator.story import run_seed; print([run_seed(s).digest for s in (3, 12)])"
     elsewhere = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -39,7 +39,7 @@ def test_a_story_can_be_told_again() -> None:
 
 
 def calm_story(*mishaps: Mishap, seed: int = 5) -> Scenario:
-    """A scenario in which nothing goes wrong but this."""
+    """A scenario without failures except these."""
     scenario, workers = draw(seed), ("worker:0",)
     return replace(
         scenario,
@@ -96,7 +96,7 @@ def test_a_worker_that_took_the_epoch_and_never_greeted_is_attached_again() -> N
 
 @pytest.mark.parametrize("fault", ["loss", "repeat", "reorder"])
 def test_frames_lost_repeated_or_out_of_order_are_survived(fault: str) -> None:
-    """In one story or another a frame of each kind is hit: that a step, this an answer."""
+    """Over all scenarios every kind of frame is hit, steps as well as answers."""
     stories = [replace(calm_story(seed=seed), **{fault: 0.03}) for seed in range(4)]
     assert sum(run_story(each).num_recoveries for each in stories) >= 4
 
@@ -109,7 +109,7 @@ RULES = Rules(
 
 
 def seen() -> History:
-    """A request that went well."""
+    """A request that ended normally."""
     sampling = Sampling(1.0, 1.0, 0, 0.0, 7)
     request = Request("r", np.arange(5, dtype=np.int32), max_tokens=8, sampling=sampling)
     tokens, reason = expected(request, RULES)
@@ -135,7 +135,7 @@ def test_what_went_well_is_not_blamed() -> None:
         (lambda h: setattr(h, "aborted_s", 0.5), "after its client had given up"),
         (lambda h: _end(h, FinishReason.EXPIRED), "expired without a deadline"),
         (lambda h: _end(h, FinishReason.ERROR), "failed without cause"),
-        (lambda h: _end(h, FinishReason.ABORT), "aborted by nobody"),
+        (lambda h: _end(h, FinishReason.ABORT), "aborted without a cause"),
         (lambda h: _end(h, FinishReason.STOP), "ended by stop after 8 of 8 tokens"),
     ],
 )
@@ -173,7 +173,7 @@ def _keep_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _believe_every_higher_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As before: an attach that failed half-way was taken for another scheduler's."""
+    """Plants an old bug: a failed attach is taken for another scheduler's."""
     attach = WorkerGroup._attach
 
     async def forgetful(self: WorkerGroup) -> object:

@@ -1,4 +1,4 @@
-"""The fake worker as threads serve it: a scheduler runs on it, and its steps keep time."""
+"""The threaded fake worker: a scheduler runs on it, and its steps take the modelled time."""
 
 import asyncio
 from itertools import pairwise
@@ -21,7 +21,7 @@ STEP_S = 0.002
 
 
 async def run_requests(port: int, num_requests: int, **options: object) -> list[list[int]]:
-    """Runs requests to their end; returns each one's tokens."""
+    """Runs requests to their end; returns the tokens of each."""
     engine = Engine(service_config(port, **options))
     running = asyncio.create_task(engine.run())
     try:

@@ -1,4 +1,4 @@
-"""Step times from three numbers or from what was measured."""
+"""Step times from three numbers or from measurements."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A loop whose clock jumps."""
+"""The event loop with a virtual clock."""
 
 import asyncio
 import time

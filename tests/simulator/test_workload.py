@@ -1,4 +1,4 @@
-"""Traces are read or refused by line and field; made-up ones follow from their seed."""
+"""Workloads: traces are read, or refused by line and field; generated ones follow their seed."""
 
 from pathlib import Path
 
