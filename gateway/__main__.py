@@ -1,4 +1,4 @@
-"""`python -m gateway`: one gateway, or several behind one port, until SIGTERM."""
+"""`python -m gateway`: runs one gateway, or several on shared ports, until SIGTERM."""
 
 import logging
 import sys
@@ -15,7 +15,7 @@ from rpc.server import PortInUse
 
 
 def main() -> int:
-    """Returns the exit code: 0 after a wanted end, 1 when it could not start."""
+    """Returns the exit code: 0 after a requested stop, 1 when it could not start."""
     config = parse_args(own_start_s=time.process_time())
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -1,4 +1,4 @@
-"""Protobuf to and from the gateway's nouns, and nothing else. One function per direction."""
+"""Converts between protobuf messages and the gateway's values, one function per direction."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -57,7 +57,7 @@ _OPTIONAL_SAMPLING = (
 
 
 def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingParams:
-    """For the scheduler; absent fields stay absent."""
+    """Sampling parameters for the scheduler; absent fields stay absent."""
     values = {name: getattr(sampling, name) for name in _OPTIONAL_SAMPLING}
     return types_pb2.SamplingParams(
         stop_token_ids=sampling.stop_token_ids,
@@ -74,7 +74,7 @@ def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingParams:
 
 
 def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
-    """From a gRPC client."""
+    """Sampling parameters from a gRPC client."""
     if message.grammar:
         raise invalid("sampling.grammar", "is for workers; set structured_output")
     values = {name: getattr(message, name) for name in _OPTIONAL_SAMPLING if message.HasField(name)}
@@ -94,10 +94,10 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
 def submit_to_proto(
     handle: int, wanted: Submission, *, is_again: bool = False
 ) -> scheduler_pb2.SessionRequest:
-    """A request for the scheduler: a new one, or one that goes on behind its output so far."""
+    """A request for the scheduler: a new one, or with `is_again` one that continues its output."""
     sampling, standing, reuse = wanted.sampling, wanted.standing, wanted.reuse
     output = wanted.output_token_ids
-    if output:  # whatever is told of the prompt came before the first token
+    if output:  # prompt outputs were delivered before the first token
         sampling = replace(sampling, num_prompt_logprobs=None)
     submit = scheduler_pb2.Submit(
         handle=handle,
@@ -118,12 +118,12 @@ def submit_to_proto(
 
 
 def abort_to_proto(handle: int) -> scheduler_pb2.SessionRequest:
-    """The early end of a request, for the scheduler."""
+    """An abort, for the scheduler."""
     return scheduler_pb2.SessionRequest(abort=scheduler_pb2.AbortHandle(handle=handle))
 
 
 def finished_from_proto(message: scheduler_pb2.Finished) -> Finish | RequestError:
-    """How the scheduler ended a request."""
+    """The end of a request, from the scheduler."""
     reason = REASON_FROM_PROTO.get(message.reason)
     if reason is None:
         retry_after_s = message.retry_after_s if message.HasField("retry_after_s") else None
@@ -134,7 +134,7 @@ def finished_from_proto(message: scheduler_pb2.Finished) -> Finish | RequestErro
 
 
 def logprobs_from_proto(message: scheduler_pb2.SessionResponse) -> dict[int, RawLogprobs]:
-    """By position among the message's tokens; raises columns.BadColumn."""
+    """Log probabilities by position among the message's tokens. Raises columns.BadColumn."""
     if not message.HasField("logprobs"):
         return {}
     num_tokens = len(message.token_ids) // columns.INT32.itemsize
@@ -157,12 +157,12 @@ def _logprobs_to_proto(logprobs: Sequence[TokenLogprobs]) -> list[types_pb2.Toke
 
 
 def usage_from_proto(message: types_pb2.Usage) -> Usage:
-    """From the scheduler."""
+    """Token counts from the scheduler."""
     return Usage(message.prompt_tokens, message.completion_tokens, message.cached_tokens)
 
 
 def usage_to_proto(usage: Usage) -> types_pb2.Usage:
-    """For a gRPC client."""
+    """Token counts for a gRPC client."""
     return types_pb2.Usage(
         prompt_tokens=usage.num_prompt_tokens,
         completion_tokens=usage.num_completion_tokens,
@@ -171,7 +171,7 @@ def usage_to_proto(usage: Usage) -> types_pb2.Usage:
 
 
 def model_from_proto(message: types_pb2.ModelInfo, served_name: str | None) -> ServedModel:
-    """From the scheduler; the gateway may serve the model under a name of its own."""
+    """The model that the scheduler serves; `served_name` replaces its name if given."""
     return ServedModel(
         name=served_name or message.model,
         architecture=message.architecture,
@@ -186,7 +186,7 @@ def model_from_proto(message: types_pb2.ModelInfo, served_name: str | None) -> S
 
 
 def model_to_proto(model: ServedModel) -> types_pb2.ModelInfo:
-    """For a gRPC client."""
+    """The served model for a gRPC client."""
     return types_pb2.ModelInfo(
         model=model.name,
         architecture=model.architecture,
@@ -201,7 +201,7 @@ def model_to_proto(model: ServedModel) -> types_pb2.ModelInfo:
 
 
 def prompt_from_proto(message: inference_pb2.Prompt, name: str = "prompt") -> Prompt:
-    """From a gRPC client."""
+    """The prompt from a gRPC client. Raises RequestError naming the field `name`."""
     match message.WhichOneof("input"):
         case "text":
             return message.text
@@ -217,7 +217,7 @@ def request_from_proto(
     options: inference_pb2.GenerationOptions,
     standing: Standing,
 ) -> GenerationRequest:
-    """From a gRPC client."""
+    """The request from a gRPC client."""
     skips = options.skip_special_tokens if options.HasField("skip_special_tokens") else True
     return GenerationRequest(
         request_id=request_id,
@@ -236,7 +236,7 @@ def request_from_proto(
 
 
 def structure_from_proto(options: inference_pb2.GenerationOptions) -> Structure | None:
-    """From a gRPC client."""
+    """The required structure of the output from a gRPC client; None without one."""
     if not options.HasField("structured_output"):
         return None
     form, name = options.structured_output, options.structured_output.WhichOneof("form")
@@ -262,12 +262,12 @@ def structure_from_proto(options: inference_pb2.GenerationOptions) -> Structure 
 
 
 def num_choices_from_proto(options: inference_pb2.GenerationOptions) -> int | None:
-    """From a gRPC client."""
+    """The number of outputs from a gRPC client; None if not given."""
     return options.n if options.HasField("n") else None
 
 
 def delta_to_proto(delta: Delta, index: int = 0) -> inference_pb2.OutputDelta:
-    """For a gRPC client."""
+    """A piece of an output for a gRPC client."""
     message = inference_pb2.OutputDelta(
         text=delta.text,
         token_ids=delta.token_ids,
@@ -284,7 +284,7 @@ def delta_to_proto(delta: Delta, index: int = 0) -> inference_pb2.OutputDelta:
 
 
 def output_to_proto(completion: Completion, index: int = 0) -> inference_pb2.Output:
-    """For a gRPC client."""
+    """A whole output for a gRPC client."""
     message = inference_pb2.Output(
         text=completion.text,
         token_ids=completion.token_ids,

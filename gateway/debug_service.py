@@ -1,4 +1,4 @@
-"""gRPC DebugService: what this gateway holds, in words. Never a prompt, never an output."""
+"""DebugService of the gateway: live requests as text, without prompts and outputs."""
 
 from typing import NoReturn
 
@@ -14,7 +14,7 @@ DEFAULT_ENTRIES = 100
 
 
 class DebugService(debug_pb2_grpc.DebugServiceServicer):
-    """Requests as the gateway knows them: ids, counts and times."""
+    """The gateway's view of requests: ids, counts and times."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -34,7 +34,7 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
     async def DescribeRequest(
         self, request: pb.DescribeRequestRequest, context: Context
     ) -> pb.DescribeRequestResponse:
-        """One live request in full."""
+        """One live request in full. Aborts with NOT_FOUND when no live request has the id."""
         async with RefusalsAsStatuses(context):
             now_s = self._pipeline.now()
             for progress in self._pipeline.live:
@@ -48,21 +48,21 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
             raise RequestError(ErrorKind.NOT_FOUND, problem, field="request_id")
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
-        """Not the gateway's to know."""
+        """Answers UNIMPLEMENTED: only the scheduler knows."""
         async with RefusalsAsStatuses(context):
             _ask("Explain: a gateway does not know why requests wait; ask the scheduler")
 
     async def DumpBlockPool(
         self, request: pb.DumpBlockPoolRequest, context: Context
     ) -> pb.DumpBlockPoolResponse:
-        """Not the gateway's to know."""
+        """Answers UNIMPLEMENTED: only the scheduler knows."""
         async with RefusalsAsStatuses(context):
             _ask("DumpBlockPool: a gateway has no KV blocks; ask the scheduler")
 
     async def ListSteps(
         self, request: pb.ListStepsRequest, context: Context
     ) -> pb.ListStepsResponse:
-        """Not the gateway's to know."""
+        """Answers UNIMPLEMENTED: only the scheduler knows."""
         async with RefusalsAsStatuses(context):
             _ask("ListSteps: a gateway runs no steps; ask the scheduler or a worker")
 
@@ -72,7 +72,7 @@ def _ask(whom: str) -> NoReturn:
 
 
 def _summary(progress: Progress, now_s: float) -> pb.RequestSummary:
-    # Whether a request that has tokens runs or is preempted is the scheduler's to know.
+    # Only the scheduler knows whether a request with tokens runs or is preempted.
     state = "waiting" if progress.first_token_s is None else "running"
     age_s = now_s - progress.started_s
     request_id = progress.request.request_id

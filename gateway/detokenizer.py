@@ -1,7 +1,7 @@
-"""Token ids to text, piece by piece, without ever showing half a character.
+"""Converts token ids to text piece by piece, without incomplete characters.
 
-The pieces of an output joined equal `Tokenizer.decode` of all its ids, however the ids were cut.
-Both forms below cost the same for the last token as for the first. Pure; knows no stop strings.
+The pieces of an output joined equal `Tokenizer.decode` of all its ids, however the ids were split.
+The cost per token does not grow with the output. Pure; does not handle stop strings.
 """
 
 import codecs
@@ -13,9 +13,9 @@ from typing import Protocol
 from tokenizers import Tokenizer, pre_tokenizers
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-META_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes a space
-_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # and a single byte
-# UTF-8 spends at most four bytes on a character, so a fourth token cannot be waiting for a fifth.
+META_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's space
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # and its single byte
+# A UTF-8 character has at most four bytes, so four tokens complete it.
 MAX_HELD_TOKENS = 4
 
 
@@ -23,14 +23,14 @@ class Detokenizer(Protocol):
     """The text of one output, as its tokens arrive."""
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """Takes new ids; returns the text that is complete now."""
+        """Adds ids; returns the text that is complete now."""
 
     def flush(self) -> str:
-        """The text of what was incomplete, once no more will come."""
+        """Returns the remaining text, with incomplete characters replaced, after the last token."""
 
 
 class _ByteTable(dict[int, bytes]):
-    """Bytes of byte-level tokens, spelled out when first asked for."""
+    """Bytes of byte-level tokens, computed on first use."""
 
     def __init__(self, tokenizer: Tokenizer, known: Mapping[int, bytes]) -> None:
         super().__init__(known)
@@ -42,29 +42,28 @@ class _ByteTable(dict[int, bytes]):
 
 
 class Vocabulary:
-    """What both forms look up about single ids; one per tokenizer, shared by all outputs."""
+    """Properties of single ids that both forms use; one per tokenizer, shared by all outputs."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._byte_tables: dict[frozenset[int], _ByteTable] = {}  # by the ids left out
+        self._byte_tables: dict[frozenset[int], _ByteTable] = {}  # by the hidden ids
 
     def hidden_ids(
         self, *, skip_special_tokens: bool, shown_tokens: Iterable[str] = ()
     ) -> frozenset[int]:
-        """Ids that are left out of a text: special ones, if so wished, but for some shown all the
-        same."""
+        """Ids left out of the text: special tokens if skipped, except those in `shown_tokens`."""
         if not skip_special_tokens:
             return frozenset()
         return self._special_ids.difference(map(self._tokenizer.token_to_id, shown_tokens))
 
     def has_token(self, token_id: int) -> bool:
-        """Whether decode looks at the id; it passes over ids without a token."""
+        """Whether the id has a token; decoding ignores ids without one."""
         return self._tokenizer.id_to_token(token_id) is not None
 
     def byte_table(self, hidden_ids: frozenset[int]) -> Mapping[int, bytes]:
-        """The bytes that every byte-level token stands for; none for ids left out."""
+        """Id to bytes of every byte-level token; empty for hidden ids."""
         found = self._byte_tables.get(hidden_ids)
         if found is None:
             known = dict.fromkeys(hidden_ids, b"")
@@ -72,7 +71,7 @@ class Vocabulary:
         return found
 
     def spell_piece(self, token_id: int) -> bytes:
-        """The bytes of a token that is no string of byte-level characters."""
+        """The bytes of a token that is not a string of byte-level characters."""
         piece: str = self._tokenizer.id_to_token(token_id) or ""
         single = _BYTE_PIECE.fullmatch(piece)
         if single is not None:
@@ -80,14 +79,14 @@ class Vocabulary:
         return piece.replace(META_SPACE, " ").encode()
 
     def decode(self, token_ids: list[int]) -> str:
-        """The text of some ids, specials included."""
+        """The text of some ids, special tokens included."""
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         return text
 
 
 @lru_cache(maxsize=1)
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable ones stand for themselves, others from U+0100 up."""
+    """GPT-2's byte alphabet: printable bytes are themselves, others map to U+0100 and up."""
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     plain = {char: ord(char) for char in alphabet if ord(char) < 256}
     others = sorted(alphabet - plain.keys())
@@ -99,12 +98,12 @@ def _byte_level(token: str) -> bytes:
     table = _byte_of_char()
     try:
         return bytes([table[char] for char in token])
-    except KeyError:  # an added token, spelled in plain text
+    except KeyError:  # an added token, in plain text
         return token.encode()
 
 
 class ByteLevelDetokenizer:
-    """For tokenizers whose every token is a string of bytes: text is those bytes, read as UTF-8."""
+    """For tokenizers whose every token is a string of bytes, which are decoded as UTF-8."""
 
     def __init__(self, vocabulary: Vocabulary, hidden_ids: frozenset[int]) -> None:
         self._bytes = vocabulary.byte_table(hidden_ids)
@@ -119,14 +118,14 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """For every other tokenizer: decodes a short window and shows what the new tokens add to it.
+    """For all other tokenizers: decodes a short window and returns what the new tokens add to it.
 
-    The window is the tokens last shown, which give the new ones their context (a leading space,
-    say), and the tokens held because the text still ends in an incomplete character.
+    The window holds the last tokens shown, which give the new ones their context (a leading space,
+    for example), and the tokens withheld because the text ends in an incomplete character.
 
     Where single bytes are tokens, `Tokenizer.decode` turns a whole run of them into replacement
-    characters if one is wrong, those already shown included. Shown text cannot be taken back: here
-    only the tokens not yet shown are replaced.
+    characters if one is invalid, including those shown already. Shown text cannot be withdrawn:
+    here only tokens not yet shown are replaced.
     """
 
     def __init__(self, vocabulary: Vocabulary, hidden_ids: frozenset[int]) -> None:
@@ -137,7 +136,7 @@ class WindowDetokenizer:
         self._held: list[int] = []
 
     def push(self, token_ids: Iterable[int]) -> str:
-        # One by one, so that the text does not depend on how the ids were cut.
+        # One by one, so that the text does not depend on how the ids were split.
         return "".join([self._push_one(token_id) for token_id in token_ids])
 
     def _push_one(self, token_id: int) -> str:

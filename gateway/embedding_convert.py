@@ -1,4 +1,4 @@
-"""Protobuf to and from what is embedded."""
+"""Converts between protobuf messages and embedding requests and results."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from pagewire.v1 import embedding_pb2 as pb
 def embeddings_from_proto(
     request: pb.EmbedRequest, request_id: str, standing: Standing
 ) -> list[GenerationRequest]:
-    """From a gRPC client: one request for each input."""
+    """The requests from a gRPC client, one per input."""
     if not request.inputs:
         raise invalid("inputs", "is empty")
     limits.check_count("inputs", len(request.inputs), limits.MAX_EMBEDDING_INPUTS)
@@ -35,7 +35,7 @@ def embeddings_from_proto(
 def embeddings_to_proto(
     found: Sequence[Embedding], request_id: str, model: str
 ) -> pb.EmbedResponse:
-    """For a gRPC client."""
+    """The vectors for a gRPC client."""
     return pb.EmbedResponse(
         request_id=request_id,
         model=model,

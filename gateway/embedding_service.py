@@ -1,4 +1,4 @@
-"""gRPC EmbeddingService: texts as vectors, for the SDK and grpcurl."""
+"""gRPC EmbeddingService: texts to vectors, for the SDK and grpcurl."""
 
 import uuid
 
@@ -12,13 +12,13 @@ from pagewire.v1 import embedding_pb2_grpc
 
 
 class EmbeddingService(embedding_pb2_grpc.EmbeddingServiceServicer):
-    """Its one RPC."""
+    """Implements EmbeddingService."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        """One vector for each input."""
+        """One vector per input, in order."""
         async with RefusalsAsStatuses(context):
             request_id = request.request_id or f"embd-{uuid.uuid4().hex}"
             standing = standing_of(request.priority, request.tenant, context)

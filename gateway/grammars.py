@@ -1,4 +1,4 @@
-"""Structures to grammars that a worker of this model can follow, or a refusal with its place."""
+"""Converts structures to grammars and checks that a worker of this model can apply them."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,17 +14,17 @@ MAX_KNOWN_GRAMMARS = 256
 
 
 class Grammars:
-    """Checks grammars against the vocabulary of the model, off the event loop."""
+    """Checks grammars against the model's vocabulary, off the event loop."""
 
     def __init__(self, tokenizer: Callable[[], str]) -> None:
-        self._tokenizer = tokenizer  # the text of its tokenizer.json
+        self._tokenizer = tokenizer  # the content of its tokenizer.json
         self._vocabulary = lru_cache(1)(self._read_vocabulary)
         self._check_once = lru_cache(MAX_KNOWN_GRAMMARS)(self._check)
 
     async def resolve(
         self, structure: Structure, vocab_size: int, eos_token_ids: tuple[int, ...]
     ) -> str:
-        """The grammar of a structure; raises RequestError naming the place at fault."""
+        """The grammar of a structure. Raises RequestError naming the place at fault."""
         return await asyncio.to_thread(self._resolve, structure, vocab_size, eos_token_ids)
 
     def _resolve(

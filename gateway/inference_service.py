@@ -1,7 +1,7 @@
 """gRPC InferenceService: the pipeline, for the SDK and grpcurl.
 
-Cancellation and deadlines arrive as the cancellation of these coroutines, which closes the
-pipeline's iterator, which aborts the request.
+Cancellation and deadlines cancel these coroutines, which closes the pipeline's iterator, which
+aborts the request.
 """
 
 import uuid
@@ -31,7 +31,7 @@ from pagewire.v1 import inference_pb2_grpc
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """All its RPCs."""
+    """Implements InferenceService."""
 
     def __init__(self, pipeline: Pipeline, tokenizer: Tokenizer, readiness: ReadinessWatch) -> None:
         self._pipeline = pipeline
@@ -52,7 +52,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
-        """A completion as it is produced."""
+        """Streams a completion as it is generated."""
         async with RefusalsAsStatuses(context):
             prompt = prompt_from_proto(request.prompt)
             wanted = self._request(prompt, request.options, context)
@@ -77,7 +77,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def ChatStream(
         self, request: pb.ChatStreamRequest, context: Context
     ) -> AsyncIterator[pb.ChatStreamResponse]:
-        """An answer as it is produced."""
+        """Streams an answer as it is generated."""
         async with RefusalsAsStatuses(context):
             conversation = conversation_from_proto(request.messages, request.chat)
             wanted = self._request(conversation, request.options, context)
@@ -123,7 +123,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
-        """The one model served, or none yet."""
+        """The served model; empty before a worker attached."""
         async with RefusalsAsStatuses(context):
             model = self._readiness.current.model
             return pb.ListModelsResponse(models=[] if model is None else [model_to_proto(model)])
@@ -131,7 +131,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def _complete(
         self, wanted: GenerationRequest, options: pb.GenerationOptions
     ) -> list[pb.Output]:
-        """All n outputs, whole."""
+        """All n outputs, complete."""
         if options.resume_token_ids:
             raise invalid("resume_token_ids", "is for streams")
         choices = expand(wanted, num_choices_from_proto(options))
@@ -141,7 +141,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def _generate(
         self, wanted: GenerationRequest, options: pb.GenerationOptions
     ) -> AsyncGenerator[pb.OutputDelta, None]:
-        """Pieces of all n outputs as they come."""
+        """Pieces of all n outputs as they arrive."""
         choices = expand(wanted, num_choices_from_proto(options))
         if len(choices) > 1 and options.resume_token_ids:
             raise invalid("resume_token_ids", f"is for one output, not for {len(choices)}")
@@ -158,7 +158,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
 
 def standing_of(priority: int, tenant: str, context: Context) -> Standing:
-    """How a call stands among others; metadata names the tenant where the request does not."""
+    """The standing of a call; metadata names the tenant if the request does not."""
     metadata = dict(context.invocation_metadata() or ())
     tenant = tenant or str(metadata.get("x-tenant", ""))
     return Standing(priority, tenant, context.time_remaining())

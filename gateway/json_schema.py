@@ -1,8 +1,8 @@
-"""JSON schemas that clients send: what is wrong with one, and where.
+"""Validates JSON schemas from clients and locates what is not supported.
 
-A schema either constrains the output as JSON Schema (draft 2020-12) says, or it is refused. The
-engine knows what it can follow but not at which place it cannot; and by its own rules it would pass
-over a keyword that it has never heard of.
+A schema either constrains the output as JSON Schema (draft 2020-12) defines, or it is refused. The
+grammar engine reports what it does not support but not where; and it ignores unknown keywords,
+which must be refused here.
 """
 
 import json
@@ -14,7 +14,7 @@ from gateway import limits
 from gateway.errors import ErrorKind, RequestError, invalid, unsupported
 
 MAX_NESTING = 64
-MAX_TRIES = 256  # of parts, in search of the one that is at fault
+MAX_TRIES = 256  # parts tried in search of the one at fault
 
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
@@ -25,14 +25,14 @@ _VALUES = frozenset(
     | {"minLength", "maxLength", "pattern", "format"}
     | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 )
-# They say something to readers and nothing about the JSON.
+# Annotations, which do not constrain the JSON.
 _NOTES = frozenset(
     {"title", "description", "default", "examples", "example", "deprecated"}
     | {"readOnly", "writeOnly", "$comment", "$schema", "discriminator"}
     | {"contentEncoding", "contentMediaType", "contentSchema"}
 )
 _KNOWN = _MAPS | _LISTS | _SINGLE | _VALUES | _NOTES
-# Keywords that exist and are not supported, unless their value asks for nothing.
+# Unsupported keywords that are accepted with a value that constrains nothing.
 _NEUTRAL = {"uniqueItems": False, "nullable": False}
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]*")
@@ -52,7 +52,7 @@ def check(schema: Any, place: str) -> None:
 
 
 def without_neutral(schema: Any) -> Any:
-    """A checked schema without the keywords that ask for nothing."""
+    """A checked schema without the keywords that constrain nothing."""
     if schema is True:
         return {}
     if not isinstance(schema, dict):
@@ -71,7 +71,7 @@ def without_neutral(schema: Any) -> Any:
 
 
 def parse(text: str, place: str) -> Any:
-    """A schema that came as text."""
+    """Parses a schema given as text. Raises RequestError naming `place`."""
     limits.check_bytes(place, text, limits.MAX_SCHEMA_BYTES)
     try:
         return json.loads(text)
@@ -107,7 +107,7 @@ def _check_keyword(keyword: str, value: Any, schema: dict[str, Any], place: str)
     if keyword in ("enum", "const", "properties", "required"):
         _check_texts(list(value) if keyword == "properties" else value, where)
     if keyword == "minProperties" and isinstance(value, int):
-        # A key of a map may come twice, so more than one cannot be promised.
+        # A generated map may repeat a key, so more than one cannot be guaranteed.
         required = schema.get("required")
         num_required = len(required) if isinstance(required, list) else 0
         if value > max(1, num_required):
@@ -121,7 +121,7 @@ def _is_vendor(keyword: str) -> bool:
 
 
 def _check_texts(value: Any, place: str) -> None:
-    """A control character without a short escape has no spelling here."""
+    """Raises RequestError for control characters without a short escape: they are unsupported."""
     if isinstance(value, str):
         if any(ord(character) < 0x20 and character not in "\b\t\n\f\r" for character in value):
             raise unsupported(place, "has a control character, which is not supported")
@@ -133,7 +133,7 @@ def _check_texts(value: Any, place: str) -> None:
 
 
 def _parts(schema: dict[str, Any], place: str) -> Iterator[tuple[str, Any]]:
-    """The schemas inside a schema."""
+    """(place, schema) of the schemas inside a schema."""
     for keyword, value in schema.items():
         where = _join(place, keyword)
         if keyword in _MAPS and isinstance(value, dict):
@@ -155,7 +155,7 @@ def _join(place: str, name: str) -> str:
 def refusal(
     schema: Any, place: str, problem: str, problem_of: Callable[[Any], str | None]
 ) -> RequestError:
-    """The error for a schema that the engine refuses, at the smallest part with that problem."""
+    """The error for a schema that the engine refuses; names the smallest part with that problem."""
     root = schema if isinstance(schema, dict) else {}
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
     tries = MAX_TRIES

@@ -1,6 +1,6 @@
-"""A request that the scheduler has, as the gateway keeps it: enough to read it and to ask again.
+"""A live request as the gateway keeps it: enough to deliver its output and to submit it again.
 
-Tokens are the truth: prompt and output so far are all that another scheduler needs to go on.
+Prompt and output so far are all that another scheduler needs to continue.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from rpc.prompt_reports import PromptReport
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What was asked of the scheduler."""
+    """A request as submitted to the scheduler."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -22,24 +22,24 @@ class Submission:
     standing: Standing
     reuse: Reuse
     pooling: Pooling | None = None
-    output_token_ids: tuple[int, ...] = ()  # that its client has from an earlier attempt
+    output_token_ids: tuple[int, ...] = ()  # from an earlier attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """New tokens and, once there are no more to come, how it ended."""
+    """New tokens, and the end of the output after the last ones."""
 
     token_ids: list[int]
-    logprobs: list[RawLogprobs]  # one per token, if asked for
+    logprobs: list[RawLogprobs]  # one per token, if requested
     end: Finish | None
-    reports: list[PromptReport] = field(default_factory=list)  # of the prompt, before the tokens
+    reports: list[PromptReport] = field(default_factory=list)  # of the prompt; precede the tokens
 
 
 class LiveRequest:
     """A submitted request as its reader sees it: tokens, then an end.
 
-    Tokens that come faster than they are read collect here, so a slow reader wakes up less often
-    and holds up nobody. max_tokens bounds them.
+    Tokens that arrive faster than they are read are buffered, so a slow reader wakes up less often
+    and delays no other request. max_tokens bounds the buffer.
     """
 
     __slots__ = (
@@ -63,9 +63,9 @@ class LiveRequest:
         self.submission = submission
         self.submitted_s = now_s
         self.num_cached_tokens = 0  # known with the first token
-        self.output_token_ids = list(submission.output_token_ids)  # whether read or not
-        # After the scheduler was lost: since when, how often without a token, and whether the next
-        # one has been asked.
+        self.output_token_ids = list(submission.output_token_ids)  # read or not
+        # After the loss of the scheduler: since when, how often in a row without a token, and
+        # whether it was submitted again.
         self.lost_s: float | None = None
         self.num_losses = 0
         self.is_submitted = True
@@ -76,10 +76,10 @@ class LiveRequest:
         self._waiter: asyncio.Future[None] | None = None
 
     async def receive(self) -> Arrival:
-        """What came since the last call; waits for it.
+        """Returns everything since the last call; waits if there is nothing. For one reader.
 
-        Raises RequestError when the request was refused or failed; tokens that came before are
-        returned first. One reader only.
+        Raises RequestError when the request was refused or failed, after tokens that arrived
+        before.
         """
         if not self._token_ids and self._end is None:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -94,33 +94,33 @@ class LiveRequest:
         return Arrival(token_ids, logprobs, self._end, reports)
 
     def add(self, token_id: int, logprobs: RawLogprobs | None) -> None:
-        """One more token; wake() tells the reader."""
+        """Adds a token; call wake() afterwards."""
         self._token_ids.append(token_id)
         self.output_token_ids.append(token_id)
-        if self.lost_s is not None:  # the new scheduler goes on with it
+        if self.lost_s is not None:  # the new scheduler continues it
             self.lost_s, self.num_losses = None, 0
         if logprobs is not None:
             self._logprobs.append(logprobs)
 
     def add_report(self, report: PromptReport) -> None:
-        """What was found out about a part of the prompt; the first token, or the end, is behind."""
+        """Adds prompt outputs, which arrive before the first token and the end."""
         self._reports.append(report)
 
     def end(self, how: Finish | RequestError) -> None:
-        """Nothing more will come; wake() tells the reader."""
+        """Adds the end; call wake() afterwards."""
         self._end = how
 
     def wake(self) -> None:
-        """Lets the reader see what was added; once per step, not once per token."""
+        """Wakes the reader; call it once per step, not once per token."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def lose(self, now_s: float) -> None:
-        """The scheduler that had it is gone."""
+        """Records that the scheduler that had the request is gone."""
         if not self.is_submitted:
-            return  # no other has had it since
+            return  # no other scheduler has had it since
         self.lost_s = now_s if self.lost_s is None else self.lost_s
         self.num_losses += 1
         self.is_submitted = False
         if not self.output_token_ids:
-            self._reports = []  # the next one tells of the whole prompt again
+            self._reports = []  # the next scheduler reports the whole prompt again

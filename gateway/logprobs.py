@@ -1,4 +1,4 @@
-"""How likely the tokens of an output were, and the words they stand for."""
+"""Log probabilities of output tokens, with the text of each token."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ Spell = Callable[[int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class RawLogprobs:
-    """One token's numbers, as the scheduler sends them."""
+    """The values of one token as the scheduler sends them."""
 
     logprob: float
-    rank: int  # 1 is the likeliest
+    rank: int  # 1: the likeliest
     top_token_ids: list[int]
     top_logprobs: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token that was, or could have been, chosen."""
+    """A token and its log probability."""
 
     token_id: int
     logprob: float
     rank: int
-    spelling: bytes  # what it adds to the text; may be half a character
+    spelling: bytes  # the bytes that it adds to the text, possibly an incomplete character
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class TokenLogprobs:
     """A token of the output with its likeliest alternatives."""
 
     sampled: Candidate
-    top: tuple[Candidate, ...]  # likeliest first; the sampled one may be among them
-    text_offset: int  # characters of the output before it
+    top: tuple[Candidate, ...]  # likeliest first; may include the sampled token
+    text_offset: int  # number of characters of the output before it
 
 
 def raw_logprobs(table: LogprobColumns) -> list[RawLogprobs]:
-    """The rows of a table, one by one."""
+    """The rows of a table."""
     columns = table.logprobs, table.ranks, table.top_token_ids, table.top_logprobs
     return list(map(RawLogprobs, *(column.tolist() for column in columns)))
 
 
 class LogprobReader:
-    """Reads the numbers of one output, token by token."""
+    """Adds text to the log probabilities of one output, token by token."""
 
     def __init__(
         self, spell: Spell, detokenizer: Detokenizer, num_top: int, text_offset: int = 0
@@ -53,16 +53,16 @@ class LogprobReader:
         self._spell = spell
         self._detokenizer = detokenizer
         self._num_top = num_top
-        self._num_characters = text_offset  # in front of the next token
+        self._num_characters = text_offset  # before the next token
 
     def skip(self, token_id: int) -> None:
-        """A token that has no numbers."""
+        """Advances past a token without log probabilities."""
         self._num_characters += len(self._detokenizer.push((token_id,)))
 
     def read(
         self, token_ids: Sequence[int], raw: Sequence[RawLogprobs]
     ) -> tuple[TokenLogprobs, ...]:
-        """New tokens of the output; what raw holds beyond them was cut off by a stop string."""
+        """The values of new output tokens; more rows in `raw` were cut off by a stop string."""
         return tuple(map(self._read, token_ids, raw))
 
     def _read(self, token_id: int, raw: RawLogprobs) -> TokenLogprobs:

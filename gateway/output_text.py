@@ -1,4 +1,4 @@
-"""The text of one output: detokenizer and stop strings together, token by token. Pure."""
+"""The text of one output: detokenizer and stop strings combined, token by token. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,17 @@ from gateway.stops import StopMatcher
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What some tokens added."""
+    """The text and tokens that some tokens added."""
 
     text: str
-    token_ids: list[int]  # without those after the one that completed a stop string
+    token_ids: list[int]  # up to the one that completed a stop string
     stop_string: str | None = None
 
 
 class OutputText:
-    """Turns an output's tokens into the text its client sees.
+    """Converts an output's tokens to the text that its client sees.
 
-    Stop strings are looked for from token min_tokens + 1 on.
+    Stop strings are matched from token min_tokens + 1 on.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class OutputText:
         self.num_tokens = 0
 
     def push(self, token_ids: list[int]) -> Piece:
-        """Takes new tokens. After a piece with a stop_string there is nothing more to push."""
+        """Adds tokens. A piece with a stop_string is the last one."""
         if self._stops is None:
             self.num_tokens += len(token_ids)
             return Piece(self._detokenizer.push(token_ids), token_ids)
@@ -47,7 +47,7 @@ class OutputText:
         return Piece("".join(shown), token_ids)
 
     def flush(self) -> Piece:
-        """What was withheld, once the last token has been pushed."""
+        """The text withheld so far, after the last token was pushed."""
         text = self._detokenizer.flush()
         if self._stops is None:
             return Piece(text, [])

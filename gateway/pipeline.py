@@ -1,7 +1,7 @@
-"""The one path that every generation takes, whichever API it came by.
+"""The common path of all generations, for every API.
 
-Validate, tokenize, submit, detokenize, look for stop strings, hand out deltas. Leaving the iterator
-early, for whatever reason, aborts the request in the scheduler.
+Validates, tokenizes, submits, detokenizes, matches stop strings and yields deltas. Leaving the
+iterator early, for any reason, aborts the request in the scheduler.
 """
 
 import time
@@ -75,11 +75,11 @@ class Pipeline:
         return list(self._live.values())
 
     def now(self) -> float:
-        """The clock that Progress is measured by."""
+        """The clock of Progress, in seconds."""
         return self._clock()
 
     def resolve_model(self, name: str | None) -> ServedModel:
-        """The model a request asks for; raises RequestError when it is not the one served."""
+        """The model that a request names. Raises RequestError when it is not the one served."""
         model = self._readiness.require_model()
         if name is not None and name != model.name:
             problem = f"model: {name!r} is not served here, {model.name!r} is"
@@ -87,9 +87,9 @@ class Pipeline:
         return model
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
-        """The output piece by piece; the last delta, and only it, has a finish.
+        """The output piece by piece; the last delta, and only it, has a finish. Use aclosing().
 
-        Raises RequestError before the first delta when the request is refused. Use aclosing().
+        Raises RequestError before the first delta when the request is refused.
         """
         submission, reader = await self._prepare(request)
         live = self._link.submit(submission)
@@ -107,14 +107,14 @@ class Pipeline:
                 progress.num_output_tokens = reader.text.num_tokens
                 finish = delta.finish
                 if finish is not None:
-                    self._link.close(live)  # after a stop string the scheduler would go on
+                    self._link.close(live)  # at a stop string the scheduler must be stopped
                 yield delta
         finally:
             del self._live[live.handle]
             self._link.close(live)
 
     async def _prepare(self, request: GenerationRequest) -> tuple[Submission, OutputReader]:
-        """What is asked of the scheduler, and what will read its answer."""
+        """The submission for the scheduler, and the reader of its results. Raises RequestError."""
         model = self.resolve_model(request.model)
         request.check(model.vocab_size)
         request = self._with_structure(request)
@@ -148,7 +148,7 @@ class Pipeline:
         return submission, reader
 
     def _with_structure(self, request: GenerationRequest) -> GenerationRequest:
-        """A chat with what its tools demand of the answer's form. Raises RequestError."""
+        """A chat with the structure that its tools require. Raises RequestError."""
         chat = request.prompt
         if not isinstance(chat, Conversation):
             return request
@@ -214,7 +214,7 @@ class Pipeline:
     async def _resolve_bad_words(self, request: GenerationRequest) -> SamplingParams:
         """The request's sampling with its bad words as token ids.
 
-        A word is spelled by other tokens after a space than at the start of a text: both are bad.
+        A word has other tokens after a space than at the start of a text: both are forbidden.
         """
         sampling = request.sampling
         if not request.bad_words:
@@ -230,7 +230,7 @@ class Pipeline:
         return replace(sampling, bad_words_token_ids=tuple(sequences))
 
     async def embed(self, request: GenerationRequest) -> Embedding:
-        """The hidden states that stand for a prompt; `pooling` says which."""
+        """The pooled hidden states of a prompt, by the request's `pooling`."""
         assert request.pooling is not None
         model = self.resolve_model(request.model)
         prompt = await self._tokenize(request, model)

@@ -1,4 +1,4 @@
-"""What a client hears of its prompt: the prompt itself, and how likely its tokens were."""
+"""Prompt outputs for the client: the prompt itself, and its log probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,51 +11,51 @@ from rpc.prompt_reports import PromptReport
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """How likely each token of a prompt was behind those before it."""
+    """Log probability of each token of a prompt after the tokens before it."""
 
-    first_spelling: bytes  # of the first token, which nothing precedes
+    first_spelling: bytes  # of the first token, which has no log probability
     others: tuple[TokenLogprobs, ...]
 
     def with_top(self, num_top: int) -> "PromptScores":
-        """The same with fewer alternatives."""
+        """The same with at most `num_top` alternatives."""
         others = (replace(token, top=token.top[:num_top]) for token in self.others)
         return replace(self, others=tuple(others))
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt that stands in front of its output."""
+    """A prompt that precedes its output."""
 
     text: str
-    scores: PromptScores | None  # None: nobody asked
+    scores: PromptScores | None  # None: not requested
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTold:
-    """Comes with the first piece of an output."""
+    """Prompt outputs, delivered with the first piece of an output."""
 
     token_ids: tuple[int, ...]
-    scores: PromptScores | None  # None: nobody asked
+    scores: PromptScores | None  # None: not requested
     echo: Echo | None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptWish:
-    """What somebody wants to hear of a prompt."""
+    """The prompt outputs that a request asks for."""
 
-    num_top: int | None  # alternatives beside each token's score; None: no scores
-    echo: str | None  # the prompt's text, if it is to stand in front of the output
-    num_echo_top: int | None  # the same for the scores of the echo
+    num_top: int | None  # alternatives per token; None: no scores
+    echo: str | None  # the prompt's text, if it precedes the output
+    num_echo_top: int | None  # alternatives per token of the echo; None: no scores
 
     @property
     def most_top(self) -> int | None:
-        """Alternatives to ask for; None: no scores are needed."""
+        """Alternatives to request from the scheduler; None: no scores are needed."""
         wanted = self.num_top, self.num_echo_top if self.echo is not None else None
         return max((number for number in wanted if number is not None), default=None)
 
 
 class PromptTeller:
-    """Puts the parts together in which the numbers of one prompt come."""
+    """Combines the reports on one prompt."""
 
     def __init__(
         self, wish: PromptWish, token_ids: Sequence[int], spell: Spell, detokenizer: Detokenizer
@@ -66,7 +66,7 @@ class PromptTeller:
         self._detokenizer = detokenizer
 
     def tell(self, reports: Sequence[PromptReport]) -> PromptTold:
-        """All that is wanted; the reports must cover the prompt. Raises RequestError."""
+        """The requested outputs. Raises RequestError unless the reports cover the prompt."""
         wish, scores = self._wish, None
         if wish.most_top is not None:
             scores = self._read(reports, wish.most_top)
@@ -82,11 +82,11 @@ class PromptTeller:
         tokens: list[TokenLogprobs] = []
         for report in reports:
             if report.begin != len(tokens) or report.logprobs is None:
-                raise RequestError(ErrorKind.INTERNAL, "the scheduler told of the wrong tokens")
+                raise RequestError(ErrorKind.INTERNAL, "the scheduler reported the wrong tokens")
             behind = others[report.begin : report.end]
             tokens += reader.read(behind, raw_logprobs(report.logprobs))
         if len(tokens) != len(others):
-            problem = f"the scheduler told of {len(tokens)} tokens of a prompt of {len(others) + 1}"
+            problem = f"the scheduler reported {len(tokens)} of {len(others) + 1} prompt tokens"
             raise RequestError(ErrorKind.INTERNAL, problem)
         return PromptScores(self._spell(first), tuple(tokens))
 

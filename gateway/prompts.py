@@ -1,4 +1,4 @@
-"""Prompts in every form a client may send them, as token ids."""
+"""Converts prompts of every form to token ids."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from gateway.tokenizer import Tokenizer, too_long
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """What goes to the scheduler, and the text it came from if it was text."""
+    """The ids for the scheduler, and the text they came from if there was one."""
 
     token_ids: list[int]
     text: str
@@ -24,9 +24,9 @@ async def tokenize(
     *,
     num_output_tokens: int = 1,
 ) -> TokenizedPrompt:
-    """The ids of a prompt; raises RequestError when they leave no room for that much output.
+    """The ids of a prompt. Raises RequestError when they leave too little room for output.
 
-    Text gets the tokenizer's special tokens; a conversation does not, for its template writes them.
+    Text gets the tokenizer's special tokens; a conversation does not, since its template has them.
     """
     name = "messages" if isinstance(prompt, Conversation) else "prompt"
     if isinstance(prompt, tuple):

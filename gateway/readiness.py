@@ -1,4 +1,4 @@
-"""Whether requests can be served, and by which model: the scheduler's word, checked."""
+"""Whether requests can be served, and by which model, as the scheduler reports it."""
 
 import asyncio
 import logging
@@ -25,22 +25,22 @@ log = logging.getLogger("gateway.readiness")
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What is known now.
+    """The current state.
 
     A model without is_ready is normal: its worker is away for a moment, and the scheduler holds
-    requests until it is back.
+    requests until it returns.
     """
 
     is_ready: bool
-    reason: str  # why not, when not ready
-    model: ServedModel | None  # what requests may be submitted for
+    reason: str  # why it is not ready
+    model: ServedModel | None  # requests may be submitted for it
 
 
 Listener = Callable[[Readiness], Awaitable[None]]
 
 
 class ReadinessWatch:
-    """Asks the scheduler about once a second, and at once when its stream opens or breaks."""
+    """Polls the scheduler about once a second, and at once when its stream opens or breaks."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class ReadinessWatch:
         self._poll_interval_s = poll_interval_s
         self._patience = Patience(POLL_TIMEOUT_S, LONGEST_POLL_S)
         self._is_draining = False
-        self._warned_of = ""  # a version of llguidance
+        self._warned_of = ""  # version of llguidance
         self.current = Readiness(False, "the scheduler has not answered yet", None)
 
     def require_model(self) -> ServedModel:
-        """The model requests may be submitted for; raises RequestError when there is none."""
+        """The model that requests may be submitted for. Raises RequestError when there is none."""
         if self._is_draining:
             raise unavailable("this gateway is shutting down")
         if self.current.model is None:
@@ -76,9 +76,9 @@ class ReadinessWatch:
         self.current = Readiness(False, "this gateway is shutting down", self.current.model)
 
     async def run(self, listener: Listener) -> None:
-        """Polls until cancelled; the listener hears of every change."""
+        """Polls until cancelled; calls the listener on every change."""
         while True:
-            # Cleared first: a change of the stream during the poll makes the next one immediate.
+            # Cleared first: a change of the stream during the poll triggers the next one at once.
             self._link.changed.clear()
             found = await self._poll()
             if found != self.current and not self._is_draining:
@@ -93,7 +93,7 @@ class ReadinessWatch:
                 pass
 
     def _warn_of_grammars(self, model: ServedModel | None) -> None:
-        """Only the versions: what one of them alone can read is told to who asks for it."""
+        """Warns if gateway and worker have different versions of llguidance."""
         theirs = model.llguidance_version if model else ""
         if theirs not in ("", LLGUIDANCE_VERSION, self._warned_of):
             self._warned_of = theirs
@@ -135,7 +135,7 @@ def is_timeout(error: grpc.aio.AioRpcError) -> bool:
 
 
 def mismatch(tokenizer: Tokenizer, model: ServedModel) -> str | None:
-    """Why this tokenizer is not the model's; None when it is."""
+    """Why this tokenizer does not match the model's; None when it does."""
     if model.tokenizer_sha256 and model.tokenizer_sha256 != tokenizer.sha256:
         return (
             f"wrong tokenizer: this gateway's tokenizer.json has SHA-256 {tokenizer.sha256}, "

@@ -1,9 +1,9 @@
-"""The one stream between this gateway and its scheduler, shared by all requests.
+"""The stream between this gateway and its scheduler, shared by all requests.
 
-Submits and aborts go up; once per step one message comes down with the new tokens of every request
-of this gateway. The link hands each request its own and reconnects when the stream breaks; who was
-live then is submitted again, prompt and output so far, and goes on where it was. It knows token ids
-and handles, no text.
+Submits and aborts are sent; once per step one message arrives with the new tokens of every request
+of this gateway. The link delivers them to the requests and reconnects when the stream breaks; live
+requests are then submitted again, prompt and output so far, and continue. It handles token ids, not
+text.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ from rpc.prompt_reports import PromptReport
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
-RETRY_S = 0.1  # between attempts to submit again what a scheduler has lost
-MAX_LOSSES = 3  # in a row without a token; the request may be what kills schedulers
-WAKES_PER_ROUND = 16  # of the event loop: some 0.5 ms of work
+RETRY_S = 0.1  # between attempts to submit lost requests again
+MAX_LOSSES = 3  # in a row without a token; the request may crash schedulers
+WAKES_PER_ROUND = 16  # wakes per round of the event loop: about 0.5 ms of work
 
 log = logging.getLogger("gateway.scheduler_link")
 
@@ -42,11 +42,11 @@ Outbox = asyncio.Queue[scheduler_pb2.SessionRequest | None]  # None ends the str
 
 
 class WakeQueue:
-    """Whose reader is to be woken, in turn, a few per round of the event loop.
+    """Wakes the readers of requests in turn, a few per round of the event loop.
 
-    Between two rounds the loop reads what else has come. A gateway that keeps up wakes everybody
-    before the next step; one that is behind finds the next tokens of those still in the queue added
-    to the ones that they wait for, and what costs something per message is paid once for both.
+    Between two rounds the loop receives other messages. A gateway that keeps up wakes all readers
+    before the next step; one that lags finds that the requests still queued have more tokens to
+    deliver, and pays the cost per wake-up once for all of them.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class WakeQueue:
         self._is_running = False
 
     def add(self, touched: Iterable[LiveRequest]) -> None:
-        """There is news for these."""
+        """Queues requests with new tokens or an end."""
         self._waiting.update(dict.fromkeys(touched))
         if not self._is_running:
             self._run()
@@ -69,7 +69,7 @@ class WakeQueue:
 
 
 class SchedulerLink:
-    """The stream and the requests on it. All methods belong to the event loop's thread."""
+    """The stream and its requests. All methods belong to the event loop's thread."""
 
     def __init__(
         self, channel: grpc.aio.Channel, address: str, scheduler_timeout_s: float = 0.0
@@ -78,14 +78,14 @@ class SchedulerLink:
             scheduler_pb2_grpc.SchedulerServiceStub(channel)
         )
         self._address = address
-        self._timeout_s = scheduler_timeout_s  # for which who was live waits for the next one
+        self._timeout_s = scheduler_timeout_s  # live requests wait this long for the next scheduler
         self._recovering: asyncio.Task[None] | None = None
         self._live: dict[int, LiveRequest] = {}
         self._handles = itertools.count(1)
         self._wakes = WakeQueue()
-        self._problem = ""  # of the stream that broke last
-        self._outbox: Outbox | None = None  # there while a stream is open
-        self.changed = asyncio.Event()  # set when a stream opens or breaks; its waiter clears it
+        self._problem = ""  # of the last stream that broke
+        self._outbox: Outbox | None = None  # set while a stream is open
+        self.changed = asyncio.Event()  # set when a stream opens or breaks; the waiter clears it
 
     @property
     def is_open(self) -> bool:
@@ -93,7 +93,7 @@ class SchedulerLink:
         return self._outbox is not None
 
     def submit(self, submission: Submission) -> LiveRequest:
-        """Sends a request; its reader must close() it."""
+        """Submits a request; its reader must close() it. Raises RequestError without a stream."""
         if self._outbox is None:
             raise unavailable(f"no connection to the scheduler at {self._address}")
         live = LiveRequest(self._free_handle(), submission, time.monotonic())
@@ -102,12 +102,12 @@ class SchedulerLink:
         return live
 
     def close(self, live: LiveRequest) -> None:
-        """Ends the reader's interest; aborts the request if it still runs."""
+        """Removes a request; aborts it if it still runs."""
         if self._live.pop(live.handle, None) is not None and self._outbox is not None:
             self._outbox.put_nowait(abort_to_proto(live.handle))
 
     def _free_handle(self) -> int:
-        # Handles come round after 2**32 requests; the long-lived ones keep theirs.
+        # Handles wrap around after 2**32 requests; those of live requests are skipped.
         while (handle := next(self._handles) & 0xFFFFFFFF) in self._live:
             pass
         return handle
@@ -158,9 +158,10 @@ class SchedulerLink:
     # --- when the scheduler is gone --------------------------------------------------------------
 
     def _lose(self, problem: str) -> None:
-        """The stream is gone, and with it the scheduler's memory of our requests.
+        """Handles the loss of the stream, and of the scheduler's state of our requests.
 
-        We hold prompt and tokens of each: they wait for the next scheduler, but not for ever.
+        The gateway holds prompt and tokens of each: they wait for the next scheduler for a limited
+        time.
         """
         if self._live:
             log.warning("lost the scheduler with %d requests live: %s", len(self._live), problem)
@@ -174,7 +175,7 @@ class SchedulerLink:
             self._recovering = asyncio.create_task(self._recover())
 
     async def _recover(self) -> None:
-        """Submits again whatever waits for a scheduler, until nothing does."""
+        """Submits the requests that wait for a scheduler again, until none waits."""
         while waiting := [live for live in self._live.values() if not live.is_submitted]:
             for live in waiting:
                 self._try_again(live, time.monotonic())
@@ -188,7 +189,7 @@ class SchedulerLink:
                 problem = "the deadline passed while there was no scheduler"
                 return self._fail(live, RequestError(ErrorKind.DEADLINE_EXCEEDED, problem))
         if lost_s is not None and now_s - lost_s > self._timeout_s:
-            problem = f"{self._problem}; no other came within {self._timeout_s:g} s"
+            problem = f"{self._problem}; no other was found within {self._timeout_s:g} s"
             return self._fail(live, unavailable(problem))
         if self._outbox is not None:
             output = tuple(live.output_token_ids)
@@ -203,8 +204,7 @@ class SchedulerLink:
         live.wake()
 
     def _has_to_wait(self, live: LiveRequest, end: Finish | RequestError) -> bool:
-        """Whether a refusal only says that the next scheduler is not there yet, or that the last
-        one has not noticed that it lost us."""
+        """Whether to retry: the next scheduler is not ready, or the last missed the loss."""
         if live.lost_s is None or not isinstance(end, RequestError):
             return False
         if end.kind not in (ErrorKind.UNAVAILABLE, ErrorKind.CONFLICT):
@@ -229,7 +229,7 @@ class SchedulerLink:
                 live.add_report(PromptReport.unpack(packed))
         for position, (handle, token_id) in enumerate(zip(handles, token_ids, strict=True)):
             live = self._live.get(handle)
-            if live is not None:  # else: closed here, its last tokens were on their way
+            if live is not None:  # else: closed here while tokens were in flight
                 live.add(token_id, logprobs.get(position))
                 touched.append(live)
         for admitted in response.admitted:

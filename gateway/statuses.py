@@ -1,4 +1,4 @@
-"""Ends gRPC calls with the right status: the gRPC half of the table in errors.py."""
+"""Maps errors to gRPC statuses, by the table in errors.py."""
 
 import logging
 import math
@@ -20,7 +20,7 @@ log = logging.getLogger("gateway.statuses")
 
 
 def to_status(error: RequestError) -> grpc.Status:
-    """The gRPC form of an error, with the details that programs read."""
+    """The gRPC status of an error, with machine-readable details."""
     status = Status(code=error.wire.grpc_code.value[0], message=error.message)
     if error.field is not None:
         violation = BadRequest.FieldViolation(field=error.field, description=error.message)
@@ -40,7 +40,7 @@ def _attach(status: Status, detail: BadRequest | RetryInfo) -> None:
 
 
 class RefusalsAsStatuses:
-    """Around the body of a handler: what fails inside ends the call, in words and with a code."""
+    """Context manager for handlers: ends the call with the status of an error inside."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -1,8 +1,8 @@
 """Finds stop strings in text that arrives in pieces.
 
 One Aho-Corasick automaton holds all stop strings, so the cost is one step per character whatever
-their number and length, and the result does not depend on where the text was cut. The match that
-ends first wins; of those that end together, the longest. Pure; knows nothing of tokens.
+their number and length, and the result does not depend on how the text was split. The match that
+ends first wins; of those that end together, the longest. Pure; does not handle tokens.
 """
 
 from collections import deque
@@ -12,12 +12,12 @@ from functools import lru_cache
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A prefix of some stop string."""
+    """A prefix of a stop string."""
 
     depth: int
     children: "dict[str, _Node]"
     fallback: "_Node | None" = None  # the longest proper suffix that is also a prefix
-    match: str | None = None  # the longest stop string that ends here
+    match: str | None = None  # longest stop string that ends here
 
 
 @lru_cache(maxsize=256)
@@ -28,7 +28,7 @@ def _automaton(stops: tuple[str, ...]) -> _Node:
         for char in stop:
             node = node.children.setdefault(char, _Node(node.depth + 1, {}))
         node.match = stop
-    # Breadth first: a fallback is always shallower, hence complete before it is used.
+    # Breadth first: a fallback is shallower, hence complete before it is used.
     waiting = deque([root])
     while waiting:
         node = waiting.popleft()
@@ -50,18 +50,18 @@ def _step(node: _Node | None, char: str, root: _Node) -> _Node:
 
 
 class StopMatcher:
-    """The stop strings of one output."""
+    """Matches the stop strings of one output."""
 
     def __init__(self, stops: tuple[str, ...], *, include_in_output: bool) -> None:
         self._root = _automaton(stops)
         self._node = self._root
         self._include = include_in_output
-        self._held = ""  # text already seen that may turn out to begin a stop string
+        self._held = ""  # text seen that may begin a stop string
 
     def push(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
-        """Takes new text; returns what may be shown now and the stop string that ended it, if any.
+        """Adds text; returns (text to show now, stop string that ended it or None).
 
-        Without may_stop a completed stop string counts as ordinary text.
+        Without may_stop, stop strings are ordinary text.
         """
         node, root = self._node, self._root
         for index, char in enumerate(text):
@@ -71,7 +71,7 @@ class StopMatcher:
         self._node = node
         if self._include:
             return text, None
-        # Only the longest tail that begins some stop string is withheld: node.depth characters.
+        # Only the longest tail that begins a stop string is withheld: node.depth characters.
         seen = self._held + text
         cut = len(seen) - node.depth
         self._held = seen[cut:]
@@ -83,6 +83,6 @@ class StopMatcher:
         return (self._held + text)[: -len(stop)], stop
 
     def flush(self) -> str:
-        """The text still withheld, once no more will come."""
+        """The text withheld so far, at the end."""
         held, self._held = self._held, ""
         return held

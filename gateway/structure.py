@@ -1,7 +1,7 @@
-"""What an output must look like, as a client asks for it, and how that is written as a grammar.
+"""Structured output: the forms that a client can request, and their grammars.
 
-Whether a grammar can be followed is checked in `grammars`, whether a schema can be guaranteed in
-`json_schema`.
+`grammars` checks whether a grammar can be followed, `json_schema` whether a schema can be
+guaranteed.
 """
 
 import json
@@ -15,10 +15,10 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from gateway import json_schema, limits
 from gateway.errors import invalid, unsupported
 
-# A line break with its indentation, or a few blanks: any layout that people use, and an end to it.
-# A small model that may write blanks for ever does.
+# A line break with indentation, or a few blanks: covers common layouts, but is bounded. With
+# unbounded blanks a small model may write them forever.
 DEFAULT_WHITESPACE = r"\r?\n[ \t]{0,32}|[ \t]{1,4}"
-# One way to write each character, so that no key can be spelled past its own schema.
+# One spelling per character, so that no key can evade its schema by another spelling.
 ESCAPES = 'nrbtf\\"'
 
 ANY_OBJECT = {"type": "object"}
@@ -26,21 +26,21 @@ ANY_OBJECT = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """JSON that a schema describes."""
+    """JSON that matches a schema."""
 
     place: str  # the request's field, for errors
     schema: Any
-    whitespace: str | None = None  # a regular expression; "" is none
+    whitespace: str | None = None  # regular expression; "": no whitespace
 
     def to_grammar(self) -> str:
-        """Raises RequestError with the place of what is wrong."""
+        """The grammar. Raises RequestError naming the place at fault."""
         json_schema.check(self.schema, self.place)
         if self.whitespace is not None:
             limits.check_bytes("whitespace_pattern", self.whitespace, limits.MAX_WHITESPACE_BYTES)
         return self.grammar_of(self.schema)
 
     def grammar_of(self, schema: Any) -> str:
-        """A schema, this one or a part of it, as a grammar."""
+        """The grammar of a schema, or of a part of it."""
         whitespace = DEFAULT_WHITESPACE if self.whitespace is None else self.whitespace
         return LLMatcher.grammar_from_json_schema(
             json.dumps(json_schema.without_neutral(schema), ensure_ascii=False),
@@ -60,21 +60,21 @@ class Regex:
     pattern: str
 
     def to_grammar(self) -> str:
-        """Raises RequestError if it is empty or too long."""
+        """The grammar. Raises RequestError if it is empty or too long."""
         _check_text(self.place, self.pattern)
-        # Otherwise digits, word characters and blanks would be those of every script.
+        # Otherwise digits, word characters and blanks of every script would match.
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(self.pattern, 'dws')}/")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of some texts."""
+    """One of the given texts."""
 
     place: str
     options: tuple[str, ...]
 
     def to_grammar(self) -> str:
-        """Raises RequestError if there are none, too many, or an empty one."""
+        """The grammar. Raises RequestError if there are no texts, too many, or an empty one."""
         if not self.options:
             raise invalid(self.place, "is empty")
         limits.check_count(self.place, len(self.options), limits.MAX_CHOICE_OPTIONS)
@@ -92,7 +92,7 @@ class ContextFree:
     text: str
 
     def to_grammar(self) -> str:
-        """Raises RequestError if it asks for more than a form."""
+        """The grammar. Raises RequestError if it has settings beyond its form."""
         _check_text(self.place, self.text)
         if "::=" not in self.text:
             _refuse_sampling(self.place, self.text)
@@ -112,9 +112,9 @@ class CallList:
     max_calls: int
 
     def to_grammar(self) -> str:
-        """Raises RequestError with the place of what is wrong in a schema.
+        """The grammar. Raises RequestError naming the place at fault in a schema.
 
-        Each schema stays a grammar of its own, so that its references mean what they say.
+        Each schema becomes a grammar of its own, so that its references stay valid.
         """
         kinds, grammars = [], []
         for index, (name, schema) in enumerate(self.functions):

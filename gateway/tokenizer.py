@@ -1,4 +1,4 @@
-"""The model's tokenizer, read from its folder: text and conversations to ids, ids to text."""
+"""The model's tokenizer, read from its folder: converts text and conversations to ids and back."""
 
 import asyncio
 import hashlib
@@ -20,21 +20,21 @@ from gateway.detokenizer import (
 )
 from gateway.errors import ErrorKind, RequestError
 
-# Below this a thread costs more than the tokenization it takes off the event loop.
+# Below this a thread costs more than the tokenization.
 INLINE_BYTES = 4096
 NOTHING: frozenset[int] = frozenset()
 
 
 class TokenizerFolderError(ValueError):
-    """The folder holds no tokenizer that can be read."""
+    """Raised when a folder has no readable tokenizer."""
 
 
 class Tokenizer:
-    """One tokenizer.json with what tokenizer_config.json says about it."""
+    """One tokenizer.json with the settings of its tokenizer_config.json."""
 
     def __init__(self, definition: bytes, template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_str(definition.decode())
-        # A file may carry the truncation and padding of its training; serving wants neither.
+        # A file may have truncation and padding of training; serving uses neither.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.template = template
@@ -67,16 +67,16 @@ class Tokenizer:
             raise TokenizerFolderError(f"{path} is no tokenizer: {error}") from error
 
     def definition(self) -> str:
-        """The text of its tokenizer.json, without truncation and padding."""
+        """The content of its tokenizer.json, without truncation and padding."""
         text: str = self._tokenizer.to_str()
         return text
 
     async def encode(
         self, field: str, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
     ) -> list[int]:
-        """The ids of a text; long texts leave the event loop free meanwhile.
+        """The ids of a text; a long one is tokenized off the event loop.
 
-        A text that is too long for max_tokens whatever its tokens is refused before tokenizing.
+        Raises RequestError, without tokenizing, for a text that cannot fit into max_tokens.
         """
         num_bytes = len(limits.utf8(field, text))
         if max_tokens is not None and self._max_token_bytes is not None:
@@ -93,7 +93,7 @@ class Tokenizer:
         return token_ids
 
     def render(self, conversation: Conversation) -> str:
-        """The conversation as the model's chat template writes it."""
+        """The conversation as text, by the model's chat template. Raises RequestError."""
         if self.template is None:
             problem = "the model has no chat template: use a completion with a plain prompt"
             raise RequestError(ErrorKind.UNSUPPORTED, f"messages: {problem}", field="messages")
@@ -105,7 +105,7 @@ class Tokenizer:
         return text
 
     def spell(self, token_id: int) -> bytes:
-        """What a single id adds to a text; half a character is no UTF-8, an unknown id nothing."""
+        """The bytes that one id adds to a text, maybe an incomplete character; empty if unknown."""
         if self._is_byte_level:
             return self._vocabulary.byte_table(NOTHING)[token_id]
         return self._vocabulary.spell_piece(token_id)
@@ -113,7 +113,7 @@ class Tokenizer:
     def detokenizer(
         self, *, skip_special_tokens: bool, shown_tokens: Iterable[str] = ()
     ) -> Detokenizer:
-        """A fresh detokenizer for one output; shown_tokens are not skipped, special or not."""
+        """A new detokenizer for one output; shown_tokens are never skipped."""
         form = ByteLevelDetokenizer if self._is_byte_level else WindowDetokenizer
         hidden_ids = self._vocabulary.hidden_ids(
             skip_special_tokens=skip_special_tokens, shown_tokens=shown_tokens
@@ -122,7 +122,7 @@ class Tokenizer:
 
 
 def too_long(field: str, length: str, max_model_len: int) -> RequestError:
-    """A prompt that leaves no room for a single token of output."""
+    """An error for a prompt that leaves no room for one token of output."""
     room = f"the model's limit of {max_model_len} tokens must hold it and one token of output"
     return RequestError(ErrorKind.TOO_LONG, f"{field}: {length}, but {room}", field=field)
 
@@ -140,7 +140,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
 
 
 def _keeps_every_byte(definition: Mapping[str, Any]) -> bool:
-    """Whether no step swallows text, so that a token never covers more bytes than it spells."""
+    """Whether no step drops text, so that a token covers no more bytes than it spells."""
     added = definition.get("added_tokens") or []
     swallows_spaces = any(token.get("lstrip") or token.get("rstrip") for token in added)
     return definition.get("normalizer") is None and not swallows_spaces

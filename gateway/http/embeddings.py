@@ -48,7 +48,7 @@ class EmbeddingBody(Body):
     request_id: str | None = None
 
     def to_requests(self, request_id: str) -> list[GenerationRequest]:
-        """One for each input."""
+        """One request per input."""
         return [
             GenerationRequest(
                 request_id=request_id if len(self.input) == 1 else f"{request_id}-{index}",
@@ -63,7 +63,7 @@ class EmbeddingBody(Body):
 
 
 async def embed(body: EmbeddingBody, request: Request, pipeline: Pipeline) -> Response:
-    """Runs one HTTP request to its end, or to the end of its client's patience."""
+    """Runs one HTTP request until its end, or until its client disconnects."""
     given_id = request.headers.get(REQUEST_ID) or body.request_id
     request_id = given_id or f"embd-{uuid.uuid4().hex}"
     standing = standing_of(body, request.headers)

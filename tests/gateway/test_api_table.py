@@ -1,4 +1,4 @@
-"""docs/api.md, sent to a running gateway line by line."""
+"""Checks docs/api.md by sending every field to a running gateway."""
 
 import json
 import re
@@ -38,7 +38,7 @@ BASE: dict[str, dict[str, Any]] = {
     RESPONSE: {"input": "Hello"},
     EMBEDDING: {"input": "Hello"},
 }
-# A field that means something only beside another one.
+# A field that is valid only together with another one.
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 COMPANIONS = {
     "guided_whitespace_pattern": {"guided_json": {}},
@@ -53,7 +53,7 @@ LINE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What the document says about one field of one route."""
+    """The documented support of one field on one route."""
 
     route: str
     field: str
@@ -79,7 +79,7 @@ def read_table() -> Iterator[Line]:
 ALL_LINES = list(read_table())
 LINES = [line for line in ALL_LINES if line.route != TURNS]
 TURN_LINES = [line for line in ALL_LINES if line.route == TURNS]
-# Of vLLM's chats and completions, beside OpenAI's own.
+# vLLM's fields of chats and completions, in addition to OpenAI's.
 VLLM_FIELDS = """
     add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template
     chat_template_kwargs continue_final_message detokenize documents ec_transfer_params echo
@@ -96,7 +96,7 @@ VLLM_FIELDS = """
 
 @pytest.fixture(autouse=True)
 def scheduler(running: Any) -> Iterator[None]:
-    """Whoever asks for logprobs gets none from the fake scheduler, so it does not see the wish."""
+    """Hides requests for logprobs from the fake scheduler, which would send none."""
     plain = type(running.scheduler)._answer
 
     def answer(submit: Any, outbox: Any) -> None:

@@ -1,4 +1,4 @@
-"""The command line says what is wrong with it."""
+"""Invalid command lines are refused with the option's name."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Real language: the embedded model's tokenizer against transformers'."""
+"""The embedded model's tokenizer gives the same ids as transformers' on real text."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pieces of text joined are the text of all tokens, and no piece shows half a character."""
+"""The pieces of a text joined are the text of all tokens, without incomplete characters."""
 
 import random
 import time
@@ -35,7 +35,7 @@ def byte_level(model_folder: Path) -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="module")
 def byte_fallback() -> tokenizers.Tokenizer:
-    """Like Llama 2's: words with a visible space, and one token per byte for everything else."""
+    """Like Llama 2's: words with a visible space, and one token per byte for all else."""
     words = ["<unk>", "<s>", "</s>", "▁", "▁Hello", "▁world", "Hello", "中", "!"]
     vocabulary = {word: index for index, word in enumerate(words)}
     for byte in range(256):
@@ -108,7 +108,7 @@ def test_every_single_byte_level_id_has_the_bytes_decode_gives(
 
 
 def test_a_character_is_held_until_its_last_byte(encode: Callable[[str], list[int]]) -> None:
-    # Four byte tokens of one emoji: three silent, then the whole.
+    # Four byte tokens of one emoji: three without text, then the character.
     plain = tokenizers.Tokenizer(models.BPE(_byte_vocabulary(), []))
     plain.decoder = decoders.ByteLevel()
     detokenizer = make(ByteLevelDetokenizer, Vocabulary(plain), skip=True)
@@ -212,7 +212,7 @@ def test_the_last_of_many_tokens_costs_no_more_than_the_first(
             for _ in range(500):
                 detokenizer.push(ids)
             times.append(time.perf_counter() - start)
-        # Quadratic cost would make the later rounds ten times dearer.
+        # With quadratic cost the later rounds would take ten times as long.
         assert min(times[-5:]) < 4 * min(times[:5])
 
 

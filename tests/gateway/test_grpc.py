@@ -44,7 +44,7 @@ def calls(stub: Any, options: pb.GenerationOptions) -> dict[str, Callable[..., A
 
 
 async def outcome(call: Any) -> list[Any]:
-    """The messages of a call, one for a unary one."""
+    """The messages of a call; one for a unary call."""
     if isinstance(call, grpc.aio.UnaryUnaryCall):
         return [await call]
     return [message async for message in call]

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible API over a real port, against a scripted scheduler."""
+"""The OpenAI-compatible API over a real port, with a scripted scheduler."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What the HTTP API refuses: by name, with a 400, and without repeating anybody's prompt."""
+"""Refusals of the HTTP API: a 400 with the field's name, and without parts of the prompt."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The real OpenAI client, as people will use it."""
+"""The gateway with the real OpenAI client."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,6 +1,6 @@
-"""docs/openapi.json is what a gateway serves, and says what the models take.
+"""docs/openapi.json is the served schema, and matches the models.
 
-After a change of the models write it anew with PAGEWIRE_WRITE_GOLDEN=1.
+After a change of the models, write it anew with PAGEWIRE_WRITE_GOLDEN=1.
 """
 
 import json

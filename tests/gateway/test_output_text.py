@@ -1,4 +1,4 @@
-"""Tokens become text; a stop string cuts both at the same place."""
+"""Output text: a stop string ends text and tokens at the same place."""
 
 from collections.abc import Callable
 

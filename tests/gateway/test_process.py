@@ -1,4 +1,4 @@
-"""`python -m gateway` as its users start and stop it."""
+"""`python -m gateway` as a process: start, ports, stop."""
 
 import asyncio
 import os
@@ -130,7 +130,7 @@ async def test_two_processes_serve_one_port_and_a_killed_one_is_replaced(
         await eventually(is_replaced, "a new child", timeout_s=10)
         await eventually(lambda: len(listeners(port)) == 2, "it listens", timeout_s=15)
         answers = set()
-        for _ in range(8):  # each on a connection of its own
+        for _ in range(8):  # each on its own connection
             async with httpx.AsyncClient(base_url=url, timeout=10) as http:
                 await wait_until_ready(http)
                 answer = await http.post("/v1/completions", json={"prompt": "Hello"})

@@ -26,7 +26,7 @@ TURNS = {"messages": [{"role": "user", "content": "Hello"}]}
 
 @pytest.fixture
 def scheduler(running: Any) -> Any:
-    """The module's scheduler; it answers with log probabilities of the output, too."""
+    """The module's scheduler; it sends log probabilities of the output, too."""
 
     def tell(ids: NDArray[np.int32], num_top: int) -> LogprobColumns:
         top = ids[:, None] + np.arange(num_top)
@@ -131,7 +131,7 @@ def check_vllm_form(told: list[Any], prompt: list[int], num_top: int) -> None:
     for tokens, token_id, value, rank in zip(told[1:], prompt[1:], values, ranks, strict=True):
         own = tokens[str(token_id)]
         assert own["logprob"] == value
-        # The fake worker's likeliest token is the token itself, and its place there counts.
+        # The fake worker's likeliest token is the token itself, with its index as the rank.
         assert own["rank"] == (1 if num_top else rank)
         assert set(tokens) == {str(token_id + i) for i in range(max(num_top, 1))}
         assert all(set(one) == {"logprob", "rank", "decoded_token"} for one in tokens.values())
@@ -205,7 +205,7 @@ async def test_what_the_scheduler_leaves_out_is_its_fault(running: Any, spoil: s
         status, _, message = await refusal(running, COMPLETIONS, body)
     finally:
         del running.scheduler._answer
-    assert (status, message.startswith("the scheduler told of")) == (500, True)
+    assert (status, message.startswith("the scheduler reported")) == (500, True)
 
 
 async def test_over_grpc_the_first_message_tells_of_the_prompt(
@@ -227,13 +227,13 @@ async def test_over_grpc_the_first_message_tells_of_the_prompt(
     whole = await stub.Generate(pb.GenerateRequest(prompt=request.prompt, options=options))
     assert whole.output.prompt_logprobs == first.prompt_logprobs
     assert (whole.output.text, list(whole.output.token_ids)) == ("", [])
-    assert whole.output.finish_reason == types_pb2.FINISH_REASON_STOP  # as the fake says
+    assert whole.output.finish_reason == types_pb2.FINISH_REASON_STOP  # the fake scheduler's reason
 
 
 async def test_a_scheduler_that_dies_is_not_asked_about_the_prompt_again(
     running: Any, encode: Any
 ) -> None:
-    """Not once there are tokens: all that is told of the prompt comes before them."""
+    """Once there are tokens: the prompt's outputs arrive before them."""
     running.scheduler.output = encode(TEXT)
     running.scheduler.breaks_after = 4
     asks = {"prompt": "Hello world", "prompt_logprobs": 2}

@@ -1,4 +1,4 @@
-"""A tokenizer is the model's or it is not."""
+"""A tokenizer that does not match the model is detected."""
 
 from types import SimpleNamespace
 from typing import Any

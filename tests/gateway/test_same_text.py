@@ -1,5 +1,7 @@
-"""Text streamed is text unstreamed is what the tokenizer decodes, stop strings included: a thousand
-random outputs through the whole gateway, over both APIs."""
+"""Streamed text equals unstreamed text equals the tokenizer's decoding, stop strings included.
+
+A thousand random outputs run through the whole gateway, over both APIs.
+"""
 
 import asyncio
 import json
@@ -25,8 +27,11 @@ Ids = list[int]
 
 @pytest.fixture(scope="module")
 def outputs(tokenizer: Tokenizer, encode: Callable[[str], Ids]) -> list[Ids]:
-    """Half of them any ids at all: half characters, special tokens, ids without a token. Half of
-    them characters of up to four bytes, with a few tokens lost."""
+    """A thousand random outputs.
+
+    Half are random ids: incomplete characters, special tokens, ids without a token. Half are
+    characters of up to four bytes, with a few tokens removed.
+    """
     chance = random.Random(7)
 
     def anything() -> Ids:
@@ -42,8 +47,7 @@ def outputs(tokenizer: Tokenizer, encode: Callable[[str], Ids]) -> list[Ids]:
 
 @pytest.fixture(autouse=True)
 def answers(running: Any, outputs: list[Ids]) -> Iterator[None]:
-    """The scheduler answers the prompt [index // 100, index % 100] with that output, a few tokens
-    at a time."""
+    """Scripts the scheduler: prompt [index // 100, index % 100] gets that output in pieces."""
     chance = random.Random(8)
 
     def answer(submit: Any, outbox: Any) -> None:
@@ -77,7 +81,7 @@ def cut(text: str, stops: list[str], include: bool) -> str:
 
 
 def some_stops(chance: random.Random, texts: list[str]) -> list[str]:
-    """Strings of which many texts hold one."""
+    """Strings that occur in many of the texts."""
     stops = []
     for _ in range(chance.randint(0, 3)):
         text = chance.choice(texts) or "x"

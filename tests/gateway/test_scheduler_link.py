@@ -1,4 +1,4 @@
-"""The one stream to the scheduler: sharing, breaking, coming back, and who is to be believed."""
+"""The stream to the scheduler: sharing, breaks, recovery, and errors to trust or to retry."""
 
 import asyncio
 from typing import Any
@@ -65,7 +65,7 @@ async def test_streams_that_break_every_few_tokens_end_as_if_nothing_had_happene
 
 
 async def serve_again(scheduler: Any, port: int) -> grpc.aio.Server:
-    """On the port of its first life, which may have become a connection's for a moment."""
+    """Restarts on the first port, which another connection may hold for a moment."""
     async with asyncio.timeout(10):
         while True:
             server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -96,7 +96,7 @@ async def test_no_request_waits_longer_for_a_scheduler_than_it_was_told_to(
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call.read()
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert "no other came within 0.4 s" in error.value.details()
+    assert "no other was found within 0.4 s" in error.value.details()
     assert asyncio.get_running_loop().time() - began_s >= 0.4
     assert running.gateway._pipeline.live == []
 
@@ -184,7 +184,7 @@ async def test_a_reader_behind_others_gets_tokens_of_two_steps_at_once_and_nobod
             live.add(token_id, None)
         wakes.add(lives)
         if token_id == 7:
-            await asyncio.sleep(0)  # the first readers of step 7 run before step 8 comes
+            await asyncio.sleep(0)  # readers of step 7 run before step 8 arrives
     arrivals = await asyncio.gather(*reading)
     assert arrivals[0].token_ids == [7]
     assert arrivals[-1].token_ids == [7, 8]

@@ -1,7 +1,7 @@
-"""Dice in place of a model: whatever the masks allow, in any order, is what the schema describes.
+"""Random walks through grammars: every output that the masks allow matches its schema.
 
-A model hardly ever says what is unlikely; dice do. Every output is read by a JSON parser and judged
-by another implementation of JSON Schema.
+A model rarely samples unlikely tokens; random walks do. Every output is read by a JSON parser and
+checked by another implementation of JSON Schema.
 """
 
 import json
@@ -22,7 +22,7 @@ VOCAB_SIZE, EOS = 49152, 2
 MAX_TOKENS = 600
 NUM_RANDOM = 200
 
-# Open ends and corners that the random schemas leave out, for the sake of a model that must end.
+# Unbounded and corner cases that the random schemas exclude, since a walk must end.
 CORNERS: list[Any] = [
     {"type": "object"},
     {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
@@ -59,14 +59,14 @@ def vocabulary(tokenizer: tokenizers.Tokenizer) -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def closing(tokenizer: tokenizers.Tokenizer) -> list[int]:
-    """Tokens that bring an output nearer to its end."""
+    """Tokens that bring an output closer to its end."""
     return [EOS, *(tokenizer.token_to_id(character) for character in '"}],0123456789')]
 
 
 def walk(
     vocabulary: Vocabulary, schema: Any, closing: list[int], dice: random.Random
 ) -> list[int] | None:
-    """The tokens of one output; None if it does not come to an end."""
+    """The tokens of one output; None if it does not end."""
     matcher = new_matcher(vocabulary, JsonSchema("schema", schema).to_grammar())
     token_ids: list[int] = []
     while len(token_ids) < MAX_TOKENS:

@@ -1,4 +1,4 @@
-"""Stop strings are found wherever the text is cut, and nothing of them is shown too early."""
+"""Stop strings are found however the text is split, and no part of them is shown."""
 
 import random
 import time

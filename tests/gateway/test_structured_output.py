@@ -1,4 +1,4 @@
-"""What an output may be asked to look like: what the scheduler is sent, and what is refused."""
+"""Structured output: the grammars sent to the scheduler, and the refusals."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ Accepts = Callable[[str, str], bool]
 
 @pytest.fixture
 def accepts(tokenizer: Tokenizer, model_info: Any, encode: Callable[[str], list[int]]) -> Accepts:
-    """Whether an output that follows a grammar may be this text."""
+    """Whether the grammar of an output allows this text."""
     info = types_pb2.ModelInfo.FromString(model_info.SerializeToString())
     vocabulary = read_vocabulary(tokenizer.definition(), info.vocab_size, info.eos_token_ids)
 
@@ -128,7 +128,7 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
-# A schema, the part of it that is named, and a word of the message.
+# (schema, part of it that is named, word of the message)
 BAD_SCHEMAS: list[tuple[Any, str, str]] = [
     ({"type": "objekt"}, "", "objekt"),
     ({"properties": {"a": {"not": {"type": "string"}}}}, ".properties.a.not", "keyword"),

@@ -1,4 +1,4 @@
-"""Folders are read as transformers reads them; what cannot be read is refused in words."""
+"""Tokenizer folders are read as transformers reads them; unreadable ones are refused."""
 
 import hashlib
 import json

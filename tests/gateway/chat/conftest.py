@@ -1,4 +1,4 @@
-"""The model of these tests knows tools and reasons before it answers."""
+"""A model with tools and reasoning."""
 
 import json
 import shutil

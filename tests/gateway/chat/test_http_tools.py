@@ -1,4 +1,4 @@
-"""Tools and reasoning over HTTP: what clients send and what they read, streamed and not."""
+"""Tools and reasoning over HTTP, streamed and not."""
 
 import json
 from collections.abc import Callable
