@@ -1,4 +1,4 @@
-"""The asyncio client: the surface of the blocking one, awaited."""
+"""The asyncio client, with the methods of the blocking one."""
 
 import asyncio
 import sys
@@ -38,7 +38,7 @@ from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1.embedding_pb2_grpc import EmbeddingServiceStub
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 
-if TYPE_CHECKING:  # names of the typing stubs only
+if TYPE_CHECKING:  # names that only the typing stubs define
     from pagewire.v1.embedding_pb2_grpc import EmbeddingServiceAsyncStub
     from pagewire.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
@@ -49,7 +49,7 @@ _StreamResponse = TypeVar("_StreamResponse", pb.GenerateStreamResponse, pb.ChatS
 
 
 class AsyncClient:
-    """A connection to a pagewire server, used from one event loop. Methods are those of Client.
+    """A connection to a pagewire server, for one event loop. Methods are those of Client, awaited.
 
     >>> async with pagewire.AsyncClient() as client:  # doctest: +SKIP
     ...     async for delta in client.stream_chat("Tell me a joke."):
@@ -73,7 +73,7 @@ class AsyncClient:
 
     @cached_property
     def _channel(self) -> grpc.aio.Channel:
-        # An asyncio channel belongs to the loop it is opened in, hence not in __init__.
+        # An asyncio channel belongs to the loop that opens it, hence not in __init__.
         self._opened = open_aio_channel(self._connection)
         return self._opened
 
@@ -91,7 +91,7 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[CallOptions],
     ) -> Completion:
-        """Completes text or token ids."""
+        """Returns the completion of a text or token ids. Raises PagewireError."""
         request = _convert.to_generate(prompt, params, options)
         response = await self._call(self._stub.Generate, request, options.get("timeout_s"))
         return _answers.to_completion(response)
@@ -102,7 +102,7 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncStream:
-        """Completes text or token ids, piece by piece."""
+        """Returns a stream of the completion of a text or token ids; it raises PagewireError."""
         request = _convert.to_stream(prompt, params, options)
         return self._open(self._stub.GenerateStream, request, options.get("timeout_s"))
 
@@ -112,7 +112,11 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[ChatCallOptions],
     ) -> Completion:
-        """Answers a conversation: a string, or turns as Message or {"role", "content"}."""
+        """Returns the answer to a conversation. Raises PagewireError.
+
+        The conversation is a string (one turn of the user), or turns as Message or {"role",
+        "content"}.
+        """
         request = _convert.to_chat(messages, params, options)
         response = await self._call(self._stub.Chat, request, options.get("timeout_s"))
         return _answers.to_completion(response)
@@ -123,7 +127,7 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[ChatCallOptions],
     ) -> AsyncStream:
-        """Answers a conversation, piece by piece."""
+        """Returns a stream of the answer to a conversation. Reading it raises PagewireError."""
         request = _convert.to_stream_chat(messages, params, options)
         return self._open(self._stub.ChatStream, request, options.get("timeout_s"))
 
@@ -136,10 +140,11 @@ class AsyncClient:
         progress: bool | None = None,
         **options: Unpack[CallOptions],
     ) -> list[Completion]:
-        """Completes many prompts, `max_concurrency` at a time; results in the order of the prompts.
+        """Returns the completions of many prompts, in their order; `max_concurrency` run at a time.
 
-        The first failure cancels the rest and is raised. A terminal sees a progress bar on stderr;
-        `progress` forces it on or off."""
+        The first failure cancels the rest and is raised. On a terminal, stderr shows a progress
+        bar; `progress` forces it on or off.
+        """
         requests = _convert.to_batch(prompts, params, options)
         call = partial(self._stub.Generate, **self._connection.terms(options.get("timeout_s")))
         bar = Progress(len(requests), "batch", sys.stderr, enabled=progress)
@@ -156,7 +161,10 @@ class AsyncClient:
         timeout_s: float | None = None,
         **options: Unpack[ChatOptions],
     ) -> tuple[int, ...]:
-        """Token ids of a text, or of a conversation as the model's chat template renders it."""
+        """Returns the token ids of a text, or of a conversation by the chat template.
+
+        Raises PagewireError.
+        """
         request = _convert.to_tokenize(text, model, add_special_tokens, options)
         response = await self._call(self._stub.Tokenize, request, timeout_s)
         return tuple(response.token_ids)
@@ -171,9 +179,10 @@ class AsyncClient:
         request_id: str = "",
         timeout_s: float | None = None,
     ) -> Embeddings:
-        """Texts, or token ids, as vectors: hidden states of the served model.
+        """Returns one vector per text or token ids: pooled hidden states of the served model.
 
-        `pooling` says whether the last token's stands for an input or the mean over all tokens.
+        `pooling` selects the last token's hidden state or the mean over all tokens; `normalize`
+        scales each vector to length 1. Raises PagewireError.
         """
         request = _convert.to_embed(inputs, pooling, normalize, model, request_id)
         response = await self._call(self._embedding_stub.Embed, request, timeout_s)
@@ -187,18 +196,21 @@ class AsyncClient:
         model: str = "",
         timeout_s: float | None = None,
     ) -> str:
-        """Text of token ids."""
+        """Returns the text of token ids. Raises PagewireError."""
         request = _convert.to_detokenize(token_ids, model, skip_special_tokens)
         response = await self._call(self._stub.Detokenize, request, timeout_s)
         return response.text
 
     async def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
-        """The models on offer; none until a worker is ready."""
+        """Returns the served models; empty until a worker is ready. Raises PagewireError."""
         response = await self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
         return _answers.to_models(response)
 
     async def wait_until_ready(self, timeout_s: float = 60.0) -> tuple[Model, ...]:
-        """Waits until the server lists a model, and returns what it lists."""
+        """Waits at most `timeout_s` seconds until the server serves a model; returns its models.
+
+        Raises DeadlineExceeded with the last reason.
+        """
         wait = ReadyWait(self._connection.target, timeout_s)
         while True:
             attempt_s = wait.attempt_s()
@@ -211,7 +223,7 @@ class AsyncClient:
             await asyncio.sleep(wait.POLL_S)
 
     async def close(self) -> None:
-        """Ends every call and closes the connection."""
+        """Cancels every call and closes the connection."""
         if self._opened is not None:
             await self._opened.close()
 

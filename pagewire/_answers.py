@@ -1,4 +1,4 @@
-"""Protobuf at one edge, the way back: responses to values. Pure; knows no channel."""
+"""Converts responses to values. Pure; uses no channel."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ FINISH_REASON = {
 
 
 def to_completion(response: pb.GenerateResponse | pb.ChatResponse) -> Completion:
-    """A whole answer."""
+    """The value of a whole answer."""
     first, *more = (
         _to_one(output, response) for output in (response.output, *response.more_outputs)
     )
@@ -65,7 +65,7 @@ def to_embeddings(response: embedding_pb2.EmbedResponse) -> Embeddings:
 
 
 def to_models(response: pb.ListModelsResponse) -> tuple[Model, ...]:
-    """The models on offer."""
+    """The served models."""
     return tuple(
         Model(
             name=model.model,
@@ -80,7 +80,7 @@ def to_models(response: pb.ListModelsResponse) -> tuple[Model, ...]:
 
 
 class Assembly:
-    """Reads the messages of one stream and keeps what has come, so that the whole can be had."""
+    """Reads the messages of one stream and accumulates the output."""
 
     def __init__(self, num_outputs: int = 1) -> None:
         self.request_id = ""
@@ -94,17 +94,17 @@ class Assembly:
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens so far, of the first output."""
+        """The token ids so far, of the first output."""
         return _joined(delta.token_ids for delta in self._outputs[0])
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last message has come."""
+        """Whether the last message has arrived."""
         return all(deltas and deltas[-1].finish_reason is not None for deltas in self._outputs)
 
     def read(self, response: pb.GenerateStreamResponse | pb.ChatStreamResponse) -> Delta:
-        """The next piece."""
-        self.request_id = self.request_id or response.request_id  # a resumed stream has another
+        """Returns the message as a Delta."""
+        self.request_id = self.request_id or response.request_id  # a resumed stream has another id
         self._model = response.model
         delta = _to_delta(response.delta)
         if delta.index >= len(self._outputs):
@@ -113,7 +113,7 @@ class Assembly:
         return delta
 
     def completion(self) -> Completion:
-        """The whole; raises Internal when the stream ended without saying why."""
+        """The whole output. Raises Internal when the stream ended without a finish reason."""
         first, *more = (self._completion_of(deltas) for deltas in self._outputs)
         return replace(first, more=tuple(more))
 
@@ -172,7 +172,7 @@ def _joined(parts: Iterable[Iterable[_T]]) -> list[_T]:
 
 
 def _prompt_logprobs(output: pb.Output | pb.OutputDelta) -> tuple[TokenLogprobs | None, ...]:
-    """One per token of the prompt; nothing precedes the first."""
+    """One per token of the prompt; None for the first, which has no predecessor."""
     if not output.prompt_token_ids:
         return ()
     return (None, *_logprobs(output.prompt_logprobs))

@@ -1,4 +1,4 @@
-"""The blocking client: opens calls and waits for them. What is sent and read lies elsewhere."""
+"""The blocking client: starts calls and waits for them."""
 
 import sys
 import time
@@ -52,9 +52,10 @@ class Client:
     >>> print(client.chat("What is the capital of France?").text)  # doctest: +SKIP
     The capital of France is Paris.
 
-    Sampling is given as keywords, or once as SamplingParams. `timeout_s` bounds each call, unless
-    the call has its own. A stream that breaks because the gateway or the way there is gone goes on
-    behind its last token if that works within `resume_timeout_s`; 0 leaves it broken.
+    Sampling parameters are keywords, or one SamplingParams. `timeout_s` is the time limit of each
+    call in seconds, unless the call has its own. A stream that breaks because the connection or the
+    gateway is lost is resumed after its last token if that succeeds within `resume_timeout_s`
+    seconds; 0 never resumes.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Client:
         params: SamplingParams | None = None,
         **options: Unpack[CallOptions],
     ) -> Completion:
-        """Completes text or token ids.
+        """Returns the completion of a text or token ids. Raises PagewireError.
 
         >>> client.generate("Once upon a time", max_tokens=16, temperature=0)  # doctest: +SKIP
         """
@@ -94,11 +95,7 @@ class Client:
         params: SamplingParams | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream:
-        """Completes text or token ids, piece by piece.
-
-        >>> for delta in client.stream("Once upon a time"):  # doctest: +SKIP
-        ...     print(delta.text, end="", flush=True)
-        """
+        """Returns a stream of the completion of a text or token ids; it raises PagewireError."""
         request = _convert.to_stream(prompt, params, options)
         return self._open(self._stub.GenerateStream, request, options.get("timeout_s"))
 
@@ -108,10 +105,11 @@ class Client:
         params: SamplingParams | None = None,
         **options: Unpack[ChatCallOptions],
     ) -> Completion:
-        """Answers a conversation: a string, or turns as Message or {"role", "content"}.
+        """Returns the answer to a conversation. Raises PagewireError.
 
-        With `tools` the answer may be calls of them; it goes into the conversation as its
-        `message`, and a result behind it as a turn of role tool with the call's `tool_call_id`.
+        The conversation is a string (one turn of the user), or turns as Message or {"role",
+        "content"}. With `tools` the answer may contain calls of them: append its `message` to the
+        conversation, then each result as a turn of role tool with the call's `tool_call_id`.
 
         >>> client.chat("What is the capital of France?").text  # doctest: +SKIP
         'The capital of France is Paris.'
@@ -126,7 +124,7 @@ class Client:
         params: SamplingParams | None = None,
         **options: Unpack[ChatCallOptions],
     ) -> Stream:
-        """Answers a conversation, piece by piece.
+        """Returns a stream of the answer to a conversation. Reading it raises PagewireError.
 
         >>> for delta in client.stream_chat("Tell me a joke."):  # doctest: +SKIP
         ...     print(delta.text, end="", flush=True)
@@ -143,10 +141,10 @@ class Client:
         progress: bool | None = None,
         **options: Unpack[CallOptions],
     ) -> list[Completion]:
-        """Completes many prompts, `max_concurrency` at a time; results in the order of the prompts.
+        """Returns the completions of many prompts, in their order; `max_concurrency` run at a time.
 
-        The first failure cancels the rest and is raised. A terminal sees a progress bar on stderr;
-        `progress` forces it on or off.
+        The first failure cancels the rest and is raised. On a terminal, stderr shows a progress
+        bar; `progress` forces it on or off.
 
         >>> client.batch(["2 + 2 =", "3 + 3 ="], max_tokens=4)  # doctest: +SKIP
         """
@@ -168,7 +166,10 @@ class Client:
         timeout_s: float | None = None,
         **options: Unpack[ChatOptions],
     ) -> tuple[int, ...]:
-        """Token ids of a text, or of a conversation as the model's chat template renders it."""
+        """Returns the token ids of a text, or of a conversation by the chat template.
+
+        Raises PagewireError.
+        """
         request = _convert.to_tokenize(text, model, add_special_tokens, options)
         response = self._call(self._stub.Tokenize, request, timeout_s)
         return tuple(response.token_ids)
@@ -183,9 +184,10 @@ class Client:
         request_id: str = "",
         timeout_s: float | None = None,
     ) -> Embeddings:
-        """Texts, or token ids, as vectors: hidden states of the served model.
+        """Returns one vector per text or token ids: pooled hidden states of the served model.
 
-        `pooling` says whether the last token's stands for an input or the mean over all tokens.
+        `pooling` selects the last token's hidden state or the mean over all tokens; `normalize`
+        scales each vector to length 1. Raises PagewireError.
 
         >>> client.embed(["a cat", "a dog"]).vectors  # doctest: +SKIP
         """
@@ -201,18 +203,21 @@ class Client:
         model: str = "",
         timeout_s: float | None = None,
     ) -> str:
-        """Text of token ids."""
+        """Returns the text of token ids. Raises PagewireError."""
         request = _convert.to_detokenize(token_ids, model, skip_special_tokens)
         response = self._call(self._stub.Detokenize, request, timeout_s)
         return response.text
 
     def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
-        """The models on offer; none until a worker is ready."""
+        """Returns the served models; empty until a worker is ready. Raises PagewireError."""
         response = self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
         return _answers.to_models(response)
 
     def wait_until_ready(self, timeout_s: float = 60.0) -> tuple[Model, ...]:
-        """Waits until the server lists a model, and returns what it lists."""
+        """Waits at most `timeout_s` seconds until the server serves a model; returns its models.
+
+        Raises DeadlineExceeded with the last reason.
+        """
         wait = ReadyWait(self._connection.target, timeout_s)
         while True:
             attempt_s = wait.attempt_s()
@@ -225,7 +230,7 @@ class Client:
             time.sleep(wait.POLL_S)
 
     def close(self) -> None:
-        """Ends every call and closes the connection."""
+        """Cancels every call and closes the connection."""
         self._channel.close()
 
     def _call(

@@ -1,4 +1,4 @@
-"""Protobuf at one edge: arguments to requests. Pure; knows no channel."""
+"""Converts arguments to requests. Pure; uses no channel."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -53,21 +53,21 @@ _TEXT_FIELDS = ("include_stop_str_in_output", "skip_special_tokens")
 def to_generate(
     prompt: Prompt, params: SamplingParams | None, options: CallOptions
 ) -> pb.GenerateRequest:
-    """Arguments of generate."""
+    """The request of generate."""
     return pb.GenerateRequest(prompt=_to_prompt(prompt), options=_to_options(params, options))
 
 
 def to_stream(
     prompt: Prompt, params: SamplingParams | None, options: CallOptions
 ) -> pb.GenerateStreamRequest:
-    """Arguments of stream."""
+    """The request of stream."""
     return pb.GenerateStreamRequest(prompt=_to_prompt(prompt), options=_to_options(params, options))
 
 
 def to_chat(
     messages: Messages, params: SamplingParams | None, options: ChatCallOptions
 ) -> pb.ChatRequest:
-    """Arguments of chat."""
+    """The request of chat."""
     return pb.ChatRequest(
         messages=to_messages(messages),
         options=_to_options(params, _of_any_call(options)),
@@ -78,7 +78,7 @@ def to_chat(
 def to_stream_chat(
     messages: Messages, params: SamplingParams | None, options: ChatCallOptions
 ) -> pb.ChatStreamRequest:
-    """Arguments of stream_chat."""
+    """The request of stream_chat."""
     return pb.ChatStreamRequest(
         messages=to_messages(messages),
         options=_to_options(params, _of_any_call(options)),
@@ -89,7 +89,7 @@ def to_stream_chat(
 def to_batch(
     prompts: Sequence[Prompt], params: SamplingParams | None, options: CallOptions
 ) -> list[pb.GenerateRequest]:
-    """Arguments of batch; a request_id gets the index of each prompt appended."""
+    """The requests of batch; the index of each prompt is appended to a request_id."""
     if isinstance(prompts, str):
         raise InvalidArgument("prompts: needs a list of prompts, not one string")
     requests = [to_generate(prompt, params, options) for prompt in prompts]
@@ -100,9 +100,9 @@ def to_batch(
 
 
 def _to_options(params: SamplingParams | None, options: CallOptions) -> pb.GenerationOptions:
-    """Keywords win over `params`; one that neither knows is a TypeError, as for any function."""
+    """Keywords override `params`. Raises TypeError for an unknown keyword, as any function does."""
     sampling: dict[str, Any] = {**options}
-    sampling.pop("timeout_s", None)  # the channel's business
+    sampling.pop("timeout_s", None)  # used by the channel
     message = pb.GenerationOptions()
     set_fields(message, {name: sampling.pop(name, None) for name in _CALL_FIELDS})
     params = replace(params or SamplingParams(), **sampling)
@@ -121,14 +121,14 @@ def _to_options(params: SamplingParams | None, options: CallOptions) -> pb.Gener
 
 
 def _of_any_call(options: ChatCallOptions) -> CallOptions:
-    """Those that are not about the conversation."""
+    """The options that are not about the conversation."""
     everything: dict[str, object] = {**options}
     chat = ChatOptions.__annotations__
     return cast(CallOptions, {k: v for k, v in everything.items() if k not in chat})
 
 
 def _to_prompt(prompt: Prompt) -> pb.Prompt:
-    """Text, or token ids as they are."""
+    """A text, or token ids unchanged."""
     if isinstance(prompt, str):
         return pb.Prompt(text=prompt)
     token_ids = pb.TokenIds()
@@ -157,7 +157,7 @@ def to_tokenize(
 def to_detokenize(
     token_ids: Sequence[int], model: str, skip_special_tokens: bool | None
 ) -> pb.DetokenizeRequest:
-    """Ids to be turned into text."""
+    """The request of detokenize."""
     request = pb.DetokenizeRequest(model=model)
     extend(request, "token_ids", token_ids)
     set_fields(request, {"skip_special_tokens": skip_special_tokens})
@@ -171,7 +171,7 @@ def to_embed(
     model: str,
     request_id: str,
 ) -> embedding_pb2.EmbedRequest:
-    """Texts or token ids to be embedded."""
+    """The request of embed."""
     if pooling not in POOLING:
         raise InvalidArgument(f"pooling: {pooling!r} is neither 'last' nor 'mean'")
     inputs = [inputs] if isinstance(inputs, str) else inputs

@@ -1,4 +1,4 @@
-"""Values into fields of a message; one that does not fit is an InvalidArgument that names it."""
+"""Sets message fields; a value that does not fit raises InvalidArgument with the field's name."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,7 +8,7 @@ from pagewire._errors import InvalidArgument
 
 
 def set_fields(target: ProtoMessage, values: Mapping[str, object], *, name: str = "") -> None:
-    """Sets those that are not None; `name` is what the caller knows them by."""
+    """Sets the values that are not None; errors call the message `name`."""
     for field, value in values.items():
         if value is None:
             continue

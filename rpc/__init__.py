@@ -1,1 +1,1 @@
-"""What the three services' gRPC servers have in common, and nothing of what they serve."""
+"""Wire formats and server setup shared by the three services."""

@@ -1,4 +1,4 @@
-"""Columns: arrays as little-endian bytes, the form in which token ids and rows travel."""
+"""Columns: arrays as little-endian bytes, the wire format of token ids and rows."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ UINT8 = np.dtype("u1")
 
 
 class BadColumn(ValueError):
-    """A column's bytes are not a whole number of elements."""
+    """Raised when a column's bytes are not a whole number of elements."""
 
 
 def pack(values: NDArray[np.integer] | list[int], dtype: np.dtype[np.integer] = INT32) -> bytes:
@@ -20,7 +20,7 @@ def pack(values: NDArray[np.integer] | list[int], dtype: np.dtype[np.integer] = 
 def unpack(
     column: bytes, dtype: np.dtype[np.integer] = INT32, *, name: str = "column"
 ) -> NDArray[np.integer]:
-    """A read-only view of a column; raises BadColumn naming it when a byte is missing."""
+    """A read-only array over the bytes of a column. Raises BadColumn, naming the column."""
     if len(column) % dtype.itemsize:
         raise BadColumn(f"{name}: {len(column)} bytes are not a multiple of {dtype.itemsize}")
     return np.frombuffer(column, dtype=dtype)

@@ -1,7 +1,7 @@
-"""How a grammar is read. Gateway and worker do it alike, so what one accepts the other can follow.
+"""Parses grammars in the same way for gateway and worker, so that both accept the same ones.
 
-A grammar is a text of llguidance. Nothing is compiled ahead: a matcher holds a place in a grammar,
-and that place is a function of the grammar and the tokens read since its start.
+A grammar is a text for llguidance. Nothing is compiled in advance: a matcher is at a position in a
+grammar, which depends only on the grammar and the tokens read since its start.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ import llguidance
 LLGUIDANCE_VERSION: str = llguidance.__version__
 MAX_GRAMMAR_BYTES = 1 << 20
 
-# Bounds on what one grammar may cost: tens of milliseconds to build or for a mask, and 100 MB.
+# Bounds on the cost of one grammar: tens of milliseconds to build or per mask, and 100 MB.
 LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
@@ -25,17 +25,17 @@ Matcher = llguidance.LLMatcher
 
 
 class BadVocabulary(ValueError):
-    """A tokenizer that grammars cannot be matched against."""
+    """Raised for a tokenizer that grammars cannot be matched against."""
 
 
 class BadGrammar(ValueError):
-    """A grammar that cannot be followed; says why."""
+    """Raised for a grammar that cannot be followed; the message says why."""
 
 
 def read_vocabulary(definition: str, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
-    """The bytes behind every token id, from the text of a tokenizer.json.
+    """The bytes of every token id, from the content of a tokenizer.json.
 
-    End-of-sequence ids stand for the end of every grammar.
+    End-of-sequence ids end every grammar. Raises BadVocabulary.
     """
     if not eos_token_ids:
         raise BadVocabulary("the model names no end-of-sequence token")
@@ -44,23 +44,23 @@ def read_vocabulary(definition: str, vocab_size: int, eos_token_ids: Sequence[in
 
 
 def new_matcher(vocabulary: Vocabulary, grammar: str) -> Matcher:
-    """A matcher at the start of a grammar; raises BadGrammar."""
+    """A matcher at the start of a grammar. Raises BadGrammar."""
     with failures_as(BadGrammar, "it cannot be read"):
         matcher = Matcher(vocabulary, grammar, log_level=0, limits=LIMITS)
-        matcher.compute_bitmask()  # some grammars turn out to be too complex only here
+        matcher.compute_bitmask()  # some grammars prove too complex only here
     if matcher.is_error():
         raise BadGrammar(problem_of(matcher))
     return matcher
 
 
 def problem_of(matcher: Matcher) -> str:
-    """Why a matcher cannot go on."""
+    """Why a matcher cannot continue."""
     return matcher.get_error().removesuffix("<non-verbose/>").strip()
 
 
 @contextmanager
 def failures_as(kind: type[Exception], what: str) -> Iterator[None]:
-    """A panic of the Rust library is no Exception: unless it becomes one, it ends a thread."""
+    """Raises errors and panics of the Rust library as `kind`; a panic is not an Exception."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, BadVocabulary, BadGrammar):

@@ -1,7 +1,7 @@
-"""Log probabilities of sampled tokens, as the columns in which they travel from worker to gateway.
+"""Log probabilities of sampled tokens, as columns from worker to gateway.
 
-N of a message's tokens have them, with the K likeliest tokens of each. Knows no request: who asked
-for fewer than K takes the first of them.
+N of a message's tokens have them, each with the K likeliest tokens. Requests are not known here: a
+request for fewer than K uses the first of them.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ Element = TypeVar("Element", bound=np.generic)
 
 
 class Packed(Protocol):
-    """The message that carries them."""
+    """The message with the columns."""
 
     rows: bytes
     logprobs: bytes
@@ -29,7 +29,7 @@ class Packed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogprobColumns:
-    """Rows in ascending order; a token's columns never part from it."""
+    """Columns of log probabilities; rows are in ascending order."""
 
     rows: NDArray[np.integer]  # [N], positions among a message's tokens
     logprobs: NDArray[np.float32]  # [N]
@@ -52,7 +52,7 @@ class LogprobColumns:
 
     @classmethod
     def unpack(cls, message: Packed, num_tokens: int) -> "LogprobColumns | None":
-        """From a message that has num_tokens tokens; None when none of them has any."""
+        """The columns of a message with num_tokens tokens; None if absent. Raises BadColumn."""
         rows = unpack(message.rows, name="logprobs.rows")
         if not len(rows):
             return None
@@ -74,7 +74,7 @@ class LogprobColumns:
         return columns
 
     def select(self, positions: NDArray[np.integer]) -> "LogprobColumns | None":
-        """Of the tokens at these positions, renumbered in their order; None when none has any."""
+        """The columns of the tokens at these positions, renumbered in order; None if empty."""
         at = np.full(max(int(positions.max(initial=0)), int(self.rows[-1])) + 1, len(self))
         at[self.rows] = np.arange(len(self))
         found = at[positions]
@@ -92,7 +92,7 @@ class LogprobColumns:
 
 
 def join(parts: Iterable[tuple[int, LogprobColumns | None]]) -> LogprobColumns | None:
-    """Of several messages' tokens put one behind the other: each part with its token count."""
+    """Concatenates the columns of several messages, each given with its number of tokens."""
     start, moved = 0, []
     for num_tokens, part in parts:
         if part is not None:
@@ -111,7 +111,7 @@ def join(parts: Iterable[tuple[int, LogprobColumns | None]]) -> LogprobColumns |
 
 
 def _widened(column: NDArray[Element], width: int) -> NDArray[Element]:
-    """[N, K] with zeros up to [N, width]: nobody of these rows asked for so many."""
+    """Pads [N, K] with zeros to [N, width]; no request of these rows uses the padding."""
     return np.pad(column, ((0, 0), (0, width - column.shape[1])))
 
 

@@ -1,4 +1,4 @@
-"""What is told of a part of a prompt, as it travels from worker to gateway."""
+"""Prompt outputs of a range of positions, on the wire from worker to gateway."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from rpc.logprobs import FLOAT32, LogprobColumns, Packed
 
 
 class PackedReport(Protocol):
-    """The message that carries one."""
+    """The message with one report."""
 
     owner: int
     begin: int
@@ -25,17 +25,17 @@ class PackedReport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptReport:
-    """Positions `begin` to (not including) `end` of the prompt of a slot or a handle."""
+    """Outputs of positions `begin` to (not including) `end` of a prompt, by slot or handle."""
 
     owner: int
     begin: int
     end: int
-    logprobs: LogprobColumns | None = None  # of the tokens behind these positions, one each
-    hidden_sum: NDArray[np.float32] | None = None  # [hidden], over these positions
+    logprobs: LogprobColumns | None = None  # of the token after each position
+    hidden_sum: NDArray[np.float32] | None = None  # [hidden], summed over the positions
     is_finite: bool = True
 
     def pack(self) -> dict[str, Any]:
-        """The fields of the message but `logprobs`, which is a message of its own."""
+        """The fields of the message except `logprobs`, which is a message of its own."""
         return {
             "owner": self.owner,
             "begin": self.begin,
@@ -48,7 +48,7 @@ class PromptReport:
 
     @classmethod
     def unpack(cls, message: PackedReport) -> "PromptReport":
-        """From the message. Raises BadColumn when its parts do not fit each other."""
+        """The report of a message. Raises BadColumn when its parts do not match."""
         end = message.begin + message.count
         if message.not_finite:
             return cls(message.owner, message.begin, end, is_finite=False)
@@ -69,19 +69,19 @@ class PromptReport:
 
 
 class HiddenMean:
-    """The mean of hidden states that come as sums over parts of a prompt."""
+    """The mean of hidden states that arrive as sums over parts of a prompt."""
 
     def __init__(self) -> None:
         self._sum: NDArray[np.float64] | None = None
         self._count = 0
 
     def add(self, report: PromptReport) -> None:
-        """One part more. Summed in float64, so it matters little how a prompt was cut."""
+        """Adds a part. Summed in float64, so that the partition hardly matters."""
         assert report.hidden_sum is not None
         part = report.hidden_sum.astype(np.float64)
         self._sum = part if self._sum is None else self._sum + part
         self._count += report.end - report.begin
 
     def value(self) -> NDArray[np.float64] | None:
-        """[hidden]; None when nothing has come."""
+        """[hidden]; None when there was no part."""
         return None if self._sum is None else self._sum / self._count

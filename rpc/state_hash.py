@@ -1,10 +1,10 @@
-"""What both ends of the step stream believe a slot holds, as one 64-bit number.
+"""A 64-bit hash of a slot's state, computed by scheduler and worker alike.
 
     table = sum over the block table of block_id * weight(position)          (mod 2**64)
     hash  = mix(table + mix(slot + 1) + mix(num_computed) * 3 + mix(token + 1) * 5)
 
-The weights are odd, so a table in which one entry differs has another sum, and a sum can be kept up
-while blocks are appended. `token` is the last one that was computed.
+The weights are odd, so a table with one different entry has another sum, and a sum can be updated
+as blocks are appended. `token` is the last one that was computed.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Hashes = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class StateHashes:
-    """The hash of each live slot, by ascending slot."""
+    """The hash of each live slot, in ascending order of slots."""
 
     slots: NDArray[np.integer]
     hashes: Hashes
@@ -34,7 +34,7 @@ class StateHashes:
 
     @classmethod
     def unpack(cls, slots: bytes, hashes: bytes) -> "StateHashes":
-        """Raises BadColumn unless there is one hash per slot."""
+        """The hashes of a message. Raises BadColumn unless there is one hash per slot."""
         found = unpack(slots, name="state.slots")
         if len(hashes) != len(found) * UINT64.itemsize:
             raise BadColumn(f"state.hashes: {len(hashes)} bytes for {len(found)} slots")
@@ -42,12 +42,12 @@ class StateHashes:
 
 
 def block_weights(num_blocks: int) -> Hashes:
-    """The weight of each place in a block table."""
+    """The weight of each position in a block table."""
     return mix(np.arange(1, num_blocks + 1, dtype=np.uint64)) | np.uint64(1)
 
 
 def table_sums(block_tables: NDArray[np.integer], weights: Hashes) -> Hashes:
-    """The sums of tables [N, W], filled up with 0."""
+    """The sums of tables [N, W], which are padded with 0."""
     sums: Hashes = block_tables.astype(np.uint64) @ weights[: block_tables.shape[1]]
     return sums
 
@@ -58,7 +58,7 @@ def slot_hashes(
     num_computed: NDArray[np.integer],
     token_ids: NDArray[np.integer],
 ) -> Hashes:
-    """The hash of each slot, from its table's sum, its computed tokens and the last of them."""
+    """The hash of each slot, from its table's sum, its computed tokens and the last one."""
     parts = mix(slots.astype(np.uint64) + np.uint64(1))
     parts = parts + mix(num_computed.astype(np.uint64)) * np.uint64(3)
     parts = parts + mix(token_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(5)
@@ -66,7 +66,7 @@ def slot_hashes(
 
 
 def mix(values: Hashes) -> Hashes:
-    """A fixed scrambling of 64 bits (splitmix64)."""
+    """A bijection that mixes 64 bits (splitmix64)."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

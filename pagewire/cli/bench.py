@@ -1,7 +1,7 @@
-"""`pagewire bench KIND`: numbers that anyone can repeat.
+"""`pagewire bench KIND`: repeatable measurements.
 
-`serve` measures a running server and needs nothing but this package. The other kinds start what
-they measure: they are modules of a checkout, and their options are read there.
+`serve` measures a running server and needs only this package. The other kinds start the processes
+that they measure: they are modules of a checkout, which parse their own options.
 """
 
 import argparse
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A benchmark of the checkout."""
+    """A benchmark in the checkout."""
 
     name: str
-    module: str  # of the package bench
+    module: str  # in the package bench
     summary: str
     libraries: tuple[str, ...] = ("torch", "safetensors")
 
@@ -37,7 +37,7 @@ RUNNER_STEPS = "gpu_steps"
 
 
 def add_parser(commands: "Subparsers") -> None:
-    """Declares the command and its kinds."""
+    """Adds the command and its kinds."""
     parser = options.add_command(commands, "bench", "Measure a running server, or parts of one.")
     kinds = parser.add_subparsers(title="kinds", metavar="KIND", required=True)
     bench_serve.add_parser(kinds)
@@ -49,7 +49,7 @@ def add_parser(commands: "Subparsers") -> None:
 
 
 def run(kind: Kind, given: argparse.Namespace) -> int:
-    """Runs the benchmark's module; its exit status is the command's."""
+    """Runs the benchmark's module; returns its exit status."""
     module = RUNNER_STEPS if given.in_runner else kind.module
     return checkout.run_module(
         given, f"bench.{module}", f"bench/{module}.py", "benchmarks", kind.libraries

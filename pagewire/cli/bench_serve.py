@@ -1,6 +1,6 @@
-"""`pagewire bench serve`: loads a running server and prints what came.
+"""`pagewire bench serve`: puts load on a running server and prints latencies and rates.
 
-Over gRPC through a gateway, or over HTTP with `--url`, where any server with OpenAI's API will do.
+It uses gRPC through a gateway, or with `--url` HTTP to any server with OpenAI's API.
 """
 
 import argparse
@@ -36,48 +36,46 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 CONCURRENCY = 16
-HTTP_VOCABULARY = 10_000  # OpenAI's API does not tell how many tokens a model knows
+HTTP_VOCABULARY = 10_000  # OpenAI's API does not report the vocabulary's size
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model under load, and how to ask it."""
+    """A served model, and the function to query it."""
 
     name: str
     vocab_size: int
-    max_model_len: int | None  # None: the server does not tell
+    max_model_len: int | None  # None: not reported
     ask: Ask
 
 
 def add_parser(kinds: "Subparsers") -> None:
-    """Declares the kind."""
-    serve = add_command(
-        kinds, "serve", "Streams from a running server, greedy: latencies, rates, goodput."
-    )
+    """Adds the kind."""
+    serve = add_command(kinds, "serve", "Measure latencies, rates and goodput of a running server.")
     add = serve.add_argument
-    add("--num-requests", type=int, default=64, help="requests in all")
+    add("--num-requests", type=int, default=64, help="number of requests")
     add(
         "--concurrency",
         type=int,
         help=f"most requests in flight (default: {CONCURRENCY}; no limit with --request-rate)",
     )
-    add("--request-rate", type=float, metavar="PER_S", help="Poisson arrivals of so many a second")
-    add("--input-len", type=int, default=128, help="tokens of each random prompt")
+    add("--request-rate", type=float, metavar="PER_S", help="mean rate of Poisson arrivals")
+    add("--input-len", type=int, default=128, help="tokens per random prompt")
     add("--output-len", type=int, default=128, help="tokens to generate, past end-of-sequence")
-    add("--prompt", metavar="TEXT", help="this text each time (default: random token ids)")
-    add("--seed", type=int, default=0, help="of the random prompts and arrivals")
-    add("--num-warmups", type=int, default=2, help="requests before the clock starts")
-    add("--model", default="", help="which model, where several are served")
-    for name, what in (("ttft", "first token"), ("tpot", "time per token"), ("e2e", "whole time")):
-        help_text = f"{what} within which a request is good"
+    add("--prompt", metavar="TEXT", help="use this prompt (default: random token ids)")
+    add("--seed", type=int, default=0, help="seed of random prompts and arrivals")
+    add("--num-warmups", type=int, default=2, help="unmeasured requests before")
+    add("--model", default="", help="model to use, where several are served")
+    for name, what in (("ttft", "first token"), ("tpot", "time per token"), ("e2e", "total time")):
+        help_text = f"goodput limit of the {what}"
         add(f"--goodput-{name}-ms", type=float, metavar="MS", help=help_text)
-    add("--url", metavar="URL", help="OpenAI's API at this root, in place of gRPC at --target")
+    add("--url", metavar="URL", help="root of an OpenAI API to use instead of gRPC at --target")
     add(
         "--json",
         metavar="PATH",
         nargs="?",
         const=STDOUT,
-        help="append one JSON line to this file; - or nothing: to stdout in place of the table",
+        help="append one JSON line to this file; - or nothing: print it instead of the table",
     )
     add_connection(serve)
     serve.set_defaults(run=run)
@@ -125,7 +123,7 @@ async def _measure(options: argparse.Namespace) -> tuple[Served, Summary]:
 
 @asynccontextmanager
 async def _server(options: argparse.Namespace) -> AsyncIterator[Served]:
-    """What is asked, over the way that the options say."""
+    """The model at the target that the options name. Raises CommandError."""
     connection = to_connection(options)
     if options.url is not None:
         server = OpenAIServer(options.url, connection.api_key)
@@ -165,7 +163,7 @@ def _objective(options: argparse.Namespace) -> Objective:
 def _prompts(
     options: argparse.Namespace, model: Served, generator: random.Random, count: int
 ) -> list[Prompt]:
-    """Random ids differ from the first token on, so that no prefix cache helps."""
+    """Random ids that differ from the first token on, so that no prefix is cached."""
     if options.prompt is not None:
         return [options.prompt] * count
     needed = options.input_len + options.output_len

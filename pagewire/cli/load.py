@@ -1,7 +1,7 @@
-"""A load on a server, and what its arrival times say. Prints nothing.
+"""Generates load on a server and computes statistics of the arrival times. Prints nothing.
 
-Either so many requests are always in flight, or they come on their own, at a rate: then at random
-times as independent users would, and a request's clock runs from the moment it was due.
+Either a constant number of requests is in flight, or requests are sent at a rate, at random times
+like those of independent users; a request's time then starts when it was due.
 """
 
 import asyncio
@@ -18,35 +18,35 @@ from pagewire._types import Prompt, Usage
 
 
 class RequestFailed(Exception):
-    """Why a request brought no complete answer."""
+    """Raised when a request has no complete answer; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What a message of a stream brought."""
+    """Tokens in one message of a stream."""
 
     num_tokens: int
     usage: Usage | None = None
 
 
-# Streams the answer to a prompt: so many tokens, of the model.
+# (prompt, number of tokens, model) to a stream of the answer.
 Ask = Callable[[Prompt, int, str], AsyncIterator[Arrival]]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of the server."""
+    """The load to generate."""
 
     concurrency: int | None  # None: no limit
     output_len: int
     model: str = ""
-    rate_per_s: float | None = None  # None: as fast as the concurrency allows
+    rate_per_s: float | None = None  # None: limited by the concurrency alone
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What an answer must keep to count as good; None: whatever it takes."""
+    """Latency limits of a good answer; None: no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -58,12 +58,12 @@ ANYTHING = Objective()
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The times of one request, in seconds on one clock, or why it failed."""
+    """Times of one request, in seconds on one clock, or the reason why it failed."""
 
     start_s: float
     first_s: float
     last_s: float
-    num_first: int  # tokens of the first arrival
+    num_first: int  # tokens in the first arrival
     usage: Usage
     failure: str = ""
     gaps_s: tuple[float, ...] = ()  # between arrivals
@@ -71,7 +71,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A distribution in four numbers."""
+    """Mean and percentiles of a distribution."""
 
     mean: float
     p50: float
@@ -81,8 +81,11 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A whole run. TPOT is the time per token after the first arrival, one value per request; ITL
-    is the time between arrivals, which may bring several tokens each."""
+    """Statistics of a whole run.
+
+    TPOT is the time per token after the first arrival, one value per request; ITL is the time
+    between arrivals, which may have several tokens each.
+    """
 
     num_finished: int
     num_failed: int
@@ -95,12 +98,12 @@ class Summary:
     tpot_ms: Spread
     itl_ms: Spread
     e2e_ms: Spread
-    num_good: int  # kept the objective
+    num_good: int  # answers within the objective
     goodput_per_s: float  # of them
 
 
 def ask_gateway(client: AsyncClient) -> Ask:
-    """Asks over gRPC."""
+    """Queries over gRPC."""
 
     async def ask(prompt: Prompt, num_tokens: int, model: str) -> AsyncGenerator[Arrival, None]:
         try:
@@ -117,7 +120,7 @@ def ask_gateway(client: AsyncClient) -> Ask:
 async def run_load(
     ask: Ask, prompts: Sequence[Prompt], load: Load, advance: Callable[[], None]
 ) -> list[Sample]:
-    """Sends all prompts, no more than `concurrency` of them in flight."""
+    """Sends all prompts, at most `concurrency` at a time; returns their samples in order."""
     room: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
     if load.concurrency is not None:
         room = asyncio.Semaphore(load.concurrency)
@@ -135,7 +138,7 @@ async def run_load(
 
 
 def _due_s(load: Load, count: int) -> list[float | None]:
-    """When each request is to be sent: a Poisson process, whose gaps are exponential."""
+    """Due time of each request: a Poisson process, with exponential gaps; None without a rate."""
     if load.rate_per_s is None:
         return [None] * count
     generator, due_s = random.Random(load.seed), time.perf_counter()
@@ -166,7 +169,7 @@ async def _sample(ask: Ask, prompt: Prompt, load: Load, due_s: float | None) -> 
 
 
 def summarize(samples: Sequence[Sample], objective: Objective = ANYTHING) -> Summary:
-    """Rates over the whole run, and the spread over its finished requests."""
+    """Rates over the whole run, and distributions over its finished requests."""
     finished = [sample for sample in samples if not sample.failure]
     failures = [sample.failure for sample in samples if sample.failure]
     start_s = min((sample.start_s for sample in samples), default=0.0)
@@ -192,7 +195,7 @@ def summarize(samples: Sequence[Sample], objective: Objective = ANYTHING) -> Sum
 
 
 def is_good(sample: Sample, objective: Objective) -> bool:
-    """Whether an answer kept every part of the objective."""
+    """Whether an answer met every limit of the objective."""
     parts = (
         (_ttft_ms(sample), objective.ttft_ms),
         (_tpot_ms(sample), objective.tpot_ms),
@@ -219,7 +222,7 @@ def _e2e_ms(sample: Sample) -> float:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and percentiles; all zero of nothing."""
+    """Mean and percentiles; all zero without values."""
     if not values:
         return Spread(0.0, 0.0, 0.0, 0.0)
     ordered = sorted(values)
@@ -228,7 +231,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of the sorted values lie, interpolated between neighbours."""
+    """The value below which `share` of the sorted values are, interpolated between neighbours."""
     position = share * (len(ordered) - 1)
     below = int(position)
     above = min(below + 1, len(ordered) - 1)

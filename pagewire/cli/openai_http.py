@@ -1,7 +1,7 @@
-"""Streams completions from any server with OpenAI's API, with nothing but the standard library.
+"""Streams completions from any server with OpenAI's API, using the standard library only.
 
-A connection per request, HTTP/1.1. It is a benchmark's client: it reads when tokens arrive, and how
-many there were; their text it throws away.
+One HTTP/1.1 connection per request. It is a benchmark's client: it records when tokens arrive and
+how many; it drops their text.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ MAX_LINE_BYTES = 2**24
 
 @dataclass(frozen=True, slots=True)
 class OpenAIServer:
-    """Where the server is. `url` is its root, the part before /v1."""
+    """The address of the server. `url` is its root, the part before /v1."""
 
     url: str
     api_key: str | None = None
@@ -33,16 +33,16 @@ class OpenAIServer:
             raise ValueError(f"--url: {self.url!r} is not like http://HOST:PORT")
 
     async def models(self) -> list[dict[str, Any]]:
-        """What it serves. Raises RequestFailed."""
+        """The served models. Raises RequestFailed."""
         async with self._answer("GET", "/v1/models", b"") as body:
             listed = json.loads(b"".join([part async for part in body]))
         return list(listed["data"])
 
     async def stream(self, prompt: Prompt, num_tokens: int, model: str) -> AsyncIterator[Arrival]:
-        """Completes a prompt, greedily and to the full length. Raises RequestFailed.
+        """Streams a greedy completion of exactly `num_tokens` tokens. Raises RequestFailed.
 
-        How many tokens an event brings is not told: each counts as one, and the usage at the end
-        is the server's own.
+        Events do not report their number of tokens: each counts as one, and the usage at the end is
+        the server's own.
         """
         request = {
             "model": model,
@@ -67,7 +67,7 @@ class OpenAIServer:
     async def _answer(
         self, method: str, path: str, payload: bytes
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The body of a good answer, in parts; whatever goes wrong is a RequestFailed."""
+        """The body of a successful answer, in parts. Raises RequestFailed for every error."""
         parts = urlsplit(self.url)
         try:
             reader, writer = await asyncio.open_connection(
@@ -107,7 +107,7 @@ def _tls(parts: SplitResult) -> ssl.SSLContext | None:
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """The status, and whether the body comes in chunks."""
+    """(status, whether the body is chunked)."""
     version, _, rest = (await reader.readline()).partition(b" ")
     if not version.startswith(b"HTTP/1."):
         raise ValueError(f"{version[:20]!r} is no answer of HTTP/1")
@@ -131,7 +131,7 @@ async def _rest(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def _events(body: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
-    """The objects of an event stream, up to its end. Raises RequestFailed if that is missing."""
+    """The objects of an event stream until its end. Raises RequestFailed if the end is missing."""
     buffered = b""
     async for part in body:
         *lines, buffered = (buffered + part).split(b"\n")

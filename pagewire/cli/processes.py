@@ -1,7 +1,7 @@
-"""The service processes that `up` owns: started together, watched, taken down together.
+"""The service processes of `up`: started together, watched, ended together.
 
-Each runs under a guard (guard.py) whose stdin this process holds open. Closing it ends the service;
-so does the death of this process, however it dies.
+Each runs under a guard (guard.py) with stdin held open by this process. Closing it ends the
+service; so does the end of this process, in any way.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ from pagewire.cli.services import ServiceSpec
 
 GRACE_S = 10.0
 TAIL_LINES = 20
-# What ends with one of these could not go on, and asks for another process in its place.
+# Exit statuses of a service that wants to be restarted.
 ASKS_FOR_ANOTHER = range(70, 80)
 
 
@@ -37,20 +37,20 @@ class Service:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=checkout,
-                start_new_session=True,  # Ctrl-C is for this process; it decides what follows
+                start_new_session=True,  # keeps Ctrl-C from the services
             )
 
     def another(self) -> "Service":
-        """The same service once more, which goes on in the same log."""
+        """Starts the same service again, with the same log."""
         return Service(self.spec, self._checkout, self._log_path)
 
     @property
     def exit_status(self) -> int | None:
-        """What it ended with; None while it runs."""
+        """Its exit status; None while it runs."""
         return self._guard.poll()
 
     def log_tail(self) -> str:
-        """The last lines it wrote."""
+        """The last lines of its log."""
         lines = self._log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-TAIL_LINES:])
 
@@ -59,12 +59,12 @@ class Service:
         return self._log_path.stat().st_size
 
     def release(self) -> None:
-        """Tells its guard to take it down; does not wait."""
+        """Makes its guard end it; does not wait."""
         if self._guard.stdin is not None:
             self._guard.stdin.close()
 
     def wait(self, deadline: float) -> None:
-        """Waits until it is gone; a guard that does not finish by the deadline is killed."""
+        """Waits until it has ended; a guard that runs past the deadline is killed."""
         try:
             self._guard.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -73,7 +73,7 @@ class Service:
 
 
 class Services:
-    """All of them; leaving the `with` block takes every one down."""
+    """All services; leaving the `with` block ends every one."""
 
     def __init__(self, checkout: Path, log_folder: Path) -> None:
         self._checkout = checkout
@@ -81,24 +81,24 @@ class Services:
         self._running: list[Service] = []
 
     def start(self, specs: Sequence[ServiceSpec]) -> None:
-        """Starts them side by side: each waits for those below it."""
+        """Starts all services at once; each waits for those that it needs."""
         for spec in specs:
             log_path = self._log_folder / f"{spec.name}.log"
             log_path.unlink(missing_ok=True)  # of an earlier run
             self._running.append(Service(spec, self._checkout, log_path))
 
     def renew(self) -> list[str]:
-        """Starts again what gave itself up; returns what there is to say about it."""
+        """Restarts services that asked for it; returns a message per restart."""
         renewed = []
         for index, service in enumerate(self._running):
             status = service.exit_status
             if status in ASKS_FOR_ANOTHER:
                 self._running[index] = service.another()
-                renewed.append(f"the {service.spec.name} ended with status {status}, starts again")
+                renewed.append(f"the {service.spec.name} ended with status {status}, restarting")
         return renewed
 
     def check(self) -> None:
-        """Raises CommandError with the name and the last words of a service that has ended."""
+        """Raises CommandError with the name and log tail of a service that has ended."""
         for service in self._running:
             if service.exit_status is not None:
                 raise CommandError(
@@ -111,7 +111,7 @@ class Services:
         return sum(s.log_bytes() for s in self._running if s.spec.name == name)
 
     def stop(self) -> None:
-        """Takes all down, those at the top first, so that nobody complains of a lost neighbour."""
+        """Ends all services, the gateway first, so that none reports the loss of another."""
         for service in reversed(self._running):
             service.release()
         deadline = time.monotonic() + GRACE_S + 5.0

@@ -1,6 +1,6 @@
-"""What `pagewire up` starts: three command lines and their addresses, and what is checked before.
+"""The command lines and addresses of the three services, and checks before they start.
 
-Starts nothing itself; the only look at the machine is whether ports and modules are there.
+It starts no process; it only checks whether ports and modules are available.
 """
 
 import errno
@@ -17,7 +17,7 @@ MODULES = ("worker_svc", "scheduler_svc", "gateway")
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A port that will be listened on, and the option that chooses it."""
+    """A port to listen on, and its option."""
 
     option: str
     host: str
@@ -26,7 +26,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything the user chose. None and 0 leave the choice to the service."""
+    """All settings of the user. None and 0 leave the choice to the service."""
 
     host: str
     http_port: int
@@ -41,7 +41,7 @@ class Settings:
     max_model_len: int | None
     num_kv_blocks: int | None
     tensor_parallel_size: int | None
-    # More words for each service, behind those above.
+    # Further arguments for each service, after those above.
     worker_options: tuple[str, ...] = ()
     scheduler_options: tuple[str, ...] = ()
     gateway_options: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Settings:
 
     @property
     def reachable_host(self) -> str:
-        """Where this machine finds the gateway."""
+        """The gateway's host as seen from this machine."""
         return LOOPBACK if self.host in ("0.0.0.0", "::", "") else self.host
 
 
@@ -69,11 +69,11 @@ class ServiceSpec:
     name: str
     module: str
     arguments: tuple[str, ...]
-    address: str  # where its gRPC health answers
+    address: str  # of its gRPC health service
 
 
 def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
-    """The three services, those at the bottom first."""
+    """The three services: worker, scheduler, gateway."""
     worker = f"{LOOPBACK}:{settings.worker_port}"
     scheduler = f"{LOOPBACK}:{settings.scheduler_port}"
     limits = _given(
@@ -129,7 +129,7 @@ def _given(*options: tuple[str, int | None]) -> tuple[str, ...]:
 
 
 def find_checkout(folder: Path) -> Path:
-    """The folder itself, if it holds the services."""
+    """Returns the folder if it has the services' code. Raises CommandError."""
     missing = [name for name in MODULES if not (folder / name / "__main__.py").is_file()]
     if missing:
         raise CommandError(
@@ -140,7 +140,7 @@ def find_checkout(folder: Path) -> Path:
 
 
 def check_ports(ports: Sequence[Port]) -> None:
-    """Refuses ports that collide or are taken, before anything is started."""
+    """Raises CommandError for ports that collide or are in use."""
     seen: dict[int, str] = {}
     for port in ports:
         if not 0 < port.number < 65536:
@@ -155,7 +155,7 @@ def check_ports(ports: Sequence[Port]) -> None:
 def _check_free(port: Port) -> None:
     family = socket.AF_INET6 if ":" in port.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As the servers do: a port whose last connections still fade away is free.
+        # As the servers do: a port with connections in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((port.host, port.number))

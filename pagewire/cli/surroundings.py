@@ -1,4 +1,4 @@
-"""What a measurement must say about where it was made: machine, versions, commit."""
+"""The environment of a measurement: machine, versions, commit."""
 
 import os
 import platform
@@ -42,7 +42,7 @@ def _cpu() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout this runs from, "+" for changes on top; None outside of one."""
+    """The commit of the checkout this runs from, with "+" if changed; None outside of one."""
     try:
         head = _git("rev-parse", "HEAD")
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")

@@ -1,4 +1,4 @@
-"""`pagewire up`: all three services on this machine, a sample answer, and everything down again."""
+"""`pagewire up`: runs all three services on this machine, with a sample answer."""
 
 import argparse
 import shlex
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 QUESTION = "What is the capital of France?"
 MAX_SAMPLE_TOKENS = 32
 POLL_S = 0.1
-PROBE_S = 5.0  # a service that loads a model may be long in answering
-REPORT_S = 10.0  # where a line cannot be rewritten
+PROBE_S = 5.0  # a service that loads a model may take long to answer
+REPORT_S = 10.0  # interval of progress lines where they cannot be rewritten
 HERE = Path(__file__).resolve().parents[2]
 
 
 class StopRequested(BaseException):
-    """The user wants everything down; like KeyboardInterrupt, no error to be handled on the way."""
+    """Raised on a stop signal; like KeyboardInterrupt, not an Exception."""
 
 
 def add_parser(commands: "Subparsers") -> None:
-    """Declares the command."""
+    """Adds the command."""
     parser = add_command(commands, "up", "Start worker, scheduler and gateway on this machine.")
     add = parser.add_argument
     add("--model", type=Path, metavar="DIR", help="model folder (default: the embedded one)")
@@ -49,54 +49,54 @@ def add_parser(commands: "Subparsers") -> None:
         choices=("auto", "float32", "bfloat16", "float16"),
         help="type of weights and activations",
     )
-    add("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where to compute")
+    add("--device", default="auto", choices=("auto", "cpu", "cuda"), help="device to compute on")
     add(
         "--attention-backend",
         default="auto",
         choices=("auto", "triton", "flash-attn"),
-        help="what attends on cuda; auto: the quickest that is installed",
+        help="attention kernels on cuda; auto: the fastest that is installed",
     )
     add("--host", default="127.0.0.1", help="address the gateway listens on")
     add("--http-port", type=int, default=8000, help="OpenAI-compatible API")
     add("--grpc-port", type=int, default=50051, help="gRPC API")
     add("--scheduler-port", type=int, default=50052, help="scheduler, on 127.0.0.1")
     add("--worker-port", type=int, default=50053, help="worker, on 127.0.0.1")
-    add("--max-num-seqs", type=int, metavar="N", help="most requests that run at once")
-    add("--max-num-batched-tokens", type=int, metavar="N", help="most tokens of one step")
+    add("--max-num-seqs", type=int, metavar="N", help="most running requests")
+    add("--max-num-batched-tokens", type=int, metavar="N", help="most tokens per step")
     add("--max-model-len", type=int, metavar="N", help="most tokens of prompt plus output")
     add("--num-kv-blocks", type=int, metavar="N", help="blocks of the KV cache")
-    add("--tensor-parallel-size", type=int, metavar="N", help="processes that share the model")
+    add("--tensor-parallel-size", type=int, metavar="N", help="GPUs that share the model")
     for service in ("worker", "scheduler", "gateway"):
         add(
             f"--{service}-options",
             type=words,
             default=(),
             metavar="WORDS",
-            help=f"more of the {service}'s own options, split as by a shell; write =WORDS",
+            help=f"further options of the {service}, split as by a shell; write =WORDS",
         )
     add("--once", action="store_true", help="stop after the sample answer")
-    add("--no-sample", action="store_true", help="ask no sample question")
+    add("--no-sample", action="store_true", help="do not ask the sample question")
     add(
         "--startup-timeout-s",
         type=float,
         default=900.0,
-        help="give up on a service that is not ready and has logged nothing for so long, and on "
-        "the sample answer after so long",
+        help="seconds after which to give up on a service that is not ready and has logged nothing "
+        "new, and on the sample answer",
     )
-    add("--log-dir", type=Path, metavar="DIR", help="logs go here (default: a new folder)")
-    add("--checkout", type=Path, default=HERE, metavar="DIR", help="where the services' code is")
+    add("--log-dir", type=Path, metavar="DIR", help="folder for logs (default: a new one)")
+    add("--checkout", type=Path, default=HERE, metavar="DIR", help="folder with the services' code")
     parser.set_defaults(run=run)
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Options for a service; raises ValueError where a quotation does not end."""
+    """The options of a service. Raises ValueError for an unclosed quotation."""
     return tuple(shlex.split(text))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Starts, asks, serves until told to stop; 0 unless something failed."""
+    """Starts the services and serves until stopped; returns 0 unless something failed."""
     if options.once and options.no_sample:
-        raise ValueError("--once and --no-sample together would start for nothing")
+        raise ValueError("--once and --no-sample together have no effect")
     settings = Settings(
         host=options.host,
         http_port=options.http_port,
@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Journal:
-    """Tells on stdout what has been done and how long it took."""
+    """Prints finished steps and their time to stdout."""
 
     def __init__(self) -> None:
         self.style = Style(sys.stdout)
@@ -147,18 +147,18 @@ class Journal:
         self._next_s = self._start_s + REPORT_S
 
     def say(self, text: str) -> None:
-        """One finished thing."""
+        """Prints one line."""
         self._line.clear()
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 
     def done(self, what: str, detail: str) -> None:
-        """One finished step, with the seconds since the start."""
+        """Prints a finished step, with the seconds since the start."""
         seconds = self.style.dim(f"{time.monotonic() - self._start_s:.1f} s")
         self.say(f"{self.style.green(f'{what:<10}')}{detail}  {seconds}")
 
     def waiting(self, what: str) -> None:
-        """Something slow goes on: rewritten in place on a terminal, now and then elsewhere."""
+        """Shows a slow step: rewritten in place on a terminal, printed now and then elsewhere."""
         now_s = time.monotonic()
         text = f"{what}, {now_s - self._start_s:.0f} s"
         self._line.show(self.style.dim(text))
@@ -169,9 +169,9 @@ class Journal:
 
 @contextmanager
 def _stop_signals() -> Iterator[None]:
-    """Turns stop signals into StopRequested.
+    """Raises StopRequested on stop signals.
 
-    A second one does not wait for the services to end; their guards see to that.
+    A second signal does not wait for the services to end; their guards end them.
     """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -188,7 +188,7 @@ def _stop_signals() -> Iterator[None]:
 
 def _model_folder(given: Path | None, checkout: Path, journal: Journal) -> Path:
     if given is not None:
-        folder = given.resolve()  # the services run elsewhere
+        folder = given.resolve()  # absolute, since the services run in another folder
         if not (folder / "config.json").is_file():
             raise CommandError(f"--model: {folder} holds no config.json")
     else:
@@ -198,13 +198,13 @@ def _model_folder(given: Path | None, checkout: Path, journal: Journal) -> Path:
 
 
 def _default_model(checkout: Path) -> Path:
-    """Makes the embedded model's folder, whose progress goes straight to stderr."""
+    """Creates the embedded model's folder, with its progress on stderr."""
     command = [sys.executable, "-m", "default_model"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=checkout) as making:
         try:
             printed, _ = making.communicate()
         except BaseException:
-            making.terminate()  # what it had begun it begins anew next time
+            making.terminate()  # the next run starts anew
             raise
     if making.returncode:
         raise CommandError(
@@ -224,7 +224,7 @@ def _log_folder(given: Path | None, journal: Journal) -> Path:
 def _start(
     services: Services, specs: Sequence[ServiceSpec], timeout_s: float, journal: Journal
 ) -> None:
-    """Starts all and waits until the last, which needs the others, serves."""
+    """Starts all services and waits until each serves. Raises CommandError."""
     services.start(specs)
     channels = {spec.name: open_channel(Connection(spec.address)) for spec in specs}
     try:
@@ -265,7 +265,7 @@ def _probe(channel: grpc.Channel, address: str) -> Callable[[], bool]:
 
 
 def _ask(settings: Settings, timeout_s: float, journal: Journal) -> None:
-    """Streams the sample answer; raises when there is none."""
+    """Streams the sample answer. Raises CommandError if it is empty."""
     journal.say(f"\n{journal.style.bold(QUESTION)}")
     target = f"{settings.reachable_host}:{settings.grpc_port}"
     with Client(target, timeout_s=timeout_s) as client:
@@ -279,7 +279,7 @@ def _ask(settings: Settings, timeout_s: float, journal: Journal) -> None:
 
 
 def _serve(services: Services, journal: Journal) -> NoReturn:
-    """Watches until a stop signal comes or a service ends for good."""
+    """Watches the services until a stop signal, or until one ends for good."""
     while True:
         for event in services.renew():
             journal.say(event)

@@ -206,7 +206,7 @@ def test_a_worker_that_gave_itself_up_is_started_again(up):
     up.wait_for(run, "Chat")
     before = {name: up.note(name)["pids"][0] for name in NAMES}
     os.kill(before["worker"], signal.SIGUSR1)
-    up.wait_for(run, "the worker ended with status 71, starts again")
+    up.wait_for(run, "the worker ended with status 71, restarting")
     deadline = time.monotonic() + 20
     while up.note("worker")["pids"][0] == before["worker"]:
         assert time.monotonic() < deadline
