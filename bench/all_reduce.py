@@ -1,9 +1,9 @@
-"""Time sums over the GPUs of a host: NCCL with an add and a norm behind it, and the own kernel.
+"""Times sums over the GPUs of a host: NCCL followed by an add and a norm, and the own kernel.
 
     python -m bench.all_reduce --size 2
 
-Each number is one call inside a CUDA graph of many, each of which waits for the one before, and for
-all ranks. The link's share is what a rank sends, by the time of the whole call.
+Each number is one call inside a CUDA graph of many; each call waits for the previous one and for
+all ranks. The link's rate is the bytes that a rank sends, divided by the time of the whole call.
 """
 
 import argparse
@@ -29,24 +29,24 @@ from worker_svc.peer_memory import Slot
 
 ROWS = (1, 2, 8, 16, 32, 64, 128, 256, 512)
 EPS = 1e-6
-CALLS = 36  # of a graph; even, since slots alternate
+CALLS = 36  # per graph; even, since slots alternate
 REPLAYS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds of one call with so many rows."""
+    """Microseconds of one call with this number of rows."""
 
     rows: int
     nccl: float
     nccl_add_norm: float
     own_sum: float  # with the residual
     own_norm: float  # with residual and norm
-    sent_gb_per_s: float  # by each rank, in the call with the norm
+    sent_gb_per_s: float  # per rank, in the call with the norm
 
 
 class Bench:
-    """One rank's side: all ranks time the same calls in the same order."""
+    """One rank: all ranks time the same calls in the same order."""
 
     def __init__(self, group: Group, width: int) -> None:
         assert group.peers is not None
@@ -74,7 +74,7 @@ class Bench:
         return Timing(num_rows, nccl, nccl_add_norm, self._time(lambda: own(None)), own_norm, sent)
 
     def time_gather(self, num_numbers: int) -> tuple[float, float]:
-        """NCCL and the own kernel, with so many float64 of each rank."""
+        """Microseconds of (NCCL, own kernel), gathering `num_numbers` float64 per rank."""
         x = torch.randn((num_numbers, 2), device="cuda", dtype=torch.float64)
         return (
             self._time(lambda: self._library.all_gather(x)),
@@ -114,7 +114,7 @@ class Bench:
 
 
 def run(rank: int, size: int, port: int, width: int, report: Callable[..., None]) -> None:
-    """As one rank; rank 0 starts the others and reports."""
+    """Runs one rank; rank 0 starts the others and reports."""
     device = parallel.device_of(rank, size, torch.device("cuda"))
     store = parallel.reach_store(port, size) if rank else parallel.host_store(size)
     command = [sys.executable, "-m", "bench.all_reduce", *sys.argv[1:], "--port", str(store.port)]
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str]) -> None:
 
     run(options.rank, options.size, options.port, options.width, report)
     logging.shutdown()
-    os._exit(0)  # communicators would wait at the end for ranks that have ended
+    os._exit(0)  # communicators would wait for ranks that have ended
 
 
 if __name__ == "__main__":

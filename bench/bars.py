@@ -1,10 +1,10 @@
-"""Groups of bars as an SVG that is as readable on dark pages as on light ones."""
+"""Draws groups of bars as an SVG that is readable on dark and light pages."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-HEIGHT, TOP, BOTTOM, SIDE = 300, 58, 34, 16  # pixels; bars grow from BOTTOM towards TOP
+HEIGHT, TOP, BOTTOM, SIDE = 300, 58, 34, 16  # pixels; bars grow upwards from BOTTOM
 BAR, GAP = 34, 30  # width of a bar, and between groups
 
 STYLE = """
@@ -25,17 +25,17 @@ text { font: 12px system-ui, sans-serif; fill: #1f2328; }
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Bars side by side in groups; who is missing in a group has no bar there."""
+    """Bars in groups; a series without a value in a group has no bar there."""
 
     title: str
-    groups: Mapping[str, Mapping[str, float]]  # by group and series
+    groups: Mapping[str, Mapping[str, float]]  # group to series to value
     series: Sequence[str]
-    limit: str  # the series that is drawn as a line over its group
-    form: str  # of a value, such as .2f
+    limit: str  # the series drawn as a line over its group
+    form: str  # format of values, such as .2f
 
 
 def svg(chart: Chart) -> str:
-    """The picture."""
+    """The chart as SVG."""
     shown = {group: _bars(chart, values) for group, values in chart.groups.items()}
     width = 2 * SIDE + sum(len(bars) * BAR + GAP for bars in shown.values())
     width = max(width, 420)
@@ -59,7 +59,7 @@ def svg(chart: Chart) -> str:
 
 
 def _bars(chart: Chart, values: Mapping[str, float]) -> list[tuple[int, float]]:
-    """Number of the series and value of each bar of a group."""
+    """(number of the series, value) per bar of a group."""
     return [(i, values[name]) for i, name in enumerate(chart.series) if name in values]
 
 

@@ -46,14 +46,14 @@ BYTES_PER_WEIGHT = 2
 
 @contextlib.contextmanager
 def temporary(name: str, num_layers: int = 0) -> Iterator[Path]:
-    """A shape's model folder for the length of a block; 0: with all its layers."""
+    """A model folder of a shape, deleted after the block; 0 layers: all of them."""
     with room(name) as folder:
         yield write(folder, name, num_layers)
 
 
 @contextlib.contextmanager
 def room(name: str) -> Iterator[Path]:
-    """An empty folder for a shape's checkpoint, in memory where there is enough of it."""
+    """An empty folder for a shape's checkpoint, in memory if it fits."""
     fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > _num_bytes(name) * 1.1
     where = SHARED_MEMORY if fits else None
     with tempfile.TemporaryDirectory(prefix="pagewire-bench-", dir=where) as folder:
@@ -61,7 +61,7 @@ def room(name: str) -> Iterator[Path]:
 
 
 def write(folder: Path, name: str, num_layers: int = 0) -> Path:
-    """Makes the model folder of a shape, one file a layer, in bfloat16; 0: with all its layers."""
+    """Writes a model folder of a shape in bfloat16, one file per layer; 0 layers: all of them."""
     shape = SHAPES[name]
     if num_layers:
         shape = replace(shape, num_layers=num_layers)

@@ -1,4 +1,4 @@
-"""A client of the scheduler that submits a whole workload at once and notes when tokens come."""
+"""A client of the scheduler that submits a whole workload at once and records arrival times."""
 
 import asyncio
 import time
@@ -12,24 +12,24 @@ from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc.columns import UINT32, pack, unpack
 
 CONNECT_TIMEOUT_S = 10.0
-SETTLED = 8  # tokens that every request must have before steps are timed
+SETTLED = 8  # tokens of every request before steps are timed
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A moment of a run."""
 
-    num_tokens: int  # that had come, of all requests together
+    num_tokens: int  # received so far, of all requests together
     at_s: float
 
 
 @dataclass(slots=True)
 class Run:
-    """What a client saw."""
+    """Times and counts of one run."""
 
     started_s: float
     num_tokens: list[int]  # per request
-    settled: Mark | None = None  # all were decoding
+    settled: Mark | None = None  # when all requests were decoding
     first_end: Mark | None = None
     ended_s: float = 0.0
 
@@ -43,9 +43,9 @@ class Run:
 
     @property
     def step_ms(self) -> float:
-        """Mean time of the steps between the last start and the first end.
+        """Mean time of the steps between the last start and the first end, in milliseconds.
 
-        Counted in tokens: a message may bring those of several steps.
+        Counted in tokens, since a message may have those of several steps.
         """
         if self.settled is None or self.first_end is None:
             raise RuntimeError("the requests never decoded side by side")
@@ -53,7 +53,7 @@ class Run:
         return (self.first_end.at_s - self.settled.at_s) / num_steps * 1e3
 
     def note(self, message: scheduler_pb2.SessionResponse, now_s: float) -> None:
-        """Counts what a message brought."""
+        """Counts the tokens of a message."""
         for handle in unpack(message.handles, UINT32).tolist():
             self.num_tokens[handle] += 1
         if self.settled is None and min(self.num_tokens) >= SETTLED:
@@ -63,7 +63,7 @@ class Run:
 
 
 async def drive(address: str, requests: Sequence[Request], temperature: float, tag: str) -> Run:
-    """Submits everything at once over one Session and reads until all have ended."""
+    """Submits all requests at once over one Session and reads until all have ended."""
     submits = [
         _to_submit(handle, request, temperature, tag) for handle, request in enumerate(requests)
     ]

@@ -1,13 +1,13 @@
-"""CPU: tokens per second through the three services against transformers' generate, side by side.
+"""CPU: tokens per second through the three services, compared with transformers' generate.
 
     python -m bench.cpu_vs_transformers                       starts the services itself
-    python -m bench.cpu_vs_transformers --target HOST:PORT    a gateway that runs already
+    python -m bench.cpu_vs_transformers --target HOST:PORT    a running gateway
 
 Both sides get the same prompts of random ids, use all cores, choose greedily and never stop early;
-transformers computes in float32, pagewire in the machine's fastest type unless --dtype says
-otherwise. Every run has its own prompts, so no prefix is cached. transformers answers one request
-at a time; pagewire is asked for one stream and then for many at once. While one side runs the other
-does not exist. Prints a table, then a JSON line for each of its rows.
+transformers computes in float32, pagewire in the machine's fastest type unless --dtype is
+given. Every run has its own prompts, so no prefix is cached. transformers answers one request
+at a time; pagewire is asked for one stream and then for many at once. Only one side
+runs at a time. Prints a table, then a JSON line for each of its rows.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from bench import product
 from default_model import folder
 from pagewire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
-FIRST_ORDINARY_ID = 17  # the default model's special tokens come before
+FIRST_ORDINARY_ID = 17  # after the default model's special tokens
 RUN_TIMEOUT_S = 600.0
 LIBRARIES = ("torch", "transformers", "tokenizers", "grpcio", "protobuf", "numpy")
 
@@ -44,7 +44,7 @@ Prompt = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One request as its client saw it."""
+    """Times of one request, at its client."""
 
     token_ids: tuple[int, ...]
     first_token_s: float
@@ -97,7 +97,7 @@ def row(side: str, runs: Sequence[Run]) -> Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows for people; the last column compares with the first row."""
+    """The rows as text; the last column is relative to the first row."""
     titles = ("streams", 8), ("tokens/s", 10), ("first token", 13), ("per token", 11), ("ratio", 7)
     lines = [f"{'side':<14}" + "".join(f"{title:>{width}}" for title, width in titles)]
     for r in rows:
@@ -109,7 +109,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 class TokenTimes(BaseStreamer):
-    """Notes when generate hands over each token; the first call brings the prompt."""
+    """Records when generate hands over each token; the first call has the prompt."""
 
     def __init__(self) -> None:
         self.at_s: list[float] = []
@@ -118,14 +118,14 @@ class TokenTimes(BaseStreamer):
         self.at_s.append(time.perf_counter())
 
     def end(self) -> None:
-        """Nothing is left to hand over."""
+        """Called by generate at the end; does nothing."""
 
 
 def measure_transformers(model_folder: Path, runs: Sequence[Prompt], num_tokens: int) -> list[Run]:
-    """Generates for one prompt after another; the first is warm-up and not returned."""
+    """Generates for one prompt after another; the first is warm-up and left out."""
     torch.set_num_threads(os.cpu_count() or 1)
     model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    # Without an end-of-sequence token nothing is masked and nothing stops early.
+    # Without an end-of-sequence token, nothing is masked or stopped early.
     model.generation_config.eos_token_id = None
     measured = []
     for prompt in runs:
@@ -149,7 +149,7 @@ def measure_transformers(model_folder: Path, runs: Sequence[Prompt], num_tokens:
 async def measure_pagewire(
     address: str, runs: Sequence[Sequence[Prompt]], num_tokens: int
 ) -> list[Run]:
-    """Streams every prompt of a run at once; the first run is warm-up and not returned."""
+    """Streams all prompts of a run at once; the first run is warm-up and left out."""
     measured = []
     async with grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -182,7 +182,7 @@ async def _stream(
 
 
 def same_outputs(one: Sequence[Run], other: Sequence[Run]) -> str:
-    """How many requests got the same tokens from both sides, in words."""
+    """How many requests have the same tokens from both sides, as text."""
     pairs = [
         (a.token_ids, b.token_ids)
         for x, y in zip(one, other, strict=True)
@@ -193,7 +193,7 @@ def same_outputs(one: Sequence[Run], other: Sequence[Run]) -> str:
 
 
 def environment(load_before: float) -> dict[str, object]:
-    """What a number means nothing without; a load above zero says that others computed too."""
+    """The environment of the run; a load above zero means that other processes were running."""
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
     return {
         "hardware": product.hardware(),
@@ -209,21 +209,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m bench.cpu_vs_transformers",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--model", type=Path, help="model folder; without it the default model")
+    parser.add_argument("--model", type=Path, help="model folder (default: the default model)")
     parser.add_argument("--side", choices=["both", "transformers", "pagewire"], default="both")
-    parser.add_argument("--target", metavar="HOST:PORT", help="gRPC of a gateway that runs already")
+    parser.add_argument("--target", metavar="HOST:PORT", help="gRPC of a running gateway")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16], help="streams at once")
     parser.add_argument(
-        "--dtype", default="auto", help="of pagewire; transformers computes in float32 always"
+        "--dtype", default="auto", help="of pagewire; transformers always computes in float32"
     )
-    parser.add_argument("--repeats", type=int, default=3, help="runs behind each median")
+    parser.add_argument("--repeats", type=int, default=3, help="runs per median")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--output-tokens", type=int, default=128)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures what was asked for and prints it."""
+    """Measures what the options select and prints it."""
     options = parse(arguments)
     load_before = os.getloadavg()[0]
     model_folder = options.model or folder.ensure()

@@ -1,4 +1,4 @@
-"""A scheduler and a worker as processes of this machine, and what they say of themselves."""
+"""Runs a scheduler and a worker as processes of this machine, and reads their counters."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ MOST_STEPS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Where they are."""
+    """Addresses and process ids."""
 
     scheduler: str  # address
     worker: str
@@ -38,13 +38,13 @@ class Deployment:
     worker_log: Path
 
     def describe(self) -> worker_pb2.DescribeResponse:
-        """What the worker has done so far; its decode_time is its device's."""
+        """The worker's description; its decode_time is of its device."""
         with grpc.insecure_channel(self.worker) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             return stub.Describe(worker_pb2.DescribeRequest(), timeout=ASK_TIMEOUT_S)
 
     def last_steps(self) -> list[debug_pb2.StepSummary]:
-        """The worker's last steps, as many as it remembers, newest first."""
+        """The last steps that the worker keeps, newest first."""
         unlimited = [("grpc.max_receive_message_length", -1)]
         with grpc.insecure_channel(self.worker, unlimited) as channel:
             stub = debug_pb2_grpc.DebugServiceStub(channel)
@@ -58,7 +58,7 @@ class Deployment:
             stub.ResetPrefixCache(scheduler_pb2.ResetPrefixCacheRequest(), timeout=ASK_TIMEOUT_S)
 
     def cpu_s(self) -> dict[str, float]:
-        """Seconds that each process has computed, its children included; the client is this one."""
+        """CPU seconds per process, including its children; "client" is this process."""
         parents = dict(_parents())
         used = {name: _tree_cpu_s(pid, parents) for name, pid in self.pids.items()}
         return used | {"client": time.process_time()}
@@ -68,7 +68,7 @@ class Deployment:
 def serving(
     model: Path, worker_options: Sequence[str], scheduler_options: Sequence[str]
 ) -> Iterator[Deployment]:
-    """A worker and a scheduler that serve the model, ready; ended behind the block."""
+    """A ready worker and scheduler for the model, stopped after the block."""
     ports = free_ports()
     scheduler, worker = (f"127.0.0.1:{port}" for port in (ports.scheduler, ports.worker))
     commands = {
@@ -100,7 +100,7 @@ def serving(
 
 
 def stop(child: "subprocess.Popen[bytes]") -> None:
-    """Ends a process, by force where asking is not enough, and waits for it."""
+    """Stops a process, by force if it does not end, and waits for it."""
     child.terminate()
     try:
         child.wait(STOP_TIMEOUT_S)
@@ -112,7 +112,7 @@ def stop(child: "subprocess.Popen[bytes]") -> None:
 def wait_until_ready(
     address: str, children: Sequence[tuple["subprocess.Popen[bytes]", Path]]
 ) -> None:
-    """Until the scheduler has attached to its worker. Raises RuntimeError if a child ends."""
+    """Waits until the scheduler has attached to its worker. Raises RuntimeError if a child ends."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     with grpc.insecure_channel(address) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
@@ -128,9 +128,9 @@ def wait_until_ready(
 
 
 def _tree_cpu_s(root: int, parents: dict[int, int]) -> float:
-    """Of a process, the children it has waited for, and those that run."""
+    """CPU seconds of a process, of its reaped children, and of its running ones."""
     try:
-        ticks = sum(map(int, _stat(root)[11:15]))  # utime, stime, and both of children waited for
+        ticks = sum(map(int, _stat(root)[11:15]))  # utime, stime, and both of reaped children
     except OSError:  # it has just ended
         return 0.0
     own = ticks / os.sysconf("SC_CLK_TCK")
@@ -145,5 +145,5 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name, which may hold anything; the state is first."""
+    """The fields of /proc/PID/stat after the name, first the state; a name may hold anything."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,10 +1,10 @@
-"""What docs/performance.md tells of serving on one GPU, in one run of less than five minutes.
+"""Measures the numbers of docs/performance.md on one GPU, in one run of less than five minutes.
 
     python -m bench.documented --json documented.jsonl
 
 Each part is a benchmark of its own, run as the command that is printed; checkpoints are written
-once, and kernels are compiled once, by the cold start that is measured first. A part that fails is
-named at the end, and the others are measured all the same.
+once, and kernels are compiled once, by the cold start that is measured first. Parts that fail are
+named at the end, without effect on the others.
 """
 
 import argparse
@@ -36,12 +36,12 @@ class Part:
 
     name: str
     module: str
-    shape: str | None  # None: it takes no model
+    shape: str | None  # None: it needs no model
     options: tuple[str, ...] = ()
 
 
 def parts(given: argparse.Namespace, kernels: str) -> tuple[Part, ...]:
-    """What the page tells, in the order of the run: the cold start must come first."""
+    """The parts of the page, in order; the cold start must be the first."""
     small, large, repeat = given.small, given.large, ("--repeat", str(given.repeat))
     to_worker = ("--worker", *given.worker) if given.worker else ()
     by_batch = ("--steps", "1", "8", "32", "128", "256", "--prefill", "16")
@@ -59,14 +59,14 @@ def parts(given: argparse.Namespace, kernels: str) -> tuple[Part, ...]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the parts; 1 if one failed."""
+    """Runs the parts; returns 1 if one failed."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.documented", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
     add("--only", choices=NAMES, nargs="+", default=NAMES, help="parts to run (default: all)")
-    add("--repeat", type=int, default=3, help="how often; medians are told (default: 3)")
+    add("--repeat", type=int, default=3, help="runs per median (default: 3)")
     add("--small", choices=checkpoints.SHAPES, default=SMALL, help=f"(default: {SMALL})")
     add("--large", choices=checkpoints.SHAPES, default=LARGE, help=f"(default: {LARGE})")
     for size in ("small", "large"):
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pagewire-kernels-") as kernels:
-        # Triton keeps what it has compiled here, for all processes to come.
+        # Triton caches compiled kernels here, for all further processes.
         os.environ["TRITON_CACHE_DIR"] = kernels
         chosen = [part for part in parts(options, kernels) if part.name in options.only]
         given = {options.small: options.small_model, options.large: options.large_model}
@@ -92,10 +92,10 @@ def run_all(
 ) -> list[str]:
     """Runs parts, those of a shape on one checkpoint; returns the names of those that failed.
 
-    `models` has the checkpoints that are there already, by shape; others are written.
+    `models` has existing checkpoints by shape; others are written.
     """
     failed = []
-    # The parts run in the checkout, wherever this does.
+    # The parts run in the checkout, so the path must be absolute.
     path = json_path if json_path in (None, STDOUT) else str(Path(json_path).resolve())
     to_file = () if path is None else ("--json", path)
     for shape in dict.fromkeys(part.shape for part in chosen):
@@ -111,7 +111,7 @@ def run_all(
 def _model(
     shape: str | None, models: Mapping[str, Path | None], on: ExitStack
 ) -> tuple[str, ...] | None:
-    """What names a shape's checkpoint, which lasts as long as `on`; None: there is none."""
+    """The options for a shape's checkpoint, which exists as long as `on`; None: there is none."""
     if shape is None:
         return ()
     folder = models.get(shape)
@@ -123,7 +123,7 @@ def _model(
 
 
 def execute(module: str, options: Sequence[str]) -> bool:
-    """Runs a module and says how long it took; False if it failed or took too long."""
+    """Runs a module and prints its time; False if it failed or took too long."""
     command = ["python", "-m", module, *options]
     say(f"$ {shlex.join(command)}")
     started_s = time.monotonic()
@@ -138,7 +138,7 @@ def execute(module: str, options: Sequence[str]) -> bool:
 
 
 def stop(child: "subprocess.Popen[bytes]") -> None:
-    """As Ctrl-C would, so that it takes down what it has started."""
+    """Sends SIGINT, so that the process stops its children."""
     child.send_signal(signal.SIGINT)
     try:
         child.wait(STOP_TIMEOUT_S)
@@ -148,7 +148,7 @@ def stop(child: "subprocess.Popen[bytes]") -> None:
 
 
 def say(text: str) -> None:
-    """Tells people; stdout may be for the lines."""
+    """Prints to stderr, since stdout may be for the JSON lines."""
     print(text, file=sys.stderr, flush=True)
 
 

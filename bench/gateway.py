@@ -1,11 +1,11 @@
-"""What the gateway costs: a token streamed over SSE and over gRPC, a stream held, a first byte.
+"""Costs of the gateway: per token over SSE and gRPC, per open stream, and to the first byte.
 
     python -m bench.gateway [--json results.jsonl]
 
 The gateway runs as it is started in production, between a scheduler that sends scripted tokens to
 all streams at once, one per step, and clients that read them: each is a process, and the gateway's
 alone is counted. "per CPU s" is what one core could stream; "per msg" is above 1 where the gateway
-was behind and put several tokens into one message; the delay runs from the scheduler's step to the
+lagged and put several tokens into one message; the delay runs from the scheduler's step to the
 client's read.
 """
 
@@ -30,8 +30,8 @@ import numpy as np
 from bench.product import ROOT, Ports, commit, free_ports, hardware
 from default_model import folder
 
-RATES = (5_000, 10_000, 20_000, 30_000, 0)  # 0: as fast as it is taken
-FIRST_BYTES = 50  # requests, one after the other
+RATES = (5_000, 10_000, 20_000, 30_000, 0)  # 0: without limit
+FIRST_BYTES = 50  # requests, one at a time
 READY_TIMEOUT_S = 60.0
 
 
@@ -52,7 +52,7 @@ class Line:
 
 
 class Gateway:
-    """The process under test, as the system sees it."""
+    """The measured process, from the system's view."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._pid = process.pid
@@ -71,7 +71,7 @@ class Gateway:
 
 @contextmanager
 def process(*arguments: str, log: IO[bytes], **pipes: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """A child that does not outlive us."""
+    """A child process that ends with this one."""
     child = subprocess.Popen(
         [sys.executable, "-m", *arguments], cwd=ROOT, stderr=log, **pipes  # type: ignore[call-overload]
     )  # fmt: skip
@@ -83,7 +83,7 @@ def process(*arguments: str, log: IO[bytes], **pipes: int) -> Iterator["subproce
 
 
 def wait_until_ready(ports: Ports) -> None:
-    """Returns when the gateway has found its scheduler."""
+    """Waits until the gateway has found its scheduler."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while True:
         try:
@@ -96,7 +96,7 @@ def wait_until_ready(ports: Ports) -> None:
 
 
 class Bench:
-    """Starts the processes of one measurement and reads what they say."""
+    """Starts the processes of one measurement and reads their output."""
 
     def __init__(self, model: Path, log: IO[bytes]) -> None:
         self._model = model
@@ -136,7 +136,7 @@ class Bench:
         )  # fmt: skip
 
     def throughput(self, api: str, rate: float, streams: int, tokens: int, clients: int) -> Line:
-        """Streams everything once to warm up, then once to be counted."""
+        """Streams everything once to warm up, then once measured."""
         ports, shares = free_ports(), [streams // clients] * clients
         with self._serving(ports, sum(shares), tokens, rate) as (gateway, source):
             empty_kib = gateway.memory_kib()
@@ -165,7 +165,7 @@ class Bench:
         )
 
     def first_byte_ms(self, api: str) -> float:
-        """Median from the request to its first byte, less what the source took; one at a time."""
+        """Median time to the first byte, minus the source's time, in ms; one request at a time."""
         ports = free_ports()
         with self._serving(ports, 1, 1, 0.0) as (_, source):
             told = _lines(self._readers(api, ports, 1, 1, FIRST_BYTES))
@@ -179,12 +179,12 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What all clients told, from their start to the end of the last stream."""
+    """Results of all clients, from their start to the end of the last stream."""
 
     told: list[dict[str, Any]]
     sent_s: list[float]  # by step
     cpu_s: float  # of the gateway, from the first step on
-    live_kib: int  # its memory when all streams were there
+    live_kib: int  # its memory once all streams were open
 
 
 def _round(
@@ -193,7 +193,7 @@ def _round(
     assert source.stdout is not None
     if not select.select([source.stdout], [], [], READY_TIMEOUT_S)[0]:
         raise RuntimeError("the clients' streams do not reach the scheduler")
-    source.stdout.readline()  # all streams are there; the first step comes a moment later
+    source.stdout.readline()  # all streams are open; the first step follows shortly
     before_s, live_kib = gateway.cpu_s(), gateway.memory_kib()
     told = [line for client in clients for line in _lines(client)]
     cpu_s = gateway.cpu_s() - before_s

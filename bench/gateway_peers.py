@@ -1,4 +1,4 @@
-"""The two processes around the gateway that `bench.gateway` measures, each with a core of its own.
+"""The two processes around the gateway measured by `bench.gateway`, each with its own core.
 
     python -m bench.gateway_peers source ...     a scheduler: scripted tokens at a given rate
     python -m bench.gateway_peers readers ...    the clients: as many streams as wished
@@ -29,26 +29,26 @@ from rpc.server import SERVER_OPTIONS, bind
 GENERATE_STREAM = "/pagewire.v1.InferenceService/GenerateStream"
 MODEL_NAME = "scripted"
 PROMPT = "Tell me about the gateway."
-SAMPLE_EVERY = 16  # of the streams, one in so many has its pieces timed
+SAMPLE_EVERY = 16  # one stream of this many has its pieces timed
 TEXT = (
-    "A gateway turns text into token ids and token ids into text, and does it for everybody at "
-    "once; what it must never do is keep a token that somebody waits for. "
+    "A gateway turns text into token ids and token ids into text, and does so for many clients at "
+    "once; what it must never do is keep a token that a client waits for. "
 )
 
 
 def script(tokenizer: Tokenizer, num_tokens: int) -> list[int]:
-    """The tokens of every output: ordinary words, over and over."""
+    """The tokens of every output: ordinary words, repeated."""
     once: list[int] = tokenizer._tokenizer.encode(TEXT, add_special_tokens=False).ids
     return (once * (num_tokens // len(once) + 1))[:num_tokens]
 
 
 def say(what: dict[str, Any]) -> None:
-    """One line to whoever started this process."""
+    """Prints one line for the parent process."""
     print(json.dumps(what), flush=True)
 
 
 class Source(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Waits for its streams, then sends each of them one token per step until the script ends."""
+    """Waits for its streams, then sends one token per step to each until the script ends."""
 
     def __init__(
         self, model: types_pb2.ModelInfo, token_ids: list[int], num_streams: int, rate: float
@@ -80,7 +80,7 @@ class Source(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def _play(self, handles: list[int]) -> AsyncIterator[scheduler_pb2.SessionResponse]:
         column = columns.pack(handles, columns.UINT32)
         say({"submitted_s": time.monotonic()})
-        await asyncio.sleep(self._pause_s)  # whoever counts has read the counters by then
+        await asyncio.sleep(self._pause_s)  # the parent reads counters in this pause
         sent_s = []
         due_s = time.monotonic()
         for token_id in self._token_ids:
@@ -97,7 +97,7 @@ class Source(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 
 async def run_source(args: argparse.Namespace) -> None:
-    """Serves until it is killed; says when the streams are there, and when each step was sent."""
+    """Serves until it is killed; prints when the streams are open, and the time of each step."""
     tokenizer = Tokenizer.from_folder(args.model)
     model = types_pb2.ModelInfo(
         model=MODEL_NAME, architecture="LlamaForCausalLM", vocab_size=tokenizer.vocab_size,
@@ -113,7 +113,7 @@ async def run_source(args: argparse.Namespace) -> None:
 
 
 class Reading:
-    """What came on one stream: how many messages, how many bytes, and when, if it is timed."""
+    """Messages and bytes of one stream, and their times if it is timed."""
 
     def __init__(self, *, is_timed: bool) -> None:
         self._is_timed = is_timed
@@ -122,7 +122,7 @@ class Reading:
         self.pieces: list[tuple[float, bytes]] = []
 
     def note(self, data: bytes, num_messages: int) -> None:
-        """Some bytes came."""
+        """Counts received bytes."""
         now_s = time.monotonic()
         self.first_s = self.first_s or now_s
         self.num_messages += num_messages
@@ -131,7 +131,7 @@ class Reading:
 
 
 async def read_sse(port: int, reading: Reading, num_tokens: int) -> None:
-    """One completion over HTTP/1.1, read as it comes."""
+    """Reads one completion over HTTP/1.1."""
     body = json.dumps({"prompt": PROMPT, "max_tokens": num_tokens, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -147,7 +147,7 @@ async def read_sse(port: int, reading: Reading, num_tokens: int) -> None:
 
 
 async def read_grpc(port: int, readings: list[Reading], num_tokens: int) -> None:
-    """As many completions over gRPC as there are readings."""
+    """Reads one completion over gRPC per reading."""
     request = inference_pb2.GenerateStreamRequest(prompt=inference_pb2.Prompt(text=PROMPT))
     request.options.sampling.max_tokens = num_tokens
     notes = [partial(reading.note, num_messages=1) for reading in readings]
@@ -155,7 +155,7 @@ async def read_grpc(port: int, readings: list[Reading], num_tokens: int) -> None
 
 
 def tokens_over_time(api: str, reading: Reading, tokenizer: Tokenizer) -> list[tuple[float, int]]:
-    """How many tokens had come, and since when; SSE says text alone, so its length tells."""
+    """(time, tokens so far) of a stream; SSE has text only, so its length is used."""
     found, num_tokens, text, waiting = [], 0, "", b""
     decode = tokenizer.detokenizer(skip_special_tokens=True)
     lengths = np.cumsum([len(decode.push([t])) for t in script(tokenizer, 1 << 14)])
@@ -175,7 +175,7 @@ def tokens_over_time(api: str, reading: Reading, tokenizer: Tokenizer) -> list[t
 
 
 async def run_readers(args: argparse.Namespace) -> None:
-    """Reads all streams to their ends, as often as wished; says what came."""
+    """Reads all streams to their ends, repeatedly; prints the results."""
     tokenizer = Tokenizer.from_folder(args.model)
     for _ in range(args.repeat):
         readings = [Reading(is_timed=i % SAMPLE_EVERY == 0) for i in range(args.streams)]

@@ -1,11 +1,11 @@
-"""Decode steps of the model runner on a GPU: time by batch, and what of it the device was idle.
+"""Decode steps of the model runner on a GPU: time by batch, and the device's idle share.
 
     python -m bench.gpu_steps --shape qwen3-0.6b --json steps.jsonl
     python -m bench.gpu_steps --shape qwen3-8b --tensor-parallel-size 2
 
 Random weights of a real shape, every sequence at about the same context, two steps in flight, no
 wire. `step` is wall time; `device` is from the start to the end of the step's graph, by CUDA
-events; what is between them is the bubble from one replay to the next.
+events; the difference is the bubble from one replay to the next.
 """
 
 import argparse
@@ -36,7 +36,7 @@ WARM_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is measured."""
+    """The options of a measurement."""
 
     shape: str
     batches: tuple[int, ...]
@@ -47,7 +47,7 @@ class Options:
     device: str
     tensor_parallel_size: int
     repeat: int
-    layers: int  # 0: all that the shape has
+    layers: int  # 0: all of the shape
     all_reduce: str
     attention_backend: str
     products: str
@@ -56,7 +56,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which rank this process is, and what rank 0 has told it; the default is rank 0 itself."""
+    """The rank of this process, and its parameters from rank 0; the default is rank 0."""
 
     rank: int = 0
     store_port: int = 0
@@ -70,7 +70,7 @@ class Result:
     batch: int
     step_us: float
     device_us: float
-    host_us: float  # the compute thread's share: from a launch's begin to its end
+    host_us: float  # of the compute thread, from start to end of a launch
     tokens_per_s: float
 
     @property
@@ -82,7 +82,7 @@ FIELDS = ("step_us", "device_us", "bubble_us", "host_us", "tokens_per_s")
 
 
 def measure(runner: ModelRunner, options: Options, batch: int) -> Result:
-    """Times decode steps centred at the context."""
+    """Times decode steps around the context length."""
     num_steps = WARM_STEPS + options.steps
     first = max(1, options.context - num_steps // 2)
     needed = -(-(first + num_steps + 1) // runner.limits.block_size)
@@ -110,9 +110,9 @@ def measure(runner: ModelRunner, options: Options, batch: int) -> Result:
 
 
 def side_by_side(batch: int, context: int, num_blocks: int, sampling: RowSampling) -> StepInput:
-    """A decode step of so many rows that begin with it, each with blocks of its own.
+    """A decode step of `batch` rows with their own blocks, which begin with it.
 
-    Nothing is computed of what is before them: speed does not depend on what a cache holds.
+    No KV before it is computed: speed does not depend on the cache's content.
     """
     new = tuple(
         NewSequence(
@@ -146,7 +146,7 @@ def _finish(pending: deque) -> int:  # type: ignore[type-arg]
 def run(options: Options, place: Place) -> dict[int, list[Result]]:
     """Loads the model and measures every batch, as one rank of a group that all run the same.
 
-    Returns what each repetition found, by batch.
+    Returns the results of all repetitions, by batch.
     """
     set_num_threads(0, options.tensor_parallel_size)
     largest = max(options.batches)
@@ -179,7 +179,7 @@ def _measure_all(
 
 @contextmanager
 def _checkpoint(options: Options, place: Place) -> Iterator[Path]:
-    """The model's folder: rank 0 writes it, and the others read it, too."""
+    """The model's folder: written by rank 0, read by all."""
     if place.rank > 0:
         yield place.folder
         return
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str]) -> int:
     told = Results(json_path, ["python", "-m", "bench.gpu_steps", *arguments])
     results = run(options, place)
     if place.rank > 0:
-        # Communicators would wait at the end for ranks that have ended.
+        # Communicators would wait for ranks that have ended.
         os._exit(0)
     told.say(
         f"{'batch':>6} {'step us':>9} {'device us':>10} {'bubble us':>10} {'host us':>8} tokens/s"
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> tuple[Options, Place, str | None]:
-    """What to measure, as which rank, and where the results go."""
+    """The options, the rank, and the file for results."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.gpu_steps", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -252,12 +252,12 @@ def parse(arguments: Sequence[str]) -> tuple[Options, Place, str | None]:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])
     parser.add_argument("--context", type=int, default=576)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--repeat", type=int, default=1, help="measurements; medians are told")
+    parser.add_argument("--repeat", type=int, default=1, help="measurements per median")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
-    parser.add_argument("--layers", type=int, default=0, help="cut the shape to so many")
+    parser.add_argument("--layers", type=int, default=0, help="use only so many layers")
     parser.add_argument("--all-reduce", choices=ALL_REDUCES, default="auto")
     parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto")
     parser.add_argument("--products", choices=PRODUCTS, default="auto")

@@ -1,7 +1,7 @@
-"""As little of a gRPC client as can read server streams: HTTP/2 frames on one plain connection.
+"""A minimal gRPC client for server streams: HTTP/2 frames on one plain connection.
 
-A client made with grpcio spends more on a message than the gateway does, so that a benchmark would
-measure its clients. This one counts messages and notes their bytes; it never holds a server back.
+A client made with grpcio takes more time per message than the gateway, so that a benchmark would
+measure its clients. This one counts messages and records their bytes; it never slows a server down.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ Note = Callable[[bytes], None]
 
 
 class StreamFailed(RuntimeError):
-    """The server ended a stream before it said a word, or the connection."""
+    """Raised when the server ends a stream before any message, or the connection."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -28,7 +28,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def header_block(headers: Mapping[str, str]) -> bytes:
-    """HPACK without tables: every header spelled out."""
+    """HPACK without tables: every header as a literal."""
     block = b""
     for name, value in headers.items():
         for text in (name.encode(), value.encode()):
@@ -44,13 +44,13 @@ class Calls(asyncio.Protocol):
         self._path = path
         self._request = struct.pack(">BI", 0, len(request)) + request
         self._notes = {1 + 2 * index: note for index, note in enumerate(notes)}  # by stream id
-        self._partial: dict[int, bytes] = {}  # of messages, by stream id
+        self._partial: dict[int, bytes] = {}  # stream id to an incomplete message
         self._spoke: set[int] = set()
         self._buffer = b""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         window = struct.pack(">HI", INITIAL_WINDOW_SIZE, LARGEST_WINDOW)
         more = struct.pack(">I", LARGEST_WINDOW - DEFAULT_WINDOW)
         block = header_block(
@@ -118,7 +118,7 @@ class Calls(asyncio.Protocol):
 
 
 async def read_all(port: int, path: str, request: bytes, notes: list[Note]) -> None:
-    """Makes a call for each note, all at once, and returns when they have ended."""
+    """Starts a call per note, all at once, and returns when they have ended."""
     loop = asyncio.get_running_loop()
     transport, calls = await loop.create_connection(
         lambda: Calls(path, request, notes), "127.0.0.1", port

@@ -1,4 +1,4 @@
-"""Time every kernel at the shapes that matter, beside what the chip can do. Needs a CUDA device.
+"""Times every kernel at the shapes that matter, and the chip's limits. Needs a CUDA device.
 
 Each number is one launch inside a CUDA graph of many. Weights and KV caches rotate through several
 times the L2 cache, so that nothing is read from it that a real step would have to fetch.
@@ -27,13 +27,13 @@ from kernels.silu_and_mul import silu_and_mul
 from kernels.slot_state import NUM_FIELDS, SEED, TEMPERATURE, TOP_K, TOP_P
 from kernels.tiled_linear import arrivals, tiled_linear
 
-COLD_BYTES = 300e6  # what a rotation of buffers adds up to at least
+COLD_BYTES = 300e6  # least size of all buffers in a rotation
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
 EPS = 1e-6
 DECODE = [(1, 1000), (2, 576), (8, 576), (8, 1000), (32, 576), (32, 1000), (64, 576), (128, 576)]
 DECODE += [(256, 576), (256, 800), (256, 2000), (1, 32000)]
 PREFILL = [(8, 4096, 4096), (1, 8192, 8192), (16, 512, 512), (4, 512, 4096)]
-LINEAR = {  # N, K of the weight; gate_up is two halves
+LINEAR = {  # (N, K) of the weight; gate_up is two halves
     "0.6B": {
         "qkv": (4096, 1024),
         "o": (1024, 2048),
@@ -52,7 +52,7 @@ LINEAR = {  # N, K of the weight; gate_up is two halves
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One line of the report; bytes and flops are the least the shape allows."""
+    """One line of the report; bytes and flops are the least for the shape."""
 
     kernel: str
     shape: str
@@ -91,7 +91,7 @@ def time_graph(calls: list[Callable[[], object]], rounds: int = 9) -> float:
 
 
 def rotation(num_bytes: float) -> int:
-    """How many copies of a working set of so many bytes no cache can hold."""
+    """Number of copies of a working set of `num_bytes` that no cache can hold."""
     return max(2, min(64, int(COLD_BYTES / num_bytes) + 1))
 
 
@@ -100,7 +100,7 @@ def randn(*shape: int) -> Tensor:
 
 
 def ceilings() -> Iterator[Timing]:
-    """What a large copy and a large product through the library reach on this chip."""
+    """The rates of a large copy and a large GEMM of the library on this chip."""
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
     num_bytes = 2.0 * source.numel() * source.element_size()
@@ -113,7 +113,7 @@ def ceilings() -> Iterator[Timing]:
 
 
 def caches(batch: int, context: int, copies: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """So many pairs of K and V caches, and one table of shuffled blocks."""
+    """`copies` pairs of K and V caches, and one table of shuffled blocks."""
     width = -(-context // BLOCK_SIZE)
     shape = (batch * width + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     tables = torch.randperm(batch * width, device="cuda").view(batch, width).int() + 1
@@ -158,7 +158,7 @@ def tiled_layers() -> Iterator[Timing]:
 def of_layers(
     one: Callable[[str, str, int, list[Tensor]], Timing], row_counts: Sequence[int]
 ) -> Iterator[Timing]:
-    """Each layer of each model by so many rows; one layer's weights at a time."""
+    """Each layer of each model for each row count; one layer's weights at a time."""
     for model, layers in LINEAR.items():
         for name, (n, k) in layers.items():
             weights = [randn(n, k).mul_(k**-0.5) for _ in range(rotation(2.0 * n * k))]
@@ -168,7 +168,7 @@ def of_layers(
 
 
 def one_linear(model: str, name: str, rows: int, weights: list[Tensor]) -> Timing:
-    """With the neighbours a layer fuses to it; the library's time is the product alone."""
+    """With the fused neighbours of a layer; the library's time is the GEMM alone."""
     n, k = weights[0].shape
     gated, normed = name == "gate_up", name in ("qkv", "gate_up")
     x, norm_weight = randn(rows, k), randn(k) if normed else None
@@ -182,7 +182,7 @@ def one_linear(model: str, name: str, rows: int, weights: list[Tensor]) -> Timin
 
 
 def one_tiled_layer(model: str, name: str, rows: int, weights: list[Tensor]) -> Timing:
-    """As above; rows are divided by root mean squares where that takes no kernel of its own."""
+    """As above; rows are divided by root mean squares where this needs no kernel."""
     n, k = weights[0].shape
     gated = name == "gate_up"
     x, arrived = randn(rows, k), arrivals(weights[0])
@@ -236,7 +236,7 @@ def pointwise() -> Iterator[Timing]:
 def sampling() -> Iterator[Timing]:
     """From logits of Qwen3's vocabulary to tokens; the least is to read the logits once.
 
-    They spread as far as a model's do. Where they are flatter, a filter keeps more than is listed.
+    They spread as a model's do. With flatter ones, a filter keeps more tokens than listed.
     """
     vocab_size = 151_936
     kinds = {"greedy": (0.0, 1.0, 0), "race": (1.0, 1.0, 0), "top-p": (1.0, 0.9, 0)}
@@ -262,7 +262,7 @@ def sampling() -> Iterator[Timing]:
 def sampling_slots(
     rows: int, temperature: float, top_p: float, top_k: int, num_tokens: int
 ) -> Tokens:
-    """Slots that all sample alike, with room for what a bench makes of so many calls."""
+    """Slots with equal sampling parameters, and room for the tokens of all calls."""
     state = torch.zeros((rows, NUM_FIELDS.value), dtype=torch.int64)
     state[:, SEED.value] = torch.arange(rows)
     state[:, TOP_K.value] = top_k
@@ -285,7 +285,7 @@ GROUPS: dict[str, Callable[[], Iterator[Timing]]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Times the ceilings, then the kernels chosen."""
+    """Times the ceilings, then the selected kernels."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
     parser.add_argument(
         "--only", choices=GROUPS, nargs="+", default=list(GROUPS), help="groups (default: all)"

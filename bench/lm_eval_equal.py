@@ -1,11 +1,11 @@
-"""Whether lm-eval, the harness, sees the same model through the gateway as in its own process.
+"""Checks that lm-eval gets the same results through the gateway as in its own process.
 
     python -m bench.lm_eval_equal --url http://127.0.0.1:8000 --model FOLDER [--json results.jsonl]
 
 The tasks of `bench/lm_eval_tasks` run twice: through `local-completions` against a running gateway
 (prompts of token ids, `echo`, `logprobs`), and through the harness's `hf` class on the same weights
 in float32. Scores must be equal, and the log likelihood of every continuation within 1e-3. Needs
-`lm-eval[api]`, `accelerate` and `transformers`; asks no hub for anything. Run it from the root of
+`lm-eval[api]`, `accelerate` and `transformers`; downloads nothing. Run it from the root of
 the repository, where the tasks find their data.
 """
 
@@ -22,24 +22,24 @@ import numpy as np
 
 TASKS = ("pagewire_sums", "pagewire_paragraphs")
 FOLDER = Path(__file__).with_name("lm_eval_tasks")
-TOLERANCE = 1e-3  # of a continuation's log likelihood: a sum of float32 numbers, each within 1e-4
+TOLERANCE = 1e-3  # on a continuation's log likelihood: a sum of float32 values, each within 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What both sides found in one task."""
+    """The results of both sides for one task."""
 
     task: str
     num_items: int
-    scores: Mapping[str, tuple[float, float]]  # by metric: through the gateway, in process
+    scores: Mapping[str, tuple[float, float]]  # metric to (through the gateway, in process)
     largest_difference: float  # of a log likelihood
-    same_greedy: bool  # both call the same continuations greedy
+    same_greedy: bool  # both report the same continuations as greedy
 
     @property
     def problem(self) -> str | None:
-        """Why they are not equal."""
+        """Why they are not equal; None when they are."""
         for metric, (ours, theirs) in self.scores.items():
-            if not abs(ours - theirs) <= TOLERANCE * max(1.0, abs(theirs)):  # or not a number
+            if not abs(ours - theirs) <= TOLERANCE * max(1.0, abs(theirs)):  # or NaN
                 return f"{self.task}: {metric} is {ours} through the gateway, {theirs} in process"
         if not self.largest_difference <= TOLERANCE:
             return f"{self.task}: a log likelihood differs by {self.largest_difference:.2e}"
@@ -47,7 +47,7 @@ class Comparison:
 
 
 def gateway_arguments(url: str, name: str, model: Path) -> dict[str, Any]:
-    """Of the harness's `local-completions`."""
+    """Arguments of the harness's `local-completions`."""
     return {
         "model": name,
         "base_url": f"{url}/v1/completions",
@@ -59,12 +59,12 @@ def gateway_arguments(url: str, name: str, model: Path) -> dict[str, Any]:
 
 
 def hf_arguments(model: Path) -> dict[str, Any]:
-    """Of the harness's `hf`."""
+    """Arguments of the harness's `hf`."""
     return {"pretrained": str(model), "dtype": "float32", "device": "cpu"}
 
 
 def evaluate(kind: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The harness's results, every sample with its log likelihoods."""
+    """The harness's results, with the log likelihoods of every sample."""
     import lm_eval  # noqa: PLC0415 - it is heavy, and in no extra of ours
     from lm_eval.tasks import TaskManager  # noqa: PLC0415
 
@@ -80,7 +80,7 @@ def evaluate(kind: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Comparison]:
-    """Task by task."""
+    """One comparison per task."""
     for task in TASKS:
         pairs = list(zip(_answers(ours, task), _answers(theirs, task), strict=True))
         found, expected = ours["results"][task], theirs["results"][task]
@@ -95,7 +95,7 @@ def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Comp
 
 
 def _answers(results: Mapping[str, Any], task: str) -> list[tuple[float, ...]]:
-    """Log likelihoods, with whether the continuation is greedy where the task asks that."""
+    """Log likelihoods, and whether the continuation is greedy where the task asks for it."""
     answers = []
     for sample in sorted(results["samples"][task], key=lambda sample: sample["doc_id"]):
         for answer in sample["filtered_resps"]:
@@ -105,17 +105,17 @@ def _answers(results: Mapping[str, Any], task: str) -> list[tuple[float, ...]]:
 
 
 def run(url: str, name: str, model: Path) -> list[Comparison]:
-    """Both sides, compared."""
+    """Runs both sides and compares them."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     ours = evaluate("local-completions", gateway_arguments(url, name, model))
     return list(compare(ours, evaluate("hf", hf_arguments(model))))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints a line for each metric; exits with 1 where the two differ."""
+    """Prints a line per metric; exits with 1 where the sides differ."""
     parser = argparse.ArgumentParser(prog="python -m bench.lm_eval_equal")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of a running gateway")
-    parser.add_argument("--model", type=Path, required=True, help="the folder that it serves")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="URL of a running gateway")
+    parser.add_argument("--model", type=Path, required=True, help="the served model's folder")
     parser.add_argument("--served-name", help="name of the model; else that of its folder")
     parser.add_argument("--json", type=Path, help="append the results to this file")
     options = parser.parse_args(arguments)

@@ -1,15 +1,15 @@
-"""What other engines took for the same work, and the least that it can take.
+"""Step times of other engines for the same work, and the least possible.
 
 Measured once, on one H200 or two, in bfloat16, with random weights of the same shapes and the same
 256 requests; steps at a mean context of about 576. Floor and ceiling are the bytes that a step must
-read, or the operations it must do, at the rates that a plain copy and a large product reach. Of 8B
+read, or the operations it must do, at the rates of a plain copy and a large GEMM. Of 8B
 with 256 rows the floor is a sum: attention, bound by memory, and then GEMMs, bound by arithmetic.
 """
 
 VLLM, NANO_VLLM = "vLLM 0.24", "nano-vLLM"
 FLOOR, CEILING = "floor", "ceiling"
 
-# By shape and number of GPUs, batch, and who.
+# (shape, number of GPUs) to batch to engine.
 STEP_MS: dict[tuple[str, int], dict[int, dict[str, float]]] = {
     ("qwen3-0.6b", 1): {
         1: {VLLM: 1.75, NANO_VLLM: 2.14, FLOOR: 0.30},

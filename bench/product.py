@@ -1,4 +1,4 @@
-"""The three services on free ports of this machine, as the benchmarks start and stop them."""
+"""Starts and stops the three services on free ports of this machine, for the benchmarks."""
 
 import contextlib
 import os
@@ -22,12 +22,12 @@ STOP_TIMEOUT_S = 15.0
 
 
 class ProductFailed(RuntimeError):
-    """A service ended or did not come up; the message carries the end of its log."""
+    """Raised when a service ended or did not start; the message has the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where the services listen."""
+    """The ports of the services."""
 
     worker: int
     scheduler: int
@@ -36,7 +36,7 @@ class Ports:
 
 
 def free_ports() -> Ports:
-    """Four ports that nobody listens on now."""
+    """Four ports that are free now."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(4)]
         for one in sockets:
@@ -45,7 +45,7 @@ def free_ports() -> Ports:
 
 
 def commands(model: Path, ports: Ports, worker_options: Sequence[str]) -> dict[str, list[str]]:
-    """How each service is started."""
+    """The command line of each service."""
     return {
         "worker_svc": ["--model", str(model), "--port", str(ports.worker), *worker_options],
         "scheduler_svc": [
@@ -107,7 +107,7 @@ def _tail(log: Path) -> str:
 
 
 def _stop(children: Sequence["subprocess.Popen[bytes]"]) -> None:
-    for child in reversed(children):  # the gateway first, so that nothing new arrives
+    for child in reversed(children):  # the gateway first, so that no new requests arrive
         child.terminate()
     deadline_s = time.monotonic() + STOP_TIMEOUT_S
     for child in children:
@@ -119,7 +119,7 @@ def _stop(children: Sequence["subprocess.Popen[bytes]"]) -> None:
 
 
 def hardware() -> str:
-    """The processor, its cores and its memory, in words."""
+    """The processor, its cores and its memory, as text."""
     model = "unknown processor"
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -131,9 +131,9 @@ def hardware() -> str:
 
 
 def commit() -> str:
-    """The commit of this tree, with a plus when it has been changed since.
+    """The commit of this tree, with a plus if it has been changed.
 
-    An archive of a commit says so itself, by what git wrote into it; other copies are unknown.
+    An archive of a commit has it in a file written by git; other copies are unknown.
     """
     if not (ROOT / ".git").exists():
         written = ARCHIVED_COMMIT.read_text().strip()

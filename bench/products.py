@@ -1,9 +1,9 @@
-"""Time a layer's products by all algorithms that the worker tries, beside torch's own choice.
+"""Times a layer's GEMMs with all algorithms that the worker tries, and with torch's own choice.
 
     python -m bench.products --shape qwen3-8b
 
-Random weights of a real shape, each product in a CUDA graph as the worker measures it when it
-starts; what takes no worthwhile part of torch's time away is told as torch's.
+Random weights of a real shape, each GEMM in a CUDA graph as the worker measures it at its start; an
+algorithm that saves no significant part of torch's time is reported as torch's.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from worker_svc.product_choice import quickest
 from worker_svc.product_clock import ProductClock
 
 DTYPE = torch.bfloat16
-NUM_LAYERS = 8  # of weights, in turn
+NUM_LAYERS = 8  # weights to rotate through
 
 
 def kinds(shape: Shape, size: int) -> dict[str, ProductKind]:
-    """A layer's products by name, as one of `size` ranks has them."""
+    """A layer's GEMMs by name, as one of `size` ranks has them."""
     heads, kv_heads = shape.num_heads // size, max(1, shape.num_kv_heads // size)
     hidden, inner, is_alone = shape.hidden_size, shape.intermediate_size // size, size == 1
     qkv = (heads + 2 * kv_heads) * shape.head_dim
@@ -40,7 +40,7 @@ def kinds(shape: Shape, size: int) -> dict[str, ProductKind]:
 
 
 def measure(kind: ProductKind, row_counts: Sequence[int]) -> Iterator[dict[str, float]]:
-    """What torch takes and the quickest, in microseconds, and what finding that out took."""
+    """Microseconds of torch and of the fastest algorithm, and the time taken to find it."""
     device = torch.device("cuda")
     library = cublas_lt.open_on(device)
     if library is None:

@@ -1,4 +1,4 @@
-"""How a benchmark's results are written: JSON lines that say where and how they were measured."""
+"""Writes benchmark results as JSON lines that say where and how they were measured."""
 
 import argparse
 import importlib.metadata
@@ -20,11 +20,11 @@ STDOUT = "-"
 
 
 def environment(command: Sequence[str]) -> dict[str, object]:
-    """Everything a reader needs to believe a number or to repeat it."""
+    """The environment needed to judge or repeat a measurement."""
     return {
         "gpus": _gpus(),
         "cpu": hardware(),
-        "load_before": round(os.getloadavg()[0], 2),  # above zero, others computed too
+        "load_before": round(os.getloadavg()[0], 2),  # above zero: other processes were running
         "versions": {"python": platform.python_version(), **_versions()},
         "commit": commit(),
         "command": shlex.join(command),
@@ -32,25 +32,25 @@ def environment(command: Sequence[str]) -> dict[str, object]:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """The option that every benchmark of `pagewire bench` has."""
+    """Adds the --json option of every `pagewire bench`."""
     parser.add_argument(
         "--json",
         metavar="PATH",
         nargs="?",
         const=STDOUT,
-        help="append a JSON line per result to this file; - or nothing: to stdout, words to stderr",
+        help="append a JSON line per result to this file; - or nothing: to stdout, text to stderr",
     )
 
 
 class Results:
-    """Where a benchmark's results go: words for people, and lines if they were asked for."""
+    """Writes results as text, and as JSON lines if requested."""
 
     def __init__(self, path: str | None, command: Sequence[str]) -> None:
         self._path = path
         self._environment = environment(command) if path else {}
 
     def say(self, text: str) -> None:
-        """Tells people."""
+        """Prints text."""
         print(text, file=sys.stderr if self._path == STDOUT else sys.stdout, flush=True)
 
     def add(self, benchmark: str, result: Mapping[str, object]) -> None:
@@ -68,7 +68,7 @@ class Results:
 
 
 def spread(values: Sequence[float], digits: int) -> dict[str, object]:
-    """The median of repeated measurements, and each of them."""
+    """The median of repeated measurements, and all values."""
     median, *each = (
         round(value, digits) if digits else round(value)
         for value in (statistics.median(values), *values)
@@ -77,7 +77,7 @@ def spread(values: Sequence[float], digits: int) -> dict[str, object]:
 
 
 def _gpus() -> list[str]:
-    """Name, memory and driver of each; empty where there are none."""
+    """Name, memory and driver of each GPU; empty without any."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         ran = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)

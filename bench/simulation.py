@@ -1,4 +1,4 @@
-"""How true `pagewire simulate` is: the same workload, simulated and served for real.
+"""Accuracy of `pagewire simulate`: the same workload, simulated and served for real.
 
     python -m bench.simulation [--seconds 20] [--json results.jsonl]
 
@@ -30,13 +30,13 @@ from simulator.virtual_server import VirtualServer
 from simulator.workload import Arrival, Prompts, Range, Synthetic
 
 LOADS = (0.5, 0.8, 0.95, 1.2)
-MEAN_SERVICE_S = 0.36  # of a request with a slot to itself, at the lengths below
+MEAN_SERVICE_S = 0.36  # of a request with a slot of its own, at the lengths below
 MODEL = FakeModel()
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One number, twice."""
+    """One number, measured and simulated."""
 
     load: float
     what: str
@@ -45,12 +45,12 @@ class Line:
 
     @property
     def error(self) -> float:
-        """Of the simulation, relative."""
+        """Relative error of the simulation."""
         return self.simulated / self.measured - 1
 
 
 def workload(load: float, seconds: float) -> list[Arrival]:
-    """Arrivals for so long at a share of what the worker can serve."""
+    """Arrivals for `seconds` at a fraction of the worker's capacity."""
     rate = load * NUM_SLOTS / MEAN_SERVICE_S
     lengths = {"prompt_tokens": Range(32, 256), "output_tokens": Range(4, 28)}
     return Synthetic(rate, round(rate * seconds), seed=int(100 * load), **lengths).arrivals()
@@ -76,7 +76,7 @@ def simulated(arrivals: Sequence[Arrival], step_time: StepTime) -> list[float]:
 
 
 async def measured(arrivals: Sequence[Arrival]) -> tuple[list[float], StepTime]:
-    """The same from real streams, and the step times that the scheduler saw."""
+    """The same from real streams, and the step times measured by the scheduler."""
     ttft_s, e2e_s, prompts = [], [], Prompts(MODEL.vocab_size)
 
     async def one(stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub", arrival: Arrival) -> float:

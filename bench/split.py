@@ -1,7 +1,7 @@
-"""What is measured through the split: a client, a scheduler and a worker, gRPC between them.
+"""Measurements through all processes: a client, a scheduler and a worker, with gRPC between them.
 
-The prefix cache is emptied before everything that is timed. Idle is what the worker's device had
-nothing to do ahead of steps that only decode, by its own events.
+The prefix cache is emptied before everything that is timed. Idle is the share of the worker's
+device, by its own events, before steps that only decode.
 """
 
 import argparse
@@ -25,28 +25,28 @@ PROCESSES = ("scheduler", "worker", "client")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run, and what its processes did meanwhile."""
+    """One run, and its processes' CPU time."""
 
     run: Run
     first_step_id: int
     idle_share: float
-    cpu_s_per_1000: dict[str, float]  # of each process, by output tokens
+    cpu_s_per_1000: dict[str, float]  # per process and 1000 output tokens
 
 
 class Split:
-    """Measures one deployment; every number is a median of as many as `--repeat` says."""
+    """Measures one deployment; every number is a median of `--repeat` runs."""
 
     def __init__(self, served: Deployment, options: argparse.Namespace, results: Results) -> None:
         self._served = served
         self._options = options
         self._results = results
         self._num_runs = 0
-        self.is_complete = True  # whether everything asked for could be measured
-        # Pays for what only the first requests pay for.
+        self.is_complete = True  # whether everything requested could be measured
+        # Pays the costs of the first requests.
         self._run([Request(request.prompt, WARM_TOKENS) for request in workload(1, 8)])
 
     def steps(self, batch: int) -> None:
-        """The time of a decode step of so many requests."""
+        """Times a decode step of `batch` requests."""
         runs, full = [], []
         for _ in range(self._options.repeat):
             runs.append(self._run(alike(batch, batch)))
@@ -71,7 +71,7 @@ class Split:
         self._record("steps", values)
 
     def prefill(self, num_prompts: int) -> None:
-        """How fast prompts are computed, up to the last one's first token."""
+        """Times prompts up to the last one's first token."""
         runs = self._repeat(prefills(num_prompts, num_prompts))
         num_tokens = num_prompts * PREFILL_LENGTH
         rate = spread([num_tokens / one.run.seconds for one in runs], 0)
@@ -83,7 +83,7 @@ class Split:
         self._record("prefill", values)
 
     def workload(self, seed: int, num_requests: int) -> None:
-        """Requests of the published lengths, all at once."""
+        """Times requests of the published lengths, all at once."""
         runs = self._repeat(workload(seed, num_requests))
         rate = spread([one.run.tokens_per_s for one in runs], 0)
         idle = spread([one.idle_share for one in runs], 5)
@@ -136,7 +136,7 @@ class Split:
 def side_by_side(
     steps: Iterable[debug_pb2.StepSummary], first_step_id: int, batch: int
 ) -> list[debug_pb2.StepSummary]:
-    """Of the steps since one, those that decode the whole batch behind another that does."""
+    """Steps since `first_step_id` that decode the whole batch right after another such step."""
     decodes = {
         step.step_id: step
         for step in steps
@@ -148,7 +148,7 @@ def side_by_side(
 
 
 def idle_share(steps: Sequence[debug_pb2.StepSummary]) -> float:
-    """What part of the steps' time the device had nothing to do."""
+    """The fraction of the steps' time in which the device was idle."""
     idle_us, busy_us = sum(step.idle_us for step in steps), sum(step.busy_us for step in steps)
     return idle_us / max(1, idle_us + busy_us)
 
@@ -157,11 +157,11 @@ SETTING = ("shape", "temperature", "lookahead", "max_grant", "max_num_batched_to
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What is served, how, and how often each thing is timed."""
+    """Adds the options for model, services and repeats."""
     add = parser.add_argument
     add("--shape", choices=checkpoints.SHAPES, default="qwen3-0.6b")
-    add("--model", type=Path, help="a folder that holds the shape's checkpoint already")
-    add("--repeat", type=_positive, default=3, help="how often; medians are told (default: 3)")
+    add("--model", type=Path, help="folder with the shape's checkpoint")
+    add("--repeat", type=_positive, default=3, help="runs per median (default: 3)")
     add("--temperature", type=float, default=0.0)
     add("--max-num-batched-tokens", type=int, default=8192)
     add("--lookahead", type=int, default=1, help="steps planned ahead: 0, 1, 2")
@@ -179,7 +179,7 @@ def _positive(text: str) -> int:
 
 @contextlib.contextmanager
 def started(options: argparse.Namespace, results: Results) -> Iterator[Split]:
-    """A deployment for the length of a block, warm."""
+    """A warm deployment, stopped after the block."""
     scheduling = [
         *("--max-num-batched-tokens", str(options.max_num_batched_tokens)),
         *("--lookahead", str(options.lookahead)),

@@ -1,4 +1,4 @@
-"""From starting the processes to the first token: once with nothing compiled, then with all of it.
+"""Time from starting the processes to the first token: with cold, then with warm kernel caches.
 
     python -m bench.startup --shape qwen3-0.6b --json startup.jsonl
 
@@ -28,14 +28,14 @@ from bench.workloads import Request
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One fresh start."""
+    """One start of the processes."""
 
     seconds: float  # until the first token
-    phases: str  # where the worker says that its part went
+    phases: str  # the worker's times per phase
 
 
 def measure(model: Path, worker_options: Sequence[str]) -> Start:
-    """Starts both, asks for a token and stops them."""
+    """Starts both processes, requests one token and stops them."""
     started_s = time.perf_counter()
     with serving(model, worker_options, ()) as served:
         asyncio.run(drive(served.scheduler, [Request(list(range(100, 164)), 1)], 0.0, "first"))
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         kernels = options.kernels or on.enter_context(tempfile.TemporaryDirectory())
         if any(Path(kernels).iterdir()):
             parser.error(f"--kernels: {kernels} is not empty, so no start would be cold")
-        os.environ["TRITON_CACHE_DIR"] = str(kernels)  # for the processes to come
+        os.environ["TRITON_CACHE_DIR"] = str(kernels)  # for the started processes
         starts = []
         for index in range(1 + options.warm_starts):
             start = measure(model, options.worker)

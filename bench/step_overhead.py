@@ -1,8 +1,8 @@
-"""What the scheduler and the wire add to a step: a scheduler process against a fake worker's.
+"""Time that scheduler and wire add to a step, measured with a fake worker's process.
 
     python -m bench.step_overhead [--steps 1500] [--step-time 0.002] [--json results.jsonl]
 
-256 requests decode side by side while every step of the worker takes 2 ms; what lies between two
+256 requests decode together while every step of the worker takes 2 ms; what lies between two
 ends of steps beyond that is what is added. Measured once for each depth of look-ahead without
 grants, and with grants; both processes and the client share this machine's cores. The first line
 is the fake worker's own lateness: the same steps without a scheduler, a wire or another process.
@@ -40,7 +40,7 @@ UNSETTLED = 50  # steps left out at either end
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How far ahead the scheduler goes."""
+    """The look-ahead and grants of a scheduler."""
 
     name: str
     lookahead: int
@@ -70,7 +70,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """A scheduler, its worker, and where the worker will write its steps."""
+    """A scheduler, its worker, and the file for the worker's steps."""
 
     scheduler: "subprocess.Popen[bytes]"
     worker: "subprocess.Popen[bytes]"
@@ -79,7 +79,7 @@ class Processes:
 
 
 def alone(options: argparse.Namespace) -> Result:
-    """The fake worker's steps by themselves."""
+    """The fake worker's steps without a scheduler."""
     records: list[StepRecord] = []
     blocks = range(1, 2 + (PROMPT_TOKENS + options.steps) // BLOCK_SIZE)
     model = FakeModel(max_num_seqs=options.requests, block_size=BLOCK_SIZE)
@@ -109,7 +109,7 @@ def measure(mode: Mode, options: argparse.Namespace) -> Result:
 def to_result(
     mode: str, steps: list[dict[str, float]], step_time_s: float, cpu_us: float
 ) -> Result:
-    """The line of some steps in a row."""
+    """The line for consecutive steps."""
     ended_s = [step["ended_s"] for step in steps]
     added_ms = [(later - before - step_time_s) * 1e3 for before, later in pairwise(ended_s)]
     return Result(
@@ -124,7 +124,7 @@ def to_result(
 
 
 def settled(steps: list[dict[str, float]], num_requests: int) -> list[dict[str, float]]:
-    """The steps in which everybody decodes, without the first and the last of them."""
+    """The steps in which all requests decode, without the first and last ones."""
     full = [step for step in steps if step["num_rows"] == step["num_tokens"] == num_requests]
     kept = full[UNSETTLED:-UNSETTLED]
     ids = [step["step_id"] for step in kept]
@@ -135,7 +135,7 @@ def settled(steps: list[dict[str, float]], num_requests: int) -> list[dict[str, 
 
 @contextlib.contextmanager
 def running(mode: Mode, options: argparse.Namespace, folder: Path) -> Iterator[Processes]:
-    """Both processes, until the requests have run; then the worker writes what it saw."""
+    """Both processes, until the requests have ended; then the worker writes its steps."""
     ports, records = free_ports(), folder / "steps.jsonl"
     num_blocks = options.requests * (-(-(PROMPT_TOKENS + options.steps) // BLOCK_SIZE) + 2)
     limits = [*("--max-num-seqs", options.requests), *("--max-num-batched-tokens", 8192)]
@@ -174,7 +174,7 @@ async def drive(processes: Processes, options: argparse.Namespace) -> float:
 
     async with grpc.aio.insecure_channel(processes.address) as channel:
         async for message in scheduler_pb2_grpc.SchedulerServiceStub(channel).Session(frames()):
-            # A message tells one step, but of a slow moment several.
+            # One message per step, or for several after a delay.
             num_messages += len(message.handles) // 4
             part = num_messages / (options.requests * options.steps)
             if len(marks) < (part > 0.2) + (part > 0.8):
@@ -187,7 +187,7 @@ async def drive(processes: Processes, options: argparse.Namespace) -> float:
 
 
 def to_submit(number: int, num_steps: int) -> scheduler_pb2.Submit:
-    """A request whose prompt nobody shares."""
+    """A request with a prompt of its own."""
     prompt = [1 + (number * 7919 + position) % 30_000 for position in range(PROMPT_TOKENS)]
     return scheduler_pb2.Submit(
         handle=number,
@@ -198,13 +198,13 @@ def to_submit(number: int, num_steps: int) -> scheduler_pb2.Submit:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds that all threads of a process have computed."""
+    """CPU seconds of all threads of a process."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options; exits with usage on a bad one."""
+    """The options; exits with a usage message on an invalid one."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.step_overhead", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,10 +1,10 @@
-"""What the benchmarks ask for: requests of random tokens whose lengths are known."""
+"""Workloads of the benchmarks: requests of random tokens with given lengths."""
 
 import random
 from dataclasses import dataclass
 
-VOCABULARY = 10_000  # prompt tokens are drawn below it
-PROMPT_OF_STEPS = 492  # mid-way between the settled start and the end: a context of 576
+VOCABULARY = 10_000  # prompt tokens are below
+PROMPT_OF_STEPS = 492  # with half the output, a context of 576
 OUTPUT_OF_STEPS = 160
 PREFILL_LENGTH = 4096
 
@@ -18,19 +18,19 @@ class Request:
 
 
 def workload(seed: int, num_requests: int) -> list[Request]:
-    """Prompts, then outputs, uniform in 100..1024: what other small engines publish."""
+    """Prompts, then outputs, uniform in 100..1024, as other small engines publish."""
     draw = random.Random(seed).randint
     prompts = [[draw(0, VOCABULARY) for _ in range(draw(100, 1024))] for _ in range(num_requests)]
     return [Request(prompt, draw(100, 1024)) for prompt in prompts]
 
 
 def alike(seed: int, batch: int) -> list[Request]:
-    """Requests that decode side by side."""
+    """Requests that decode together."""
     return _of_one_length(seed, batch, PROMPT_OF_STEPS, OUTPUT_OF_STEPS)
 
 
 def prefills(seed: int, num_prompts: int) -> list[Request]:
-    """Long prompts of which the first output token alone is wanted."""
+    """Long prompts with one output token each."""
     return _of_one_length(seed, num_prompts, PREFILL_LENGTH, 1)
 
 
