@@ -214,7 +214,7 @@ class SchedulerLink:
             self._recovering = asyncio.create_task(self._recover())
         return True
 
-    # --- what comes ------------------------------------------------------------------------------
+    # --- received messages -----------------------------------------------------------------------
 
     def _deliver(self, response: scheduler_pb2.SessionResponse) -> None:
         handles = columns.unpack(response.handles, columns.UINT32, name="handles").tolist()

@@ -186,7 +186,7 @@ def _draw_mishaps(rng: random.Random, num_workers: int, until_s: float) -> tuple
     return tuple(sorted(mishaps, key=lambda mishap: mishap.at_s))
 
 
-# --- what can go wrong, and what ends it ---------------------------------------------------------
+# --- failures, and their end ---------------------------------------------------------------------
 
 Act = Callable[[VirtualWorker], None]
 

@@ -74,7 +74,7 @@ class VirtualWorker:
         self._device = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # --- what may happen to a process ------------------------------------------------------------
+    # --- process events --------------------------------------------------------------------------
 
     def crash(self, is_noticed: bool = True) -> None:
         """Ends the process; its peers notice at once, or not at all when the host is lost."""

@@ -25,7 +25,7 @@ class Order(ABC):
 
     @abstractmethod
     def put_back(self, sequence: Sequence) -> None:
-        """Puts a sequence that was taken back at the front; the last put back is the first."""
+        """Returns a sequence that was taken; of several, the last in the order comes first."""
 
     @abstractmethod
     def take(self) -> Sequence | None:

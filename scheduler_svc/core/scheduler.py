@@ -103,7 +103,7 @@ class Scheduler:
             self.residency.renew_roster()
         return finished
 
-    # --- what there is ---------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------------------
 
     @property
     def num_in_flight(self) -> int:

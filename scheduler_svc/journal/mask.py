@@ -49,7 +49,7 @@ class Mask:
         self._slot_of: dict[str, int] = {}  # last slot of each request
         self._sampled: dict[int, Tokens] = {}  # step id to the slots that sample
 
-    # --- what the core deals with, masked --------------------------------------------------------
+    # --- replaced values -------------------------------------------------------------------------
 
     def config(self, config: SchedulerConfig) -> SchedulerConfig:
         """The configuration without stop tokens."""

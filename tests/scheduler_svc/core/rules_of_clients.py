@@ -229,7 +229,7 @@ def submit_a_prompt_to_be_cached(world: World, draw: Draw) -> None:
     world.submit(world.draw_prompt(draw, 1, 24), max_tokens=0)
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------
 
 _INVALID: tuple[dict[str, object], ...] = (
     {"prompt_token_ids": []},

@@ -53,7 +53,7 @@ def run_on(world: World, draw: Draw) -> None:
             world.update()
 
 
-# --- results that say that something is wrong ----------------------------------------------------
+# --- results with errors -------------------------------------------------------------------------
 
 
 @rule(weight=0.5, when=_awaits)
@@ -147,7 +147,7 @@ def give_a_whole_step_up(world: World, draw: Draw) -> None:
     world.bring_worker_back()
 
 
-# --- what only looks -----------------------------------------------------------------------------
+# --- read-only calls -----------------------------------------------------------------------------
 
 
 @rule(weight=0.5)

@@ -81,7 +81,7 @@ def test_the_books_agree_whatever_happens_to_a_grant(seed: int) -> None:
     assert pool.num_free == pool.num_usable
 
 
-# --- what is granted -----------------------------------------------------------------------------
+# --- grants --------------------------------------------------------------------------------------
 
 
 def decoding(*max_tokens: int, **limits: object) -> Scheduler:
@@ -150,7 +150,7 @@ def test_a_worker_is_sent_three_frames_at_most() -> None:
     assert len(scheduler.grant(2)) == 2
 
 
-# --- what is cut ---------------------------------------------------------------------------------
+# --- cuts ----------------------------------------------------------------------------------------
 
 
 def test_an_arrival_cuts_what_has_not_begun() -> None:

@@ -170,7 +170,7 @@ class World(Granting):
         told = plan.step_id, rows, entered, plan.appended_block_ids, plan.preempted
         self.plans.update(repr(told).encode())
 
-    # --- what must change nothing ----------------------------------------------------------------
+    # --- calls that change nothing ---------------------------------------------------------------
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
