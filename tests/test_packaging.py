@@ -1,4 +1,4 @@
-"""What is installed under which name, and what an import of the SDK costs its user."""
+"""Installed packages and names, and the cost of importing the SDK."""
 
 import importlib.metadata
 import json
@@ -55,7 +55,7 @@ def test_the_kernels_imported_are_ours_and_no_distribution_claims_the_name() -> 
 
 def test_transformers_does_not_take_our_kernels_for_its_own() -> None:
     assert is_kernels_available() is False
-    # It would read either number as the version of its own package.
+    # Another package reads this number as the version of its own.
     assert kernels.__version__.startswith("0.1.")
     assert PROJECT["version"].startswith("0.1.")
 
@@ -82,7 +82,7 @@ def test_transformers_loads_a_model_and_a_tokenizer_beside_our_kernels(tmp_path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """The SDK's wheel, built without a network from a copy, so that the tree stays clean."""
+    """The SDK's wheel, built offline from a copy, so that the tree stays clean."""
     tree = tmp_path_factory.mktemp("tree")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)

@@ -32,7 +32,7 @@ INDEX_OPTION = re.compile(r"--(extra-)?index-url|--find-links|PIP_(EXTRA_)?INDEX
 
 
 def files() -> list[Path]:
-    """Files that are in the repository or would be with the next commit."""
+    """Files that are tracked by git, or would be with the next commit."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -49,7 +49,7 @@ def relative(path: Path) -> str:
 
 
 def unpickling(source: str) -> Iterator[str]:
-    """Ways in which a Python source could run code out of data, in words."""
+    """Constructs of a Python source that could run code from data, as text."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import(names=names):

@@ -23,7 +23,7 @@ def test_the_same_seed_gives_the_same_prompts_and_another_gives_others() -> None
     assert first != bench.prompts(8, count=3, length=64, vocab_size=1000)
     assert [len(p) for p in first] == [64, 64, 64]
     assert all(17 <= token_id < 1000 for prompt in first for token_id in prompt)
-    assert len({p[0] for p in first}) > 1  # not the same prompt over and over
+    assert len({p[0] for p in first}) > 1  # not the same prompt repeated
 
 
 def test_a_row_holds_the_median_over_runs() -> None:
@@ -55,7 +55,7 @@ def test_equal_outputs_are_counted_and_different_ones_are_not() -> None:
 
 
 class Echo(inference_pb2_grpc.InferenceServiceServicer):
-    """Answers with the prompt's first id, two tokens to a message, and remembers what was asked."""
+    """Answers with the prompt's first id, two tokens per message, and records requests."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens

@@ -1,4 +1,4 @@
-"""A part that fails is named, the others run, and one that hangs takes down what it started."""
+"""A part that fails is named, the others run, and one that hangs is stopped with its children."""
 
 import subprocess
 import sys
@@ -45,6 +45,6 @@ def test_what_is_stopped_ends_as_by_ctrl_c_and_cleans_up() -> None:
         started_s = time.monotonic()
         documented.stop(child)
         assert child.returncode != 0
-        # Its pipe ends with the last process that holds it: the grandchild is gone, too.
+        # The pipe ends with the last process that holds it, so the grandchild has ended, too.
         assert child.stdout.read() == b""
         assert time.monotonic() - started_s < 30

@@ -1,4 +1,4 @@
-"""The bare client of the gateway's benchmark, against a server that is not ours."""
+"""The minimal client of the gateway's benchmark, with a server of grpcio."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from pagewire.v1 import inference_pb2_grpc
 
 PATH = "/pagewire.v1.InferenceService/GenerateStream"
 NUM_MESSAGES = 50
-TEXT = "x" * 3000  # several frames of 16 KiB hold pieces of messages
+TEXT = "x" * 3000  # messages span frames of 16 KiB
 
 
 class Answers(inference_pb2_grpc.InferenceServiceServicer):

@@ -1,4 +1,4 @@
-"""The comparison of two runs of the harness: what differs is named."""
+"""The comparison of two runs of the harness: differences are named."""
 
 import copy
 import json

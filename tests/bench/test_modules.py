@@ -1,4 +1,4 @@
-"""Every benchmark can be started: its module imports, also where it then asks for a device."""
+"""Every benchmark can be imported, even if it then needs a device."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Results are lines that say where they come from; a commit is named in an archive, too."""
+"""Results are lines with their origin; the commit is also known in an archive."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Which steps count as decoded side by side, and a whole measurement on the CPU."""
+"""The choice of decode steps to time, and a whole measurement on the CPU."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_only_full_decode_steps_behind_another_count() -> None:
         step(9, 1),  # one has ended
         step(8, 2, idle_us=10),
         step(7, 2, idle_us=10),
-        step(6, 2, idle_us=500),  # behind a prefill
+        step(6, 2, idle_us=500),  # after a prefill
         step(5, 2, prefills=1),
         step(3, 2, idle_us=700),  # of an earlier run
         step(2, 2),

@@ -78,7 +78,7 @@ Edit = Callable[[GGUFWriter], None]
 
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> Callable[..., Source]:
-    """Writes the small model, with more metadata or tensors where a test adds them."""
+    """Writes the small model, with the metadata and tensors that a test adds."""
 
     def write(edit: Edit = lambda writer: None, architecture: str = "llama") -> Source:
         path = tmp_path / "Tiny-Instruct.Q8_0.gguf"
@@ -97,7 +97,7 @@ def write_gguf(tmp_path: Path) -> Callable[..., Source]:
 
 @pytest.fixture
 def tiny(write_gguf: Callable[..., Source]) -> Source:
-    """The small model as it should be."""
+    """The small model, unmodified."""
     return write_gguf()
 
 

@@ -1,4 +1,4 @@
-"""The cache: complete or absent, whoever dies, however many come at once."""
+"""The cache is complete or absent, even if processes die or run at the same time."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from default_model.source import DefaultModelError, Source
 
 ROOT = Path(__file__).parents[2]
 
-# Reports every line of progress and goes on when it is told to.
+# Prints every line of progress and continues on input.
 CHILD = """
 import sys
 from pathlib import Path
@@ -43,7 +43,7 @@ def start(gguf: Source, cache: Path) -> "subprocess.Popen[str]":
 
 
 def wait_for(child: "subprocess.Popen[str]", beginning: str) -> None:
-    """Lets the child go on until it says a line."""
+    """Lets the child continue until it prints a line with this beginning."""
     assert child.stdout is not None and child.stdin is not None
     for line in child.stdout:
         if line.startswith(beginning):

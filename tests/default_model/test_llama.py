@@ -1,4 +1,4 @@
-"""Names, order and refusals of the GGUF reader, on a model of a few kilobytes."""
+"""Names, order and refusals of the GGUF reader, with a model of a few kilobytes."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from default_model.source import DefaultModelError, Source
 
 
 def permute(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """What GGUF does to a Hugging Face projection, row by row: halves become neighbours."""
+    """GGUF's row order of a Hugging Face projection: rows of the two halves alternate."""
     head_dim = len(rows) // num_heads
     order = [
         head * head_dim + half * head_dim // 2 + pair

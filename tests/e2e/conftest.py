@@ -1,4 +1,4 @@
-"""Three real processes and the default model, in float32: what a user runs."""
+"""Three real processes and the default model in float32, as a user runs them."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 @dataclass(slots=True)
 class Product:
-    """The three services of one running product."""
+    """The three services of a running product."""
 
     model: Path
     logs: Path
@@ -48,7 +48,7 @@ class Product:
         return f"http://127.0.0.1:{self.http_port}"
 
     def start(self) -> None:
-        """The three of them, until they serve."""
+        """Starts the three services and waits until they serve."""
         self.start_worker()
         self.start_scheduler()
         self.start_gateway()
@@ -105,7 +105,7 @@ class Product:
         return (self.logs / f"{name}.log").read_text()
 
     def stop(self) -> dict[str, int]:
-        """Exit codes after SIGTERM."""
+        """Stops the services with SIGTERM; returns their exit codes."""
         for process in self.processes.values():
             process.send_signal(signal.SIGTERM)
         codes = {n: p.wait(STOP_TIMEOUT_S) for n, p in self.processes.items()}
@@ -118,7 +118,7 @@ class Product:
             process.wait()
 
     def grpcurl(self, port: int, *arguments: str, data: object = None) -> str:
-        """What grpcurl prints; asserts that it succeeds."""
+        """The output of grpcurl; asserts that it succeeds."""
         done = self.run_grpcurl(port, *arguments, data=data)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -134,7 +134,7 @@ class Product:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     def status(self) -> dict[str, Any]:
-        """The scheduler's status, as grpcurl prints it."""
+        """The scheduler's status, from grpcurl."""
         answer: dict[str, Any] = json.loads(
             self.grpcurl(self.scheduler_port, "pagewire.v1.SchedulerService/GetStatus")
         )

@@ -1,4 +1,4 @@
-"""What the running product does under load: mixed steps, prefix cache, cancellation."""
+"""The running product under load: mixed steps, prefix cache, cancellation."""
 
 import json
 import threading
@@ -97,7 +97,7 @@ def test_a_closed_stream_frees_its_blocks_within_two_steps(product: Product) -> 
     eventually(lambda: product.status()["num_free_blocks"] == before["num_free_blocks"])
     steps = int(product.status()["num_steps"])
     time.sleep(0.3)
-    assert int(product.status()["num_steps"]) == steps  # nothing computes any more
+    assert int(product.status()["num_steps"]) == steps  # no step is computed any more
 
 
 def test_a_stop_string_ends_the_text_before_it(product: Product) -> None:

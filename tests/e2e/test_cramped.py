@@ -1,7 +1,6 @@
-"""A product whose memory is too small for what is asked of it, and whose worker dies as well.
+"""A product with too little memory for its load, and a worker that dies as well.
 
-Whatever happens to a request on its way, a seed gives the same tokens, a prompt the same scores,
-and a text the same vector.
+In all cases, a seed gives the same tokens, a prompt the same scores, and a text the same vector.
 """
 
 import threading
@@ -45,7 +44,7 @@ def num_preemptions(product: Product) -> int:
 
 
 def kill_worker_after(product: Product, num_tokens: int) -> None:
-    """Kills it as soon as so many tokens more have been computed, and starts another."""
+    """Kills the worker once `num_tokens` more tokens have been computed, and starts another."""
 
     def computed() -> int:
         status = product.status()
@@ -63,7 +62,7 @@ def kill_worker_after(product: Product, num_tokens: int) -> None:
 
 
 def others(sdk: pagewire.Client, index: int) -> pagewire.Completion:
-    """A request that is like the one that is watched in nothing."""
+    """A request that has nothing in common with the observed one."""
     return sdk.generate(
         f"{index} bottles of",
         temperature=0.5 + index / 30,
@@ -109,7 +108,7 @@ def test_a_seed_gives_the_same_tokens_whatever_happens(
 def test_scores_and_embeddings_survive_preemptions_and_the_death_of_the_worker(
     cramped: Product, sdk: pagewire.Client, model: Path
 ) -> None:
-    """Four long prompts, of which one and a half fit: nothing is told twice or missing."""
+    """Four long prompts, of which one and a half fit: no position is repeated or missing."""
     cramped.wait_until_ready()
     prompts = [long_prompt(sdk, 600, seed=10 + i) for i in range(2)]
     scored: dict[int, pagewire.Completion] = {}

@@ -144,5 +144,5 @@ def test_generate_of_transformers_gives_the_same_tokens(
             expected = oracle.generate(
                 torch.tensor([prompt]), do_sample=False, max_new_tokens=NUM_TOKENS, pad_token_id=0
             )[0, len(prompt) :].tolist()
-        # Ours goes on past the end-of-sequence token that ended theirs.
+        # Our output continues past the end-of-sequence token that ended theirs.
         assert generate(product, prompt)[: len(expected)] == expected

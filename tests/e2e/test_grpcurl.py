@@ -1,4 +1,4 @@
-"""grpcurl against all three services, as in docs/grpcurl.md."""
+"""grpcurl with all three services, as in docs/grpcurl.md."""
 
 import json
 import time
@@ -126,7 +126,7 @@ def test_health_says_not_serving_until_a_worker_is_ready(model: Path, tmp_path: 
 
 
 def eventually_answers(product: Product, port: int, method: str, data: object) -> str:
-    """What grpcurl prints once the server listens."""
+    """The output of grpcurl once the server listens."""
     deadline = time.monotonic() + 30
     while True:
         done = product.run_grpcurl(port, method, data=data)

@@ -35,7 +35,7 @@ def test_scores_of_a_prompt_of_two_chunks_are_those_of_transformers(
     sdk: pagewire.Client, theirs: Theirs
 ) -> None:
     prompt = long_prompt(sdk, 600, seed=1)
-    for _ in range(2):  # the second time it is cached, and computed all the same
+    for _ in range(2):  # cached the second time, and computed again
         found = sdk.generate(prompt, prompt_logprobs=3, max_tokens=0)
         check_scores(found, prompt, theirs)
         assert found.usage == pagewire.Usage(600, 0, 0)

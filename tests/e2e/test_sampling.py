@@ -63,7 +63,7 @@ def test_logprobs_and_ranks_are_those_of_transformers(
 
 
 def ties(row: torch.Tensor, token_id: int) -> int:
-    """Other tokens so close that rounding decides who is before whom."""
+    """Number of other tokens so close that rounding decides the order."""
     return int(((row - row[token_id]).abs() < 1e-4).sum()) - 1
 
 
@@ -114,7 +114,7 @@ def test_rules_hold_in_the_text(stub: Stub, product: Product) -> None:
 
 
 def most_frequent(token_ids: object) -> float:
-    """Share of the token that is there most often."""
+    """Frequency of the most frequent token, 0 to 1."""
     ids = list(token_ids)  # type: ignore[call-overload]
     return max(map(ids.count, ids)) / len(ids)
 

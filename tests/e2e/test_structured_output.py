@@ -1,4 +1,4 @@
-"""Random schemas against the default model: streamed, n = 2, the worker killed in the middle."""
+"""Random schemas with the default model: streamed, n = 2, the worker killed midway."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ TIMEOUT_S = 900
 
 
 class Clients:
-    """Everybody who asks, and how far they have come."""
+    """All clients, and their progress."""
 
     def __init__(self, product: Product) -> None:
         url = f"{product.url}/v1"
@@ -32,7 +32,7 @@ class Clients:
         self.num_chunks = 0
 
     async def ask(self, seed: int) -> dict[int, tuple[str, str | None]]:
-        """Text and reason to finish of the outputs for one schema, by choice."""
+        """Text and finish reason of the outputs for one schema, by choice."""
         stream = await self._client.chat.completions.create(
             model="SmolLM2-135M-Instruct",
             messages=[{"role": "user", "content": "An example, please."}],
@@ -88,7 +88,7 @@ def test_every_output_fits_its_schema_although_the_worker_dies(product: Product)
             assert reason == "stop", (seed, reason, text)
             validator.validate(json.loads(text))
             seen.add(text)
-    assert len(seen) > NUM_SCHEMAS // 2  # they are no template's
+    assert len(seen) > NUM_SCHEMAS // 2  # the outputs differ
 
 
 def test_the_sdk_constrains_by_schema_choice_and_pattern(product: Product) -> None:

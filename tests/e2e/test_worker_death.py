@@ -1,6 +1,6 @@
-"""Workers killed, stopped and disturbed while forty clients stream: none of them can tell.
+"""Workers killed, stopped and disturbed while forty clients stream: no client can notice.
 
-The moments are random; the seed is printed, and PAGEWIRE_KILL_SEED sets it.
+The times are random; the seed is printed, and PAGEWIRE_KILL_SEED sets it.
 """
 
 import os
@@ -33,7 +33,7 @@ def rng() -> random.Random:
 
 @pytest.fixture(scope="module")
 def calm(product: Product) -> list[History]:
-    """What the clients see when nothing happens."""
+    """The histories of the clients without a disturbance."""
     return Streams(product, NUM_TOKENS).run()
 
 
@@ -64,7 +64,8 @@ def test_streams_survive_ten_kills_of_the_worker(
 
     def kill_ten_times(streams: Streams) -> None:
         for number in range(NUM_KILLS):
-            # A token in between, or ten kills would be three losses at one place for somebody.
+            # A token in between, or ten kills would count as three losses in a row for some
+            # request.
             if not streams.wait_for_tokens(rng.randint(1, 40) if number else 1):
                 return
             time.sleep(rng.uniform(0, 0.3))
@@ -124,7 +125,7 @@ def test_streams_survive_a_worker_that_is_stopped(
 
 FAILPOINTS = (
     "stall@8:13",  # while all decode: a step that computes prompts may take longer
-    "bad-hash@1",  # in the first hashes, which come after eight steps
+    "bad-hash@1",  # in the first hashes, after eight steps
     "short-answer@4",
     "lose-answer@4",
     "lose-step@4",
@@ -204,7 +205,7 @@ def test_streams_survive_the_death_for_good_of_one_of_two_workers(
         del two_groups.processes["worker_svc"]
 
     seen = Streams(two_groups, NUM_TOKENS).run(kill_one)
-    assert min(running) >= len(calm) // 3  # both had their part
+    assert min(running) >= len(calm) // 3  # both have run requests
     assert_unnoticed(seen, calm)
     lost, other = two_groups.status()["groups"]
     assert "ready" not in lost and other["ready"] and two_groups.status()["ready"]

@@ -1,7 +1,7 @@
 """A checkout of services without a model, for tests of `pagewire up`.
 
-Each fake notes its pid and its arguments in its folder, serves gRPC health, and does what the
-environment variable FAKE says of it: "worker=die" or "gateway=mute", for instance.
+Each fake writes its pid and its arguments to its folder, serves gRPC health, and behaves as the
+environment variable FAKE says: "worker=die" or "gateway=mute", for example.
 """
 
 import textwrap
@@ -73,7 +73,7 @@ print(os.getcwd() + "/model")
 
 
 def write_checkout(folder: Path) -> None:
-    """Puts the fakes and a model folder into `folder`."""
+    """Writes the fakes and a model folder to `folder`."""
     for module, name in (
         ("worker_svc", "worker"),
         ("scheduler_svc", "scheduler"),

@@ -1,4 +1,4 @@
-"""The asyncio client: what awaiting changes. Requests and values are those of the blocking one."""
+"""The asyncio client, where it differs from the blocking one."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""The commands that talk to a running server, as a user types them."""
+"""The commands that use a running server."""
 
 import argparse
 import io
@@ -28,7 +28,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def typed(monkeypatch):
-    """Makes stdin hold these lines."""
+    """Sets the lines of stdin."""
     return lambda text: monkeypatch.setattr(sys, "stdin", io.StringIO(text))
 
 

@@ -1,4 +1,4 @@
-"""The blocking client against a real server."""
+"""The blocking client with a real server."""
 
 import gc
 import threading

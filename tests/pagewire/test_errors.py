@@ -1,4 +1,4 @@
-"""Statuses become exceptions, and only what is safe to repeat is repeated."""
+"""Statuses become exceptions, and only calls that are safe to repeat are retried."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""The arithmetic of `pagewire bench`, and when its requests are sent."""
+"""The statistics of `pagewire bench`, and the times of its requests."""
 
 import asyncio
 import time
@@ -64,7 +64,7 @@ def test_only_answers_that_keep_the_whole_objective_are_good():
 
 
 class Server:
-    """Answers with two tokens after a while, and counts who is there."""
+    """Answers with two tokens after a while, and counts concurrent requests."""
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s
@@ -96,7 +96,7 @@ async def test_requests_at_a_rate_come_when_they_are_due_and_wait_at_their_own_c
     samples = await run_load(server.ask, ["a"] * 4, load, lambda: None)
     due_s = [sample.start_s - started_s for sample in samples]
     assert due_s == sorted(due_s)
-    assert due_s[-1] < 0.05  # all were due before the first was answered
+    assert due_s[-1] < 0.05  # all were due before the first answer
     assert samples[-1].first_s - samples[-1].start_s > 0.15  # so the last waited for three
 
 

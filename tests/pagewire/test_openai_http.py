@@ -1,4 +1,4 @@
-"""What the benchmark's HTTP client reads, from a server that cuts its answers where it likes."""
+"""The benchmark's HTTP client, with answers split at arbitrary places."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def chunked(body: bytes, size: int, status: str = "200 OK") -> bytes:
 
 @asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[tuple[OpenAIServer, list[bytes]]]:
-    """A server that has one answer for everybody; and what it was asked."""
+    """A server that gives one answer to all, and the requests it received."""
     asked: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""structured_output, as it travels."""
+"""structured_output as protobuf messages."""
 
 import json
 

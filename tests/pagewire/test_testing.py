@@ -1,4 +1,4 @@
-"""The server for users' tests, and with its help: streams that break and go on."""
+"""The server for users' tests; and, with its help, resumed streams."""
 
 import asyncio
 import doctest

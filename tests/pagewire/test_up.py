@@ -1,4 +1,4 @@
-"""`pagewire up` over services without a model: starting, failing and taking down together."""
+"""`pagewire up` with services without a model: start, failures, and stop."""
 
 import importlib.util
 import json
@@ -48,7 +48,7 @@ class Up:
             env={**os.environ, "FAKE": fake},
         )
         self._runs.append(run)
-        limit = threading.Timer(60, run.kill)  # what waits for its output then sees the end
+        limit = threading.Timer(60, run.kill)  # then a read of its output ends
         limit.start()
         self._limits.append(limit)
         return run
@@ -62,7 +62,7 @@ class Up:
         return json.loads((self.folder / f"{name}.json").read_text())
 
     def pids(self) -> list[int]:
-        """Of every service and of what each has started itself."""
+        """Of every service and its child processes."""
         return [pid for name in NAMES for pid in self.note(name)["pids"]]
 
     def wait_for(self, run: "subprocess.Popen[str]", text: str) -> str:

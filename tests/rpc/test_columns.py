@@ -1,4 +1,4 @@
-"""Columns: what is packed is unpacked, little-endian, and never with half an element."""
+"""Columns: unpacking inverts packing, little-endian, and incomplete elements are refused."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Columns of log probabilities: no token ever gets another's."""
+"""Columns of log probabilities: each token keeps its own values."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from rpc.logprobs import LogprobColumns, join
 
 
 def columns_of(tokens: dict[int, float], width: int = 2) -> LogprobColumns:
-    """Each token's numbers are functions of one number that is its own."""
+    """Columns in which each token's values are functions of its own number."""
     rows = np.array(sorted(tokens), dtype=np.int32)
     own = np.array([tokens[row] for row in sorted(tokens)], dtype=np.float32)
     top = own[:, None] + np.arange(width, dtype=np.float32)

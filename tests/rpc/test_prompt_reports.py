@@ -1,4 +1,4 @@
-"""Reports on prompts: what is written is read, and what does not fit is refused by name."""
+"""Prompt reports: reading inverts writing, and inconsistent ones are refused by name."""
 
 from itertools import pairwise
 

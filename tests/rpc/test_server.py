@@ -1,4 +1,4 @@
-"""Binding, reflection and options of a server, seen from a client."""
+"""Binding, reflection and options of a server, from a client's view."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
