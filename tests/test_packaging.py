@@ -24,6 +24,7 @@ from transformers import (
 from transformers.utils.import_utils import is_kernels_available
 
 import kernels
+from tests.pace import patience
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -95,7 +96,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
         [*command, *options, str(tree / "dist"), str(tree)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
     )
     assert built.returncode == 0, built.stderr
     (path,) = (tree / "dist").iterdir()
@@ -128,7 +129,7 @@ def test_importing_the_sdk_imports_no_service_and_nothing_heavy(module: str) -> 
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
     )
     assert ran.returncode == 0, ran.stderr
     file, *imported = json.loads(ran.stdout)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.pace import patience
+
 ROOT = Path(__file__).parents[1]
 MAX_LINES = 400
 SOURCES = {".py", ".pyi", ".proto", ".sh", ".toml", ".yaml", ".yml"}
@@ -39,7 +41,7 @@ def files() -> list[Path]:
         check=True,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=patience(30),
     ).stdout.split("\0")
     return [ROOT / name for name in listed if name and (ROOT / name).is_file()]
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,12 @@ from bench.documented import Part, run_all
 
 HANGS = """
 import contextlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 with contextlib.ExitStack() as on:
     on.callback(child.wait)
     on.callback(child.kill)
     print("up", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
 
 
@@ -42,9 +41,7 @@ def test_what_is_stopped_ends_as_by_ctrl_c_and_cleans_up() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"up\n"
-        started_s = time.monotonic()
         documented.stop(child)
         assert child.returncode != 0
         # The pipe ends with the last process that holds it, so the grandchild has ended, too.
         assert child.stdout.read() == b""
-        assert time.monotonic() - started_s < 30

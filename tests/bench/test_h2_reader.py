@@ -10,6 +10,7 @@ import pytest
 from bench.h2_reader import StreamFailed, read_all
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
+from tests.pace import patience
 
 PATH = "/pagewire.v1.InferenceService/GenerateStream"
 NUM_MESSAGES = 50
@@ -35,12 +36,12 @@ async def test_every_message_of_every_stream_arrives_whole_and_a_refusal_is_told
     try:
         request = pb.GenerateStreamRequest(prompt=pb.Prompt(text="a")).SerializeToString()
         read: list[list[bytes]] = [[], [], []]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patience(20)):
             await read_all(port, PATH, request, [one.append for one in read])
         wanted = pb.GenerateStreamResponse(model="a" + TEXT).SerializeToString()
         assert read == [[wanted] * NUM_MESSAGES] * 3
         with pytest.raises(StreamFailed, match="refused"):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(patience(20)):
                 await read_all(port, PATH, b"", [lambda _: None])
     finally:
         await server.stop(0)

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from default_model.folder import ensure
+from tests.pace import patience
 
 ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = patience(180.0)
+STOP_TIMEOUT_S = patience(30.0)
 
 
 def free_port() -> int:
@@ -92,7 +93,7 @@ class Product:
             for name, process in self.processes.items():
                 assert process.poll() is None, self.log_of(name)
             try:
-                with urllib.request.urlopen(f"{self.url}/ready", timeout=2):
+                with urllib.request.urlopen(f"{self.url}/ready", timeout=patience(2)):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
@@ -131,7 +132,9 @@ class Product:
         if data is not None:
             command += ["-d", json.dumps(data)]
         command += [f"127.0.0.1:{port}", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=patience(60), check=False
+        )
 
     def status(self) -> dict[str, Any]:
         """The scheduler's status, from grpcurl."""

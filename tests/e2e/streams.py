@@ -9,9 +9,10 @@ import grpc
 from pagewire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.e2e.conftest import Product
 from tests.e2e.history import History, Piece, judge
+from tests.pace import patience
 
 NUM_GREEDY = 32
-TIMEOUT_S = 400.0
+TIMEOUT_S = patience(400.0)
 Disturb = Callable[["Streams"], None]
 
 

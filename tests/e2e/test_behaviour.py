@@ -9,6 +9,7 @@ import grpc
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 from tests.e2e.conftest import Product
+from tests.pace import patience
 
 GREEDY = types_pb2.SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 
@@ -24,13 +25,13 @@ def stream(
     )
     output: list[int] = []
     usage = types_pb2.Usage()
-    for message in stub.GenerateStream(request, timeout=120):
+    for message in stub.GenerateStream(request, timeout=patience(120)):
         output += message.delta.token_ids
         usage = message.delta.usage
     return output, usage
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def eventually(holds: Callable[[], bool], timeout_s: float = patience(10.0)) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline
@@ -54,7 +55,7 @@ def test_sixteen_streams_share_steps_that_hold_prefill_and_decodes(product: Prod
             thread.start()
             time.sleep(0.03)
         for thread in threads:
-            thread.join(120)
+            thread.join(patience(120))
         alone = [stream(stub, prompt(40 + index, index))[0] for index in (0, 15)]
     with grpc.insecure_channel(f"127.0.0.1:{product.scheduler_port}") as channel:
         debug = debug_pb2_grpc.DebugServiceStub(channel)

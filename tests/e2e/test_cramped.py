@@ -14,6 +14,7 @@ import pytest
 import pagewire
 from tests.e2e.conftest import Product
 from tests.e2e.scores import check_scores, load, long_prompt
+from tests.pace import patience
 
 PROMPT = "Seven stories about the sea. The first one begins:"
 ALONE = pagewire.SamplingParams(
@@ -35,7 +36,7 @@ def cramped(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 @pytest.fixture(scope="module")
 def sdk(cramped: Product) -> Iterator[pagewire.Client]:
-    with pagewire.Client(f"127.0.0.1:{cramped.grpc_port}", timeout_s=240) as client:
+    with pagewire.Client(f"127.0.0.1:{cramped.grpc_port}", timeout_s=patience(240)) as client:
         yield client
 
 
@@ -51,7 +52,7 @@ def kill_worker_after(product: Product, num_tokens: int) -> None:
         names = ("num_prefill_tokens", "num_output_tokens")
         return sum(int(status.get(name, 0)) for name in names)
 
-    enough, deadline = computed() + num_tokens, time.monotonic() + 120
+    enough, deadline = computed() + num_tokens, time.monotonic() + patience(120)
     while computed() < enough:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -127,7 +128,7 @@ def test_scores_and_embeddings_survive_preemptions_and_the_death_of_the_worker(
     kill_worker_after(cramped, 550)  # a step is 512: the second is on its way
     assert any(thread.is_alive() for thread in threads), "too late to disturb anybody"
     for thread in threads:
-        thread.join(240)
+        thread.join(patience(240))
     theirs = load(model)
     for index, prompt in enumerate(prompts):
         check_scores(scored[index], prompt, theirs)

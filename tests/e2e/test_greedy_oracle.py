@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pagewire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.e2e.conftest import Product
 from tests.oracle import first_difference
+from tests.pace import patience
 
 NUM_TOKENS = 64
 GREEDY = types_pb2.SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -103,7 +104,7 @@ def generate(product: Product, prompt: list[int]) -> list[int]:
             prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=prompt)),
             options=inference_pb2.GenerationOptions(sampling=GREEDY),
         )
-        return list(stub.Generate(request, timeout=120).output.token_ids)
+        return list(stub.Generate(request, timeout=patience(120)).output.token_ids)
 
 
 @pytest.mark.slow
@@ -122,7 +123,7 @@ def test_fifty_prompts_alone_and_sixteen_at_a_time_equal_transformers(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(300)
+        thread.join(patience(300))
     differences = {}
     for index, prompt in enumerate(prompts):
         for name, output in (("alone", alone[index]), ("together", together[index])):

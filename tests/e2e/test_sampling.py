@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from pagewire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.e2e.conftest import Product
+from tests.pace import patience
 
 PROMPT = "The three largest cities of France are"
 Stub = inference_pb2_grpc.InferenceServiceStub
@@ -36,7 +37,7 @@ def generate(
         prompt=inference_pb2.Prompt(text=prompt),
         options=inference_pb2.GenerationOptions(sampling=sampling, **options),
     )
-    return stub.Generate(request, timeout=120).output
+    return stub.Generate(request, timeout=patience(120)).output
 
 
 @torch.inference_mode()
@@ -48,7 +49,7 @@ def test_logprobs_and_ranks_are_those_of_transformers(
     )
     output = generate(stub, sampling)
     tokenized = inference_pb2.TokenizeRequest(text=PROMPT)
-    prompt = list(stub.Tokenize(tokenized, timeout=30).token_ids)
+    prompt = list(stub.Tokenize(tokenized, timeout=patience(30)).token_ids)
     theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     token_ids = prompt + list(output.token_ids)
     expected = theirs(torch.tensor([token_ids])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)

@@ -20,6 +20,7 @@ from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
 from tests.e2e.conftest import ROOT, START_TIMEOUT_S, STOP_TIMEOUT_S, Product, free_port
+from tests.pace import patience
 
 TEMPLATE = """\
 {% if tools %}<|im_start|>system
@@ -79,7 +80,7 @@ def base_url(
 
 def _is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=2):
+        with urllib.request.urlopen(f"{url}/ready", timeout=patience(2)):
             return True
     except (urllib.error.URLError, OSError):
         return False
@@ -87,7 +88,9 @@ def _is_ready(url: str) -> bool:
 
 @pytest.fixture(scope="module")
 def client(base_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120) as client:
+    with openai.OpenAI(
+        base_url=base_url, api_key="none", max_retries=0, timeout=patience(120)
+    ) as client:
         yield client
 
 

@@ -20,6 +20,7 @@ from gateway.tokenizer import Tokenizer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc import columns
 from simulator.questions import Question
+from tests.pace import paced, patience
 
 CORPUS = [
     "Hello world, how are you today? The capital of France is Paris.",
@@ -202,7 +203,9 @@ class Running:
     channel: grpc.aio.Channel
 
 
-async def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
+async def eventually(
+    condition: Callable[[], bool], what: str, timeout_s: float = patience(5.0)
+) -> None:
     """Waits until `condition()` is true."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -261,12 +264,17 @@ def scheduler_server(
 async def run_gateway(folder: Path, tokenizer: Tokenizer, server: Any, **options: Any) -> Running:
     """A listening gateway; it may not be ready yet."""
     scheduler, address = server
-    defaults = {"scheduler": address, "http_port": 0, "grpc_port": 0, "shutdown_grace_s": 2.0}
+    defaults = {
+        "scheduler": address,
+        "http_port": 0,
+        "grpc_port": 0,
+        "shutdown_grace_s": paced(2.0),
+    }
     config = GatewayConfig(model=folder, **(defaults | options))
     gateway = Gateway(config, tokenizer)
     ports = await gateway.start()
     url, target = f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}"
-    client = httpx.AsyncClient(base_url=url, timeout=10)
+    client = httpx.AsyncClient(base_url=url, timeout=patience(10))
     return Running(gateway, scheduler, url, target, client, grpc.aio.insecure_channel(target))
 
 
@@ -277,7 +285,7 @@ async def end_gateway(running: Running) -> None:
 
 
 async def until_ready(running: Running) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         while (await running.http.get("/ready")).status_code != 200:
             await asyncio.sleep(0.01)
 

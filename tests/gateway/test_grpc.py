@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, inference_pb2_grpc, types_pb2
 from pagewire.v1 import inference_pb2 as pb
+from tests.pace import patience
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -291,11 +292,11 @@ async def test_a_bug_is_an_internal_error_that_tells_nothing(
 async def test_a_health_watcher_does_not_hold_up_the_end(
     start: Callable[..., Any], eventually: Any
 ) -> None:
-    running = await start(shutdown_grace_s=20)
+    running = await start(shutdown_grace_s=patience(20))
     health = health_pb2_grpc.HealthStub(running.channel)
     watch = health.Watch(health_pb2.HealthCheckRequest(service=""))
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         ending = asyncio.create_task(running.gateway.stop())
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         await ending
@@ -326,7 +327,7 @@ async def test_health_follows_the_scheduler(running: Any) -> None:
         request = health_pb2.HealthCheckRequest(service=name)
         assert (await health.Check(request)).status == serving
     watch = health.Watch(health_pb2.HealthCheckRequest(service=""))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patience(10)):
         assert (await watch.read()).status == serving
         running.scheduler.is_ready = False
         assert (await watch.read()).status == not_serving
@@ -369,7 +370,7 @@ async def grpcurl(target: str, *command: str) -> str:
     process = await asyncio.create_subprocess_exec(
         program, "-plaintext", target, *command, stdout=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patience(20)):
         output, _ = await process.communicate()
     assert process.returncode == 0
     return output.decode()

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from pagewire.v1 import types_pb2
+from tests.pace import patience
 
 from .http_calls import error_of
 
@@ -332,7 +333,7 @@ async def test_alive_is_not_ready(start: Callable[..., Any], scheduler_server: A
     scheduler.is_ready = False
     running = await start(wait=False)
     assert (await running.http.get("/health")).status_code == 200
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         while scheduler.reason not in (response := await running.http.get("/ready")).text:
             await asyncio.sleep(0.02)
     error_of(response, 503)

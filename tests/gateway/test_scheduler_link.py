@@ -15,6 +15,7 @@ from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from rpc import columns
 from rpc.grammar import LLGUIDANCE_VERSION
 from rpc.server import SERVER_OPTIONS, PortInUse, bind
+from tests.pace import patience
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -66,7 +67,7 @@ async def test_streams_that_break_every_few_tokens_end_as_if_nothing_had_happene
 
 async def serve_again(scheduler: Any, port: int) -> grpc.aio.Server:
     """Restarts on the first port, which another connection may hold for a moment."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patience(10)):
         while True:
             server = grpc.aio.server(options=SERVER_OPTIONS)
             scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(scheduler, server)
@@ -118,7 +119,7 @@ async def test_a_restarted_scheduler_is_found_again(
     assert "scheduler" in response.json()["error"]["message"]
 
     second = await serve_again(scheduler, port)
-    await eventually(lambda: readiness.current.is_ready, "ready again", timeout_s=10)
+    await eventually(lambda: readiness.current.is_ready, "ready again", timeout_s=patience(10))
     response = await running.http.post("/v1/completions", json={"prompt": "Hello"})
     assert response.status_code == 200
     await second.stop(0)
@@ -130,7 +131,7 @@ async def test_a_foreign_tokenizer_is_named_with_both_hashes(
     scheduler, _ = scheduler_server
     scheduler.model.tokenizer_sha256 = "f" * 64
     running = await start(wait=False)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         while "f" * 64 not in (response := await running.http.get("/ready")).text:
             await asyncio.sleep(0.02)
     assert response.status_code == 503

@@ -91,10 +91,10 @@ def test_the_cost_grows_with_the_text_and_not_with_the_stop_strings() -> None:
 
     def seconds(length: int) -> float:
         matcher = StopMatcher(stops, include_in_output=False)
-        start = time.perf_counter()
+        start = time.thread_time()
         for _ in range(length // 4):
             matcher.push("aaaa")
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     seconds(400)  # builds the automaton
     assert min(seconds(40_000) for _ in range(3)) < 30 * min(seconds(4_000) for _ in range(3))

@@ -25,6 +25,7 @@ from pagewire.v1 import (
     types_pb2,
 )
 from pagewire.v1 import inference_pb2 as pb
+from tests.pace import patience
 
 CERTS = Path(__file__).parent / "certs"
 ANSWER = ("The", " capital", " is", " Paris", ".")
@@ -218,7 +219,7 @@ def gateway() -> Iterator[FakeGateway]:
     fake.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     yield fake
-    server.stop(0).wait(5)
+    server.stop(0).wait(patience(5))
 
 
 @pytest.fixture
@@ -231,7 +232,7 @@ def scheduler() -> Iterator[FakeScheduler]:
     fake.status.worker_address = fake.target  # its own health answers for the worker
     server.start()
     yield fake
-    server.stop(0).wait(5)
+    server.stop(0).wait(patience(5))
 
 
 @pytest.fixture
@@ -248,4 +249,4 @@ def secure_gateway() -> Iterator[FakeGateway]:
     fake.target = f"localhost:{server.add_secure_port('127.0.0.1:0', credentials)}"
     server.start()
     yield fake
-    server.stop(0).wait(5)
+    server.stop(0).wait(patience(5))

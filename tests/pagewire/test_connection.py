@@ -7,6 +7,7 @@ import pytest
 import pagewire
 from pagewire import TLS
 from pagewire._channel import Connection, ReadyWait, is_local
+from tests.pace import patience
 
 CERTS = Path(__file__).parent / "certs"
 
@@ -69,20 +70,22 @@ def test_local_targets_are_told_from_others(target, local):
 
 def test_tls_with_a_client_certificate_works(secure_gateway):
     tls = TLS(CERTS / "ca.pem", CERTS / "client.pem", CERTS / "client.key")
-    with pagewire.Client(secure_gateway.target, tls=tls, timeout_s=10) as client:
+    with pagewire.Client(secure_gateway.target, tls=tls, timeout_s=patience(10)) as client:
         assert client.generate("Q").text == "Q:The capital is Paris."
 
 
 async def test_tls_works_with_asyncio(secure_gateway):
     tls = TLS(CERTS / "ca.pem", CERTS / "client.pem", CERTS / "client.key")
-    async with pagewire.AsyncClient(secure_gateway.target, tls=tls, timeout_s=10) as client:
+    async with pagewire.AsyncClient(
+        secure_gateway.target, tls=tls, timeout_s=patience(10)
+    ) as client:
         assert (await client.generate("Q")).text == "Q:The capital is Paris."
 
 
 @pytest.mark.parametrize("tls", [None, TLS(), TLS(CERTS / "ca.pem")])
 def test_the_wrong_kind_of_connection_is_refused(secure_gateway, tls):
     with (
-        pagewire.Client(secure_gateway.target, tls=tls, timeout_s=5) as client,
+        pagewire.Client(secure_gateway.target, tls=tls, timeout_s=patience(5)) as client,
         pytest.raises(pagewire.Unavailable),
     ):
         client.generate("Q")

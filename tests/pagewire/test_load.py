@@ -20,6 +20,7 @@ from pagewire.cli.load import (
     spread,
     summarize,
 )
+from simulator import virtual_time
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.5, 3.0), (0.9, 4.6), (1.0, 5.0)])
@@ -90,11 +91,11 @@ async def test_no_more_than_the_concurrency_are_in_flight_and_a_failure_is_a_sam
     assert all(len(sample.gaps_s) == 1 for sample in samples[:9])
 
 
-async def test_requests_at_a_rate_come_when_they_are_due_and_wait_at_their_own_cost():
-    server, started_s = Server(delay_s=0.05), time.perf_counter()
-    load = Load(1, 2, rate_per_s=1000.0, seed=3)
-    samples = await run_load(server.ask, ["a"] * 4, load, lambda: None)
-    due_s = [sample.start_s - started_s for sample in samples]
+def test_requests_at_a_rate_come_when_they_are_due_and_wait_at_their_own_cost(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", lambda: time.monotonic())  # which is virtual
+    server, load = Server(delay_s=0.05), Load(1, 2, rate_per_s=1000.0, seed=3)
+    samples = virtual_time.run(run_load(server.ask, ["a"] * 4, load, lambda: None))
+    due_s = [sample.start_s - virtual_time.START_S for sample in samples]
     assert due_s == sorted(due_s)
     assert due_s[-1] < 0.05  # all were due before the first answer
     assert samples[-1].first_s - samples[-1].start_s > 0.15  # so the last waited for three

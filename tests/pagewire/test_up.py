@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.cli.up import Quiet
+from tests.pace import patience
 
 NAMES = ("worker", "scheduler", "gateway")
 PORT_OPTIONS = ("--http-port", "--grpc-port", "--scheduler-port", "--worker-port")
@@ -48,14 +49,15 @@ class Up:
             env={**os.environ, "FAKE": fake},
         )
         self._runs.append(run)
-        limit = threading.Timer(60, run.kill)  # then a read of its output ends
+        # What waits for its output then sees the end.
+        limit = threading.Timer(patience(60), run.kill)
         limit.start()
         self._limits.append(limit)
         return run
 
     def finish(self, *options: str, fake: str = "") -> tuple[int, str, str]:
         run = self.start(*options, fake=fake)
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=patience(60))
         return run.returncode, out, err
 
     def note(self, name: str) -> dict:
@@ -105,7 +107,7 @@ def _is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def assert_gone(pids: list[int], within_s: float = 10.0) -> None:
+def assert_gone(pids: list[int], within_s: float = patience(10.0)) -> None:
     deadline = time.monotonic() + within_s
     while alive := [pid for pid in pids if _is_alive(pid)]:
         assert time.monotonic() < deadline, f"still alive: {alive}"
@@ -171,8 +173,8 @@ def test_a_signal_stops_everything_with_status_0(up, number):
     assert f"http://127.0.0.1:{up.ports[0]}/v1" in out
     assert all(_is_alive(pid) for pid in up.pids())
     run.send_signal(number)
-    assert run.wait(20) == 0
-    assert_gone(up.pids(), within_s=0.5)
+    assert run.wait(patience(20)) == 0
+    assert_gone(up.pids())
 
 
 def test_killing_up_itself_takes_the_services_along(up):
@@ -195,7 +197,7 @@ def test_a_service_that_dies_later_takes_the_others_down(up):
     run = up.start("--no-sample")
     up.wait_for(run, "Chat")
     os.kill(up.note("scheduler")["pids"][0], signal.SIGKILL)
-    _, err = run.communicate(timeout=20)
+    _, err = run.communicate(timeout=patience(20))
     assert run.returncode == 1
     assert "the scheduler ended with status 137" in err
     assert_gone(up.pids())
@@ -207,7 +209,7 @@ def test_a_worker_that_gave_itself_up_is_started_again(up):
     before = {name: up.note(name)["pids"][0] for name in NAMES}
     os.kill(before["worker"], signal.SIGUSR1)
     up.wait_for(run, "the worker ended with status 71, restarting")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while up.note("worker")["pids"][0] == before["worker"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -215,7 +217,7 @@ def test_a_worker_that_gave_itself_up_is_started_again(up):
     assert {name for name in NAMES if after[name] != before[name]} == {"worker"}
     assert (up.folder / "logs" / "worker.log").read_text().count("the worker speaks") == 2
     run.send_signal(signal.SIGTERM)
-    assert run.wait(20) == 0
+    assert run.wait(patience(20)) == 0
     assert_gone(up.pids())
 
 
@@ -263,12 +265,12 @@ def test_a_missing_model_and_a_failed_default_model_are_said(up):
 def test_a_signal_while_starting_stops_what_has_started(up, options, expected):
     run = up.start(*options, fake="worker=hang")
     up.wait_for(run, "logs")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while not all((up.folder / f"{name}.json").exists() for name in NAMES):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     run.terminate()
-    assert run.wait(20) == expected
+    assert run.wait(patience(20)) == expected
     assert_gone(up.pids())
 
 
@@ -307,7 +309,7 @@ def test_a_guard_kills_what_does_not_listen_and_what_that_has_started(how):
         grandchild = int(guard.stdout.readline())
         assert _is_alive(grandchild)
         guard.stdin.close() if how == "close" else guard.terminate()
-        assert guard.wait(10) == 128 + signal.SIGKILL
+        assert guard.wait(patience(10)) == 128 + signal.SIGKILL
     assert_gone([grandchild])
 
 
@@ -315,4 +317,4 @@ def test_a_guard_passes_the_status_on():
     guard_path = importlib.util.find_spec("pagewire.cli.guard").origin
     command = [sys.executable, guard_path, "5", sys.executable, "-c", "raise SystemExit(7)"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as guard:
-        assert guard.wait(10) == 7
+        assert guard.wait(patience(10)) == 7

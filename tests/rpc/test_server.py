@@ -10,8 +10,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from pagewire.v1 import worker_pb2
 from rpc.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
+from tests.pace import patience
 
-TIMEOUT_S = 10
+TIMEOUT_S = patience(10)
 
 
 def echo(request: bytes, context: grpc.ServicerContext) -> bytes:

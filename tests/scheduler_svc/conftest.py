@@ -19,6 +19,7 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker_link import FencedOut
 from simulator.fake_worker import FakeModel, FakeWorker, start
+from tests.pace import paced, patience
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ class Cluster:
         assert core is not None
         return core
 
-    async def until(self, holds: object, timeout_s: float = 5.0) -> None:
+    async def until(self, holds: object, timeout_s: float = patience(5.0)) -> None:
         """Waits until a callable returns true."""
         assert callable(holds)
         async with asyncio.timeout(timeout_s):
@@ -59,14 +60,15 @@ def service_config(worker_port: int, **options: object) -> ServiceConfig:
         "long_prefill_token_threshold": 0,
         "enable_prefix_caching": True,
         "lookahead": 1,
-        "step_timeout_s": 5.0,
+        "step_timeout_s": paced(5.0),
+        "heartbeat_timeout_s": paced(3.0),
     }
     return ServiceConfig(**{**defaults, **options})  # type: ignore[arg-type]
 
 
 async def start_again(worker: FakeWorker, port: int) -> grpc.aio.Server:
     """Restarts a worker on its first port, which another connection may hold for a moment."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patience(10)):
         while True:
             try:
                 server, _ = await start(worker, f"127.0.0.1:{port}")
@@ -97,7 +99,7 @@ async def cluster(
     model: FakeModel | None = None, step_time: StepTime | None = None, **options: object
 ) -> AsyncIterator[Cluster]:
     """Starts both and waits until the scheduler is ready."""
-    async with AsyncExitStack() as stack, asyncio.timeout(30):
+    async with AsyncExitStack() as stack, asyncio.timeout(patience(30)):
         worker = FakeWorker(model, step_time)
         worker_server, worker_port = await start(worker, "127.0.0.1:0")
         stack.push_async_callback(worker_server.stop, None)

@@ -16,10 +16,11 @@ from scheduler_svc.core.step_time import StepTime
 from scheduler_svc.explain import explain, find_life
 from scheduler_svc.trace import Trace
 from simulator.fake_worker import FakeModel
+from tests.pace import patience
 from tests.scheduler_svc.journal.recorded import Run
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
-TOLERANCE_S = 0.1  # for the wire and a busy machine
+TOLERANCE_S = patience(0.1)  # the wire and a busy machine
 
 
 async def timed(stub: Any, request_id: str, max_tokens: int, seed: int = 1) -> float:
@@ -62,7 +63,8 @@ async def test_the_parts_add_up_to_the_wall_time_that_the_client_saw(
         assert answers[name].state == "length"
     second = answers["second"]
     assert second.waits[0].reason == "for one of the 1 slots (max_num_seqs)"
-    assert second.time_spent.queue_s > 0.3 > second.time_spent.decode_s > 0.05
+    # 80 steps of the other are waited for, then 20 of its own made: none is shorter than 5 ms.
+    assert second.time_spent.queue_s > 0.3 and second.time_spent.decode_s > 0.05
     assert (second.num_prompt_tokens, second.num_output_tokens) == (9, 20)
     assert answers["first"].time_spent.decode_s > 0.35
 

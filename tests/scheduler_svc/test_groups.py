@@ -14,6 +14,7 @@ from scheduler_svc.config import parse
 from scheduler_svc.core.step_time import StepTime
 from simulator.fake_worker import FakeModel, FakeWorker, start
 from simulator.slots import logprob_of, token_at
+from tests.pace import paced
 from tests.scheduler_svc.conftest import obey, pushback_s, start_again
 
 Generate = scheduler_pb2.SchedulerServiceGenerateRequest
@@ -226,7 +227,7 @@ async def test_aborts_deadlines_and_closed_streams_find_requests_that_moved(
 ) -> None:
     async with two_groups(make_cluster) as (cluster, workers):
         calls = []
-        for number, timeout in enumerate((None, 2.0, None)):
+        for number, timeout in enumerate((None, paced(3.0), None)):
             asked = request(f"r{number}", number, max_tokens=4000)
             calls.append(asyncio.create_task(run(cluster, asked, timeout=timeout)))
         await cluster.until(lambda: sum(num_running(cluster)) == 3)

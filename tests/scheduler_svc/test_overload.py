@@ -16,10 +16,12 @@ from scheduler_svc.config import parse
 from scheduler_svc.core import Policy
 from scheduler_svc.core.step_time import StepTime
 from simulator.fake_worker import FakeModel
+from tests.pace import paced
 from tests.scheduler_svc.conftest import obey, pushback_s
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
-STEPS, SLOW_STEPS = StepTime(base_s=0.004), StepTime(base_s=0.015)
+STEPS, SLOW_STEPS = StepTime(base_s=0.004), StepTime(base_s=paced(0.02))
+DEADLINE_S = round(paced(0.5), 3)
 
 
 def request(request_id: str, max_tokens: int = 8, num_prompt: int = 4, **more: Any) -> Any:
@@ -146,14 +148,14 @@ async def test_a_deadline_ends_a_request_wherever_it_is_and_says_where_its_time_
 ) -> None:
     async with make_cluster(step_time=STEPS, max_num_seqs=1) as cluster:
         calls = await fill(cluster, 0, max_tokens=4000) if num_ahead else []
-        end = await end_of(await open_session(cluster, timeout_s=0.15))
+        end = await end_of(await open_session(cluster, timeout_s=DEADLINE_S))
         core = cluster.core
         assert (core.num_running, core.num_waiting) == (num_ahead, 0)
         for call in calls:
             call.cancel()
         await cluster.until(lambda: core.view.num_free_blocks == 4095)
     assert end.status_code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-    assert "deadline of 0.150 s" in end.message
+    assert f"deadline of {DEADLINE_S:.3f} s" in end.message
     assert ("decode" in end.message) == (not num_ahead)
     assert "queue" in end.message
     assert core.num_expired == 1
@@ -161,7 +163,7 @@ async def test_a_deadline_ends_a_request_wherever_it_is_and_says_where_its_time_
 
 async def test_a_deadline_holds_while_no_worker_is_there(make_cluster: MakeCluster) -> None:
     async with make_cluster(step_time=STEPS) as cluster:
-        call = await open_session(cluster, timeout_s=0.4)
+        call = await open_session(cluster, timeout_s=2 * DEADLINE_S)
         await cluster.until(lambda: cluster.core.num_running == 1)
         await cluster.worker_server.stop(None)
         end = await end_of(call)
@@ -172,7 +174,7 @@ async def test_a_deadline_holds_while_no_worker_is_there(make_cluster: MakeClust
 async def test_the_deadline_of_a_call_frees_its_blocks(make_cluster: MakeCluster) -> None:
     async with make_cluster(step_time=STEPS) as cluster:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await finish(cluster.scheduler.Generate(request("x", 4000), timeout=0.15))
+            await finish(cluster.scheduler.Generate(request("x", 4000), timeout=DEADLINE_S))
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await cluster.until(lambda: not list(cluster.core.live()))
         await cluster.until(lambda: cluster.core.view.num_free_blocks == 4095)

@@ -16,6 +16,7 @@ from scheduler_svc.core.step_time import StepTime
 from scheduler_svc.engine import Engine
 from simulator.fake_worker import FakeModel, FakeWorker, start
 from simulator.slots import token_at
+from tests.pace import patience
 from tests.scheduler_svc.conftest import service_config
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
@@ -157,7 +158,7 @@ async def test_a_worker_without_host_blocks_is_refused_for_swapping() -> None:
     server, port = await start(worker, "127.0.0.1:0")
     engine = Engine(service_config(port, preemption=Preemption.SWAP))
     running = asyncio.create_task(engine.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patience(10)):
         while "host blocks" not in engine.reason:
             await asyncio.sleep(0.01)
     assert not engine.is_ready

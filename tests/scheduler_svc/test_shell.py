@@ -14,6 +14,7 @@ from rpc.columns import UINT32, pack, unpack
 from scheduler_svc.core.step_time import StepTime
 from simulator.fake_worker import FakeModel
 from simulator.slots import token_at
+from tests.pace import patience
 from tests.scheduler_svc.conftest import start_again
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
@@ -262,7 +263,7 @@ async def test_streams_survive_the_death_of_the_worker(make_cluster: MakeCluster
         await cluster.worker_server.stop(None)
         await cluster.until(lambda: not cluster.engine.is_ready)
         server = await start_again(cluster.worker, cluster.worker_port)
-        answers = await asyncio.wait_for(asyncio.gather(*calls), 20)
+        answers = await asyncio.wait_for(asyncio.gather(*calls), patience(20))
         num_recoveries = cluster.engine.groups[0].num_recoveries
         await server.stop(None)
     for i, (token_ids, _) in enumerate(answers):

@@ -14,6 +14,7 @@ from simulator.__main__ import parse
 from simulator.fake_worker import FakeModel
 from simulator.loopback import LoopbackWorker, StepRecord, start
 from simulator.slots import token_at
+from tests.pace import patience
 from tests.scheduler_svc.conftest import service_config
 
 NUM_TOKENS = 120
@@ -25,7 +26,7 @@ async def run_requests(port: int, num_requests: int, **options: object) -> list[
     engine = Engine(service_config(port, **options))
     running = asyncio.create_task(engine.run())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patience(20)):
             while not engine.is_ready:
                 await asyncio.sleep(0.01)
             client, outbox = engine.open_client()

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagewire.v1 import worker_pb2
 from rpc.columns import pack, unpack
+from tests.pace import patience
 from worker_svc.compute_thread import ComputeThread
 from worker_svc.config import WorkerConfig
 from worker_svc.server import WorkerServer
@@ -23,7 +24,7 @@ from worker_svc.session import Session
 from .session_fakes import FakeLifecycle, FakeRunner, SlowRunner
 
 VOCAB_SIZE = 128
-TIMEOUT_S = 30
+TIMEOUT_S = patience(30)
 WORKER_CONFIG = WorkerConfig(
     port=0,
     dtype="float32",
@@ -203,7 +204,7 @@ def start_worker() -> Iterator[Callable[[WorkerConfig], Worker]]:
     yield start
     for worker in workers:
         worker.channel.close()
-        assert worker.server.stop(grace_s=5)
+        assert worker.server.stop(grace_s=patience(5))
 
 
 @contextmanager
@@ -217,7 +218,7 @@ def serving(config: WorkerConfig, folder: Path) -> Iterator[Worker]:
     channel = grpc.insecure_channel(f"127.0.0.1:{server.port}")
     yield Worker(server, channel)
     channel.close()
-    assert server.stop(grace_s=5)
+    assert server.stop(grace_s=patience(5))
 
 
 @pytest.fixture(scope="module")
@@ -242,8 +243,8 @@ def running_session(runner: FakeRunner) -> Iterator[Session]:
     compute, answers = ComputeThread(), ComputeThread("answers")
     yield Session(FakeLifecycle(runner), compute, answers)
     runner.gate.set()
-    assert compute.stop(5)
-    assert answers.stop(5)
+    assert compute.stop(patience(5))
+    assert answers.stop(patience(5))
 
 
 @pytest.fixture

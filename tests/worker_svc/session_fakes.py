@@ -5,6 +5,7 @@ import threading
 import numpy as np
 
 from pagewire.v1 import worker_pb2
+from tests.pace import patience
 from worker_svc.codec import Hello
 from worker_svc.session import Session, Stream
 from worker_svc.step import Limits, StepInput, StepOutput
@@ -45,7 +46,7 @@ class FakeRunner:
     def launch(self, step: StepInput, queue_us: int) -> StepOutput:
         self.has_begun.set()
         self.entered.release()
-        assert self.gate.wait(10)
+        assert self.gate.wait(patience(10))
         if not step.same_rows and len(step.freed_slots):
             self.freed += step.freed_slots.tolist()
         self.executed.append(step.step_id)
@@ -69,7 +70,7 @@ class Flight:
         self._output = output
 
     def result(self) -> StepOutput:
-        assert self._runner.gate.wait(10)
+        assert self._runner.gate.wait(patience(10))
         return self._output
 
     def record(self, output: StepOutput) -> None:
@@ -106,7 +107,7 @@ def submit(
 
 
 def receive(stream: Stream) -> tuple[int, str]:
-    frame = stream.outbox.get(timeout=10)
+    frame = stream.outbox.get(timeout=patience(10))
     assert isinstance(frame, bytes)
     output = worker_pb2.AttachResponse.FromString(frame).output
     return output.step_id, output.error

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from tests.pace import patience
 from worker_svc import compile_ahead, startup
 from worker_svc.compile_ahead import CompileAhead, Job
 from worker_svc.config import WorkerConfig
@@ -123,7 +124,7 @@ def test_a_helper_that_nobody_waits_for_is_reaped_and_leaves_its_mark(folder):
     CompileAhead(child, mark)
     del child
     gc.collect()  # a child that is forgotten while it runs is a ResourceWarning, so an error here
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + patience(30)
     while not mark.exists() and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert mark.exists()
@@ -166,17 +167,15 @@ def test_a_helper_that_fails_leaves_no_mark_and_says_so(folder, caplog):
 
 
 def test_a_helper_that_is_stopped_takes_its_forks_along_and_leaves_no_mark(folder):
-    code = "import os, time; os.fork(); os.write(1, b'ready;'); time.sleep(60)"
+    code = "import os, time; os.fork(); os.write(1, b'ready;'); time.sleep(3600)"
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
     )
     assert child.stdout is not None
     with child.stdout as said:
         assert said.read(len("ready;ready;")) == b"ready;ready;"
-        stopped_s = time.monotonic()
         assert CompileAhead(child, folder / "cache" / "pagewire-x").stop() < 0
         assert said.read() == b""  # comes when neither of the two can write any more
-    assert time.monotonic() - stopped_s < 30
     assert marks(folder) == []
 
 

@@ -14,6 +14,7 @@ from rpc.server import SERVER_OPTIONS, bind
 from scheduler_svc.core import Preemption
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
+from tests.pace import patience
 from tests.scheduler_svc.conftest import service_config
 
 from .conftest import WORKER_CONFIG, Worker, make_prompt, serving
@@ -64,7 +65,10 @@ async def serve(
     await server.start()
     running = asyncio.create_task(engine.run())
     try:
-        async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with (
+            asyncio.timeout(patience(60)),
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        ):
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             while not engine.is_ready:
                 await asyncio.sleep(0.01)

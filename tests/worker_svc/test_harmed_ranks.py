@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.pace import patience
+
 from .test_ranks import RankGroup, is_running, run_requests, start_group
 from .test_tensor_parallel import save
 
@@ -73,7 +75,7 @@ def test_streams_survive_whatever_happens_to_ranks(tmp_path: Path) -> None:
         while time.monotonic() < end_s:
             assert run_harmed(group, rng) == calm
         group.process.send_signal(signal.SIGTERM)
-        assert group.process.wait(30) == 0
+        assert group.process.wait(patience(30)) == 0
         assert not [pid for pid in group.ranks if is_running(pid)]
     finally:
         group.process.kill()

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from tests.pace import patience
 from worker_svc import head_start
 from worker_svc.config import WorkerConfig
 from worker_svc.gpu_facts import Gpu
@@ -48,4 +49,4 @@ def test_nothing_is_begun_for_the_cpu_or_without_a_gpu(monkeypatch, device, foun
     monkeypatch.setattr(head_start, "gpus", lambda: found)
     monkeypatch.setattr(head_start, "_run", lambda rank: begun.set())
     head_start.begin(WorkerConfig(device=device))
-    assert begun.wait(5 if begins else 0.05) is begins
+    assert begun.wait(patience(5) if begins else 0.05) is begins

@@ -6,6 +6,7 @@ from queue import Empty
 import pytest
 
 from pagewire.v1 import worker_pb2
+from tests.pace import patience
 from worker_svc.codec import Hello
 from worker_svc.session import (
     MAX_FRAMES_IN_FLIGHT,
@@ -59,7 +60,7 @@ def test_steps_queued_by_a_replaced_scheduler_never_run(
     assert receive(new) == (1, "")
     # The first may have been running already; the second was not.
     assert runner.executed in ([1, 1], [1])
-    assert isinstance(old.outbox.get(timeout=10), TakenOver)
+    assert isinstance(old.outbox.get(timeout=patience(10)), TakenOver)
 
 
 def test_the_reader_waits_while_as_many_steps_as_may_are_in_flight(
@@ -74,7 +75,7 @@ def test_the_reader_waits_while_as_many_steps_as_may_are_in_flight(
     beyond.join(0.1)
     assert beyond.is_alive()
     runner.gate.set()
-    beyond.join(10)
+    beyond.join(patience(10))
     answered = [receive(stream)[0] for _ in range(MAX_FRAMES_IN_FLIGHT + 1)]
     assert answered == list(range(1, MAX_FRAMES_IN_FLIGHT + 2))
 
@@ -87,7 +88,7 @@ def test_an_end_frees_a_waiting_reader(session: Session, runner: FakeRunner) -> 
     reader = threading.Thread(target=stream.wait_for_room)
     reader.start()
     session.end(stream, None)
-    reader.join(10)
+    reader.join(patience(10))
     assert not reader.is_alive()
 
 
@@ -103,7 +104,7 @@ def test_epochs_only_rise_even_after_their_stream_has_ended(session: Session) ->
 def test_a_stopping_worker_ends_its_stream_and_takes_no_other(session: Session) -> None:
     stream = attach(session, 1)
     session.stop()
-    assert isinstance(stream.outbox.get(timeout=10), Stopping)
+    assert isinstance(stream.outbox.get(timeout=patience(10)), Stopping)
     with pytest.raises(Stopping):
         attach(session, 2)
 
@@ -114,7 +115,7 @@ def test_an_end_that_comes_second_changes_nothing(session: Session) -> None:
     session.end(old, None)
     submit(session, new, 1)
     assert receive(new) == (1, "")
-    assert isinstance(old.outbox.get(timeout=10), TakenOver)
+    assert isinstance(old.outbox.get(timeout=patience(10)), TakenOver)
     assert old.outbox.empty()
 
 
@@ -126,12 +127,12 @@ def test_a_step_is_launched_before_the_one_ahead_of_it_is_done(
     submit(slow_session, stream, 1)
     submit(slow_session, stream, 2)
     for _ in range(2):
-        assert slow_runner.launched.acquire(timeout=10)
+        assert slow_runner.launched.acquire(timeout=patience(10))
     assert stream.outbox.empty()
     slow_runner.gate.set()
     assert [receive(stream), receive(stream)] == [(1, ""), (2, "")]
     slow_session.finish(stream)
-    assert stream.outbox.get(timeout=10) is None
+    assert stream.outbox.get(timeout=patience(10)) is None
     assert slow_runner.recorded == [1, 2]
 
 
@@ -144,7 +145,7 @@ def test_a_launch_that_fails_is_answered_in_its_turn_and_takes_its_successor_alo
     submit(slow_session, stream, 1)
     submit(slow_session, stream, 2)
     for _ in range(2):
-        assert slow_runner.launched.acquire(timeout=10)
+        assert slow_runner.launched.acquire(timeout=patience(10))
     slow_runner.gate.set()
     assert [receive(stream), receive(stream)] == [(1, ""), (2, "broken")]
     submit(slow_session, stream, 3, ack=1)
@@ -158,7 +159,7 @@ def test_a_scheduler_is_greeted_once_the_step_of_the_one_before_is_over(
     runner.gate.clear()
     old = attach(session, 1)
     submit(session, old, 1)
-    assert runner.has_begun.wait(10)
+    assert runner.has_begun.wait(patience(10))
     new = attach(session, 2)
     session.greet(new, b"hello")
     with pytest.raises(Empty):

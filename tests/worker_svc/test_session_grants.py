@@ -4,6 +4,7 @@ import pytest
 
 from pagewire.v1 import worker_pb2
 from rpc.columns import pack
+from tests.pace import patience
 from worker_svc.session import MAX_STEPS_LAUNCHED, Session, Stream
 from worker_svc.step import BadStep
 
@@ -26,7 +27,7 @@ def cut(session: Session, stream: Stream, first: int, last: int) -> None:
 
 
 def receive_skipped(stream: Stream) -> tuple[int, int]:
-    frame = stream.outbox.get(timeout=10)
+    frame = stream.outbox.get(timeout=patience(10))
     assert isinstance(frame, bytes)
     response = worker_pb2.AttachResponse.FromString(frame)
     assert response.HasField("skipped")
@@ -53,11 +54,11 @@ def test_a_cut_is_answered_at_once_and_ends_the_grant_behind_the_step_under_way(
     session: Session, runner: FakeRunner
 ) -> None:
     stream = started(session)
-    assert runner.entered.acquire(timeout=10)
+    assert runner.entered.acquire(timeout=patience(10))
     runner.gate.clear()
     submit_grant(session, stream, 2, 4)
     submit_grant(session, stream, 6, 3, freed=(1,))
-    assert runner.entered.acquire(timeout=10)  # step 2 is under way
+    assert runner.entered.acquire(timeout=patience(10))  # step 2 is under way
     cut(session, stream, 2, 8)
     assert receive_skipped(stream) == (3, 8), "while step 2 still runs"
     submit(session, stream, 9, ack=1)
@@ -72,11 +73,11 @@ def test_a_second_cut_does_not_revive_what_the_first_took_back(
     session: Session, runner: FakeRunner
 ) -> None:
     stream = started(session)
-    assert runner.entered.acquire(timeout=10)
+    assert runner.entered.acquire(timeout=patience(10))
     runner.gate.clear()
     submit_grant(session, stream, 2, 2)
     submit_grant(session, stream, 4, 2)
-    assert runner.entered.acquire(timeout=10)
+    assert runner.entered.acquire(timeout=patience(10))
     cut(session, stream, 2, 5)
     submit_grant(session, stream, 6, 2)
     cut(session, stream, 6, 7)
@@ -101,14 +102,14 @@ def test_a_step_that_was_not_granted_cannot_be_cut(session: Session) -> None:
     assert receive_skipped(stream) == (2, 2)
     submit(session, stream, 2, ack=1)
     with pytest.raises(BadStep, match="cut: step 2 was not granted"):
-        raise stream.outbox.get(timeout=10)
+        raise stream.outbox.get(timeout=patience(10))
 
 
 def test_a_cut_that_names_no_range_ends_the_stream(session: Session) -> None:
     stream = started(session)
     cut(session, stream, 3, 2)
     with pytest.raises(BadStep, match="cut: steps 3 to 2 are no range"):
-        raise stream.outbox.get(timeout=10)
+        raise stream.outbox.get(timeout=patience(10))
 
 
 def test_a_failed_step_fails_the_rest_of_its_grant(session: Session, runner: FakeRunner) -> None:
@@ -126,10 +127,10 @@ def test_a_replaced_scheduler_s_grant_ends_with_the_step_under_way(
     session: Session, runner: FakeRunner
 ) -> None:
     old = started(session)
-    assert runner.entered.acquire(timeout=10)
+    assert runner.entered.acquire(timeout=patience(10))
     runner.gate.clear()
     submit_grant(session, old, 2, 8)
-    assert runner.entered.acquire(timeout=10)
+    assert runner.entered.acquire(timeout=patience(10))
     new = attach(session, 2)
     submit(session, new, 1)
     runner.gate.set()
@@ -141,11 +142,11 @@ def test_no_more_of_a_grant_is_launched_than_three_steps_ahead_of_the_answers(
     slow_session: Session, slow_runner: SlowRunner
 ) -> None:
     stream = started(slow_session)
-    assert slow_runner.launched.acquire(timeout=10)
+    assert slow_runner.launched.acquire(timeout=patience(10))
     slow_runner.gate.clear()
     submit_grant(slow_session, stream, 2, 8)
     for _ in range(MAX_STEPS_LAUNCHED):
-        assert slow_runner.launched.acquire(timeout=10)
+        assert slow_runner.launched.acquire(timeout=patience(10))
     assert not slow_runner.launched.acquire(timeout=0.05)
     cut(slow_session, stream, 2, 9)
     assert receive_skipped(stream) == (5, 9)

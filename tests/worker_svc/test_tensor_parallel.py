@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from rpc.logprobs import LogprobColumns
+from tests.pace import paced
 from worker_svc import model_config, parallel, startup
 from worker_svc.config import WorkerConfig
 from worker_svc.model_config import UnsupportedModel
@@ -358,8 +359,8 @@ def test_a_rank_on_which_a_step_fails_alone_gives_up(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_of("llama")
-    monkeypatch.setattr(parallel, "FAILURE_TIMEOUT", timedelta(seconds=0.2))
-    monkeypatch.setattr(parallel, "COLLECTIVE_TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr(parallel, "FAILURE_TIMEOUT", timedelta(seconds=paced(0.2)))
+    monkeypatch.setattr(parallel, "COLLECTIVE_TIMEOUT", timedelta(seconds=paced(1)))
 
     def give_up(reason: str) -> None:
         raise GaveUp(reason)

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from pagewire.v1 import worker_pb2
+from tests.pace import patience
 from worker_svc.config import WorkerConfig
 
 from .conftest import WORKER_CONFIG, Worker, make_prompt
@@ -79,7 +80,7 @@ def test_two_gpus_give_the_tokens_of_one(
                     expected
                 )
     group.process.send_signal(signal.SIGTERM)
-    assert group.process.wait(30) == 0
+    assert group.process.wait(patience(30)) == 0
 
 
 @pytest.mark.parametrize(

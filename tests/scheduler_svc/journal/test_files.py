@@ -19,6 +19,7 @@ from scheduler_svc.journal.recorder import Limits, Recorder
 from scheduler_svc.journal.recording import NotReplayable, Recording
 from scheduler_svc.journal.replay import replay
 from scheduler_svc.sampling import Sampling
+from tests.pace import patience
 from tests.scheduler_svc.core.builders import SMALL, make_request, step
 from tests.scheduler_svc.journal.recorded import KEY, MIB, Run, header_for
 
@@ -40,7 +41,7 @@ def copied(recorded: Path, tmp_path: Path, content: bytes) -> Path:
     return path
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_until(holds: Callable[[], bool], timeout_s: float = patience(60)) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline_s
@@ -93,7 +94,7 @@ def test_what_is_left_of_a_long_recording_replays_from_where_it_begins(
     while num_rounds_left:
         run.act(20)
         wait_until(run.recorder._queue.empty)
-        wait_until(run.recorder._writer.is_settled, timeout_s=60)  # a real service is slower
+        wait_until(run.recorder._writer.is_settled)  # a real service is slower
         assert segments.size_bytes(folder, "*.journal") <= max_bytes
         assert len(list(folder.glob("*.snapshot"))) <= 1
         assert run.recorder.why_stopped == ""
@@ -211,7 +212,9 @@ def test_tokens_of_users_are_in_a_recording_exactly_when_they_are_kept(
 def test_the_command_names_the_first_plan_that_a_change_of_code_changes(recorded: Path) -> None:
     """The unchanged core replays; one that admits by another rule does not."""
     command = [sys.executable, "-m", "scheduler_svc.journal", str(recorded)]
-    equal = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    equal = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=patience(60)
+    )
     assert equal.returncode == 0, equal.stderr
     assert "every plan is equal" in equal.stdout
     changed = (
@@ -226,7 +229,9 @@ def test_the_command_names_the_first_plan_that_a_change_of_code_changes(recorded
         "sys.exit(main(sys.argv[1:]))\n"
     )
     command = [sys.executable, "-c", changed, str(recorded)]
-    differs = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    differs = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=patience(60)
+    )
     assert differs.returncode == 1, differs.stderr
     assert "schedule of step 1): step.new_sequences[0].slot differs" in differs.stdout
     assert "recorded: 0" in differs.stdout
