@@ -1,9 +1,76 @@
-"""Settings that must be made before any test module is imported."""
+"""Settings made before any test module is imported, and the order in which tests run."""
 
 import os
 from pathlib import Path
 
-# Triton reads this at its first import, which transformers also triggers: without a GPU its kernels
-# are interpreted, on CPU tensors.
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+from tests import order
+from tests.pace import pace
+
+# Triton reads this when it is first imported, which transformers does too: without a GPU its
+# kernels are interpreted, on CPU tensors.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Several processes of tests share the cores; torch reads this when it is first imported.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+pace()  # measured here, so that every process of the run knows the same
+
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only the first minute's worth of tests")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cheap tests first; those that share a product are marked with its name."""
+    if config.getoption("--fast"):
+        left_out = [item for item in items if order.reason_to_leave_out(item)]
+        config.stash[LEFT_OUT] = order.count(left_out)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not order.reason_to_leave_out(item)]
+    items.sort(key=order.rank)
+    for item in items:
+        if product := order.product_of(item):
+            item.add_marker(pytest.mark.xdist_group(product))
+
+
+class ByFileOrProduct(LoadScopeScheduling):
+    """Tests of one file run in one process, and so do all tests that share a product."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        product = nodeid.rpartition("@")[2]
+        return product if product in order.PRODUCTS else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    return ByFileOrProduct(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of xdist tells the one that started it what it left out."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left_out"] = session.config.stash.get(LEFT_OUT, {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object, error: object) -> None:
+    """All processes collect the same tests, so the last one's counts hold for each."""
+    output = getattr(node, "workeroutput", {})
+    node.config.stash[LEFT_OUT] = output.get("left_out", {})  # type: ignore[attr-defined]
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for reason, number in sorted(config.stash.get(LEFT_OUT, {}).items()):
+        terminalreporter.write_line(f"left out by --fast: {number} tests ({reason})")

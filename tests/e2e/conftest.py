@@ -1,4 +1,4 @@
-"""Three real processes and the default model in float32, as a user runs them."""
+"""Three real processes in float32, as a user runs them, with the default model or a tiny one."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from default_model.folder import ensure
 from tests.pace import patience
+from tests.tiny_model import save_tiny_model
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = patience(180.0)
@@ -29,6 +31,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def environment_of_users(**variables: str) -> dict[str, str]:
+    """This process's, less what only its own tests need, and with some more."""
+    own = {"OMP_NUM_THREADS"}
+    return {name: value for name, value in os.environ.items() if name not in own} | variables
 
 
 @dataclass(slots=True)
@@ -83,7 +91,11 @@ class Product:
         name = name or module
         log = (self.logs / f"{name}.log").open("ab")
         self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], cwd=ROOT, stdout=log, stderr=log
+            [sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            env=environment_of_users(),
         )
         log.close()
 
@@ -150,12 +162,33 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def product(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+def tiny_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For claims that need no language: random weights behind the default model's tokenizer."""
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", model)
+
+
+@contextmanager
+def _serving(model: Path, logs: Path, *worker_options: str) -> Iterator[Product]:
     os.environ.pop("OPENAI_API_KEY", None)
-    running = Product(model, tmp_path_factory.mktemp("logs"))
+    running = Product(model, logs, ("--kv-cache-gib", "0.3", *worker_options))
     try:
         running.start()
         yield running
         assert running.stop() == {"worker_svc": 0, "scheduler_svc": 0, "gateway": 0}
     finally:
         running.kill()
+
+
+@pytest.fixture(scope="session")
+def product(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    """The default model, shared by all tests in whose answers language matters."""
+    with _serving(model, tmp_path_factory.mktemp("logs")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tiny_product(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    """The tiny model, shared by all other tests."""
+    small = ("--threads", "1")
+    with _serving(tiny_model, tmp_path_factory.mktemp("tiny-logs"), *small) as running:
+        yield running

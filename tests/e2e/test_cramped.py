@@ -23,10 +23,10 @@ ALONE = pagewire.SamplingParams(
 
 
 @pytest.fixture(scope="module")
-def cramped(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+def cramped(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     # 59 blocks of 16 tokens: one long prompt, or a score of short requests.
-    small = ("--max-model-len", "768", "--num-kv-blocks", "60")
-    running = Product(model, tmp_path_factory.mktemp("logs"), small)
+    small = ("--threads", "1", "--max-model-len", "768", "--num-kv-blocks", "60")
+    running = Product(tiny_model, tmp_path_factory.mktemp("logs"), small)
     try:
         running.start()
         yield running
@@ -107,7 +107,7 @@ def test_a_seed_gives_the_same_tokens_whatever_happens(
 
 @pytest.mark.slow
 def test_scores_and_embeddings_survive_preemptions_and_the_death_of_the_worker(
-    cramped: Product, sdk: pagewire.Client, model: Path
+    cramped: Product, sdk: pagewire.Client, tiny_model: Path
 ) -> None:
     """Four long prompts, of which one and a half fit: no position is repeated or missing."""
     cramped.wait_until_ready()
@@ -129,7 +129,7 @@ def test_scores_and_embeddings_survive_preemptions_and_the_death_of_the_worker(
     assert any(thread.is_alive() for thread in threads), "too late to disturb anybody"
     for thread in threads:
         thread.join(patience(240))
-    theirs = load(model)
+    theirs = load(tiny_model)
     for index, prompt in enumerate(prompts):
         check_scores(scored[index], prompt, theirs)
         _, states = theirs(prompt)

@@ -18,7 +18,7 @@ from tests.e2e.conftest import Product
 from tests.oracle import first_difference
 from tests.pace import patience
 
-NUM_TOKENS = 64
+NUM_TOKENS = 32
 GREEDY = types_pb2.SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 QUESTIONS = [

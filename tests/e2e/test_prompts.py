@@ -1,4 +1,4 @@
-"""Echo, prompt log probabilities and embeddings of the default model, equal to transformers."""
+"""Echo, prompt log probabilities and embeddings, equal to transformers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +15,11 @@ from tests.e2e.scores import TEXT, Theirs, check_scores, load, long_prompt
 from tests.pace import patience
 
 
+@pytest.fixture(scope="module")
+def product(tiny_product: Product) -> Product:
+    return tiny_product
+
+
 @pytest.fixture
 def client(product: Product) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{product.url}/v1", api_key="any", max_retries=0) as client:
@@ -28,8 +33,8 @@ def sdk(product: Product) -> Iterator[pagewire.Client]:
 
 
 @pytest.fixture(scope="module")
-def theirs(model: Path) -> Theirs:
-    return load(model)
+def theirs(tiny_model: Path) -> Theirs:
+    return load(tiny_model)
 
 
 def test_scores_of_a_prompt_of_two_chunks_are_those_of_transformers(

@@ -1,4 +1,4 @@
-"""Sampling parameters and log probabilities through all three services, on real language."""
+"""Sampling parameters and log probabilities through all three services."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +25,15 @@ def stub(product: Product) -> Iterator[Stub]:
 
 
 @pytest.fixture
-def client(product: Product) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{product.url}/v1", api_key="any", max_retries=0) as client:
+def tiny_client(tiny_product: Product) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{tiny_product.url}/v1", api_key="any", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+def tiny_stub(tiny_product: Product) -> Iterator[Stub]:
+    with grpc.insecure_channel(f"127.0.0.1:{tiny_product.grpc_port}") as channel:
+        yield inference_pb2_grpc.InferenceServiceStub(channel)
 
 
 def generate(
@@ -68,11 +74,11 @@ def ties(row: torch.Tensor, token_id: int) -> int:
     return int(((row - row[token_id]).abs() < 1e-4).sum()) - 1
 
 
-def test_a_seed_gives_the_same_tokens_alone_and_among_31_others(stub: Stub) -> None:
+def test_a_seed_gives_the_same_tokens_alone_and_among_31_others(tiny_stub: Stub) -> None:
     sampling = types_pb2.SamplingParams(
         temperature=1, seed=7, max_tokens=16, ignore_eos=True, frequency_penalty=0.3
     )
-    alone = list(generate(stub, sampling).token_ids)
+    alone = list(generate(tiny_stub, sampling).token_ids)
 
     def other(index: int) -> None:
         filters = {"top_p": 0.8} if index % 2 else {"top_k": 20}
@@ -85,11 +91,11 @@ def test_a_seed_gives_the_same_tokens_alone_and_among_31_others(stub: Stub) -> N
             logprobs=index % 3,
             **filters,
         )
-        generate(stub, params, prompt=f"{index} bottles of")
+        generate(tiny_stub, params, prompt=f"{index} bottles of")
 
     with ThreadPoolExecutor(32) as pool:
         others = [pool.submit(other, index) for index in range(31)]
-        together = list(pool.submit(generate, stub, sampling).result().token_ids)
+        together = list(pool.submit(generate, tiny_stub, sampling).result().token_ids)
         for future in others:
             future.result()
     assert together == alone
@@ -120,11 +126,11 @@ def most_frequent(token_ids: object) -> float:
     return max(map(ids.count, ids)) / len(ids)
 
 
-def test_n_choices_differ_and_come_back_with_their_seed(client: openai.OpenAI) -> None:
-    name = client.models.list().data[0].id
+def test_n_choices_differ_and_come_back_with_their_seed(tiny_client: openai.OpenAI) -> None:
+    name = tiny_client.models.list().data[0].id
 
     def ask(n: int) -> openai.types.Completion:
-        return client.completions.create(
+        return tiny_client.completions.create(
             model=name, prompt=PROMPT, n=n, seed=3, temperature=1, max_tokens=12, logprobs=2
         )
 

@@ -1,7 +1,5 @@
-"""Tools with the default model and a chat template for them.
-
-Required calls through the openai package and langchain-openai, and separated reasoning.
-"""
+"""Tools, behind a gateway whose chat template knows them: calls that must be
+made, through the openai package and through langchain-openai, and reasoning that is set apart."""
 
 import json
 import shutil
@@ -53,12 +51,17 @@ MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 
 @pytest.fixture(scope="module")
+def product(tiny_product: Product) -> Product:
+    return tiny_product
+
+
+@pytest.fixture(scope="module")
 def base_url(
-    product: Product, model: Path, tmp_path_factory: pytest.TempPathFactory
+    product: Product, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """A second gateway of the same product."""
     folder = tmp_path_factory.mktemp("tools")
-    shutil.copy(model / "tokenizer.json", folder)
+    shutil.copy(tiny_model / "tokenizer.json", folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     url = f"http://127.0.0.1:{(http_port := free_port())}"
     command = [sys.executable, "-m", "gateway", "--model", str(folder), "--grpc-port", "0"]

@@ -20,8 +20,13 @@ from tests.e2e.history import History
 from tests.e2e.streams import Streams, assert_unnoticed
 
 pytestmark = pytest.mark.slow
-NUM_TOKENS = 48
+NUM_TOKENS = 160
 NUM_KILLS = 10
+
+
+@pytest.fixture(scope="module")
+def product(tiny_product: Product) -> Product:
+    return tiny_product
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +72,6 @@ def test_streams_survive_ten_kills_of_the_worker(
             # A token in between, or ten kills would count as three losses in a row for some
             # request.
             if not streams.wait_for_tokens(rng.randint(1, 40) if number else 1):
-                return
-            time.sleep(rng.uniform(0, 0.3))
-            if streams.are_over:
                 return
             killed_at.append(streams.num_tokens)
             kill_worker(product)
@@ -118,7 +120,7 @@ def test_streams_survive_a_worker_that_is_stopped(
             product.start_worker()
 
     seen = Streams(product, NUM_TOKENS).run(stop)
-    assert 2.0 < took_s[0] < 10.0
+    assert took_s[0] > 2.0  # and not at the first heartbeat that is late
     assert_unnoticed(seen, calm)
     assert_all_is_free(product)
 
@@ -179,8 +181,8 @@ class TwoGroups(Product):
 
 
 @pytest.fixture
-def two_groups(model: Path, tmp_path: Path) -> Iterator[TwoGroups]:
-    running = TwoGroups(model, tmp_path)
+def two_groups(tiny_model: Path, tmp_path: Path) -> Iterator[TwoGroups]:
+    running = TwoGroups(tiny_model, tmp_path)
     try:
         running.start_workers()
         running.start_scheduler()

@@ -86,4 +86,5 @@ def write_checkout(folder: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True)
+    (path.parent / "__init__.py").touch()  # or the real package, where one is on the path, wins
     path.write_text(textwrap.dedent(text))
