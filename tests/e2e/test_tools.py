@@ -1,5 +1,7 @@
-"""Tools, behind a gateway whose chat template knows them: calls that must be
-made, through the openai package and through langchain-openai, and reasoning that is set apart."""
+"""Tools with the default model and a chat template for them.
+
+Required calls through the openai package and langchain-openai, and separated reasoning.
+"""
 
 import json
 import shutil
