@@ -8,9 +8,11 @@ from kernels import reference
 from kernels.all_reduce import receive
 from kernels.inboxes import EMPTY_BYTE, Inboxes
 from kernels.linear import linear, pays
+from tests.pairs import pairwise
 
 SHAPES = [(1, 40, 96), (1, 50, 1100), (3, 40, 96), (5, 50, 1100), (17, 24, 64), (32, 16, 2600)]
 FUSED = ["plain", "bias", "residual", "norm", "gated", "norm gated", "norm bias residual"]
+SIZES = [(4096, 1024), (6144, 1024), (1024, 3072), (4096, 12288)]
 EPS = 1e-6
 
 
@@ -39,9 +41,9 @@ def check(shape, fused, dtype, device, assert_close):
     assert_close(linear(x, weight, eps=EPS, gated=gated, **options), y)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("fused", FUSED)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "fused", "dtype"), pairwise(SHAPES, FUSED, [torch.float32, torch.float16])
+)
 def test_fused_neighbours_change_only_the_number_of_launches(
     shape, fused, dtype, device, assert_close
 ):
@@ -89,11 +91,9 @@ def test_wrong_arguments_are_refused_by_name(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("fused", FUSED)
-@pytest.mark.parametrize("rows", [1, 2, 8, 16, 32])
-@pytest.mark.parametrize(("n", "k"), [(4096, 1024), (6144, 1024), (1024, 3072), (4096, 12288)])
-def test_real_sizes_in_bfloat16(rows, n, k, fused, device, assert_close):
-    check((rows, n, k), fused, torch.bfloat16, device, assert_close)
+@pytest.mark.parametrize(("rows", "size", "fused"), pairwise([1, 2, 8, 16, 32], SIZES, FUSED))
+def test_real_sizes_in_bfloat16(rows, size, fused, device, assert_close):
+    check((rows, *size), fused, torch.bfloat16, device, assert_close)
 
 
 @pytest.mark.gpu

@@ -6,10 +6,12 @@ from torch.nn import functional as F
 
 from kernels import reference
 from kernels.tiled_linear import arrivals, pays, tiled_linear
+from tests.pairs import pairwise
 
 # Rows, columns, K: columns that fill no tile, one tile, several; K cut in 1, 2, 4.
 SHAPES = [(17, 64, 128), (3, 40, 256), (32, 130, 512), (16, 64, 640), (31, 100, 128)]
 FUSED = ["plain", "residual", "gated", "gated divided"]
+SIZES = [(4096, 1024), (6144, 1024), (1024, 3072), (24576, 4096), (4096, 12288)]
 EPS = 1e-6
 
 
@@ -78,13 +80,9 @@ def test_wrong_arguments_are_refused_by_name(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("fused", FUSED)
-@pytest.mark.parametrize("rows", [3, 9, 16, 17, 32])
-@pytest.mark.parametrize(
-    ("n", "k"), [(4096, 1024), (6144, 1024), (1024, 3072), (24576, 4096), (4096, 12288)]
-)
-def test_real_sizes_in_bfloat16(rows, n, k, fused, device, assert_close):
-    check((rows, n, k), fused, torch.bfloat16, device, assert_close, calls=3)
+@pytest.mark.parametrize(("rows", "size", "fused"), pairwise([3, 9, 16, 17, 32], SIZES, FUSED))
+def test_real_sizes_in_bfloat16(rows, size, fused, device, assert_close):
+    check((rows, *size), fused, torch.bfloat16, device, assert_close, calls=3)
 
 
 @pytest.mark.gpu

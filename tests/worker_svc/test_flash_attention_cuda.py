@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.pairs import pairwise
 from worker_svc import flash_attention, startup
 from worker_svc.attention import HeadLayout
 from worker_svc.flash_attention import FlashAttention, Setup
@@ -33,6 +34,10 @@ PROMPTS = {  # (context, queries) of each sequence
 DECODES = [[1], [2500], [1000, 0, 1, 16] * 4, [640] * 40, [9000] + [33] * 255]
 
 
+def case_id(value: object) -> str:
+    return f"batch-{len(value)}" if isinstance(value, list) else str(value)
+
+
 @pytest.fixture(params=(4, 3, 2), ids=lambda version: f"flash-attn-{version}")
 def version(request: pytest.FixtureRequest) -> int:
     return request.param
@@ -52,9 +57,9 @@ def batch(sequences: list[tuple[int, int]], heads: HeadLayout, block_size: int) 
     return PagedBatch.make(sequences, heads, block_size, torch.bfloat16, CUDA)
 
 
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize(
+    ("heads", "block_size", "name"), pairwise(HEADS, BLOCK_SIZES, list(PROMPTS)), ids=str
+)
 def test_prompts_and_chunks(version: int, heads: HeadLayout, block_size: int, name: str) -> None:
     attends = backend(version, heads, block_size)
     made = batch(PROMPTS[name], heads, block_size)
@@ -62,9 +67,9 @@ def test_prompts_and_chunks(version: int, heads: HeadLayout, block_size: int, na
     assert_close(out, made.expected(heads.scale))
 
 
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("contexts", DECODES, ids=lambda contexts: f"batch-{len(contexts)}")
+@pytest.mark.parametrize(
+    ("heads", "block_size", "contexts"), pairwise(HEADS, BLOCK_SIZES, DECODES), ids=case_id
+)
 def test_decode_steps(
     version: int, heads: HeadLayout, block_size: int, contexts: list[int]
 ) -> None:

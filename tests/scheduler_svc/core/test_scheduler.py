@@ -84,6 +84,7 @@ def test_what_could_never_fit_is_refused_at_once(
         scheduler.add(request)
         while scheduler.find("a"):
             step(scheduler)
+        assert scheduler.num_finished == 1
     else:
         with pytest.raises(Refused, match="KV blocks of 4 tokens, the worker has 4") as refusal:
             scheduler.add(request)
