@@ -168,9 +168,9 @@ def tiny_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def _serving(model: Path, logs: Path, *worker_options: str) -> Iterator[Product]:
+def _serving(model: Path, logs: Path, worker_options: tuple[str, ...]) -> Iterator[Product]:
     os.environ.pop("OPENAI_API_KEY", None)
-    running = Product(model, logs, ("--kv-cache-gib", "0.3", *worker_options))
+    running = Product(model, logs, worker_options)
     try:
         running.start()
         yield running
@@ -182,13 +182,13 @@ def _serving(model: Path, logs: Path, *worker_options: str) -> Iterator[Product]
 @pytest.fixture(scope="session")
 def product(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     """The default model, shared by all tests in whose answers language matters."""
-    with _serving(model, tmp_path_factory.mktemp("logs")) as running:
+    with _serving(model, tmp_path_factory.mktemp("logs"), ("--kv-cache-gib", "1")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def tiny_product(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     """The tiny model, shared by all other tests."""
-    small = ("--threads", "1")
-    with _serving(tiny_model, tmp_path_factory.mktemp("tiny-logs"), *small) as running:
+    small = ("--threads", "1", "--kv-cache-gib", "0.3")
+    with _serving(tiny_model, tmp_path_factory.mktemp("tiny-logs"), small) as running:
         yield running
