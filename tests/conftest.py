@@ -1,6 +1,7 @@
 """Settings made before any test module is imported, and the order in which tests run."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ if not Path("/dev/nvidiactl").exists():
 # Several processes of tests share the cores; torch reads this when it is first imported.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts this in the background has SIGINT ignored, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pace()  # measured here, so that every process of the run knows the same
 

@@ -11,12 +11,12 @@ from bench.documented import Part, run_all
 
 HANGS = """
 import contextlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 with contextlib.ExitStack() as on:
     on.callback(child.wait)
     on.callback(child.kill)
     print("up", flush=True)
-    time.sleep(3600)
+    time.sleep(600)
 """
 
 
