@@ -19,6 +19,7 @@ PROTOCOL_VERSION = 1
 _DESCRIBE_TIMEOUT_S = 2.0
 _LONGEST_DESCRIBE_S = 30.0  # of a worker that did not answer in time before
 _ATTACH_TIMEOUT_S = 10.0
+_LONGEST_ATTACH_S = 60.0
 _BEATS_PER_TIMEOUT = 6  # heartbeats that may be lost or late before the timeout
 _PHASE_NAMES = {
     value: name.removeprefix("WORKER_PHASE_").lower().replace("_", " ")
@@ -152,6 +153,7 @@ class WorkerClient:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self.patience = silence_patience(heartbeat_timeout_s)  # with the worker, over its links
         self._describing = Patience(_DESCRIBE_TIMEOUT_S, _LONGEST_DESCRIBE_S)
+        self._attaching = Patience(_ATTACH_TIMEOUT_S, _LONGEST_ATTACH_S)
         self._channel = open_channel(address)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
 
@@ -181,10 +183,12 @@ class WorkerClient:
         stream = self._stub.Attach()
         try:
             await stream.write(worker_pb2.AttachRequest(hello=hello))
-            first = await asyncio.wait_for(stream.read(), _ATTACH_TIMEOUT_S)
+            first = await asyncio.wait_for(stream.read(), self._attaching.limit_s)
         except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
             stream.cancel()
             message = f"worker {self.address}: {_reason(error)}"
+            if isinstance(error, TimeoutError):
+                self._attaching.gave_up()
             if (
                 isinstance(error, grpc.aio.AioRpcError)
                 and error.code() is grpc.StatusCode.FAILED_PRECONDITION
