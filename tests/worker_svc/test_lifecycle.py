@@ -54,6 +54,20 @@ def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     return error.value.code(), error.value.details()
 
 
+def test_a_ready_worker_tells_what_its_rehearsal_took_and_limits_steps_by_it(
+    start_worker: StartWorker, llama_folder: Path
+) -> None:
+    worker = start_worker(WORKER_CONFIG)
+    load(worker, llama_folder, dtype="float32")
+    initialize_cache(worker, 20)
+    assert not worker.describe().description.rehearsed_steps
+    rehearsed = {s.num_tokens: s.seconds for s in warm_up(worker).rehearsed_steps}
+    assert set(rehearsed) == {1, WORKER_CONFIG.max_num_seqs, WORKER_CONFIG.max_num_batched_tokens}
+    assert min(rehearsed.values()) > 0
+    pace = worker.server._step_limit._pace
+    assert {size: pace.expected_s(size) for size in rehearsed} == rehearsed
+
+
 def test_phases_are_entered_in_order_and_health_follows(
     start_worker: StartWorker, llama_folder: Path
 ) -> None:
