@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,17 +19,12 @@ import pytest
 
 from default_model.folder import ensure
 from tests.pace import patience
+from tests.ports import free_port
 from tests.tiny_model import save_tiny_model
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = patience(180.0)
 STOP_TIMEOUT_S = patience(30.0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment_of_users(**variables: str) -> dict[str, str]:

@@ -11,8 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pagewire.cli.up import MAX_SAMPLE_TOKENS, QUESTION
-from tests.e2e.conftest import ROOT, environment_of_users, free_port
+from tests.e2e.conftest import ROOT, environment_of_users
 from tests.pace import patience
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 INSTRUCTION_SETS = ("avx512bf16", "avx512", "avx2", "neon", "plain")

@@ -19,8 +19,9 @@ import pytest
 from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
-from tests.e2e.conftest import ROOT, START_TIMEOUT_S, STOP_TIMEOUT_S, Product, free_port
+from tests.e2e.conftest import ROOT, START_TIMEOUT_S, STOP_TIMEOUT_S, Product
 from tests.pace import patience
+from tests.ports import free_port
 
 TEMPLATE = """\
 {% if tools %}<|im_start|>system

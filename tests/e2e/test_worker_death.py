@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Product, free_port
+from tests.e2e.conftest import Product
 from tests.e2e.history import History
 from tests.e2e.streams import Streams, assert_unnoticed
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 NUM_TOKENS = 160

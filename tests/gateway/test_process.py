@@ -12,16 +12,11 @@ import httpx
 import pytest
 
 from tests.pace import patience
+from tests.ports import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def spawn(*options: str) -> asyncio.subprocess.Process:

@@ -15,6 +15,7 @@ import pytest
 
 from pagewire.cli.up import Quiet
 from tests.pace import patience
+from tests.ports import free_port
 
 NAMES = ("worker", "scheduler", "gateway")
 PORT_OPTIONS = ("--http-port", "--grpc-port", "--scheduler-port", "--worker-port")
@@ -33,7 +34,7 @@ class Up:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = _free_ports(len(PORT_OPTIONS))
+        self.ports = [free_port() for _ in PORT_OPTIONS]
         self._runs: list[subprocess.Popen[str]] = []
         self._limits: list[threading.Timer] = []
 
@@ -89,14 +90,6 @@ def up(tmp_path):
     up = Up(tmp_path)
     yield up
     up.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
 
 
 def _is_alive(pid: int) -> bool:
