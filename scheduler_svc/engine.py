@@ -147,7 +147,7 @@ class Engine:
         return self._abort(request_id) is not None
 
     def abort_and_tell(self, request_id: str) -> bool:
-        """Ends a live request for someone other than its client, and notifies the client."""
+        """Ends a live request at another caller's wish, and notifies its client."""
         finished = self._abort(request_id)
         if finished is not None:
             self._clients.tell_ends([finished])

@@ -16,7 +16,7 @@ from scheduler_svc.core.sealing import seal_slot
 from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.start import Start
 
-MAX_AWAITING = 64  # sequences awaiting a fork of their group that are examined per step
+MAX_AWAITING = 64  # most sequences examined per step that await their fork group
 _HELD_BY_SLOTS, _HELD_BY_BUDGET = Held(Cause.SLOTS), Held(Cause.BUDGET)
 
 

@@ -93,8 +93,7 @@ class Planner:
         return first, *(self._repeat(first, later) for later in range(1, draft.num_steps))
 
     def take_back(self, plans: list[StepPlan], last_step_id: int) -> None:
-        """Takes back granted steps that will not be computed; step `last_step_id` is the last that
-        will.
+        """Takes back granted steps that will not be computed, those after step `last_step_id`.
 
         Their blocks stay with their sequences. Rows of sequences that have ended no longer count.
         """
@@ -210,8 +209,7 @@ class Planner:
     def _grow_under_pressure(
         self, draft: Draft, chunks: NDArray[np.int32], needs: Iterable[tuple[int, int]]
     ) -> None:
-        """Allocates blocks row by row, in order of admission, preempting from the end of the
-        running set.
+        """Allocates blocks row by row, in order of admission, preempting the last running ones.
 
         A row only ever loses to an earlier one, so a victim has no blocks from this draft yet.
         """
@@ -240,10 +238,9 @@ class Planner:
         return True
 
     def _may_slide(self, running: list[Sequence]) -> bool:
-        """Whether the only running sequence will free blocks by its window once steps in flight
-        finish.
+        """Whether the only running sequence will free blocks once the steps in flight are done.
 
-        How far its window reaches depends on what they compute; with none in flight it has room.
+        Those steps decide how far its window reaches; with none in flight it has room.
         """
         slot = running[-1].slot
         is_in_flight = self._residency.table.last_step[slot] > self._residency.acked_step

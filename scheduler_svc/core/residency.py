@@ -154,8 +154,7 @@ class Residency:
             self.pool.cache.evict(block_id)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Returns a running sequence to the queue with its tokens, and with its KV if swapped
-        out."""
+        """Sends a running sequence back to the queue with its tokens, and its KV if swapped out."""
         if self.config.preemption is not Preemption.SWAP or not self._swap_out(sequence):
             sequence.lose_kv()
         self.leave(sequence, Status.PREEMPTED)
@@ -255,7 +254,7 @@ class Residency:
         ]
 
     def evacuate(self, num_blocks: int, num_host_blocks: int) -> int:
-        """Returns running sequences to the queue, in order: the worker and its KV are gone.
+        """Sends running sequences back to the queue, in order: the worker and its KV are gone.
 
         Returns how many were running.
         """

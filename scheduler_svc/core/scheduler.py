@@ -242,8 +242,9 @@ class Scheduler:
     def cut(self, num_kept: int = 0) -> Cut | None:
         """Returns the granted steps to leave out, or None when no cut is needed.
 
-        A cut is needed when something other than decoding is due and more than `num_kept` granted
-        steps are in flight. The worker answers with the steps it skips; pass them to `skip`.
+        A cut is needed when a request waits, one was ended from outside, or too many rows have
+        stopped, and more than `num_kept` granted steps are in flight. The worker answers with the
+        steps that it skips; pass them to `skip`.
         """
         return self._grants.cut(num_kept)
 
@@ -260,8 +261,7 @@ class Scheduler:
         return len(skipped)
 
     def update(self, result: StepResult) -> StepOutputs:
-        """Applies the result of the oldest step in flight: appends tokens and ends finished
-        sequences.
+        """Applies the result of the oldest step in flight: appends tokens, ends sequences.
 
         Raises OutOfStep, with nothing changed, when the result is of another step or its shape is
         wrong.
@@ -316,11 +316,11 @@ class Scheduler:
     # --- failures --------------------------------------------------------------------------------
 
     def worker_lost(self, num_blocks: int | None = None, num_host_blocks: int | None = None) -> int:
-        """Returns every running sequence to the queue, with its tokens: the worker and its KV are
-        gone.
+        """Sends running sequences back to the queue, with their tokens: the worker is gone.
 
-        Results that have not arrived are void. `num_blocks` and `num_host_blocks` are those of the
-        new worker, where they differ. Returns the number of sequences that were running.
+        Its KV is lost, and results that have not arrived are void. `num_blocks` and
+        `num_host_blocks` are those of the new worker, where they differ. Returns the number of
+        sequences that were running.
         """
         oldest, did_none = self.oldest_in_flight, self.residency.acked_step == self._lost_at_step
         self._in_flight.clear()

@@ -27,7 +27,7 @@ _SEGMENTS = 16  # in a full recording
 _EVENTS = f"*{segments.SUFFIX}"  # excludes the snapshot, which is as large as the core
 _FOLD_FROM, _FOLD_TO = 0.75, 0.5  # fractions of the limit: cut off from, and down to
 _CHECKS = 8  # checks of the room left per segment written
-_MAX_QUEUED = 100_000  # calls; a disk this far behind will not catch up
+_MAX_QUEUED = 100_000  # calls; a disk this slow will not catch up
 _SERVICE_FOLDER = Path(__file__).parents[2]
 
 
