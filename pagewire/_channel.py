@@ -167,7 +167,7 @@ class ReadyWait:
         """Keeps the error as the reason for waiting; raises an error that waiting cannot cure."""
         if isinstance(error, Unavailable):
             self._reason = str(error)
-        elif isinstance(error, DeadlineExceeded):  # which says nothing beyond "no answer"
+        elif isinstance(error, DeadlineExceeded):  # it would say no more than "no answer"
             self._attempt_s *= 2
         else:
             raise error

@@ -12,7 +12,7 @@ from rpc.patience import Patience
 
 TICK_S = 0.25
 _LONGEST_TICK_S = 2 * TICK_S
-_TICKS_OF_TRAVEL = 4  # what was sent so long ago has arrived, unless it was lost
+_TICKS_OF_TRAVEL = 4  # a frame sent this long ago has arrived, unless it was lost
 _MOST_SILENCE = 5.0  # times the least limit: a worker that is gone is noticed by then
 
 

@@ -11,8 +11,8 @@ from xdist.scheduler import LoadScopeScheduling
 from tests import order
 from tests.pace import pace
 
-# Triton reads this when it is first imported, which transformers does too: without a GPU its
-# kernels are interpreted, on CPU tensors.
+# Triton reads this at its first import, which transformers also triggers: without a GPU its kernels
+# are interpreted, on CPU tensors.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 

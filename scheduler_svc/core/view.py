@@ -77,7 +77,7 @@ class View:
 
     @property
     def num_free_host_blocks(self) -> int:
-        """Host blocks that hold nothing."""
+        """Number of host blocks that hold nothing."""
         return self._residency.host.num_free
 
     @property
@@ -204,7 +204,7 @@ class View:
                 yield BlockUse(block_id, 0, block_hash, [])
 
     def free_blocks(self) -> Iterable[int]:
-        """The free blocks, the one handed out next first."""
+        """The free blocks, in the order in which they will be handed out."""
         return self._residency.pool.free_queue()
 
     def _holders(self) -> dict[int, list[str]]:

@@ -107,7 +107,7 @@ def test_a_closed_stream_frees_its_blocks_within_two_steps(product: Product) -> 
     num_steps = int(free["num_steps"])
     assert num_steps <= int(ended["num_steps"]) + 2
     time.sleep(0.3)
-    assert int(product.status()["num_steps"]) == num_steps  # nothing computes any more
+    assert int(product.status()["num_steps"]) == num_steps  # no step is computed any more
 
 
 def test_a_stop_string_ends_the_text_before_it(product: Product) -> None:

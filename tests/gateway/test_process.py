@@ -131,7 +131,7 @@ async def test_two_processes_serve_one_port_and_a_killed_one_is_replaced(
         await eventually(is_replaced, "a new child", timeout_s=patience(10))
         await eventually(lambda: len(listeners(port)) == 2, "it listens", timeout_s=patience(15))
         answers = set()
-        for _ in range(8):  # each on a connection of its own
+        for _ in range(8):  # each on its own connection
             async with httpx.AsyncClient(base_url=url, timeout=patience(10)) as http:
                 await wait_until_ready(http)
                 answer = await http.post("/v1/completions", json={"prompt": "Hello"})

@@ -20,7 +20,7 @@ from tests.pace import patience
 from tests.scheduler_svc.journal.recorded import Run
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
-TOLERANCE_S = patience(0.1)  # the wire and a busy machine
+TOLERANCE_S = patience(0.1)  # for the wire and a busy machine
 
 
 async def timed(stub: Any, request_id: str, max_tokens: int, seed: int = 1) -> float:
