@@ -12,7 +12,7 @@ no fence and no second message. Who has read an element makes it empty again.
 
 Sums are float32, in the order of the ranks, and rounded once: all ranks have the same bits.
 
-**Why nobody writes where something is still to be read.** No call may use the slot of the call
+**Why no rank overwrites an element that is still to be read.** No call may use the slot of the call
 before it, unless a library's collective stands between, which then is what a call is here. Let a
 rank fill the inboxes of a slot in call g, by this kernel or by that of the product before it; they
 were used last in call g - 2 or before. The rank has ended call g - 1, so it has seen what each peer
@@ -21,7 +21,7 @@ sent in that call. A peer sends in call g - 1 after all its kernels up to call g
 counted, so nothing wraps around: a rank may be late by any time, and graphs may be replayed in any
 order that keeps the rule.
 
-**Why nobody waits for a program that has no room.** Programs are no more than a device holds at
+**Why no program waits for one that has no room.** Programs are no more than a device holds at
 once, and each sends all its rows before it waits for any.
 
 A rank that waits for minutes gives up with a trap, which every later call of its process reports.
@@ -212,7 +212,7 @@ def _all_reduce_kernel(
                 to_words(x, WORD), row * N + i, inside, addresses_ptr, slot_start, capacity,
                 RANK, SIZE,
             )  # fmt: skip
-        tl.debug_barrier()  # keeps the compiler from moving these stores behind what follows
+        tl.debug_barrier()  # keeps the compiler from moving these stores after the following ones
     if RECEIVES:
         for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
             # Asked for first: they come while the peers' words are on their way.

@@ -3,7 +3,7 @@
     x [T, K], weight [N, K], out [T, N]:  out = x @ weight.T, or out += x @ weight.T
 
 The library is cuBLASLt, as torch has loaded it. Asked for a product, torch takes the first that the
-library's heuristic finds; here are others, and whoever has timed them says which to take: all that
+library's heuristic finds; here are others, and the caller chooses one by its time: all that
 the heuristic names, or its first ones and those of tiles that fit (`cublas_tiles`). Sums are
 float32, those of slices of K too, and rounded once.
 """

@@ -40,7 +40,7 @@ class DecodeWorkspace:
 
     partial: torch.Tensor  # [slices, group, D] float32
     stats: torch.Tensor  # [slices, 2, group] float32: maximum, sum of exponentials
-    arrivals: torch.Tensor  # [slices] int32, zero between calls: whoever merges resets it
+    arrivals: torch.Tensor  # [slices] int32, zero between calls: the merging program resets it
 
 
 def decode_workspace(q: torch.Tensor, num_kv_heads: int) -> DecodeWorkspace:

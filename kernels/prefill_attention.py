@@ -25,7 +25,7 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    block_m: int  # rows of a tile: query tokens times the heads packed beside each other
+    block_m: int  # rows of a tile: query tokens times the heads packed together
     block_n: int
     pack_heads: bool  # whether all query heads of a KV head share a tile
     num_warps: int

@@ -3,7 +3,7 @@
 
     logits [R, N], slots [R], slot_state [S, NUM_FIELDS]  ->  candidates [2, R, T]
     candidates [P, 2, R, T], slots [R], slot_state, token_rows [S, L], num_steps [1]
-      ->  a token per row behind the slot's known ones, and into its column of the output ring
+      ->  a token per row after the slot's known ones, and into its column of the output ring
 
 The vocabulary may be in P parts, one to a rank, each cut into T tiles. A tile's candidate is its
 best token and that token's score, both float64: greedy rows score by logit, and rows that filter
@@ -191,7 +191,7 @@ def _find_winner(
     """(largest sum of scaled logit and number, or NaN if a logit is not finite; its token).
 
     No part knows the row's largest logit, so it cannot be subtracted. float64 keeps the numbers
-    whole beside a logit that a low temperature makes huge.
+    exact next to a logit that a low temperature makes huge.
     """
     sharpness = 1.0 / temperature.to(tl.float64)
     best = tl.full([STEP], float("-inf"), tl.float64)

@@ -34,7 +34,7 @@ _CHUNK = 4096
 
 @dataclass(frozen=True, slots=True)
 class Shortlists:
-    """What is listed of each row, behind that anything; and the survey of its chunks."""
+    """The listed logits of each row, followed by unused entries; and the survey of its chunks."""
 
     logits: torch.Tensor  # [R, LENGTH], as they are
     token_ids: torch.Tensor  # [R, LENGTH] int32
@@ -116,7 +116,7 @@ def _list_kernel(
     TILES: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """Copies a chunk's share of the list behind those of the chunks before it."""
+    """Copies a chunk's share of the list after those of the chunks before it."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -4,7 +4,7 @@
     slot_state [max_num_seqs, NUM_FIELDS] int64
 
 Known tokens, prompt tokens, top-k and the seed's bits are integers; temperature, top-p and min-p
-are the bits of a float32. Whoever writes a row writes all of it; a sampled token adds one to the
+are the bits of a float32. A row is always written as a whole; a sampled token adds one to the
 first field and changes nothing else.
 """
 

@@ -13,7 +13,7 @@ the memory busy, K is cut, and the last program of a tile to finish adds up the 
 same order.
 
 A small layer starts while the kernel before it ends. A large one does not: its programs, one to a
-multiprocessor, would take their places while few are free, and all behind them as well.
+multiprocessor, would take their places while few are free, and so would all after them.
 """
 
 from dataclasses import dataclass

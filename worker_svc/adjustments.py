@@ -183,7 +183,7 @@ def _said(history: History, logits: Tensor) -> tuple[Tensor, Tensor]:
     width = int(history.num_tokens.max())
     said = history.token_rows[:, :width].index_select(0, slots.squeeze(1)).long()  # [N, L]
     position = torch.arange(width, device=device)
-    # What lies behind the known tokens may be anything; the first token is as good as any.
+    # Values after the known tokens are arbitrary; the first token is as good as any.
     said = torch.where(position < num_tokens, said, said[:, :1])
     is_output = (position >= num_prompt) & (position < num_tokens)
     counts = torch.zeros((len(said), logits.shape[1]), device=device)

@@ -58,7 +58,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """Who serves which kind of step, and the measurements behind it, if there were any."""
+    """The backend of each kind of step, and the measurements of the choice, if there were any."""
 
     decode: Backend
     prefill: Backend

@@ -180,9 +180,9 @@ class BatchState:
             self._put(self.block_tables, index, step.appended_block_ids)
 
     def write_sampled(self, rows: Rows, token_ids: Tensor) -> None:
-        """Writes sampled tokens [R] behind the known ones, where the next step reads them.
+        """Writes sampled tokens [R] after the known ones, where the next step reads them.
 
-        Until the commit they count for nothing.
+        They do not count until the commit.
         """
         slots, positions = rows.slots, rows.num_computed + rows.num_scheduled
         if not rows.samples.all():
@@ -345,7 +345,7 @@ class BatchState:
         empty = slots[table.columns["num_tokens"][slots] == 0]
         if len(empty):
             raise BadStep("appended_slots", f"slot {empty[0]} is empty")
-        # A slot may repeat: its n-th block here goes n places behind its table's end.
+        # A slot may repeat: its n-th block here goes n places after its table's end.
         order = np.argsort(slots, kind="stable")
         ordered = slots[order]
         positions = np.empty_like(slots)

@@ -1,7 +1,7 @@
 """Moves whole KV blocks: to host memory, back, and from one block to another.
 
 Everything is launched in the order of the device's stream, so a step's rows see what was moved
-before them, and nobody waits. Who may move what is the scheduler's knowledge.
+before them, and the host does not wait. Who may move what is the scheduler's knowledge.
 """
 
 import numpy as np

@@ -37,7 +37,7 @@ def distinct_slots(packed: bytes, name: str, limits: Limits) -> IntColumn:
 def block_ids(packed: bytes, name: str, limits: Limits) -> Integers:
     """Blocks of the KV cache."""
     found = column(packed, name)
-    # Block 0 is the null block: it fills tables and belongs to nobody.
+    # Block 0 is the null block: it fills tables and belongs to no sequence.
     check_range(found, 1, limits.num_blocks, name, "block")
     return found
 

@@ -22,7 +22,7 @@ class ComputeThread:
         self._thread.start()
 
     def post(self, work: Callable[[], None]) -> None:
-        """Queues work whose result nobody waits for; it reports its own errors."""
+        """Queues work without a reader of its result; it reports its own errors."""
         self._inbox.put(work)
 
     def call(self, work: Callable[[], T]) -> T:
@@ -39,7 +39,7 @@ class ComputeThread:
         return future.result()
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends the thread behind the work queued; False if it has not ended in time."""
+        """Ends the thread after the queued work; False if it has not ended in time."""
         self._inbox.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", Path, "Hugging Face folder to load at start; without it, wait for LoadModel")
     add("--served-model-name", str, "name that requests use; empty: the folder's name")
     add("--host", str, "address to listen on")
-    add("--port", int, "port to listen on, and for other ranks those behind it; 0: any free one")
+    add("--port", int, "port to listen on, and for other ranks the ports after it; 0: any free one")
     add("--dtype", str, "type of weights and activations", DTYPES)
     add("--device", str, "where to compute", DEVICES)
     add(

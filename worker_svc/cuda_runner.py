@@ -1,4 +1,4 @@
-"""The runner on CUDA: launches steps and leaves waiting for them to somebody else.
+"""The runner on CUDA: launches steps and leaves waiting for them to others.
 
 A decode step is one graph replay; any other step runs eagerly over flat tensors. Neither waits for
 the device: the host advances its table when the launch has worked, and the tokens are read once
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a step brings beside tokens; the default if no row asks for anything."""
+    """Outputs of a step in addition to tokens; the default if no row asks for any."""
 
     logprobs: Logprobs | None = None
     has_choice: Tensor | None = None  # [R] bool, as of `Checked`

@@ -71,7 +71,7 @@ class DecodeGraphs:
         self._graphs: dict[_Variant, torch.cuda.CUDAGraph] = {}
 
     def rehearsals(self) -> list[Callable[[], None]]:
-        """Everything that `capture` captures, as calls that run it for nobody."""
+        """Everything that `capture` captures, as calls that run it without a request."""
         return [partial(self._rehearse, size) for size in self.sizes]
 
     def capture(self, sizes: tuple[int, ...] | None = None) -> None:

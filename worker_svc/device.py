@@ -58,10 +58,10 @@ def set_num_threads(count: int, num_ranks: int = 1) -> int:
 
 
 def end_if_lost(device: torch.device, error: Exception) -> None:
-    """To be called where the device raised an error: ends the process if others would follow.
+    """Call it on an error of the device: ends the process if all later calls would fail.
 
     After an illegal address or a failed assertion every call fails until the process ends. Being
-    out of memory, or a launch that was refused, leaves nothing behind.
+    out of memory, or a refused launch, has no lasting effect.
     """
     if device.type != "cuda":
         return

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Ending(IntEnum):
-    """Exit codes of a process that gives itself up; whoever runs it should start it again."""
+    """Exit codes of a process that ends itself to be restarted."""
 
     RANKS_APART = 70  # ranks stand at different places and cannot go on together
     DEVICE_LOST = 71  # every call of the device fails until its context is made anew
@@ -33,10 +33,10 @@ def prepare() -> None:
 
 
 def end_process(ending: Ending, reason: str, with_stacks: bool = False) -> NoReturn:
-    """Says why, and ends this process now.
+    """Logs the reason and ends this process now.
 
-    No clean-up: a collective that nobody else enters, or a device that does not answer, would hold
-    it up for ever. Nor may the last words do so, where nobody reads the log.
+    No clean-up: a collective that no other rank enters, or a device that does not answer, would
+    block it forever. Nor may the last log lines, where no process reads the log.
     """
     deadline = threading.Timer(LAST_WORDS_S, os._exit, (int(ending),))
     deadline.daemon = True

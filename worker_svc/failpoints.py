@@ -28,7 +28,7 @@ class Fault(Enum):
 
     LOSE_STEP = "lose-step"  # a frame from the scheduler never arrives
     REPEAT_STEP = "repeat-step"  # it arrives twice
-    SWAP_STEPS = "swap-steps"  # it arrives behind the next one
+    SWAP_STEPS = "swap-steps"  # it arrives after the next one
     LOSE_ANSWER = "lose-answer"  # a frame to the scheduler never leaves
     REPEAT_ANSWER = "repeat-answer"
     SWAP_ANSWERS = "swap-answers"
@@ -37,7 +37,7 @@ class Fault(Enum):
     BAD_HASH = "bad-hash"  # the state of a slot is not what it should be
     STALL = "stall"  # a step takes SECONDS longer, while the process lives
     LOSE_DEVICE = "lose-device"  # a kernel fails, and with it whatever the device does next
-    HANG_DEVICE = "hang-device"  # a kernel never ends, and what is launched behind it never begins
+    HANG_DEVICE = "hang-device"  # a kernel never ends, so later launches never begin
     EXIT = "exit"  # the process dies, the step computed and not answered
     NONE = ""
 
@@ -107,7 +107,7 @@ class StreamFaults:
         return self._waiting.popleft()
 
     def arriving(self, frames: Iterator[bytes]) -> Iterator[bytes]:
-        """The frames behind the hello, as they arrive."""
+        """The frames after the hello, as they arrive."""
         faults = (Fault.LOSE_STEP, Fault.REPEAT_STEP, Fault.SWAP_STEPS)
         for frame in frames:
             self._num_arrived += 1

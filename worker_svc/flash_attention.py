@@ -144,7 +144,7 @@ class FlashAttention4(FlashAttention):
             q=q, k=k, v=v, seqused_k=batch.context_lens, page_table=batch.block_tables,
             softmax_scale=self._scale, causal=True, num_splits=num_splits, **queries,
         )  # fmt: skip
-        return found[0]  # behind it come the sums of exponentials
+        return found[0]  # followed by the sums of exponentials
 
 
 class FlashAttention3(FlashAttention):

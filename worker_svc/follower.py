@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Follower(RankServer):
-    """One process of a group, behind rank 0."""
+    """One process of a group, other than rank 0."""
 
     def __init__(self, config: WorkerConfig, on_failure: Callable[[], None], ranks: Ranks) -> None:
-        # Behind that of rank 0; any, if that is any. Rank 0 tells which.
+        # The port after rank 0's, or any if that is any. Rank 0 reports it.
         super().__init__(config, on_failure, ranks, config.port and config.port + ranks.rank)
         self._steps: Iterator[StepInput] = iter(())  # of the last frame, not yet computed
 

@@ -1,6 +1,6 @@
 """Which GPUs this machine has and which driver, asked of the driver's management library.
 
-Neither torch nor a CUDA context: the answer takes milliseconds and leaves nothing behind.
+Neither torch nor a CUDA context: the answer takes milliseconds and has no lasting effect.
 """
 
 import ctypes

@@ -89,7 +89,7 @@ class Grammars:
             self._vocabulary = self._builders.submit(self.read_vocabulary)
 
     def begin(self, grammar: str, output: Sequence[int]) -> Place:
-        """A place in a grammar behind some output; it is built meanwhile."""
+        """A position in a grammar after some output; it is built in the meantime."""
         self.prepare()
         return Place(self._builders.submit(self._start, grammar, output), len(output))
 

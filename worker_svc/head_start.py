@@ -1,7 +1,7 @@
 """What takes its time and needs no torch, done while torch is loaded.
 
 Opening a CUDA device and reading Triton are mostly waiting for the driver and for memory; loading
-torch is mostly Python. If something is missing here, whoever needs it later says so.
+torch is mostly Python. If something is missing here, its later user raises the error.
 """
 
 import contextlib

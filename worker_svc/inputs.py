@@ -116,7 +116,7 @@ def _split(batch: AttentionBatch, num_decodes: int) -> tuple[AttentionBatch, Att
 
 
 def build_idle(limits: Limits, lengths: list[int], device: torch.device) -> ModelInputs:
-    """Inputs of a step that serves nobody: token 0 everywhere, no cache slot written."""
+    """Inputs of a step without a request: token 0 everywhere, no cache slot written."""
     ends = np.array(lengths, dtype=np.int32)
     cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(ends, out=cu_seqlens[1:])

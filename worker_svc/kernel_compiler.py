@@ -125,7 +125,7 @@ def groups(config: WorkerConfig) -> Iterator[Group]:
 def rehearse(job: Job, on_new: Callable[[Specialization], None]) -> None:
     """Calls `on_new` for each kernel that the worker will launch, in the order it will."""
     compile_only.note_launches(job.arch, on_new)
-    # Two layers have everything: what is between them, and what is behind the last.
+    # Two layers have all kernels: those between layers, and those after the last.
     shape = dataclasses.replace(model_config.load(job.folder), num_layers=2)
     dtype = resolve_dtype(job.dtype, torch.device("cuda"), shape.checkpoint_dtype)
     max_model_len = job.config.max_model_len or shape.max_model_len

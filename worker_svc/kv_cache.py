@@ -58,7 +58,7 @@ class KVCache:
 
 
 def empty_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Host memory for what a device swaps out: pinned where copies run beside the host."""
+    """Host memory for swapped blocks: pinned where copies run concurrently with the host."""
     if not math.prod(shape):
         return torch.empty(shape, dtype=dtype)
     if device.type == "cuda":

@@ -27,7 +27,7 @@ class CudaMemory:
 
 
 def num_blocks_on_cuda(memory: CudaMemory, utilization: float, block_bytes: int) -> int:
-    """Blocks in what the share of the device leaves beside weights and the largest step."""
+    """Blocks that fit in the device's share after weights and the largest step."""
     activations = memory.peak - memory.current
     available = int(memory.total * utilization) - memory.used - activations
     return max(0, available) // block_bytes
@@ -43,15 +43,15 @@ def num_blocks_on_cpu(cache_bytes: int | None, block_bytes: int, limits: Limits)
 
 
 def require_one_sequence(num_blocks: int, max_model_len: int, block_size: int) -> None:
-    """Raises CacheTooSmall unless a sequence of max_model_len fits beside the null block.
+    """Raises CacheTooSmall unless a sequence of max_model_len fits next to the null block.
 
-    Without it the scheduler could preempt for ever and never finish one.
+    Without it the scheduler could preempt forever and never finish one.
     """
     needed = -(-max_model_len // block_size)
     if num_blocks - 1 < needed:
         raise CacheTooSmall(
             f"num_blocks {num_blocks} leaves {num_blocks - 1} KV blocks of {block_size} tokens "
-            f"beside the null block, but max_model_len {max_model_len} needs {needed}: give the "
+            f"next to the null block, but max_model_len {max_model_len} needs {needed}: give the "
             "cache more memory or lower max_model_len"
         )
 

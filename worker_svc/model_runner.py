@@ -59,7 +59,7 @@ class Pending(Protocol):
         """Waits for it, in any thread."""
 
     def record(self, output: StepOutput) -> None:
-        """Notes it for the debug service; to be called once, behind the answer."""
+        """Records the step for the debug service; call it once, after the answer."""
 
 
 class ModelRunner(ABC):

@@ -33,7 +33,7 @@ class Slot(IntEnum):
 
 @dataclass(slots=True)
 class PeerMemory:
-    """This rank's memory and everybody's inboxes."""
+    """This rank's memory and the inboxes of all ranks."""
 
     own: Tensor  # to be kept as long as peers may write
     inboxes: Inboxes

@@ -34,7 +34,7 @@ Multiply = Callable[[Tensor], object]  # by a weight [N, K]
 
 
 class ProductClock:
-    """Times every algorithm beside torch's own call."""
+    """Times every algorithm and torch's own call."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ProductClock:
 
 @dataclass(frozen=True, slots=True)
 class _Rival:
-    """Somebody who multiplies; None: torch."""
+    """An algorithm to time; None: torch."""
 
     algorithm: bytes | None
     graph: torch.cuda.CUDAGraph

@@ -37,7 +37,7 @@ class ProductMemory:
             return {}
 
     def add(self, choices: Choices) -> None:
-        """Remembers these beside what is there. Where nothing can be written, nothing is."""
+        """Adds these to the stored choices; does nothing where the file cannot be written."""
         text = json.dumps({"key": self._key, "choices": dump({**self.read(), **choices})}, indent=1)
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def _choice(entry: dict[str, Any]) -> Choice:
 
 
 def _replace(path: Path, text: str) -> None:
-    """The file is the old one or the new one, whoever looks and whenever this process ends."""
+    """Replaces the file atomically: readers see the old or the new content."""
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False
     ) as file:

@@ -23,7 +23,7 @@ MAX_LOGITS_BYTES = 64 << 20  # of float32 logits at a time; their temporaries ar
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Positions of a prompt that a step computes and somebody asks about."""
+    """Positions of a prompt that a step computes and that have outputs due."""
 
     slot: int
     begin: int
@@ -38,7 +38,7 @@ class Found:
 
     part: Part
     is_finite: Tensor  # bool
-    logprobs: tuple[Logprobs, ...] = ()  # of the tokens behind its positions, some each
+    logprobs: tuple[Logprobs, ...] = ()  # of the tokens after its positions, in pieces
     hidden_sum: Tensor | None = None  # [hidden] float32
 
     def to_host(self) -> PromptReport:
@@ -65,7 +65,7 @@ def find_out(
         if part.num_top is None:
             found.append(_pool(part, states))
             continue
-        # A position's hidden state says how likely the token behind it was.
+        # A position's hidden state gives the log probability of the next token.
         behind = token_rows[part.slot, part.begin + 1 : part.end + 1].long()  # [N]
         found.append(
             _score(part, torch.split(states, num_rows), torch.split(behind, num_rows), to_logits)

@@ -95,7 +95,7 @@ def _be_rank(
     ours: Sequence[socket.socket],
     others: Sequence[socket.socket],
 ) -> None:
-    """In the new process. A socket ends when nobody holds its other end: we hold our own alone."""
+    """Runs in the new process. A socket ends when no process holds its other end: close others'."""
     _close(others)
     lifeline, *orders = ours
     sys.exit(run(rank, config, lifeline, orders))

@@ -1,7 +1,7 @@
 """A process's place among the ranks: rank 0 tells the others what it is about to do itself.
 
 Nothing is answered: whether something has worked is agreed on in `parallel`. In a group of one
-there is nobody to tell.
+no rank has to be told.
 """
 
 from collections.abc import Sequence

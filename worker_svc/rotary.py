@@ -75,7 +75,7 @@ def frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
 
 
 def attention_factor(scaling: Scaling | None) -> float:
-    """What q and k are multiplied with, beside being rotated; 1 but for YaRN."""
+    """The factor of q and k in addition to the rotation; 1 except for YaRN."""
     if not isinstance(scaling, YarnScaling):
         return 1.0
     if scaling.attention_factor is not None:

@@ -18,7 +18,7 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one sequence asks for beside temperature and filters."""
+    """Logits processors of one sequence, in addition to temperature and filters."""
 
     sampling: RowSampling
     stop_token_ids: IntColumn

@@ -1,6 +1,6 @@
 """Logits to tokens for a batch whose rows may each sample differently.
 
-Order: log probabilities for whoever wants them, adjustments, temperature, min-p, top-k, top-p,
+Order: log probabilities where requested, adjustments, temperature, min-p, top-k, top-p,
 draw. Greedy rows take the argmax; the others run a race, rows without a filter over the whole
 vocabulary, filtered ones among their likeliest candidates. A row's token depends on its own
 logits, parameters, seed and output position alone. Where ranks have parts of the vocabulary, rows
@@ -63,7 +63,7 @@ class SamplingRows:
 
     @classmethod
     def alike(cls, num_rows: int, temperature: float, top_p: float) -> "SamplingRows":
-        """Rows that all sample the same way, for a step that serves nobody."""
+        """Rows that all sample in the same way, for a step without a request."""
         return cls(
             temperature=np.full(num_rows, temperature, dtype=np.float32),
             top_p=np.full(num_rows, top_p, dtype=np.float32),
@@ -196,10 +196,10 @@ def _best(logits: Tensor, rows: SamplingRows, first_token: int) -> tuple[Tensor,
 
 
 def _race(logits: Tensor, rows: SamplingRows, chosen: IntColumn, first_token: int) -> Tensor:
-    """Scores [R, N] float64 of consecutive tokens, the same in whatever part of the vocabulary.
+    """Scores [R, N] float64 of consecutive tokens, the same in any part of the vocabulary.
 
-    So nothing of the rest may enter, not even the row's largest logit. float64 keeps the numbers
-    whole beside logits that a low temperature makes huge.
+    So they cannot depend on other parts, not even on the row's largest logit. float64 keeps the
+    numbers exact next to logits that a low temperature makes huge.
     """
     end = first_token + logits.shape[1]
     token_ids = torch.arange(first_token, end, dtype=torch.int32, device=logits.device)

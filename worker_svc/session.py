@@ -23,7 +23,7 @@ from worker_svc.step import BadStep, Cut, StepInput, StepOutput
 from worker_svc.step_limit import StepLimit
 
 MAX_FRAMES_IN_FLIGHT = 6  # three that count, and as many that cuts have emptied
-MAX_STEPS_LAUNCHED = 3  # of a device that computes by itself: one under way, two behind it
+MAX_STEPS_LAUNCHED = 3  # of a device that computes by itself: one in progress, two after it
 
 log = logging.getLogger(__name__)
 
@@ -252,8 +252,8 @@ class Session:
         return cut is not None
 
     def finish(self, stream: Stream) -> None:
-        """Ends the stream well, behind the steps already queued."""
-        # Behind the steps launched, then behind their answers.
+        """Ends the stream normally, after the steps already queued."""
+        # After the launched steps, then after their answers.
         end = partial(self.end, stream, None)
         self._compute.post(partial(self._answers.post, end))
 

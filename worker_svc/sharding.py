@@ -10,7 +10,8 @@ from worker_svc.model_config import ModelConfig, UnsupportedModel
 from worker_svc.weights import Share
 
 # The dimension of a checkpoint's tensor that is divided, by the end of its name; others are whole
-# on every rank. Rows of a product are outputs: a product behind a divided one divides its inputs.
+# on every rank. Rows of a weight are outputs: a linear layer after a divided one divides its
+# inputs.
 DIVIDED = {
     "embed_tokens.weight": 0,
     "lm_head.weight": 0,

@@ -84,7 +84,7 @@ class SlotsOnDevice:
         self.num_steps.fill_(self._num_launched)
 
     def look(self, staged: Staged) -> "Seen":
-        """Copies what a state hash needs of the live slots, as it is behind what was launched."""
+        """Copies the state of live slots for a hash, as it is after the launched steps."""
         slots, num_computed, num_tokens = staged.counts_after()
         last = slots * self.token_rows.shape[1] + np.maximum(num_computed - 1, 0)
         index, where = upload(self.device, slots, last)

@@ -104,7 +104,7 @@ def finish_compiling(model: LoadedModel) -> None:
 def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelRunner:
     """Allocates the cache, `num_blocks` blocks or as many as fit, and the slots.
 
-    Steps are run to see how many do, so it waits for the kernels if nobody has.
+    It runs steps to measure how many fit, so it waits for the kernels if they are not compiled.
     """
     finish_compiling(model)
     group = model.decoder.group

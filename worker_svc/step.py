@@ -122,7 +122,7 @@ class NewSequence:
 
     @property
     def report_end(self) -> int:
-        """Behind the last position of the prompt that somebody asks about; 0: nobody does."""
+        """End of the prompt positions with outputs due; 0: none."""
         if self.sampling.pooling is not None:
             return self.num_prompt_tokens
         if self.sampling.num_prompt_logprobs is not None:
@@ -157,7 +157,7 @@ class StepInput:
     same_rows: bool = False
     slots: IntColumn = field(default_factory=no_entries)
     num_scheduled: IntColumn = field(default_factory=no_entries)  # empty: one token each
-    granted_steps: int = 0  # this decode step and those behind it; 0: a step that is not granted
+    granted_steps: int = 0  # this decode step and those after it; 0: a step that is not granted
     wants_state: bool = False
 
     @property

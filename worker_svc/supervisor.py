@@ -1,6 +1,6 @@
 """The process in front of several ranks: starts them, ends them together, starts them again.
 
-A rank that dies or falls silent leaves the others in collectives that nobody finishes, so these are
+A rank that dies or falls silent leaves the others in collectives that never finish, so these are
 ended at once and all begin anew: a new incarnation on the same port, which the scheduler attaches
 to as to any worker that comes back. A group that dies before it was ready would do so again, and is
 not started again. Once a group is ready, this process imports what ranks do, for those it may have

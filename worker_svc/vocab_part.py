@@ -1,7 +1,7 @@
 """Logits as the ranks have them: each those of its own part of the vocabulary.
 
-Making rows whole moves a vocabulary per row between the ranks, so it is left to whoever cannot do
-with a part.
+Making rows whole moves a vocabulary per row between the ranks, so only code that cannot
+work on a part does it.
 """
 
 from dataclasses import dataclass

@@ -48,7 +48,7 @@ class Toolchain:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Libraries live beside everything else that is made once and kept."""
+    """The folder of compiled libraries, inside the cache of everything that is made once."""
     if root := environment.get("PAGEWIRE_CACHE"):
         return Path(root) / "kernels"
     home = environment.get("XDG_CACHE_HOME")

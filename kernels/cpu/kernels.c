@@ -5,7 +5,7 @@
  * declares the same ones. Functions named *_part are one thread's share of an operation, and a
  * parallel region is a sequence of them with barriers between. An element is always computed in
  * the same order of operations, so a row's result depends neither on its neighbours nor on the
- * number of threads. Nothing here allocates, and NaN is carried through to whoever reads a row.
+ * number of threads. Nothing here allocates, and NaN is carried through to the reader of a row.
  */
 #include <math.h>
 #include <omp.h>

@@ -157,7 +157,7 @@ def model() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For claims that need no language: random weights behind the default model's tokenizer."""
+    """A model with random weights and the default model's tokenizer, for tests without language."""
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", model)
 
 

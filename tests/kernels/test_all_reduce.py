@@ -101,7 +101,7 @@ def test_bfloat16_in_the_sizes_of_models(shape, has_norm, device):
 def test_a_rank_may_be_a_call_ahead_of_its_peers(device):
     """Rank 0 sends for call after call as soon as it may, before rank 1 has read the one before."""
     ranks, slots = Ranks(2, 4096, device), [0, 1, 2, 0, 2, 1, 0]
-    rows = [1 + call % 3 for call in range(len(slots))]  # stale elements lie behind shorter calls
+    rows = [1 + call % 3 for call in range(len(slots))]  # stale elements follow shorter calls
     parts = [[random((n, 32), torch.float32, device, 2 * n + r) for r in (0, 1)] for n in rows]
     fast, slow = ranks.inboxes
     all_reduce.send(parts[0][0], fast, slots[0])

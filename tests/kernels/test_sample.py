@@ -223,7 +223,7 @@ def test_parts_of_a_vocabulary_give_the_tokens_of_the_whole(
 
 
 def test_equal_logits_are_drawn_alike_at_the_lowest_temperature(device: torch.device) -> None:
-    """Beside 60 / 1e-5, float32 would round their numbers to halves, and the first would win."""
+    """Next to 60 / 1e-5, float32 would round their numbers to halves, and the first would win."""
     logits = torch.zeros((1, 64))
     logits[0, [3, 17, 40, 63]] = 60.0
     counts = count_draws(Row(temperature=1e-5), logits, 10, device, filters=False, num_parts=2)
@@ -267,7 +267,7 @@ def test_a_shortlist_has_all_tokens_from_its_weight_on_in_their_order(
     for slot in (0, 1):
         scaled = (logits[slot] - logits[slot].max()) / rows[slot].temperature
         counts = lists.counts[slot].sum(0)
-        assert counts.sum() == 3 * 4096  # with what is behind the row, in level 0
+        assert counts.sum() == 3 * 4096  # with the elements after the row, in level 0
         assert torch.isclose(lists.totals[slot].sum(), scaled.exp().sum())
         down_to = counts.flip(0).cumsum(0).flip(0)
         num_listed = int(down_to[1:][down_to[1:] <= 256].max())

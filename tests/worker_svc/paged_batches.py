@@ -14,7 +14,8 @@ from worker_svc.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """Queries of a step and the cache behind them. What no sequence holds is large, not zero."""
+    """Queries of a step and the KV cache that they read. Unused cache entries are large, not
+    zero."""
 
     heads: HeadLayout
     q: Tensor  # [T, H, D]

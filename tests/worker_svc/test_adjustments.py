@@ -32,7 +32,7 @@ def rows_for(
 ) -> SamplingRows:
     """What the sampler is told about sequences that a step has just brought in full."""
     state = BatchState(LIMITS, torch.device("cpu"), Grammars(LIMITS.vocab_size))
-    # What an earlier sequence left behind in a row must not count.
+    # Tokens left in a row by an earlier sequence must not count.
     state.token_rows.fill_(7)
     blocks = iter(range(1, LIMITS.num_blocks))
     sequences = []

@@ -33,7 +33,7 @@ def test_a_swapped_sequence_goes_on_in_other_blocks(
         new_sequences=[make_sequence(0, PROMPT, [1, 2, 3])], slots=[0], num_scheduled=[37]
     )
     tokens += attachment.step(slots=[0])
-    # Its blocks go to somebody else in the very step in which they are swapped out.
+    # Its blocks go to another sequence in the very step in which they are swapped out.
     others = attachment.step(
         freed_slots=[0],
         new_sequences=[make_sequence(1, stranger, [3, 1, 2])],

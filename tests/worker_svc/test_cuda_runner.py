@@ -338,7 +338,7 @@ def test_the_cache_is_sized_so_that_serving_fits(
 
 
 def distance_of_logits(runner: ModelRunner, theirs: torch.nn.Module, prompt: list[int]) -> float:
-    """Between the logits behind a prompt and those of transformers, by the size of the latter."""
+    """Distance of the logits after a prompt from those of transformers, relative to their size."""
     seen: list[VocabPart] = []
     vocab_part = runner._model.vocab_part
     runner._model.vocab_part = lambda hidden: seen.append(vocab_part(hidden)) or seen[-1]

@@ -1,4 +1,4 @@
-"""Ranks harmed at random while streams run, round after round: nobody can tell.
+"""Ranks harmed at random while streams run, round after round: no client can notice.
 
 Runs for PAGEWIRE_HARM_S seconds, and not without; the seed is printed, and PAGEWIRE_KILL_SEED sets
 it.

@@ -65,7 +65,7 @@ def batch() -> tuple[Tensor, Tensor, AttentionBatch]:
 
 
 def run(fused: FusedDecoder, cache: KVCache, last: LastTokens | None) -> tuple[Tensor, Tensor]:
-    """Hidden states, and the cache behind the step."""
+    """Hidden states, and the KV cache after the step."""
     mine = KVCache(2, 8, BLOCK_SIZE, 2, 16, torch.float32, DEVICE)
     for layer in range(2):
         for to, part in zip(mine.layer(layer), cache.layer(layer), strict=True):

@@ -125,7 +125,7 @@ def test_the_debug_view_names_rules_and_counts_their_tokens(worker: Worker) -> N
 
 
 def continue_to(worker: Worker, num_others: int, cut_at: int | None) -> list[int]:
-    """Twenty tokens at temperature 1 beside others, perhaps entering anew on the way."""
+    """Twenty tokens at temperature 1 next to other requests, optionally resumed midway."""
     sampling = worker_pb2.RowSampling(
         temperature=1, top_p=1, seed=42, frequency_penalty=0.5, repetition_penalty=1.1
     )

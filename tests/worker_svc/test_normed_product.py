@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def make(dtype: torch.dtype, has_bias: bool = False) -> tuple[RMSNorm, Linear, torch.Tensor]:
-    """A norm, a product behind it, and rows of very different sizes."""
+    """A norm, the linear layer after it, and rows of very different sizes."""
     generator = torch.Generator().manual_seed(0)
     norm = RMSNorm(HIDDEN, EPS, dtype, CPU)
     norm.weight.copy_(torch.randn(HIDDEN, generator=generator).exp())

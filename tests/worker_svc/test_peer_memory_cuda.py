@@ -1,4 +1,4 @@
-"""Sums over peer memory on two GPUs: the same bits on both, whoever is late."""
+"""Sums over peer memory on two GPUs: the same bits on both, whichever is late."""
 
 import random
 from collections.abc import Callable

@@ -93,7 +93,7 @@ def test_chosen_products_serve_their_numbers_of_rows_and_torch_the_others(
 
 
 def test_a_rank_adds_its_part_to_nothing(layer: FusedLayer) -> None:
-    """Sums over ranks come behind the product, so that its output holds nothing before."""
+    """Sums over ranks follow the GEMM, so that its output must be empty before."""
     kind = behind(INNER, False)
     chosen = quick(kind, behind(INNER, True), QKV)
     changed = layer.quickened(False, chosen)

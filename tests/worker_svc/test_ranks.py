@@ -1,4 +1,4 @@
-"""Two ranks as processes: one worker to whoever attaches, which comes back when a rank dies."""
+"""Two ranks as processes: one worker for its scheduler, restarted when a rank dies."""
 
 import asyncio
 import math
@@ -155,7 +155,7 @@ def test_grants_cuts_and_a_refused_step_keep_ranks_together(
         tokens += receive_tokens(attachment)
         assert len(tokens) >= 10
         assert tokens == expected[: len(tokens)]
-        attachment.send(step_id=27, slots=[1])  # nobody is there
+        attachment.send(step_id=27, slots=[1])  # the slot is empty
         assert attachment.status() is grpc.StatusCode.INVALID_ARGUMENT
         assert generate(two.attach(), [prompt], 28)[0] == expected
 
@@ -200,7 +200,7 @@ def test_every_rank_says_how_it_is_and_what_it_holds(group: RankGroup) -> None:
 
 
 def wait_for_steps(debug: debug_pb2_grpc.DebugServiceStub) -> None:
-    """A rank other than 0 may be a moment behind the answer."""
+    """Waits for ranks other than 0, which may finish a moment after the answer."""
     deadline_s = time.monotonic() + TIMEOUT_S
     while not debug.ListRequests(debug_pb2.ListRequestsRequest(), timeout=TIMEOUT_S).total:
         assert time.monotonic() < deadline_s
@@ -208,7 +208,7 @@ def wait_for_steps(debug: debug_pb2_grpc.DebugServiceStub) -> None:
 
 
 async def run_requests(port: int, harm: Callable[[], None] | None = None) -> list[list[int]]:
-    """Eight requests through a scheduler, in chunks; somebody does harm on the way."""
+    """Eight requests through a scheduler, in chunks; `harm` is called midway."""
     options = {"enable_prefix_caching": True, "max_num_batched_tokens": 32, "max_num_seqs": 4}
     engine = Engine(service_config(port, **options))
     server = grpc.aio.server(options=SERVER_OPTIONS)

@@ -1,4 +1,4 @@
-"""Behind the rehearsals of a start no step has a kernel to compile, whatever its rows are."""
+"""After the rehearsals of a start no step has a kernel to compile, whatever its rows are."""
 
 import json
 import os

@@ -112,7 +112,7 @@ async def step(core: Scheduler, link: WorkerLink) -> None:
 
 
 async def record_grants(address: str, folder: Path) -> tuple[Made, int]:
-    """Decode steps granted eight at a time, cut when somebody comes; also how many were skipped."""
+    """Decode steps granted eight at a time, cut by arrivals; also the number of skipped steps."""
     client = WorkerClient(address, 10.0)
     link = await client.attach(1, 1)
     description = link.attached.description

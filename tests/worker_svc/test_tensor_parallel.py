@@ -312,7 +312,7 @@ def test_the_cache_is_as_large_as_the_smallest_rank_has_room_for() -> None:
 
 
 class Failing:
-    """A model whose forward pass fails on some ranks, behind some of its collectives."""
+    """A model that fails on some ranks, after some of its collectives."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

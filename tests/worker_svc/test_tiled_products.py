@@ -64,7 +64,7 @@ def test_a_norm_and_an_activation_come_along(tiled_rows: list[int]) -> None:
     gate, up = F.linear(x.float() / rms, weight.float()).chunk(2, -1)
     assert product.norms(20)
     assert close(product.gated(Hidden(x), EPS), F.silu(gate) * up)
-    # Without an activation whoever reads the product divides.
+    # Without an activation the reader of the product divides.
     found, rms_of = product(Hidden(x), EPS)
     assert rms_of is x
     assert close(found, F.linear(x.float(), weight.float()))

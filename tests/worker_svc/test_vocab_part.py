@@ -89,7 +89,7 @@ def test_of_equal_logits_on_two_ranks_the_lowest_token_is_the_greedy_one(
 
 
 def test_equal_logits_are_drawn_alike_at_the_lowest_temperature() -> None:
-    """Beside 60 / 1e-5, float32 would round their numbers to halves, and the first would win."""
+    """Next to 60 / 1e-5, float32 would round their numbers to halves, and the first would win."""
     logits = torch.zeros((400, 64))
     logits[:, [3, 17, 40, 63]] = 60.0
     rows = rows_of(*({"temperature": 1e-5, "seed": seed} for seed in range(400)))

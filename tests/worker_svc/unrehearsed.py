@@ -1,7 +1,7 @@
-"""Prints how many kernels a worker's rehearsals find, and which steps behind them find others.
+"""Prints how many kernels a worker's rehearsals find, and which steps after them find others.
 
-For a process of its own, in which nothing is computed: arguments are a model's folder and, as
-JSON, steps of [decoding rows, prompt, prompt ...].
+For a process of its own, in which nothing is computed: arguments are a model's folder and, as JSON,
+steps of [decoding rows, prompt, prompt ...].
 """
 
 import json

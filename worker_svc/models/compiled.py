@@ -70,7 +70,7 @@ class CompiledLayer:
 
 
 class CompiledDecoder:
-    """All layers, the norm behind them and the head."""
+    """All layers, the norm after them and the head."""
 
     def __init__(
         self,

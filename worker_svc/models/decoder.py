@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class DecoderLayer:
-    """Attention and MLP, each behind a norm and added to the residual stream."""
+    """Attention and MLP, each after a norm and added to the residual stream."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)

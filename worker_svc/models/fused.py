@@ -82,7 +82,7 @@ class FusedLayer:
 
 
 class FusedDecoder:
-    """All layers, the norm behind them and the head."""
+    """All layers, the norm after them and the head."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class FusedDecoder:
         return Hidden(*all_reduce(rows, inboxes, Slot.EMBEDDING, None, norm, self._eps))
 
     def _behind(self, index: int) -> NormedProduct | None:
-        """The product behind a layer, or with -1 behind the embedding; None: the final norm."""
+        """The normed GEMM after a layer, or with -1 after the embedding; None: the final norm."""
         return self._layers[index + 1].qkv if index + 1 < len(self._layers) else None
 
     def _add(
@@ -233,6 +233,6 @@ class FusedDecoder:
 
 
 def _of_last(last: LastTokens, hidden: Hidden, q: Tensor) -> tuple[Hidden, Tensor, AttentionBatch]:
-    """What a layer goes on with behind its keys and values: the last tokens' rows."""
+    """The last tokens' rows, with which a layer continues after its keys and values."""
     residual = hidden.residual.index_select(0, last.rows)
     return Hidden(residual), q.index_select(0, last.rows), last.attention

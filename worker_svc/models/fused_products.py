@@ -1,9 +1,9 @@
 """Products of the residual stream, or of its norm, with one weight: who multiplies how many rows.
 
 One row, and a few where the weight is small, are for `kernels.linear`; up to 32 for
-`kernels.tiled_linear`, both with what stands beside the product inside; the rest for the library. A
+`kernels.tiled_linear`, both with the neighbouring operations fused; the rest for the library. A
 norm in front of the library's is no kernel of its own either: its weight is in the product's, and
-the kernel behind the product divides by what is left, one number per row.
+the kernel after the product divides by what is left, one number per row.
 """
 
 from collections.abc import Mapping
@@ -106,7 +106,7 @@ class NormedProduct:
     def of(cls, norm: RMSNorm, linear: Linear) -> "NormedProduct":
         """Takes the weight over."""
         weight, bias = linear.weight, linear.bias
-        # A bias comes behind the division. What float16 cannot hold must be divided first.
+        # The bias is added after the division. Values beyond float16 must be divided first.
         if bias is not None or weight.dtype == torch.float16:
             return cls(weight, bias, norm.weight, is_divisible=False)
         ones = norm.weight.new_ones(norm.weight.shape)
