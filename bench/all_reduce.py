@@ -34,7 +34,7 @@ REPLAYS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class RowTiming:
     """Microseconds of one call with this number of rows."""
 
     rows: int
@@ -57,7 +57,7 @@ class Bench:
         self._num_calls = 0
         self._width = width
 
-    def time_rows(self, num_rows: int) -> Timing:
+    def time_rows(self, num_rows: int) -> RowTiming:
         x, residual = torch.randn((2, num_rows, self._width), device="cuda").bfloat16()
         weight = torch.ones_like(x[0])
 
@@ -71,7 +71,9 @@ class Bench:
         nccl_add_norm = self._time(library)
         own_norm = self._time(lambda: own(weight))
         sent = (self._group.size - 1) * x.nbytes / own_norm / 1e3
-        return Timing(num_rows, nccl, nccl_add_norm, self._time(lambda: own(None)), own_norm, sent)
+        return RowTiming(
+            num_rows, nccl, nccl_add_norm, self._time(lambda: own(None)), own_norm, sent
+        )
 
     def time_gather(self, num_numbers: int) -> tuple[float, float]:
         """Microseconds of (NCCL, own kernel), gathering `num_numbers` float64 per rank."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CheckpointShape:
     """A Qwen3 of some size."""
 
     hidden_size: int
@@ -34,9 +34,9 @@ class Shape:
 
 
 SHAPES = {
-    "qwen3-0.6b": Shape(1024, 3072, 28, 16, 8, 128, 151_936, is_tied=True),
-    "qwen3-8b": Shape(4096, 12_288, 36, 32, 8, 128, 151_936, is_tied=False),
-    "tiny": Shape(64, 128, 2, 4, 2, 16, 16_384, is_tied=True),
+    "qwen3-0.6b": CheckpointShape(1024, 3072, 28, 16, 8, 128, 151_936, is_tied=True),
+    "qwen3-8b": CheckpointShape(4096, 12_288, 36, 32, 8, 128, 151_936, is_tied=False),
+    "tiny": CheckpointShape(64, 128, 2, 4, 2, 16, 16_384, is_tied=True),
 }
 
 
@@ -92,7 +92,7 @@ def _random(size: tuple[int, ...], device: str, generator: torch.Generator) -> T
     return weight.to(torch.bfloat16).cpu()
 
 
-def _config(shape: Shape) -> dict[str, object]:
+def _config(shape: CheckpointShape) -> dict[str, object]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -113,7 +113,7 @@ def _config(shape: Shape) -> dict[str, object]:
     }
 
 
-def _parts(shape: Shape) -> Iterator[dict[str, tuple[int, ...]]]:
+def _parts(shape: CheckpointShape) -> Iterator[dict[str, tuple[int, ...]]]:
     """Names and sizes of the tensors of each file."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     q_size, kv_size = (n * shape.head_dim for n in (shape.num_heads, shape.num_kv_heads))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from bench.workloads import Request
+from bench.workloads import WorkloadRequest
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc.columns import UINT32, pack, unpack
 
@@ -62,7 +62,9 @@ class Run:
             self.first_end = Mark(sum(self.num_tokens), now_s)
 
 
-async def drive(address: str, requests: Sequence[Request], temperature: float, tag: str) -> Run:
+async def drive(
+    address: str, requests: Sequence[WorkloadRequest], temperature: float, tag: str
+) -> Run:
     """Submits all requests at once over one Session and reads until all have ended."""
     submits = [
         _to_submit(handle, request, temperature, tag) for handle, request in enumerate(requests)
@@ -94,7 +96,7 @@ async def drive(address: str, requests: Sequence[Request], temperature: float, t
 
 
 def _to_submit(
-    handle: int, request: Request, temperature: float, tag: str
+    handle: int, request: WorkloadRequest, temperature: float, tag: str
 ) -> scheduler_pb2.SessionRequest:
     sampling = types_pb2.SamplingParams(
         temperature=temperature, seed=handle, max_tokens=request.max_tokens, ignore_eos=True

@@ -43,7 +43,7 @@ Prompt = list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamTimes:
     """Times of one request, at its client."""
 
     token_ids: tuple[int, ...]
@@ -52,10 +52,10 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ConcurrentRun:
     """Requests that ran at the same time."""
 
-    streams: tuple[Stream, ...]
+    streams: tuple[StreamTimes, ...]
     wall_s: float
 
     @property
@@ -82,7 +82,7 @@ def prompts(seed: int, count: int, length: int, vocab_size: int) -> list[Prompt]
     return [list(map(int, row)) for row in ids]
 
 
-def row(side: str, runs: Sequence[Run]) -> Row:
+def row(side: str, runs: Sequence[ConcurrentRun]) -> Row:
     """The medians of several runs of one setting."""
     streams = [stream for run in runs for stream in run.streams]
     later_s = [(s.total_s - s.first_token_s) / (len(s.token_ids) - 1) for s in streams]
@@ -121,7 +121,9 @@ class TokenTimes(BaseStreamer):
         """Called by generate at the end; does nothing."""
 
 
-def measure_transformers(model_folder: Path, runs: Sequence[Prompt], num_tokens: int) -> list[Run]:
+def measure_transformers(
+    model_folder: Path, runs: Sequence[Prompt], num_tokens: int
+) -> list[ConcurrentRun]:
     """Generates for one prompt after another; the first is warm-up and left out."""
     torch.set_num_threads(os.cpu_count() or 1)
     model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
@@ -141,14 +143,14 @@ def measure_transformers(model_folder: Path, runs: Sequence[Prompt], num_tokens:
         )
         total_s = time.perf_counter() - began_s
         token_ids = tuple(output[0, len(prompt) :].tolist())
-        stream = Stream(token_ids, times.at_s[1] - began_s, total_s)
-        measured.append(Run((stream,), total_s))
+        stream = StreamTimes(token_ids, times.at_s[1] - began_s, total_s)
+        measured.append(ConcurrentRun((stream,), total_s))
     return measured[1:]
 
 
 async def measure_pagewire(
     address: str, runs: Sequence[Sequence[Prompt]], num_tokens: int
-) -> list[Run]:
+) -> list[ConcurrentRun]:
     """Streams all prompts of a run at once; the first run is warm-up and left out."""
     measured = []
     async with grpc.aio.insecure_channel(address) as channel:
@@ -157,13 +159,13 @@ async def measure_pagewire(
             began_s = time.perf_counter()
             async with asyncio.timeout(RUN_TIMEOUT_S):
                 streams = await asyncio.gather(*(_stream(stub, p, num_tokens) for p in batch))
-            measured.append(Run(tuple(streams), time.perf_counter() - began_s))
+            measured.append(ConcurrentRun(tuple(streams), time.perf_counter() - began_s))
     return measured[1:]
 
 
 async def _stream(
     stub: "inference_pb2_grpc.InferenceServiceAsyncStub", prompt: Prompt, num_tokens: int
-) -> Stream:
+) -> StreamTimes:
     sampling = types_pb2.SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     request = inference_pb2.GenerateStreamRequest(
         prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=prompt)),
@@ -178,10 +180,10 @@ async def _stream(
             first_token_s = time.perf_counter() - began_s
     if first_token_s is None or len(token_ids) != num_tokens:
         raise product.ProductFailed(f"asked for {num_tokens} tokens, got {len(token_ids)}")
-    return Stream(tuple(token_ids), first_token_s, time.perf_counter() - began_s)
+    return StreamTimes(tuple(token_ids), first_token_s, time.perf_counter() - began_s)
 
 
-def same_outputs(one: Sequence[Run], other: Sequence[Run]) -> str:
+def same_outputs(one: Sequence[ConcurrentRun], other: Sequence[ConcurrentRun]) -> str:
     """How many requests have the same tokens from both sides, as text."""
     pairs = [
         (a.token_ids, b.token_ids)
@@ -236,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
         for count in sorted({1, *options.streams})
     }
-    results: dict[tuple[str, int], list[Run]] = {}
+    results: dict[tuple[str, int], list[ConcurrentRun]] = {}
     if options.side != "pagewire":
         alone = [batch[0] for batch in batches[1]]
         results["transformers", 1] = measure_transformers(
@@ -258,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def report(
-    results: dict[tuple[str, int], list[Run]], load_before: float, *, is_exact: bool
+    results: dict[tuple[str, int], list[ConcurrentRun]], load_before: float, *, is_exact: bool
 ) -> None:
     """Prints the table and the JSON lines."""
     rows = [row(side, runs) for (side, _), runs in results.items()]

@@ -31,7 +31,7 @@ NAMES = ("startup", "split-small", "no-grants", "runner-small", "split-large", "
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DocumentedBench:
     """A benchmark of the run."""
 
     name: str
@@ -40,7 +40,7 @@ class Part:
     options: tuple[str, ...] = ()
 
 
-def parts(given: argparse.Namespace, kernels: str) -> tuple[Part, ...]:
+def parts(given: argparse.Namespace, kernels: str) -> tuple[DocumentedBench, ...]:
     """The parts of the page, in order; the cold start must be the first."""
     small, large, repeat = given.small, given.large, ("--repeat", str(given.repeat))
     to_worker = ("--worker", *given.worker) if given.worker else ()
@@ -49,12 +49,12 @@ def parts(given: argparse.Namespace, kernels: str) -> tuple[Part, ...]:
     by_batch_large = ("--steps", "1", "32", "256")
     cold_first = ("--kernels", kernels, "--warm-starts", "1")
     return (
-        Part("startup", "startup", small, (*cold_first, *to_worker)),
-        Part("split-small", "throughput", small, (*by_batch, *repeat, *to_worker)),
-        Part("no-grants", "throughput", small, (*one_by_one, *repeat, *to_worker)),
-        Part("runner-small", "gpu_steps", small, repeat),
-        Part("split-large", "throughput", large, (*by_batch_large, *repeat, *to_worker)),
-        Part("kernels", "kernels", None, ("--only", "decode", "prefill")),
+        DocumentedBench("startup", "startup", small, (*cold_first, *to_worker)),
+        DocumentedBench("split-small", "throughput", small, (*by_batch, *repeat, *to_worker)),
+        DocumentedBench("no-grants", "throughput", small, (*one_by_one, *repeat, *to_worker)),
+        DocumentedBench("runner-small", "gpu_steps", small, repeat),
+        DocumentedBench("split-large", "throughput", large, (*by_batch_large, *repeat, *to_worker)),
+        DocumentedBench("kernels", "kernels", None, ("--only", "decode", "prefill")),
     )
 
 
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_all(
-    chosen: Sequence[Part], json_path: str | None, models: Mapping[str, Path | None]
+    chosen: Sequence[DocumentedBench], json_path: str | None, models: Mapping[str, Path | None]
 ) -> list[str]:
     """Runs parts, those of a shape on one checkpoint; returns the names of those that failed.
 

@@ -36,7 +36,7 @@ READY_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class GatewayMeasurement:
     """One measurement."""
 
     api: str
@@ -51,7 +51,7 @@ class Line:
     memory_per_stream_kib: float
 
 
-class Gateway:
+class GatewayProcess:
     """The measured process, from the system's view."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
@@ -95,7 +95,7 @@ def wait_until_ready(ports: Ports) -> None:
             time.sleep(0.1)
 
 
-class Bench:
+class GatewayBench:
     """Starts the processes of one measurement and reads their output."""
 
     def __init__(self, model: Path, log: IO[bytes]) -> None:
@@ -105,7 +105,7 @@ class Bench:
     @contextmanager
     def _serving(
         self, ports: Ports, streams: int, tokens: int, rate: float
-    ) -> Iterator[tuple[Gateway, "subprocess.Popen[bytes]"]]:
+    ) -> Iterator[tuple[GatewayProcess, "subprocess.Popen[bytes]"]]:
         size = ("--streams", str(streams), "--tokens", str(tokens), "--rate", str(rate))
         source = ("bench.gateway_peers", "source", "--model", str(self._model))
         gateway = ("gateway", "--model", str(self._model))
@@ -122,7 +122,7 @@ class Bench:
                 process(*gateway, *scheduler, *listens[0], *listens[1], log=self._log)
             )
             wait_until_ready(ports)
-            yield Gateway(served), sending
+            yield GatewayProcess(served), sending
 
     def _readers(
         self, api: str, ports: Ports, streams: int, tokens: int, repeat: int = 1
@@ -135,7 +135,9 @@ class Bench:
             cwd=ROOT, stdout=subprocess.PIPE, stderr=self._log,
         )  # fmt: skip
 
-    def throughput(self, api: str, rate: float, streams: int, tokens: int, clients: int) -> Line:
+    def throughput(
+        self, api: str, rate: float, streams: int, tokens: int, clients: int
+    ) -> GatewayMeasurement:
         """Streams everything once to warm up, then once measured."""
         ports, shares = free_ports(), [streams // clients] * clients
         with self._serving(ports, sum(shares), tokens, rate) as (gateway, source):
@@ -151,7 +153,7 @@ class Bench:
             for at_s, number in stream
             if number
         ]
-        return Line(
+        return GatewayMeasurement(
             api=api,
             offered_per_s=rate,
             tokens_per_s=num_tokens / seconds,
@@ -188,7 +190,9 @@ class Round:
 
 
 def _round(
-    source: "subprocess.Popen[bytes]", gateway: Gateway, clients: list["subprocess.Popen[bytes]"]
+    source: "subprocess.Popen[bytes]",
+    gateway: GatewayProcess,
+    clients: list["subprocess.Popen[bytes]"],
 ) -> Round:
     assert source.stdout is not None
     if not select.select([source.stdout], [], [], READY_TIMEOUT_S)[0]:
@@ -207,7 +211,7 @@ def _lines(client: "subprocess.Popen[bytes]") -> list[dict[str, Any]]:
     return [json.loads(line) for line in said.splitlines()]
 
 
-def tell(line: Line) -> str:
+def tell(line: GatewayMeasurement) -> str:
     """One row of the table."""
     offered = f"{line.offered_per_s:,.0f}" if line.offered_per_s else "all"
     return (
@@ -236,7 +240,7 @@ def main(arguments: Sequence[str]) -> int:
         f"{'per msg':>9}{'p50 ms':>9}{'p99 ms':>9}{'KiB':>9}"
     )
     with tempfile.NamedTemporaryFile(prefix="pagewire-bench-", suffix=".log") as log:
-        bench = Bench(folder.ensure(), log)
+        bench = GatewayBench(folder.ensure(), log)
         for api in args.apis:
             first_ms = bench.first_byte_ms(api)
             print(f"{api:6}first byte {first_ms:.2f} ms after the request, without the scheduler")

@@ -47,7 +47,7 @@ def say(what: dict[str, Any]) -> None:
     print(json.dumps(what), flush=True)
 
 
-class Source(scheduler_pb2_grpc.SchedulerServiceServicer):
+class TokenSource(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Waits for its streams, then sends one token per step to each until the script ends."""
 
     def __init__(
@@ -104,7 +104,7 @@ async def run_source(args: argparse.Namespace) -> None:
         max_model_len=1 << 20, eos_token_ids=[0], tokenizer_sha256=tokenizer.sha256,
         dtype="float32",
     )  # fmt: skip
-    source = Source(model, script(tokenizer, args.tokens), args.streams, args.rate)
+    source = TokenSource(model, script(tokenizer, args.tokens), args.streams, args.rate)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(source, server)
     bind(server, f"127.0.0.1:{args.port}", "the source")

@@ -55,7 +55,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """The rank of this process, and its parameters from rank 0; the default is rank 0."""
 
     rank: int = 0
@@ -143,7 +143,7 @@ def _finish(pending: deque) -> int:  # type: ignore[type-arg]
     return output.timings.forward_us + output.timings.sample_us
 
 
-def run(options: Options, place: Place) -> dict[int, list[Result]]:
+def run(options: Options, place: RankPlace) -> dict[int, list[Result]]:
     """Loads the model and measures every batch, as one rank of a group that all run the same.
 
     Returns the results of all repetitions, by batch.
@@ -178,7 +178,7 @@ def _measure_all(
 
 
 @contextmanager
-def _checkpoint(options: Options, place: Place) -> Iterator[Path]:
+def _checkpoint(options: Options, place: RankPlace) -> Iterator[Path]:
     """The model's folder: written by rank 0, read by all."""
     if place.rank > 0:
         yield place.folder
@@ -191,7 +191,7 @@ def _checkpoint(options: Options, place: Place) -> Iterator[Path]:
 
 
 @contextmanager
-def _group(options: Options, place: Place, folder: Path) -> Iterator[Group]:
+def _group(options: Options, place: RankPlace, folder: Path) -> Iterator[Group]:
     """This rank's group; rank 0 starts the others with its own options, and ends them."""
     size = options.tensor_parallel_size
     if size == 1:
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str]) -> tuple[Options, Place, str | None]:
+def parse(arguments: Sequence[str]) -> tuple[Options, RankPlace, str | None]:
     """The options, the rank, and the file for results."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.gpu_steps", description=__doc__, allow_abbrev=False,
@@ -266,7 +266,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, Place, str | None]:
     add_json(parser)
     values = vars(parser.parse_args(arguments))
     json_path = values.pop("json")
-    place = Place(**{name: values.pop(name) for name in asdict(Place()) if name in values})
+    place = RankPlace(**{name: values.pop(name) for name in asdict(RankPlace()) if name in values})
     return Options(**values | {"batches": tuple(values["batches"])}), place, json_path
 
 

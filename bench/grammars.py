@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 }
 
 
-class Place(Protocol):
+class OutputPlace(Protocol):
     """A position of an output in its grammar."""
 
     def fill(self) -> None:
@@ -73,7 +73,7 @@ class Llguidance:
     def __init__(self, definition: str, vocab_size: int) -> None:
         self._vocabulary = read_vocabulary(definition, vocab_size, [0])
 
-    def start(self, schema: Any) -> Place:
+    def start(self, schema: Any) -> OutputPlace:
         """A matcher with its first mask, as gateway and worker build it."""
         return _Llguidance(new_matcher(self._vocabulary, JsonSchema("", schema).to_grammar()))
 
@@ -104,7 +104,7 @@ class Xgrammar:
         self._mask = self._library.allocate_token_bitmask(1, vocab_size)
         self._compiler = self._library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
-    def start(self, schema: Any) -> Place:
+    def start(self, schema: Any) -> OutputPlace:
         """A matcher with its first mask."""
         compiled = self._compiler.compile_json_schema(json.dumps(schema))
         place = _Xgrammar(self._library.GrammarMatcher(compiled), self._mask)

@@ -37,7 +37,7 @@ def header_block(headers: Mapping[str, str]) -> bytes:
     return block
 
 
-class Calls(asyncio.Protocol):
+class StreamingCalls(asyncio.Protocol):
     """Server-streaming calls of one method on one connection."""
 
     def __init__(self, path: str, request: bytes, notes: list[Note]) -> None:
@@ -121,7 +121,7 @@ async def read_all(port: int, path: str, request: bytes, notes: list[Note]) -> N
     """Starts a call per note, all at once, and returns when they have ended."""
     loop = asyncio.get_running_loop()
     transport, calls = await loop.create_connection(
-        lambda: Calls(path, request, notes), "127.0.0.1", port
+        lambda: StreamingCalls(path, request, notes), "127.0.0.1", port
     )
     try:
         await calls.done

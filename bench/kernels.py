@@ -51,7 +51,7 @@ LINEAR = {  # (N, K) of the weight; gate_up is two halves
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class KernelTiming:
     """One line of the report; bytes and flops are the least for the shape."""
 
     kernel: str
@@ -99,15 +99,15 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
 
-def ceilings() -> Iterator[Timing]:
+def ceilings() -> Iterator[KernelTiming]:
     """The rates of a large copy and a large GEMM of the library on this chip."""
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
     num_bytes = 2.0 * source.numel() * source.element_size()
     us = time_graph([partial(torch.add, source, 1.0, out=target)] * 4)
-    yield Timing("copy", "2 GiB", us, num_bytes=num_bytes)
+    yield KernelTiming("copy", "2 GiB", us, num_bytes=num_bytes)
     a = randn(8192, 8192)
-    yield Timing(
+    yield KernelTiming(
         "matmul", "8192^3", time_graph([partial(torch.mm, a, a)] * 10), flops=2.0 * 8192**3
     )
 
@@ -120,7 +120,7 @@ def caches(batch: int, context: int, copies: int) -> tuple[list[tuple[Tensor, Te
     return [(randn(*shape), randn(*shape)) for _ in range(copies)], tables
 
 
-def decode_attention() -> Iterator[Timing]:
+def decode_attention() -> Iterator[KernelTiming]:
     for batch, context in DECODE:
         num_bytes = 4.0 * batch * context * KV_HEADS * HEAD_DIM
         pairs, tables = caches(batch, context, rotation(num_bytes))
@@ -129,11 +129,11 @@ def decode_attention() -> Iterator[Timing]:
         out, workspace = torch.empty_like(q), decode_workspace(q, KV_HEADS)
         rest = (tables, lens, HEAD_DIM**-0.5, out, workspace)
         us = time_graph([partial(paged_decode_attention, q, k, v, *rest) for k, v in pairs])
-        yield Timing("decode_attention", f"{batch} x {context}", us, num_bytes=num_bytes)
+        yield KernelTiming("decode_attention", f"{batch} x {context}", us, num_bytes=num_bytes)
         del pairs
 
 
-def prefill_attention() -> Iterator[Timing]:
+def prefill_attention() -> Iterator[KernelTiming]:
     for batch, queries, context in PREFILL:
         [(k, v)], tables = caches(batch, context, 1)
         lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
@@ -144,20 +144,22 @@ def prefill_attention() -> Iterator[Timing]:
         us = time_graph([partial(paged_attention, *args)] * 4)
         seen = context - (queries - 1) / 2  # keys of the average query
         flops = 4.0 * batch * queries * seen * HEADS * HEAD_DIM
-        yield Timing("prefill_attention", f"{batch} x {queries} of {context}", us, flops=flops)
+        yield KernelTiming(
+            "prefill_attention", f"{batch} x {queries} of {context}", us, flops=flops
+        )
 
 
-def small_linear() -> Iterator[Timing]:
+def small_linear() -> Iterator[KernelTiming]:
     return of_layers(one_linear, (1, 2, 4, 8, 16, 32))
 
 
-def tiled_layers() -> Iterator[Timing]:
+def tiled_layers() -> Iterator[KernelTiming]:
     return of_layers(one_tiled_layer, (2, 4, 8, 16, 24, 32))
 
 
 def of_layers(
-    one: Callable[[str, str, int, list[Tensor]], Timing], row_counts: Sequence[int]
-) -> Iterator[Timing]:
+    one: Callable[[str, str, int, list[Tensor]], KernelTiming], row_counts: Sequence[int]
+) -> Iterator[KernelTiming]:
     """Each layer of each model for each row count; one layer's weights at a time."""
     for model, layers in LINEAR.items():
         for name, (n, k) in layers.items():
@@ -167,7 +169,7 @@ def of_layers(
             del weights
 
 
-def one_linear(model: str, name: str, rows: int, weights: list[Tensor]) -> Timing:
+def one_linear(model: str, name: str, rows: int, weights: list[Tensor]) -> KernelTiming:
     """With the fused neighbours of a layer; the library's time is the GEMM alone."""
     n, k = weights[0].shape
     gated, normed = name == "gate_up", name in ("qkv", "gate_up")
@@ -176,12 +178,12 @@ def one_linear(model: str, name: str, rows: int, weights: list[Tensor]) -> Timin
     ours = partial(linear, norm_weight=norm_weight, eps=EPS, gated=gated, residual=residual)
     us, library_us = beside_library(ours, x, weights)
     chosen = "" if pays(rows, n, k) else ", library preferred"
-    return Timing(
+    return KernelTiming(
         "linear", f"{model} {name}, {rows} rows{chosen}", us, 2.0 * n * k, library_us=library_us
     )
 
 
-def one_tiled_layer(model: str, name: str, rows: int, weights: list[Tensor]) -> Timing:
+def one_tiled_layer(model: str, name: str, rows: int, weights: list[Tensor]) -> KernelTiming:
     """As above; rows are divided by root mean squares where this needs no kernel."""
     n, k = weights[0].shape
     gated = name == "gate_up"
@@ -191,7 +193,9 @@ def one_tiled_layer(model: str, name: str, rows: int, weights: list[Tensor]) -> 
         tiled_linear, arrived=arrived, residual=residual, gated=gated, divided=gated, eps=EPS
     )
     us, library_us = beside_library(ours, x, weights)
-    return Timing("tiled", f"{model} {name}, {rows} rows", us, 2.0 * n * k, library_us=library_us)
+    return KernelTiming(
+        "tiled", f"{model} {name}, {rows} rows", us, 2.0 * n * k, library_us=library_us
+    )
 
 
 def beside_library(
@@ -203,7 +207,7 @@ def beside_library(
     return us, library_us
 
 
-def pointwise() -> Iterator[Timing]:
+def pointwise() -> Iterator[KernelTiming]:
     hidden, ffn = 1024, 3072
     weight, head_weight = randn(hidden), randn(HEAD_DIM)
     angles = torch.randn(4096, HEAD_DIM, device="cuda")
@@ -230,10 +234,10 @@ def pointwise() -> Iterator[Timing]:
             "norm_rope_write_kv": (4.0 * tokens * width, [partial(norm_rope_write_kv, *rope)] * 8),
         }
         for name, (num_bytes, launches) in calls.items():
-            yield Timing(name, f"{tokens} tokens", time_graph(launches), num_bytes=num_bytes)
+            yield KernelTiming(name, f"{tokens} tokens", time_graph(launches), num_bytes=num_bytes)
 
 
-def sampling() -> Iterator[Timing]:
+def sampling() -> Iterator[KernelTiming]:
     """From logits of Qwen3's vocabulary to tokens; the least is to read the logits once.
 
     They spread as a model's do. With flatter ones, a filter keeps more tokens than listed.
@@ -256,7 +260,7 @@ def sampling() -> Iterator[Timing]:
                 choose(found[None], slots, into)
 
             us = time_graph([partial(draw, x) for x in logits])
-            yield Timing("sample", f"{rows} rows, {kind}", us, 2.0 * rows * vocab_size)
+            yield KernelTiming("sample", f"{rows} rows, {kind}", us, 2.0 * rows * vocab_size)
 
 
 def sampling_slots(
@@ -274,7 +278,7 @@ def sampling_slots(
     return Tokens(state.cuda(), token_rows, num_steps, output_ring(rows, token_rows.device))
 
 
-GROUPS: dict[str, Callable[[], Iterator[Timing]]] = {
+GROUPS: dict[str, Callable[[], Iterator[KernelTiming]]] = {
     "decode": decode_attention,
     "prefill": prefill_attention,
     "linear": small_linear,

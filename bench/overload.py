@@ -50,7 +50,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AdmissionOutcome:
     """One line of the first table."""
 
     admission: str
@@ -63,7 +63,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TenantShare:
     """One line of the second table."""
 
     policy: str
@@ -124,7 +124,7 @@ async def serving(
         yield scheduler_pb2_grpc.SchedulerServiceStub(channel), engine
 
 
-class Client:
+class CountingClient:
     """Sends requests and counts their results."""
 
     def __init__(
@@ -197,7 +197,7 @@ def retry_delay_s(error: grpc.aio.AioRpcError) -> float:
 async def capacity_per_s(seconds: float) -> float:
     """Requests per second in a closed loop with twice as many clients as slots."""
     async with scheduler() as stub:
-        client, until_s = Client(stub, obeys=False), time.monotonic() + seconds
+        client, until_s = CountingClient(stub, obeys=False), time.monotonic() + seconds
 
         async def loop(number: int) -> None:
             count = 0
@@ -210,17 +210,19 @@ async def capacity_per_s(seconds: float) -> float:
         return client.tally.num_in_time / (time.monotonic() - began_s)
 
 
-async def overload(rate_per_s: float, load: float, seconds: float, *, is_limited: bool) -> Outcome:
+async def overload(
+    rate_per_s: float, load: float, seconds: float, *, is_limited: bool
+) -> AdmissionOutcome:
     """One line: the load offered for `seconds`, and its results."""
     async with scheduler(max_waiting_requests=MAX_WAITING if is_limited else 0) as stub:
-        client = Client(stub, obeys=True)
+        client = CountingClient(stub, obeys=True)
         began_s, ended_s = await client.send(rate_per_s * load, seconds, seed=int(10 * load))
     tally = client.tally
     # Until the first deadline, the queue fills.
     settled_s = began_s + DEADLINE_S
     in_window = sum(settled_s <= at_s < ended_s for at_s in tally.answered_at_s)
     latencies_s = sorted(tally.latencies_s)
-    return Outcome(
+    return AdmissionOutcome(
         admission=f"at most {MAX_WAITING} wait" if is_limited else "no limit",
         load=load,
         goodput_per_s=in_window / (ended_s - settled_s),
@@ -233,27 +235,27 @@ async def overload(rate_per_s: float, load: float, seconds: float, *, is_limited
     )
 
 
-async def shares(rate_per_s: float, seconds: float, policy: Policy) -> Share:
+async def shares(rate_per_s: float, seconds: float, policy: Policy) -> TenantShare:
     """Two tenants, one of which sends ten times as much; either alone could use half the worker."""
     limit = {"max_waiting_requests_per_tenant": MAX_WAITING // 2}
     if policy is Policy.FCFS:
         limit = {"max_waiting_requests": MAX_WAITING}
     async with scheduler(policy=policy, **limit) as stub:
-        light, heavy = (Client(stub, name, obeys=False) for name in ("light", "heavy"))
+        light, heavy = (CountingClient(stub, name, obeys=False) for name in ("light", "heavy"))
         await asyncio.gather(
             light.send(0.6 * rate_per_s, seconds, seed=1),
             heavy.send(6.0 * rate_per_s, seconds, seed=2),
         )
     served = [client.tally.num_in_time / seconds for client in (light, heavy)]
     jain = sum(served) ** 2 / (len(served) * sum(rate**2 for rate in served))
-    return Share(policy.value, *served, jain)
+    return TenantShare(policy.value, *served, jain)
 
 
 def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def tell(outcome: Outcome, capacity: float) -> Iterator[str]:
+def tell(outcome: AdmissionOutcome, capacity: float) -> Iterator[str]:
     yield f"{outcome.admission:16}{outcome.load:>5.0f}x{outcome.goodput_per_s:>12.1f}"
     yield f"{percent(outcome.goodput_per_s / capacity):>10}{outcome.p99_s:>9.2f}"
     yield f"{percent(outcome.refused):>10}{percent(outcome.expired):>10}"

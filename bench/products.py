@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from bench.checkpoints import SHAPES, Shape
+from bench.checkpoints import SHAPES, CheckpointShape
 from bench.records import Results, add_json
 from kernels import cublas_lt
 from kernels.cublas_lt import ProductKind, ProductShape
@@ -26,7 +26,7 @@ DTYPE = torch.bfloat16
 NUM_LAYERS = 8  # weights to rotate through
 
 
-def kinds(shape: Shape, size: int) -> dict[str, ProductKind]:
+def kinds(shape: CheckpointShape, size: int) -> dict[str, ProductKind]:
     """A layer's GEMMs by name, as one of `size` ranks has them."""
     heads, kv_heads = shape.num_heads // size, max(1, shape.num_kv_heads // size)
     hidden, inner, is_alone = shape.hidden_size, shape.intermediate_size // size, size == 1

@@ -16,7 +16,7 @@ from bench import checkpoints
 from bench.client import Run, drive
 from bench.deployment import Deployment, serving
 from bench.records import Results, add_json, spread
-from bench.workloads import PREFILL_LENGTH, Request, alike, prefills, workload
+from bench.workloads import PREFILL_LENGTH, WorkloadRequest, alike, prefills, workload
 from pagewire.v1 import debug_pb2
 
 WARM_TOKENS = 32
@@ -24,7 +24,7 @@ PROCESSES = ("scheduler", "worker", "client")
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRun:
     """One run, and its processes' CPU time."""
 
     run: Run
@@ -43,7 +43,7 @@ class Split:
         self._num_runs = 0
         self.is_complete = True  # whether everything requested could be measured
         # Pays the costs of the first requests.
-        self._run([Request(request.prompt, WARM_TOKENS) for request in workload(1, 8)])
+        self._run([WorkloadRequest(request.prompt, WARM_TOKENS) for request in workload(1, 8)])
 
     def steps(self, batch: int) -> None:
         """Times a decode step of `batch` requests."""
@@ -104,10 +104,10 @@ class Split:
         }
         self._record("throughput", values)
 
-    def _repeat(self, requests: Sequence[Request]) -> list[Measured]:
+    def _repeat(self, requests: Sequence[WorkloadRequest]) -> list[MeasuredRun]:
         return [self._run(requests) for _ in range(self._options.repeat)]
 
-    def _run(self, requests: Sequence[Request]) -> Measured:
+    def _run(self, requests: Sequence[WorkloadRequest]) -> MeasuredRun:
         served = self._served
         self._num_runs += 1
         served.forget_prefixes()
@@ -118,7 +118,7 @@ class Split:
         busy_us = after.decode_time.busy_us - before.decode_time.busy_us
         idle_us = after.decode_time.idle_us - before.decode_time.idle_us
         thousands = sum(run.num_tokens) / 1000
-        return Measured(
+        return MeasuredRun(
             run=run,
             first_step_id=before.last_step_id + 1,
             idle_share=idle_us / max(1, busy_us + idle_us),

@@ -23,25 +23,27 @@ from bench import checkpoints
 from bench.client import drive
 from bench.deployment import serving
 from bench.records import Results, add_json
-from bench.workloads import Request
+from bench.workloads import WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class FreshStart:
     """One start of the processes."""
 
     seconds: float  # until the first token
     phases: str  # the worker's times per phase
 
 
-def measure(model: Path, worker_options: Sequence[str]) -> Start:
+def measure(model: Path, worker_options: Sequence[str]) -> FreshStart:
     """Starts both processes, requests one token and stops them."""
     started_s = time.perf_counter()
     with serving(model, worker_options, ()) as served:
-        asyncio.run(drive(served.scheduler, [Request(list(range(100, 164)), 1)], 0.0, "first"))
+        asyncio.run(
+            drive(served.scheduler, [WorkloadRequest(list(range(100, 164)), 1)], 0.0, "first")
+        )
         seconds = round(time.perf_counter() - started_s, 1)
         _, _, phases = served.worker_log.read_text().partition("ready after ")
-        return Start(seconds, phases.partition("\n")[0])
+        return FreshStart(seconds, phases.partition("\n")[0])
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -31,7 +31,7 @@ from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2, worker_pb2
 from rpc.columns import pack
 from scheduler_svc.core.step_time import StepTime
 from simulator.fake_worker import FakeModel
-from simulator.loopback import Device, StepRecord, wake_on_time
+from simulator.loopback import Device, DeviceStep, wake_on_time
 
 PROMPT_TOKENS = 64
 BLOCK_SIZE = 16
@@ -56,7 +56,7 @@ MODES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class OverheadResult:
     """One line of the table. Up is from the scheduler to the worker."""
 
     mode: str
@@ -78,9 +78,9 @@ class Processes:
     records: Path
 
 
-def alone(options: argparse.Namespace) -> Result:
+def alone(options: argparse.Namespace) -> OverheadResult:
     """The fake worker's steps without a scheduler."""
-    records: list[StepRecord] = []
+    records: list[DeviceStep] = []
     blocks = range(1, 2 + (PROMPT_TOKENS + options.steps) // BLOCK_SIZE)
     model = FakeModel(max_num_seqs=options.requests, block_size=BLOCK_SIZE)
     device = Device(model, StepTime(options.step_time, 0, 0), records.append)
@@ -96,7 +96,7 @@ def alone(options: argparse.Namespace) -> Result:
     return to_result("no scheduler", [asdict(r) for r in records[UNSETTLED:]], options.step_time, 0)
 
 
-def measure(mode: Mode, options: argparse.Namespace) -> Result:
+def measure(mode: Mode, options: argparse.Namespace) -> OverheadResult:
     """Runs the requests once in a mode."""
     with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as folder:
         with running(mode, options, Path(folder)) as processes:
@@ -108,11 +108,11 @@ def measure(mode: Mode, options: argparse.Namespace) -> Result:
 
 def to_result(
     mode: str, steps: list[dict[str, float]], step_time_s: float, cpu_us: float
-) -> Result:
+) -> OverheadResult:
     """The line for consecutive steps."""
     ended_s = [step["ended_s"] for step in steps]
     added_ms = [(later - before - step_time_s) * 1e3 for before, later in pairwise(ended_s)]
-    return Result(
+    return OverheadResult(
         mode=mode,
         num_steps=len(steps),
         median_ms=round(float(np.median(added_ms)), 4),

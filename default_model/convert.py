@@ -22,7 +22,7 @@ from default_model.files import (
     write_text,
 )
 from default_model.llama import Tensor, config, special_ids, tensors
-from default_model.source import DefaultModelError, Source
+from default_model.source import DefaultModelError, GgufSource
 from default_model.tokenizer import tokenizer, tokenizer_config
 
 SPARE_BYTES = 16 << 20  # for tokenizer, configuration and the file system
@@ -31,7 +31,7 @@ PROGRESS_PERCENT = 20
 Progress = Callable[[str], None]
 
 
-def fill(gguf: Source, folder: Path, progress: Progress) -> None:
+def fill(gguf: GgufSource, folder: Path, progress: Progress) -> None:
     """Writes the model, under its name, and the manifest to a folder, synced to disk."""
     progress(f"converting {gguf.model_name} ({gguf.release}); this happens once")
     reader = _open(gguf.path)

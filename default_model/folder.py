@@ -20,7 +20,7 @@ from pathlib import Path
 from default_model import source
 from default_model.convert import Progress, fill
 from default_model.files import damage, sync_folder
-from default_model.source import DefaultModelError, Source
+from default_model.source import DefaultModelError, GgufSource
 
 REVISION = 1  # of the conversion; raise it when the same source gives other files
 LOCK_TIMEOUT_S = 600.0
@@ -51,7 +51,7 @@ def ensure(cache: Path | None = None, progress: Progress = silent, *, verify: bo
 
 
 def materialize(
-    gguf: Source, root: Path, progress: Progress = silent, *, verify: bool = False
+    gguf: GgufSource, root: Path, progress: Progress = silent, *, verify: bool = False
 ) -> Path:
     """The folder of any supported GGUF file below a cache root, as `ensure` returns it."""
     home = root / f"{gguf.release}-r{REVISION}"
@@ -89,7 +89,7 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
         yield  # closing the file unlocks it
 
 
-def _convert(gguf: Source, home: Path, progress: Progress) -> None:
+def _convert(gguf: GgufSource, home: Path, progress: Progress) -> None:
     # This process holds the lock, so no other works in folders of this pattern.
     for abandoned in home.parent.glob(f".{home.name}.*.partial"):
         shutil.rmtree(abandoned)

@@ -15,7 +15,7 @@ class DefaultModelError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class GgufSource:
     """A GGUF file and the release it belongs to."""
 
     path: Path
@@ -27,7 +27,7 @@ class Source:
         return self.path.name.split(".")[0]
 
 
-def find(distribution: str = DISTRIBUTION) -> Source:
+def find(distribution: str = DISTRIBUTION) -> GgufSource:
     """The single GGUF file of the installed distribution. Raises DefaultModelError."""
     try:
         installed = metadata.distribution(distribution)
@@ -42,4 +42,4 @@ def find(distribution: str = DISTRIBUTION) -> Source:
         raise DefaultModelError(f"{release} lists {len(found)} GGUF files, expected one")
     if not found[0].is_file():
         raise DefaultModelError(f"{release} lists {found[0]}, which is missing: install it again")
-    return Source(path=found[0], release=release)
+    return GgufSource(path=found[0], release=release)

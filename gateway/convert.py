@@ -7,23 +7,23 @@ from gateway import json_schema
 from gateway.chat.convert import add_parts, add_reply
 from gateway.errors import RequestError, from_grpc_code, invalid
 from gateway.generation import (
-    Completion,
-    Delta,
     Finish,
     FinishReason,
     GenerationRequest,
-    Pooling,
+    OutputDelta,
+    PrefixReuse,
     Prompt,
-    Reuse,
+    PromptPooling,
     SamplingParams,
     ServedModel,
     Standing,
     Usage,
+    WholeOutput,
 )
 from gateway.live_request import Submission
-from gateway.logprobs import RawLogprobs, TokenLogprobs, raw_logprobs
+from gateway.logprobs import OutputTokenLogprobs, RawLogprobs, raw_logprobs
 from gateway.prompt_told import PromptTold
-from gateway.structure import ANY_OBJECT, Choice, ContextFree, JsonSchema, Regex, Structure
+from gateway.structure import ANY_OBJECT, ContextFree, JsonSchema, OneOfTexts, Regex, Structure
 from pagewire.v1 import inference_pb2, scheduler_pb2, types_pb2
 from rpc import columns
 from rpc.logprobs import LogprobColumns
@@ -35,8 +35,8 @@ REASON_TO_PROTO = {
 }
 POOLING_TO_PROTO = {
     None: types_pb2.POOLING_UNSPECIFIED,
-    Pooling.LAST: types_pb2.POOLING_LAST,
-    Pooling.MEAN: types_pb2.POOLING_MEAN,
+    PromptPooling.LAST: types_pb2.POOLING_LAST,
+    PromptPooling.MEAN: types_pb2.POOLING_MEAN,
 }
 POOLING_FROM_PROTO = {number: pooling for pooling, number in POOLING_TO_PROTO.items()}
 REASON_FROM_PROTO = {number: reason for reason, number in REASON_TO_PROTO.items()}
@@ -144,7 +144,7 @@ def logprobs_from_proto(message: scheduler_pb2.SessionResponse) -> dict[int, Raw
     return dict(zip(table.rows.tolist(), raw_logprobs(table), strict=True))
 
 
-def _logprobs_to_proto(logprobs: Sequence[TokenLogprobs]) -> list[types_pb2.TokenLogprobs]:
+def _logprobs_to_proto(logprobs: Sequence[OutputTokenLogprobs]) -> list[types_pb2.TokenLogprobs]:
     return [
         types_pb2.TokenLogprobs(
             logprob=token.sampled.logprob,
@@ -229,7 +229,7 @@ def request_from_proto(
         standing=standing,
         model=options.model or None,
         bad_words=tuple(options.bad_words),
-        reuse=Reuse(options.cache_salt, options.skip_prefix_cache),
+        reuse=PrefixReuse(options.cache_salt, options.skip_prefix_cache),
         structure=structure_from_proto(options),
         resume_token_ids=tuple(options.resume_token_ids),
     )
@@ -253,7 +253,7 @@ def structure_from_proto(options: inference_pb2.GenerationOptions) -> Structure 
         case "regex":
             return Regex(place, form.regex)
         case "choice":
-            return Choice(f"{place}.options", tuple(form.choice.options))
+            return OneOfTexts(f"{place}.options", tuple(form.choice.options))
         case "grammar":
             return ContextFree(place, form.grammar)
         case _:
@@ -266,7 +266,7 @@ def num_choices_from_proto(options: inference_pb2.GenerationOptions) -> int | No
     return options.n if options.HasField("n") else None
 
 
-def delta_to_proto(delta: Delta, index: int = 0) -> inference_pb2.OutputDelta:
+def delta_to_proto(delta: OutputDelta, index: int = 0) -> inference_pb2.OutputDelta:
     """A piece of an output for a gRPC client."""
     message = inference_pb2.OutputDelta(
         text=delta.text,
@@ -283,7 +283,7 @@ def delta_to_proto(delta: Delta, index: int = 0) -> inference_pb2.OutputDelta:
     return message
 
 
-def output_to_proto(completion: Completion, index: int = 0) -> inference_pb2.Output:
+def output_to_proto(completion: WholeOutput, index: int = 0) -> inference_pb2.Output:
     """A whole output for a gRPC client."""
     message = inference_pb2.Output(
         text=completion.text,

@@ -5,7 +5,7 @@ from typing import NoReturn
 from gateway import limits
 from gateway.errors import ErrorKind, RequestError, invalid
 from gateway.generation import SamplingParams
-from gateway.pipeline import Pipeline, Progress
+from gateway.pipeline import Pipeline, RequestProgress
 from gateway.statuses import Context, RefusalsAsStatuses
 from pagewire.v1 import debug_pb2 as pb
 from pagewire.v1 import debug_pb2_grpc
@@ -71,7 +71,7 @@ def _ask(whom: str) -> NoReturn:
     raise RequestError(ErrorKind.UNIMPLEMENTED, whom)
 
 
-def _summary(progress: Progress, now_s: float) -> pb.RequestSummary:
+def _summary(progress: RequestProgress, now_s: float) -> pb.RequestSummary:
     # Only the scheduler knows whether a request with tokens runs or is preempted.
     state = "waiting" if progress.first_token_s is None else "running"
     age_s = now_s - progress.started_s
@@ -89,7 +89,7 @@ def _summary(progress: Progress, now_s: float) -> pb.RequestSummary:
     )
 
 
-def _sampling_in_words(progress: Progress) -> str:
+def _sampling_in_words(progress: RequestProgress) -> str:
     sampling: SamplingParams = progress.request.sampling
     given = {
         name: getattr(sampling, name)
@@ -107,7 +107,7 @@ def _sampling_in_words(progress: Progress) -> str:
     return ", ".join(words) or "all defaults"
 
 
-def _story(progress: Progress, now_s: float) -> list[str]:
+def _story(progress: RequestProgress, now_s: float) -> list[str]:
     lines = [f"submitted to the scheduler {now_s - progress.started_s:.3f} s ago"]
     if progress.first_token_s is None:
         return [*lines, "waits for its first token; the scheduler can say why"]

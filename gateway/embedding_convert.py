@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from gateway import limits
 from gateway.choices import total_usage
 from gateway.convert import POOLING_FROM_PROTO, prompt_from_proto, usage_to_proto
-from gateway.embeddings import Embedding
+from gateway.embeddings import PromptEmbedding
 from gateway.errors import invalid
-from gateway.generation import GenerationRequest, Pooling, Standing
+from gateway.generation import GenerationRequest, PromptPooling, Standing
 from pagewire.v1 import embedding_pb2 as pb
 
 
@@ -26,14 +26,14 @@ def embeddings_from_proto(
             prompt=prompt_from_proto(prompt, f"inputs[{index}]"),
             standing=standing,
             model=request.model or None,
-            pooling=POOLING_FROM_PROTO[request.pooling] or Pooling.LAST,
+            pooling=POOLING_FROM_PROTO[request.pooling] or PromptPooling.LAST,
         )
         for index, prompt in enumerate(request.inputs)
     ]
 
 
 def embeddings_to_proto(
-    found: Sequence[Embedding], request_id: str, model: str
+    found: Sequence[PromptEmbedding], request_id: str, model: str
 ) -> pb.EmbedResponse:
     """The vectors for a gRPC client."""
     return pb.EmbedResponse(

@@ -12,20 +12,20 @@ from rpc.prompt_reports import HiddenMean, PromptReport
 
 
 @dataclass(frozen=True, slots=True)
-class Embedding:
+class PromptEmbedding:
     """The pooled hidden states of a prompt."""
 
     vector: NDArray[np.float32]  # [hidden]
     usage: Usage
 
-    def normalized(self) -> "Embedding":
+    def normalized(self) -> "PromptEmbedding":
         """Scaled to length 1; a zero vector is unchanged."""
         length = float(np.linalg.norm(self.vector.astype(np.float64)))
         vector = self.vector / np.float32(length) if length else self.vector
-        return Embedding(vector, self.usage)
+        return PromptEmbedding(vector, self.usage)
 
 
-def embedding_of(reports: Sequence[PromptReport], usage: Usage) -> Embedding:
+def embedding_of(reports: Sequence[PromptReport], usage: Usage) -> PromptEmbedding:
     """The embedding from a prompt's reports. Raises RequestError when there are none."""
     mean = HiddenMean()
     for report in reports:
@@ -34,4 +34,4 @@ def embedding_of(reports: Sequence[PromptReport], usage: Usage) -> Embedding:
     value = mean.value()
     if value is None:
         raise RequestError(ErrorKind.INTERNAL, "the scheduler sent no hidden states")
-    return Embedding(value.astype(np.float32), usage)
+    return PromptEmbedding(value.astype(np.float32), usage)

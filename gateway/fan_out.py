@@ -5,31 +5,31 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from gateway.embeddings import Embedding
+from gateway.embeddings import PromptEmbedding
 from gateway.errors import RequestError
-from gateway.generation import Completion, Delta, GenerationRequest
+from gateway.generation import GenerationRequest, OutputDelta, WholeOutput
 from gateway.pipeline import Pipeline
 
-Indexed = tuple[int, Delta]
+Indexed = tuple[int, OutputDelta]
 Result = TypeVar("Result")
 
 
 async def complete_all(
     pipeline: Pipeline, requests: Sequence[GenerationRequest]
-) -> list[Completion]:
+) -> list[WholeOutput]:
     """All outputs, in the order of the requests; the first failure cancels the others."""
     return await _all([pipeline.complete(request) for request in requests])
 
 
 async def embed_all(
     pipeline: Pipeline, requests: Sequence[GenerationRequest], field: str, normalizes: bool
-) -> list[Embedding]:
+) -> list[PromptEmbedding]:
     """One vector per input, in order; the first failure cancels the others.
 
     Errors name the input by its index in `field`.
     """
 
-    async def embed(index: int, request: GenerationRequest) -> Embedding:
+    async def embed(index: int, request: GenerationRequest) -> PromptEmbedding:
         try:
             embedding = await pipeline.embed(request)
         except RequestError as error:

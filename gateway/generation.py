@@ -8,7 +8,7 @@ from gateway import limits
 from gateway.chat.conversation import Conversation
 from gateway.chat.parts import Content, Part, Reply, reply_of
 from gateway.errors import invalid
-from gateway.logprobs import TokenLogprobs
+from gateway.logprobs import OutputTokenLogprobs
 from gateway.prompt_told import PromptTold
 from gateway.structure import Structure
 
@@ -124,7 +124,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
+class PrefixReuse:
     """Which requests may share the KV of the prompt."""
 
     cache_salt: str = ""  # shared only within one salt
@@ -139,7 +139,7 @@ class Reuse:
 Prompt = str | tuple[int, ...] | Conversation
 
 
-class Pooling(Enum):
+class PromptPooling(Enum):
     """Which hidden states represent a whole prompt."""
 
     LAST = "last"
@@ -160,11 +160,11 @@ class GenerationRequest:
     model: str | None = None
     bad_words: tuple[str, ...] = ()
     standing: Standing = Standing()
-    reuse: Reuse = Reuse()
+    reuse: PrefixReuse = PrefixReuse()
     structure: Structure | None = None  # None: any text
     resume_token_ids: tuple[int, ...] = ()  # output that the client has already
     echo: bool = False  # the prompt precedes the output
-    pooling: Pooling | None = None  # return hidden states instead of an output
+    pooling: PromptPooling | None = None  # return hidden states instead of an output
 
     def __post_init__(self) -> None:
         if self.structure is not None and self.sampling.ignore_eos:
@@ -208,25 +208,25 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class OutputDelta:
     """A piece of output; the last one has `finish`."""
 
     text: str
     token_ids: list[int]
     finish: Finish | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if requested
+    logprobs: tuple[OutputTokenLogprobs, ...] = ()  # one per token, if requested
     parts: tuple[Part, ...] | None = None  # of a chat; None: the text is all content
     prompt: PromptTold | None = None  # with the first piece, if requested
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class WholeOutput:
     """A whole output."""
 
     text: str
     token_ids: list[int]
     finish: Finish
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if requested
+    logprobs: tuple[OutputTokenLogprobs, ...] = ()  # one per token, if requested
     parts: tuple[Part, ...] | None = None  # of a chat; None: the text is all content
     prompt: PromptTold | None = None  # if requested
 
@@ -236,12 +236,12 @@ class Completion:
         return reply_of([Content(self.text)] if self.parts is None else self.parts)
 
 
-def completion_of(deltas: Sequence[Delta]) -> Completion:
+def completion_of(deltas: Sequence[OutputDelta]) -> WholeOutput:
     """The whole output from the deltas of a finished stream."""
     finish = deltas[-1].finish
     assert finish is not None, "an output ended without a finish"
     parsed = [delta.parts for delta in deltas if delta.parts is not None]
-    return Completion(
+    return WholeOutput(
         text="".join(delta.text for delta in deltas),
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         finish=finish,

@@ -13,7 +13,7 @@ from rpc.grammar import BadGrammar, BadVocabulary, Vocabulary, new_matcher, read
 MAX_KNOWN_GRAMMARS = 256
 
 
-class Grammars:
+class GrammarChecker:
     """Checks grammars against the model's vocabulary, off the event loop."""
 
     def __init__(self, tokenizer: Callable[[], str]) -> None:

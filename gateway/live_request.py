@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from gateway.errors import RequestError
-from gateway.generation import Finish, Pooling, Reuse, SamplingParams, Standing
+from gateway.generation import Finish, PrefixReuse, PromptPooling, SamplingParams, Standing
 from gateway.logprobs import RawLogprobs
 from rpc.prompt_reports import PromptReport
 
@@ -20,13 +20,13 @@ class Submission:
     prompt_token_ids: list[int]
     sampling: SamplingParams
     standing: Standing
-    reuse: Reuse
-    pooling: Pooling | None = None
+    reuse: PrefixReuse
+    pooling: PromptPooling | None = None
     output_token_ids: tuple[int, ...] = ()  # from an earlier attempt
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TokenArrival:
     """New tokens, and the end of the output after the last ones."""
 
     token_ids: list[int]
@@ -75,7 +75,7 @@ class LiveRequest:
         self._end: Finish | RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    async def receive(self) -> Arrival:
+    async def receive(self) -> TokenArrival:
         """Returns everything since the last call; waits if there is nothing. For one reader.
 
         Raises RequestError when the request was refused or failed, after tokens that arrived
@@ -90,8 +90,8 @@ class LiveRequest:
         if isinstance(self._end, RequestError):
             if not token_ids:
                 raise self._end
-            return Arrival(token_ids, logprobs, None, reports)
-        return Arrival(token_ids, logprobs, self._end, reports)
+            return TokenArrival(token_ids, logprobs, None, reports)
+        return TokenArrival(token_ids, logprobs, self._end, reports)
 
     def add(self, token_id: int, logprobs: RawLogprobs | None) -> None:
         """Adds a token; call wake() afterwards."""

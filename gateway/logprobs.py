@@ -30,7 +30,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class OutputTokenLogprobs:
     """A token of the output with its likeliest alternatives."""
 
     sampled: Candidate
@@ -61,11 +61,11 @@ class LogprobReader:
 
     def read(
         self, token_ids: Sequence[int], raw: Sequence[RawLogprobs]
-    ) -> tuple[TokenLogprobs, ...]:
+    ) -> tuple[OutputTokenLogprobs, ...]:
         """The values of new output tokens; more rows in `raw` were cut off by a stop string."""
         return tuple(map(self._read, token_ids, raw))
 
-    def _read(self, token_id: int, raw: RawLogprobs) -> TokenLogprobs:
+    def _read(self, token_id: int, raw: RawLogprobs) -> OutputTokenLogprobs:
         offset = self._num_characters
         self._num_characters += len(self._detokenizer.push((token_id,)))
         pairs = zip(raw.top_token_ids, raw.top_logprobs, strict=True)
@@ -75,4 +75,4 @@ class LogprobReader:
             if index < self._num_top
         )
         sampled = Candidate(token_id, raw.logprob, raw.rank, self._spell(token_id))
-        return TokenLogprobs(sampled, top, offset)
+        return OutputTokenLogprobs(sampled, top, offset)

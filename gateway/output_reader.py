@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from gateway.chat.answer import AnswerReader
 from gateway.errors import ErrorKind, RequestError, invalid
-from gateway.generation import Delta, Finish, FinishReason, Usage
-from gateway.live_request import Arrival
+from gateway.generation import Finish, FinishReason, OutputDelta, Usage
+from gateway.live_request import TokenArrival
 from gateway.logprobs import LogprobReader
 from gateway.output_text import OutputText
 from gateway.prompt_told import PromptTeller
@@ -37,7 +37,7 @@ class OutputReader:
             self.answer.push(piece.text, is_last=False)
         self.teller = None  # the prompt was reported before the first token
 
-    def read(self, arrival: Arrival, num_cached_tokens: int) -> Delta:
+    def read(self, arrival: TokenArrival, num_cached_tokens: int) -> OutputDelta:
         """The delta for new tokens, and the end if it came with them."""
         delta = self._read_text(arrival, num_cached_tokens)
         if self.teller is not None:  # the first arrival has all prompt outputs
@@ -49,7 +49,7 @@ class OutputReader:
             delta = replace(delta, parts=parts)
         return delta
 
-    def _read_text(self, arrival: Arrival, num_cached_tokens: int) -> Delta:
+    def _read_text(self, arrival: TokenArrival, num_cached_tokens: int) -> OutputDelta:
         piece, end = self.text.push(arrival.token_ids), arrival.end
         text, stop_string = piece.text, piece.stop_string
         if end is not None and stop_string is None:
@@ -58,16 +58,16 @@ class OutputReader:
         if stop_string is not None:
             usage = Usage(self.num_prompt_tokens, self.text.num_tokens, num_cached_tokens)
             end = Finish(FinishReason.STOP, usage, stop_string=stop_string)
-        return Delta(text, piece.token_ids, end)
+        return OutputDelta(text, piece.token_ids, end)
 
 
-def _with_prompt(delta: Delta, teller: PromptTeller, arrival: Arrival) -> Delta:
+def _with_prompt(delta: OutputDelta, teller: PromptTeller, arrival: TokenArrival) -> OutputDelta:
     if delta.finish is not None and delta.finish.reason is FinishReason.ABORT:
         return delta  # it may precede the end of the prompt
     return replace(delta, prompt=teller.tell(arrival.reports))
 
 
-def _with_logprobs(delta: Delta, reader: LogprobReader, arrival: Arrival) -> Delta:
+def _with_logprobs(delta: OutputDelta, reader: LogprobReader, arrival: TokenArrival) -> OutputDelta:
     if len(arrival.logprobs) < len(arrival.token_ids):
         raise RequestError(ErrorKind.INTERNAL, "the scheduler sent tokens without logprobs")
     return replace(delta, logprobs=reader.read(delta.token_ids, arrival.logprobs))

@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from gateway import limits
 from gateway.chat.answer import AnswerReader, ChatFormat
 from gateway.chat.conversation import Conversation
-from gateway.embeddings import Embedding, embedding_of
+from gateway.embeddings import PromptEmbedding, embedding_of
 from gateway.errors import ErrorKind, RequestError
 from gateway.generation import (
-    Completion,
-    Delta,
     Finish,
     FinishReason,
     GenerationRequest,
+    OutputDelta,
     SamplingParams,
     ServedModel,
+    WholeOutput,
     check_token_ids,
     completion_of,
 )
-from gateway.grammars import Grammars
+from gateway.grammars import GrammarChecker
 from gateway.live_request import Submission
 from gateway.logprobs import LogprobReader
 from gateway.output_reader import OutputReader
@@ -39,7 +39,7 @@ from gateway.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
-class Progress:
+class RequestProgress:
     """A live request as the debug service describes it."""
 
     request: GenerationRequest
@@ -66,11 +66,11 @@ class Pipeline:
         self._link = link
         self._readiness = readiness
         self._clock = clock
-        self._grammars = Grammars(tokenizer.definition)
-        self._live: dict[int, Progress] = {}
+        self._grammars = GrammarChecker(tokenizer.definition)
+        self._live: dict[int, RequestProgress] = {}
 
     @property
-    def live(self) -> list[Progress]:
+    def live(self) -> list[RequestProgress]:
         """Live requests, oldest first."""
         return list(self._live.values())
 
@@ -86,14 +86,14 @@ class Pipeline:
             raise RequestError(ErrorKind.NOT_FOUND, problem, field="model")
         return model
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[OutputDelta, None]:
         """The output piece by piece; the last delta, and only it, has a finish. Use aclosing().
 
         Raises RequestError before the first delta when the request is refused.
         """
         submission, reader = await self._prepare(request)
         live = self._link.submit(submission)
-        progress = Progress(request, reader.num_prompt_tokens, self._clock())
+        progress = RequestProgress(request, reader.num_prompt_tokens, self._clock())
         progress.num_output_tokens = reader.text.num_tokens
         self._live[live.handle] = progress
         finish: Finish | None = None
@@ -229,7 +229,7 @@ class Pipeline:
                     sequences[tuple(token_ids)] = None
         return replace(sampling, bad_words_token_ids=tuple(sequences))
 
-    async def embed(self, request: GenerationRequest) -> Embedding:
+    async def embed(self, request: GenerationRequest) -> PromptEmbedding:
         """The pooled hidden states of a prompt, by the request's `pooling`."""
         assert request.pooling is not None
         model = self.resolve_model(request.model)
@@ -244,7 +244,7 @@ class Pipeline:
                 request.pooling,
             )
         )
-        self._live[live.handle] = Progress(request, len(prompt.token_ids), self._clock())
+        self._live[live.handle] = RequestProgress(request, len(prompt.token_ids), self._clock())
         try:
             arrival = await live.receive()
         finally:
@@ -254,7 +254,7 @@ class Pipeline:
             raise RequestError(ErrorKind.CANCELLED, "the request was aborted")
         return embedding_of(arrival.reports, arrival.end.usage)
 
-    async def complete(self, request: GenerationRequest) -> Completion:
+    async def complete(self, request: GenerationRequest) -> WholeOutput:
         """The whole output at once."""
         async with aclosing(self.generate(request)) as deltas:
             return completion_of([delta async for delta in deltas])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gateway.detokenizer import Detokenizer
 from gateway.errors import ErrorKind, RequestError
-from gateway.logprobs import LogprobReader, Spell, TokenLogprobs, raw_logprobs
+from gateway.logprobs import LogprobReader, OutputTokenLogprobs, Spell, raw_logprobs
 from rpc.prompt_reports import PromptReport
 
 
@@ -14,7 +14,7 @@ class PromptScores:
     """Log probability of each token of a prompt after the tokens before it."""
 
     first_spelling: bytes  # of the first token, which has no log probability
-    others: tuple[TokenLogprobs, ...]
+    others: tuple[OutputTokenLogprobs, ...]
 
     def with_top(self, num_top: int) -> "PromptScores":
         """The same with at most `num_top` alternatives."""
@@ -79,7 +79,7 @@ class PromptTeller:
         first, *others = self._token_ids
         reader = LogprobReader(self._spell, self._detokenizer, num_top)
         reader.skip(first)
-        tokens: list[TokenLogprobs] = []
+        tokens: list[OutputTokenLogprobs] = []
         for report in reports:
             if report.begin != len(tokens) or report.logprobs is None:
                 raise RequestError(ErrorKind.INTERNAL, "the scheduler reported the wrong tokens")

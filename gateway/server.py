@@ -55,7 +55,7 @@ class HttpServer(uvicorn.Server):
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class ListenPorts:
     """The ports that the servers listen on."""
 
     http: int
@@ -98,7 +98,7 @@ class Gateway:
         add_reflection(server, names, aio=True)
         return server
 
-    async def start(self) -> Ports:
+    async def start(self) -> ListenPorts:
         """Starts listening. Raises PortInUse. Not ready before the scheduler is."""
         config = self._config
         listener = _listen(config.host, config.http_port, shares=config.share_ports)
@@ -115,7 +115,7 @@ class Gateway:
             asyncio.create_task(self._link.run()),
             asyncio.create_task(self._readiness.run(self._on_readiness)),
         ]
-        ports = Ports(listener.getsockname()[1], grpc_port)
+        ports = ListenPorts(listener.getsockname()[1], grpc_port)
         log.info("HTTP on %s:%d, gRPC on %s:%d", config.host, ports.http, config.host, ports.grpc)
         return ports
 

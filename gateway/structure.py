@@ -67,7 +67,7 @@ class Regex:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class OneOfTexts:
     """One of the given texts."""
 
     place: str
@@ -127,7 +127,7 @@ class CallList:
         return json.dumps({"grammars": [{"name": "start", "lark_grammar": lark}, *grammars]})
 
 
-Structure = JsonSchema | Regex | Choice | ContextFree | CallList
+Structure = JsonSchema | Regex | OneOfTexts | ContextFree | CallList
 
 _RULE_TEMPERATURE = re.compile(r"^\s*\w+\s*\[[^\]\n]*\btemperature\b", re.MULTILINE)
 

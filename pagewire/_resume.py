@@ -33,9 +33,9 @@ def resumed(request: _Request, token_ids: Sequence[int], attempt: int) -> _Reque
 
 def patience_for(
     request: pb.GenerateStreamRequest | pb.ChatStreamRequest, timeout_s: float
-) -> "Patience":
+) -> "ResumePatience":
     """The retry rule of a request; None for several outputs, which cannot be resumed."""
-    return Patience(timeout_s if request.options.n <= 1 else 0.0)
+    return ResumePatience(timeout_s if request.options.n <= 1 else 0.0)
 
 
 class Deadline:
@@ -50,7 +50,7 @@ class Deadline:
         return math.inf if math.isinf(self._end_s) else max(self._end_s - time.monotonic(), 1e-3)
 
 
-class Patience:
+class ResumePatience:
     """Which failures of a stream are retried, and for how long.
 
     Only streams that have had a message are retried, since an unreachable server should be reported

@@ -15,7 +15,7 @@ import grpc
 
 from pagewire._answers import Assembly
 from pagewire._errors import Cancelled, from_rpc_error
-from pagewire._resume import Patience, Reopen
+from pagewire._resume import Reopen, ResumePatience
 from pagewire._types import Completion, Delta
 from pagewire.v1 import inference_pb2 as pb
 
@@ -26,7 +26,7 @@ class _Output:
     """State of a stream: the output so far, and how to cancel the call."""
 
     def __init__(
-        self, cancel: Callable[[], bool], target: str, patience: Patience, num_outputs: int
+        self, cancel: Callable[[], bool], target: str, patience: ResumePatience, num_outputs: int
     ) -> None:
         self._target = target
         self._patience = patience
@@ -68,7 +68,7 @@ class _Output:
         self._cancel()
 
 
-class Call(Protocol):
+class StreamCall(Protocol):
     """The part of a gRPC stream that is used."""
 
     def __next__(self) -> _Response: ...
@@ -90,7 +90,7 @@ class Stream(_Output, Iterator[Delta]):
     """
 
     def __init__(
-        self, reopen: Reopen[Call], target: str, patience: Patience, num_outputs: int
+        self, reopen: Reopen[StreamCall], target: str, patience: ResumePatience, num_outputs: int
     ) -> None:
         self._call = reopen((), 0)
         self._reopen = reopen
@@ -131,7 +131,7 @@ class AsyncStream(_Output, AsyncIterator[Delta]):
     """Asynchronous iterator over the pieces of an output; otherwise like Stream."""
 
     def __init__(
-        self, reopen: Reopen[AioCall], target: str, patience: Patience, num_outputs: int
+        self, reopen: Reopen[AioCall], target: str, patience: ResumePatience, num_outputs: int
     ) -> None:
         call = reopen((), 0)
         self._reopen = reopen

@@ -8,7 +8,7 @@ import numpy as np
 from rpc.logprobs import LogprobColumns
 from rpc.prompt_reports import PromptReport
 from scheduler_svc.core import Finished, FinishReason, StepOutputs, StepPlan
-from scheduler_svc.outbox import Admission, Ended, Outbox
+from scheduler_svc.outbox import Admitted, Outbox, RequestEnd
 
 _STATUS_CODES = {  # gRPC status codes
     FinishReason.ERROR: 13,
@@ -75,11 +75,11 @@ class Clients:
         for new in plan.new_sequences:
             outbox = self._outboxes.get(new.request.client)
             if outbox is not None:
-                outbox.put_admission(Admission(new.request.handle, new.num_first_cached_tokens))
+                outbox.put_admission(Admitted(new.request.handle, new.num_first_cached_tokens))
 
     def tell_ends(self, finished: Iterable[Finished]) -> None:
         """Reports finished requests, with the reason, after all their tokens."""
         for end in finished:
             outbox = self._outboxes.get(end.request.client)
             if outbox is not None:
-                outbox.put_end(Ended(end, _STATUS_CODES.get(end.reason, 0)))
+                outbox.put_end(RequestEnd(end, _STATUS_CODES.get(end.reason, 0)))

@@ -13,10 +13,10 @@ from rpc.prompt_reports import PromptReport
 from rpc.state_hash import StateHashes
 from scheduler_svc.core import (
     BlockMoves,
+    EnteringSequence,
     Finished,
     FinishReason,
-    NewSequence,
-    Report,
+    ReportedRange,
     Request,
     StepPlan,
     StepResult,
@@ -159,7 +159,7 @@ def _add_moves(step: worker_pb2.SchedulerOutput, moves: BlockMoves) -> None:
     step.copied_to_block_ids = pack(moves.copied_to)
 
 
-def _to_new_sequence(new: NewSequence) -> worker_pb2.NewSequence:
+def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
     sampling = new.request.sampling
     assert isinstance(sampling, Sampling)
     return worker_pb2.NewSequence(
@@ -227,7 +227,7 @@ def to_result(
         token_ids=unpack(output.token_ids, name="token_ids").astype(np.int32, copy=False),
         bad_rows=tuple(np.flatnonzero(status).tolist()),
         dead_ends={error.row: error.message for error in output.row_errors},
-        reports=tuple(Report(r.owner, r.begin, r.end, r.is_finite) for r in reports),
+        reports=tuple(ReportedRange(r.owner, r.begin, r.end, r.is_finite) for r in reports),
     )
 
 

@@ -24,7 +24,7 @@ class NotReady(Exception):
     """Raised when no worker has attached yet, so that model and limits are unknown."""
 
 
-class Overloaded(Exception):
+class QueueFull(Exception):
     """Raised when the queue is full; `retry_after_s` says when to try again."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
@@ -140,7 +140,7 @@ class Engine:
         place, refused = full[delays_s.index(retry_after_s)]
         place.core.promise(request, now_s + retry_after_s)
         self.num_overloaded += 1
-        return Overloaded(str(refused), retry_after_s)
+        return QueueFull(str(refused), retry_after_s)
 
     def abort(self, request_id: str) -> bool:
         """Ends a live request without notifying its client; False when there is none."""

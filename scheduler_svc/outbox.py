@@ -16,7 +16,7 @@ from scheduler_svc.core import Finished
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RequestEnd:
     """A request's end, with the gRPC status code of its failure (0: it did not fail)."""
 
     finished: Finished
@@ -24,7 +24,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class Admitted:
     """The admission of a request: it left the queue."""
 
     handle: int
@@ -37,8 +37,8 @@ class Parcel:
 
     handles: NDArray[np.uint32]
     token_ids: NDArray[np.int32]
-    ended: list[Ended]
-    admitted: list[Admission]
+    ended: list[RequestEnd]
+    admitted: list[Admitted]
     logprobs: LogprobColumns | None  # rows index token_ids
     reports: list[PromptReport]  # by handle; sent before the tokens
 
@@ -55,11 +55,11 @@ class Outbox:
         self._token_ids: list[NDArray[np.int32]] = []
         self._logprobs: list[LogprobColumns | None] = []
         self._reports: list[PromptReport] = []
-        self._ended: list[Ended] = []
-        self._admitted: list[Admission] = []
+        self._ended: list[RequestEnd] = []
+        self._admitted: list[Admitted] = []
         self._filled = asyncio.Event()
 
-    def put_admission(self, admission: Admission) -> None:
+    def put_admission(self, admission: Admitted) -> None:
         """Adds an admission; sent with the request's first token, or before."""
         self._admitted.append(admission)
 
@@ -80,7 +80,7 @@ class Outbox:
         self._reports.append(report)
         self._filled.set()
 
-    def put_end(self, ended: Ended) -> None:
+    def put_end(self, ended: RequestEnd) -> None:
         """Adds the end of one request, after all its tokens."""
         self._ended.append(ended)
         self._filled.set()

@@ -29,8 +29,8 @@ from scheduler_svc.convert import (
     to_usage,
 )
 from scheduler_svc.core import Policy, RefusalKind, Refused
-from scheduler_svc.engine import Engine, NotReady, Overloaded
-from scheduler_svc.outbox import Ended, Outbox
+from scheduler_svc.engine import Engine, NotReady, QueueFull
+from scheduler_svc.outbox import Outbox, RequestEnd
 from scheduler_svc.sampling import BadSampling
 from scheduler_svc.status import status_of
 from scheduler_svc.statuses import overloaded_metadata
@@ -198,7 +198,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             )
         except BadSampling as error:
             return _Refusal(invalid, str(error))
-        except Overloaded as error:
+        except QueueFull as error:
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
             return _Refusal(code, str(error), error.retry_after_s)
         except Refused as error:
@@ -267,7 +267,7 @@ async def _refuse(context: GenerateContext, refusal: _Refusal) -> None:
 async def _responses(
     outbox: Outbox, request_id: str, sampling: types_pb2.SamplingParams, context: GenerateContext
 ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
-    ended: Ended | None = None
+    ended: RequestEnd | None = None
     hidden = HiddenMean()
     while ended is None:
         parcel = await outbox.take()

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from scheduler_svc.core import (
     Cause,
+    EnteringSequence,
     Held,
-    NewSequence,
     Scheduler,
     Sequence,
     Status,
@@ -52,7 +52,7 @@ def tell_before(sequence: Sequence, elsewhere: Mapping[str, Trace]) -> list[str]
     return [f"{line}; moved when that worker was lost" for _, line in sorted(entries)]
 
 
-def _entered(new: NewSequence) -> str:
+def _entered(new: EnteringSequence) -> str:
     return (
         f"entered slot {new.slot} with {len(new.token_ids)} tokens, "
         f"{new.num_computed_tokens} of them cached"

@@ -17,7 +17,7 @@ from pathlib import Path
 from rpc.server import PortInUse
 from scheduler_svc.core.step_time import StepTime
 from simulator.fake_worker import FakeModel
-from simulator.loopback import LoopbackWorker, StepRecord, start
+from simulator.loopback import DeviceStep, LoopbackWorker, start
 from simulator.step_times import BadStepTime, parse_step_time
 
 logger = logging.getLogger("simulator")
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     model = FakeModel(**{name: getattr(options, name) for name in _MODEL_OPTIONS})
-    records: list[StepRecord] = []
+    records: list[DeviceStep] = []
     keep = records.append if options.record else _forget
     try:
         server, port = start(
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _forget(record: StepRecord) -> None:
+def _forget(record: DeviceStep) -> None:
     """Ignores a record, because none was requested."""
 
 

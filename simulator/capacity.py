@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from simulator.measures import Objective, Summary, summarize
+from simulator.measures import CapacityObjective, WorkloadSummary, summarize
 from simulator.virtual_server import VirtualServer
 from simulator.workload import Arrival, at_rate, rate_per_s
 
@@ -16,7 +16,7 @@ class Trial:
     """The result of simulating one rate."""
 
     rate_per_s: float
-    summary: Summary
+    summary: WorkloadSummary
     excess: str | None  # the latency that was exceeded; None: none was
 
     @property
@@ -26,7 +26,9 @@ class Trial:
 
 
 def trials(
-    make_server: Callable[[], VirtualServer], arrivals: Sequence[Arrival], objective: Objective
+    make_server: Callable[[], VirtualServer],
+    arrivals: Sequence[Arrival],
+    objective: CapacityObjective,
 ) -> Iterator[Trial]:
     """Doubles or halves the workload's own rate until the result changes, then bisects."""
 

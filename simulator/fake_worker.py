@@ -19,8 +19,8 @@ from rpc.columns import BadColumn, pack
 from rpc.server import SERVER_OPTIONS, bind
 from rpc.state_hash import StateHashes
 from scheduler_svc.core.step_time import StepTime
-from simulator.slots import MAX_GRANTED_STEPS, BadStep, FakeSlots, Outcome
-from simulator.stream import Refused, Stream, steps_of
+from simulator.slots import MAX_GRANTED_STEPS, FakeSlots, InconsistentStep, Outcome
+from simulator.stream import FrameRefused, WorkerStream, steps_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 INSTANT = StepTime()
@@ -140,21 +140,23 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.last_step_id = hello.first_step_id - 1
         self._slots = self._fresh_slots()
         yield worker_pb2.AttachResponse(description=self.description())
-        stream = Stream(hello)
+        stream = WorkerStream(hello)
         tasks = [
             asyncio.create_task(stream.read(request_iterator)),
             asyncio.create_task(self._run(stream)),
         ]
         try:
             while (answer := await self._next_answer(stream)) is not None:
-                if isinstance(answer, Refused):
+                if isinstance(answer, FrameRefused):
                     await context.abort(grpc.StatusCode[answer.status], str(answer))
                 yield answer
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _next_answer(self, stream: Stream) -> worker_pb2.AttachResponse | Refused | None:
+    async def _next_answer(
+        self, stream: WorkerStream
+    ) -> worker_pb2.AttachResponse | FrameRefused | None:
         """The next answer to send, or a heartbeat if there was none for an interval."""
         while True:
             try:
@@ -165,25 +167,25 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             else:
                 stream.beat.num_frames_sent += 1
             if stream.epoch != self.epoch:
-                return Refused("ABORTED", f"epoch {self.epoch} took over")
+                return FrameRefused("ABORTED", f"epoch {self.epoch} took over")
             while self.is_silent:
                 await asyncio.sleep(0.01)
             return answer
 
-    async def _run(self, stream: Stream) -> None:
+    async def _run(self, stream: WorkerStream) -> None:
         """Computes frame after frame, and each step of a grant."""
         try:
             while (frame := await stream.next_frame()) is not None:
                 for step in steps_of(frame):
                     if stream.epoch != self.epoch:
-                        raise Refused("ABORTED", f"epoch {self.epoch} took over")
+                        raise FrameRefused("ABORTED", f"epoch {self.epoch} took over")
                     if not stream.begin(step.step_id):
                         self._skip_rest(frame, step)
                         break
                     output = await self._answer(step)
                     stream.answers.put_nowait(worker_pb2.AttachResponse(output=output))
             stream.answers.put_nowait(None)
-        except Refused as refused:
+        except FrameRefused as refused:
             stream.answers.put_nowait(refused)
 
     def _skip_rest(
@@ -191,14 +193,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     ) -> None:
         """Skips the remaining steps of a frame; the frame's changes apply."""
         if not frame.granted_steps:
-            raise Refused("INVALID_ARGUMENT", f"cut: step {step.step_id} was not granted")
+            raise FrameRefused("INVALID_ARGUMENT", f"cut: step {step.step_id} was not granted")
         self.last_step_id = frame.step_id + frame.granted_steps - 1
         self._slots.skip(frame if step is frame else None)
 
     async def _answer(self, step: worker_pb2.SchedulerOutput) -> worker_pb2.ModelRunnerOutput:
         if step.step_id != self.last_step_id + 1:
             message = f"step {step.step_id} does not follow {self.last_step_id}"
-            raise Refused("ABORTED", message)
+            raise FrameRefused("ABORTED", message)
         self.last_step_id = step.step_id
         self.num_steps += 1
         if self.hang_steps:
@@ -209,8 +211,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             return worker_pb2.ModelRunnerOutput(step_id=step.step_id, error="planned failure")
         try:
             outcome = self._slots.apply(step)
-        except (BadStep, BadColumn, IndexError) as error:
-            raise Refused("INVALID_ARGUMENT", str(error)) from error
+        except (InconsistentStep, BadColumn, IndexError) as error:
+            raise FrameRefused("INVALID_ARGUMENT", str(error)) from error
         num_tokens = outcome.num_computed_tokens
         await self._compute(self.step_time.of(num_tokens, self._slots.context_tokens))
         token_ids = outcome.token_ids

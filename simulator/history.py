@@ -11,7 +11,7 @@ from simulator.slots import token_at
 
 
 @dataclass(slots=True)
-class History:
+class ClientHistory:
     """One request as its client saw it; times are of the virtual clock, in seconds."""
 
     request: Request
@@ -28,7 +28,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class HistoryRules:
     """Deviations that the scenario allows."""
 
     vocab_size: int
@@ -40,7 +40,7 @@ class Rules:
     num_bad_rows: int  # reported by workers
 
 
-def expected(request: Request, rules: Rules) -> tuple[list[int], FinishReason]:
+def expected(request: Request, rules: HistoryRules) -> tuple[list[int], FinishReason]:
     """The tokens of an undisturbed request, and why it ends."""
     num_prompt = len(request.prompt_token_ids)
     limit = rules.max_model_len - num_prompt
@@ -57,7 +57,7 @@ def expected(request: Request, rules: Rules) -> tuple[list[int], FinishReason]:
     return tokens, FinishReason.LENGTH
 
 
-def judge(histories: list[History], rules: Rules) -> list[str]:
+def judge(histories: list[ClientHistory], rules: HistoryRules) -> list[str]:
     """All problems found, as text; empty when there are none."""
     problems = [
         f"{history.request.request_id}: {problem}"
@@ -74,7 +74,7 @@ def judge(histories: list[History], rules: Rules) -> list[str]:
     return problems
 
 
-def _problems(history: History, rules: Rules) -> Iterator[str]:
+def _problems(history: ClientHistory, rules: HistoryRules) -> Iterator[str]:
     words, reason = expected(history.request, rules)
     got = history.tokens
     if got != words[: len(got)]:
@@ -102,12 +102,12 @@ def _difference(got: list[int], words: list[int]) -> str:
 
 
 def _end_problems(
-    history: History,
+    history: ClientHistory,
     ended_s: float,
     finished: Finished,
     words: list[int],
     reason: FinishReason,
-    rules: Rules,
+    rules: HistoryRules,
 ) -> Iterator[str]:
     request, got = history.request, history.tokens
     if finished.num_prompt_tokens != len(request.prompt_token_ids):
@@ -129,7 +129,7 @@ def _end_problems(
             yield "aborted without a cause"
 
 
-def _has_cause(message: str, rules: Rules) -> bool:
+def _has_cause(message: str, rules: HistoryRules) -> bool:
     if "not finite" in message:
         return rules.num_bad_rows > 0
     if "too small for it" in message:
@@ -137,7 +137,7 @@ def _has_cause(message: str, rules: Rules) -> bool:
     return rules.may_give_up
 
 
-def _expiry_problems(request: Request, ended_s: float, rules: Rules) -> Iterator[str]:
+def _expiry_problems(request: Request, ended_s: float, rules: HistoryRules) -> Iterator[str]:
     deadline_s = request.deadline_s
     if deadline_s is None:
         yield "expired without a deadline"

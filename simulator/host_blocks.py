@@ -6,7 +6,7 @@ from pagewire.v1.worker_pb2 import SchedulerOutput
 from rpc.columns import unpack
 
 
-class BadStep(ValueError):
+class InconsistentStep(ValueError):
     """Raised for a step that does not follow from the previous ones, naming the field."""
 
 
@@ -25,18 +25,22 @@ class HostBlocks:
         if step.from_host_block_ids or step.swapped_in_block_ids:
             self._targets(step, "from_host_block_ids", "swapped_in_block_ids")
             if not self._holds[unpack(step.from_host_block_ids)].all():
-                raise BadStep("from_host_block_ids: nothing was swapped out to one of them")
+                raise InconsistentStep(
+                    "from_host_block_ids: nothing was swapped out to one of them"
+                )
         if step.copied_from_block_ids or step.copied_to_block_ids:
             targets = self._targets(step, "copied_from_block_ids", "copied_to_block_ids")
             if np.isin(targets, unpack(step.copied_from_block_ids)).any():
-                raise BadStep("copied_to_block_ids: one of them is copied itself")
+                raise InconsistentStep("copied_to_block_ids: one of them is copied itself")
 
     @staticmethod
     def _targets(step: SchedulerOutput, from_name: str, to_name: str) -> np.ndarray:
         sources = unpack(getattr(step, from_name), name=from_name)
         targets = unpack(getattr(step, to_name), name=to_name)
         if len(sources) != len(targets):
-            raise BadStep(f"{to_name}: {len(targets)} blocks for {len(sources)} {from_name}")
+            raise InconsistentStep(
+                f"{to_name}: {len(targets)} blocks for {len(sources)} {from_name}"
+            )
         if len(np.unique(targets)) != len(targets):
-            raise BadStep(f"{to_name}: a block appears twice")
+            raise InconsistentStep(f"{to_name}: a block appears twice")
         return targets

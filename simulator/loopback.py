@@ -24,8 +24,8 @@ from rpc.columns import BadColumn
 from rpc.server import SERVER_OPTIONS, bind
 from scheduler_svc.core.step_time import StepTime
 from simulator.fake_worker import FakeModel, describe, to_output
-from simulator.slots import BadStep, FakeSlots
-from simulator.stream import Progress, Refused, steps_of
+from simulator.slots import FakeSlots, InconsistentStep
+from simulator.stream import FrameRefused, StepProgress, steps_of
 
 SERVICE = "pagewire.v1.WorkerService"
 _SPIN_S = 200e-6  # a sleep may end this much late
@@ -33,7 +33,7 @@ _PR_SET_TIMERSLACK = 29
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
+class DeviceStep:
     """One step as the device saw it."""
 
     step_id: int
@@ -48,7 +48,7 @@ class Device:
     """The slots of one stream, and the thread that computes."""
 
     def __init__(
-        self, model: FakeModel, step_time: StepTime, record: Callable[[StepRecord], None]
+        self, model: FakeModel, step_time: StepTime, record: Callable[[DeviceStep], None]
     ) -> None:
         self._slots = FakeSlots(
             model.max_num_seqs, model.vocab_size, model.block_size, model.max_model_len
@@ -61,8 +61,8 @@ class Device:
         began_s = time.perf_counter()
         try:
             outcome = self._slots.apply(step)
-        except (BadStep, BadColumn, IndexError) as error:
-            raise Refused("INVALID_ARGUMENT", str(error)) from error
+        except (InconsistentStep, BadColumn, IndexError) as error:
+            raise FrameRefused("INVALID_ARGUMENT", str(error)) from error
         num_tokens, num_context = outcome.num_computed_tokens, self._slots.context_tokens
         output = to_output(step.step_id, outcome)
         if step.wants_state:
@@ -70,7 +70,7 @@ class Device:
         frame = worker_pb2.AttachResponse(output=output).SerializeToString()
         wait_until(began_s + self._step_time.of(num_tokens, num_context))
         ended_s, num_rows = time.perf_counter(), len(outcome.token_ids)
-        self._record(StepRecord(step.step_id, num_rows, num_tokens, ended_s, num_bytes, len(frame)))
+        self._record(DeviceStep(step.step_id, num_rows, num_tokens, ended_s, num_bytes, len(frame)))
         return frame
 
     def skip(self, frame: worker_pb2.SchedulerOutput | None) -> None:
@@ -99,13 +99,13 @@ class Attachment:
     def __init__(self, hello: worker_pb2.Hello, device: Device) -> None:
         self.interval_s = hello.heartbeat_interval_ms / 1e3 or None
         # A refusal ends the stream with an error, None ends it normally.
-        self.outbox: SimpleQueue[bytes | Refused | None] = SimpleQueue()
+        self.outbox: SimpleQueue[bytes | FrameRefused | None] = SimpleQueue()
         self.is_over = False
         self._device = device
         self._inbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._beat = worker_pb2.Heartbeat()
         self._next_step_id = hello.first_step_id
-        self._progress, self._lock = Progress(hello), threading.Lock()
+        self._progress, self._lock = StepProgress(hello), threading.Lock()
 
     def read(self, frames: Iterator[bytes]) -> None:
         """The reader: queues steps, applies cuts."""
@@ -129,10 +129,10 @@ class Attachment:
             while (frame := self._inbox.get()) is not None and not self.is_over:
                 self._run(worker_pb2.AttachRequest.FromString(frame).step, len(frame))
             self.outbox.put(None)
-        except Refused as refused:
+        except FrameRefused as refused:
             self.outbox.put(refused)
 
-    def write(self) -> Iterator[bytes | Refused]:
+    def write(self) -> Iterator[bytes | FrameRefused]:
         """The writer: yields queued answers, or a heartbeat when there are none."""
         while True:
             try:
@@ -154,13 +154,13 @@ class Attachment:
     def _run(self, frame: worker_pb2.SchedulerOutput, num_bytes: int) -> None:
         if frame.step_id != self._next_step_id:
             expected = f"expected {self._next_step_id}"
-            raise Refused("ABORTED", f"step_id {frame.step_id} does not follow: {expected}")
+            raise FrameRefused("ABORTED", f"step_id {frame.step_id} does not follow: {expected}")
         self._next_step_id += max(frame.granted_steps, 1)
         for step in steps_of(frame):
             with self._lock:
                 is_left_out = not self._progress.begin(step.step_id)
             if is_left_out and not frame.granted_steps:
-                raise Refused("INVALID_ARGUMENT", f"cut: step {step.step_id} was not granted")
+                raise FrameRefused("INVALID_ARGUMENT", f"cut: step {step.step_id} was not granted")
             if is_left_out:
                 self._device.skip(frame if step is frame else None)
                 return
@@ -176,7 +176,7 @@ class LoopbackWorker:
     """Implements Describe and Attach on a threaded server."""
 
     def __init__(
-        self, model: FakeModel, step_time: StepTime, record: Callable[[StepRecord], None]
+        self, model: FakeModel, step_time: StepTime, record: Callable[[DeviceStep], None]
     ) -> None:
         self._model = model
         self._step_time = step_time
@@ -208,14 +208,14 @@ class LoopbackWorker:
             attachment = Attachment(hello, device)
             self._epoch, before, self._current = hello.epoch, self._current, attachment
         if before is not None:
-            before.outbox.put(Refused("ABORTED", f"epoch {hello.epoch} took over"))
+            before.outbox.put(FrameRefused("ABORTED", f"epoch {hello.epoch} took over"))
         context.add_callback(attachment.end)
         for work in (lambda: attachment.read(frames), attachment.compute):
             threading.Thread(target=work, daemon=True).start()
         greeting = describe(self._model, self._incarnation)
         yield worker_pb2.AttachResponse(description=greeting).SerializeToString()
         for item in attachment.write():
-            if isinstance(item, Refused):
+            if isinstance(item, FrameRefused):
                 context.abort(grpc.StatusCode[item.status], str(item))
                 return
             yield item

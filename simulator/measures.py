@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core import FinishReason
-from simulator.virtual_server import Outcome, Served
+from simulator.virtual_server import RequestOutcome, ServedWorkload
 
 PERCENTILES = (50, 90, 99)
 
@@ -22,7 +22,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class WorkloadSummary:
     """Statistics of a served workload."""
 
     num_requests: int
@@ -45,13 +45,13 @@ class Summary:
     max_waiting: int
 
 
-def summarize(served: Served) -> Summary:
+def summarize(served: ServedWorkload) -> WorkloadSummary:
     """The statistics of a workload that has ended."""
     outcomes = served.outcomes
     completed = [o for o in outcomes if o.reason is FinishReason.LENGTH]
     duration_s = max(served.duration_s, 1e-9)
     looked_up = sum(o.arrival.prompt_tokens for o in outcomes if o.num_tokens)
-    return Summary(
+    return WorkloadSummary(
         num_requests=len(outcomes),
         num_completed=len(completed),
         num_refused=sum(o.reason is None for o in outcomes),
@@ -73,16 +73,16 @@ def summarize(served: Served) -> Summary:
     )
 
 
-def _ttft_s(outcome: Outcome) -> float:
+def _ttft_s(outcome: RequestOutcome) -> float:
     return outcome.first_token_s - outcome.arrival.arrival_s if outcome.num_tokens else math.inf
 
 
-def _tpot_s(outcome: Outcome) -> Iterator[float]:
+def _tpot_s(outcome: RequestOutcome) -> Iterator[float]:
     if outcome.num_tokens > 1:
         yield (outcome.last_token_s - outcome.first_token_s) / (outcome.num_tokens - 1)
 
 
-def _e2e_s(outcome: Outcome) -> float:
+def _e2e_s(outcome: RequestOutcome) -> float:
     if outcome.reason is not FinishReason.LENGTH:
         return math.inf
     return outcome.last_token_s - outcome.arrival.arrival_s
@@ -97,7 +97,7 @@ def _latency(seconds: Iterable[float]) -> Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class CapacityObjective:
     """Limits on the 99th percentile of latencies, in seconds; None: no limit."""
 
     ttft_p99_s: float | None = None
@@ -115,7 +115,7 @@ class Objective:
         """Whether there is no limit."""
         return self.ttft_p99_s is self.tpot_p99_s is self.e2e_p99_s is None
 
-    def excess(self, summary: Summary) -> str | None:
+    def excess(self, summary: WorkloadSummary) -> str | None:
         """The first limit that was exceeded, as text; None when none was."""
         for name, limit_s, latency in (
             ("time to first token", self.ttft_p99_s, summary.ttft),

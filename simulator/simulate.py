@@ -29,7 +29,7 @@ from scheduler_svc.core_config import core_config
 from scheduler_svc.journal.recording import NotReplayable
 from scheduler_svc.journal.records import Damaged
 from simulator import capacity
-from simulator.measures import Latency, Objective, Summary, summarize
+from simulator.measures import CapacityObjective, Latency, WorkloadSummary, summarize
 from simulator.recorded import Past, read_past
 from simulator.step_times import fit, parse_step_time
 from simulator.virtual_server import VirtualServer
@@ -167,8 +167,8 @@ def _step_time(options: argparse.Namespace, past: Past | None) -> StepTime:
     return fit(past.steps)
 
 
-def _objective(options: argparse.Namespace) -> Objective:
-    return Objective(options.ttft_p99_s, options.tpot_p99_s, options.e2e_p99_s)
+def _objective(options: argparse.Namespace) -> CapacityObjective:
+    return CapacityObjective(options.ttft_p99_s, options.tpot_p99_s, options.e2e_p99_s)
 
 
 def _service_config(arguments: Sequence[str]) -> ServiceConfig:
@@ -205,8 +205,8 @@ def _core_config(
 
 def _say_table(
     rate: float,
-    summary: Summary,
-    objective: Objective,
+    summary: WorkloadSummary,
+    objective: CapacityObjective,
     tried: Sequence[capacity.Trial],
     took_s: float,
 ) -> None:
@@ -218,7 +218,7 @@ def _say_table(
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _tell_summary(rate: float, summary: Summary) -> list[str]:
+def _tell_summary(rate: float, summary: WorkloadSummary) -> list[str]:
     return [
         f"{summary.num_requests} requests at {rate:.2f}/s: {summary.num_completed} completed, "
         f"{summary.num_refused} refused, {summary.num_expired} expired, "
@@ -265,8 +265,8 @@ def _tell_capacity(tried: Sequence[capacity.Trial]) -> list[str]:
 
 def _say_json(
     rate: float,
-    summary: Summary,
-    objective: Objective,
+    summary: WorkloadSummary,
+    objective: CapacityObjective,
     tried: Sequence[capacity.Trial],
     took_s: float,
 ) -> None:

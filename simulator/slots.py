@@ -10,8 +10,8 @@ from rpc.columns import unpack
 from rpc.logprobs import LogprobColumns
 from rpc.prompt_reports import PromptReport
 from rpc.state_hash import StateHashes, block_weights, slot_hashes, table_sums
-from simulator.host_blocks import BadStep as BadStep
 from simulator.host_blocks import HostBlocks
+from simulator.host_blocks import InconsistentStep as InconsistentStep
 from simulator.questions import Question, logprob_of
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -84,7 +84,7 @@ class FakeSlots:
         if not step.same_rows:
             self._rows = unpack(step.slots, name="slots")
         if self._rows is None:
-            raise BadStep("same_rows: the step before it was not computed")
+            raise InconsistentStep("same_rows: the step before it was not computed")
         return self._compute(self._rows, unpack(step.num_scheduled, name="num_scheduled"), step)
 
     def skip(self, frame: SchedulerOutput | None) -> None:
@@ -104,14 +104,16 @@ class FakeSlots:
 
     def _change(self, step: SchedulerOutput) -> None:
         if step.granted_steps > MAX_GRANTED_STEPS:
-            raise BadStep(f"granted_steps: {step.granted_steps} of at most {MAX_GRANTED_STEPS}")
+            raise InconsistentStep(
+                f"granted_steps: {step.granted_steps} of at most {MAX_GRANTED_STEPS}"
+            )
         if step.granted_steps and (step.reset or step.new_sequences or step.num_scheduled):
-            raise BadStep("granted_steps: every row of a grant decodes")
+            raise InconsistentStep("granted_steps: every row of a grant decodes")
         if step.reset:
             self._live[:] = False
         freed = unpack(step.freed_slots, name="freed_slots")
         if not self._live[freed].all():
-            raise BadStep("freed_slots: a slot is empty")
+            raise InconsistentStep("freed_slots: a slot is empty")
         self._live[freed] = False
         for new in step.new_sequences:
             self._enter(new)
@@ -125,7 +127,7 @@ class FakeSlots:
     def _enter(self, new: NewSequence) -> None:
         slot = new.slot
         if self._live[slot]:
-            raise BadStep(f"new_sequences: slot {slot} is taken")
+            raise InconsistentStep(f"new_sequences: slot {slot} is taken")
         token_ids = unpack(new.token_ids, name="token_ids")
         block_ids = unpack(new.block_ids, name="block_ids")
         self._live[slot] = True
@@ -141,7 +143,7 @@ class FakeSlots:
         question = Question.of(new, self._vocab_size)
         if question is not None:
             if new.num_computed_tokens > question.begin < question.end:
-                raise BadStep("report_begin: what is to be reported is computed already")
+                raise InconsistentStep("report_begin: what is to be reported is computed already")
             self._questions[slot] = question
         asks = new.sampling.HasField("logprobs")
         self._num_top[slot] = new.sampling.logprobs if asks else NO_LOGPROBS
@@ -150,15 +152,15 @@ class FakeSlots:
         self, rows: NDArray[np.integer], chunks: NDArray[np.integer], step: SchedulerOutput
     ) -> Outcome:
         if not self._live[rows].all():
-            raise BadStep("slots: a row's slot is empty")
+            raise InconsistentStep("slots: a row's slot is empty")
         after = self._num_computed[rows] + (chunks if len(chunks) else 1)
         if (after > self._num_tokens[rows]).any():
-            raise BadStep("num_scheduled: a row computes tokens that do not exist")
+            raise InconsistentStep("num_scheduled: a row computes tokens that do not exist")
         if step.granted_steps and (after < self._num_tokens[rows]).any():
-            raise BadStep("granted_steps: a row does not decode")
+            raise InconsistentStep("granted_steps: a row does not decode")
         last = after + max(step.granted_steps - 1, 0)
         if (last > self._num_blocks[rows] * self._block_size).any():
-            raise BadStep("num_scheduled: a row's block table is too short")
+            raise InconsistentStep("num_scheduled: a row's block table is too short")
         reports = self._reports(rows, after)
         self._num_computed[rows] = after
         sampled = rows[(after == self._num_tokens[rows]) & ~self._is_prompt_only[rows]]

@@ -16,11 +16,11 @@ import grpc.aio
 import numpy as np
 
 from scheduler_svc.core import Refused, Request, Scheduler
-from scheduler_svc.engine import Engine, NotReady, Overloaded
+from scheduler_svc.engine import Engine, NotReady, QueueFull
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.sampling import Sampling
 from simulator import virtual_time
-from simulator.history import History, Rules, judge
+from simulator.history import ClientHistory, HistoryRules, judge
 from simulator.scenario import MISHAPS, Ask, Mishap, Scenario, calm, draw
 from simulator.virtual_network import Channel, Weather
 from simulator.virtual_worker import VirtualWorker
@@ -60,7 +60,7 @@ class Story:
             address: self._make_worker(address, num_blocks)
             for address, num_blocks in zip(scenario.addresses, scenario.num_blocks, strict=True)
         }
-        self._histories: list[History] = []
+        self._histories: list[ClientHistory] = []
         self._num_refused = 0
 
     def _make_worker(self, address: str, num_blocks: int) -> VirtualWorker:
@@ -108,7 +108,7 @@ class Story:
 
     async def _client(self, asks: tuple[Ask, ...]) -> None:
         client, outbox = self._engine.open_client()
-        by_handle: dict[int, History] = {}
+        by_handle: dict[int, ClientHistory] = {}
         reading = asyncio.create_task(self._read(outbox, by_handle))
         asking = [
             asyncio.create_task(self._ask(ask, client, handle, by_handle))
@@ -121,16 +121,18 @@ class Story:
         await asyncio.gather(reading, return_exceptions=True)
         self._engine.close_client(client, [])
 
-    async def _ask(self, ask: Ask, client: int, handle: int, by_handle: dict[int, History]) -> None:
+    async def _ask(
+        self, ask: Ask, client: int, handle: int, by_handle: dict[int, ClientHistory]
+    ) -> None:
         await asyncio.sleep(ask.at_s)
         for _ in range(200):
             request = self._request(ask, client, handle)
-            history = by_handle[handle] = History(request, self._loop.time())
+            history = by_handle[handle] = ClientHistory(request, self._loop.time())
             try:
                 self._engine.submit(request)
             except NotReady:
                 await asyncio.sleep(0.2)
-            except Overloaded as overloaded:
+            except QueueFull as overloaded:
                 await asyncio.sleep(overloaded.retry_after_s)
             except Refused:  # too large for this worker
                 break
@@ -163,14 +165,14 @@ class Story:
             fork_group=ask.fork_group,
         )
 
-    async def _perhaps_give_up(self, ask: Ask, history: History) -> None:
+    async def _perhaps_give_up(self, ask: Ask, history: ClientHistory) -> None:
         if ask.gives_up_after_s is None:
             return
         await asyncio.sleep(ask.gives_up_after_s)
         if not history.ends and self._engine.abort(history.request.request_id):
             history.aborted_s = self._loop.time()
 
-    async def _read(self, outbox: Outbox, by_handle: dict[int, History]) -> None:
+    async def _read(self, outbox: Outbox, by_handle: dict[int, ClientHistory]) -> None:
         while True:
             parcel = await outbox.take()
             for handle, token in zip(
@@ -216,7 +218,7 @@ class Story:
     def _told(self) -> Told:
         scenario, engine = self._scenario, self._engine
         num_recoveries = sum(group.num_recoveries for group in engine.groups)
-        rules = Rules(
+        rules = HistoryRules(
             vocab_size=scenario.model.vocab_size,
             max_model_len=scenario.model.max_model_len,
             eos_token_ids=scenario.model.eos_token_ids,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pagewire.v1 import worker_pb2
 
 
-class Refused(Exception):
+class FrameRefused(Exception):
     """Ends the stream with a message and a gRPC status, given by name."""
 
     def __init__(self, status: str, message: str) -> None:
@@ -14,7 +14,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Progress:
+class StepProgress:
     """Which steps have begun, and which never will. For one thread at a time."""
 
     def __init__(self, hello: worker_pb2.Hello) -> None:
@@ -37,7 +37,7 @@ class Progress:
         return worker_pb2.AttachResponse(skipped=skipped)
 
 
-class Stream:
+class WorkerStream:
     """Queues of received frames and answers to send, all on one event loop."""
 
     def __init__(self, hello: worker_pb2.Hello) -> None:
@@ -45,9 +45,11 @@ class Stream:
         self.beat = worker_pb2.Heartbeat()
         self.heartbeat_interval_s = hello.heartbeat_interval_ms / 1e3 or None
         # A refusal ends the stream with an error, None ends it normally.
-        self.answers: asyncio.Queue[worker_pb2.AttachResponse | Refused | None] = asyncio.Queue()
+        self.answers: asyncio.Queue[worker_pb2.AttachResponse | FrameRefused | None] = (
+            asyncio.Queue()
+        )
         self._steps: asyncio.Queue[worker_pb2.SchedulerOutput | None] = asyncio.Queue()
-        self._progress = Progress(hello)
+        self._progress = StepProgress(hello)
 
     async def read(self, requests: AsyncIterator[worker_pb2.AttachRequest]) -> None:
         """Receives frames: queues steps, applies cuts at once."""

@@ -27,7 +27,7 @@ from simulator.workload import Arrival, BadTrace, Prompts
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestOutcome:
     """The result of one request; times are of the virtual clock, in seconds."""
 
     arrival: Arrival
@@ -39,10 +39,10 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedWorkload:
     """Statistics of a workload that has ended."""
 
-    outcomes: list[Outcome]
+    outcomes: list[RequestOutcome]
     duration_s: float  # until the last end
     busy_s: float  # seconds that the worker spent in steps
     num_steps: int
@@ -66,11 +66,11 @@ class VirtualServer:
         self._core = Scheduler(config)
         self._prompts = Prompts(config.vocab_size)
         self._coming: deque[tuple[float, StepPlan]] = deque()  # (arrival time of the result, plan)
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[RequestOutcome] = []
         self._now_s = self._free_at_s = self._busy_s = self._row_s = self._peak_blocks = 0.0
         self._max_waiting = 0
 
-    def serve(self, arrivals: Sequence[Arrival]) -> Served:
+    def serve(self, arrivals: Sequence[Arrival]) -> ServedWorkload:
         """Runs until every request has ended. Raises BadTrace for a request that can never run."""
         coming = deque(arrivals)
         while coming or self._core.num_waiting or self._core.num_running:
@@ -100,7 +100,7 @@ class VirtualServer:
 
     def _submit(self, arrival: Arrival) -> None:
         handle = len(self._outcomes)
-        self._outcomes.append(Outcome(arrival))
+        self._outcomes.append(RequestOutcome(arrival))
         timeout_s = arrival.timeout_s
         request = Request(
             request_id=str(handle),
@@ -154,9 +154,9 @@ class VirtualServer:
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def _served(self) -> Served:
+    def _served(self) -> ServedWorkload:
         counters = self._core.counters
-        return Served(
+        return ServedWorkload(
             outcomes=self._outcomes,
             duration_s=max((o.last_token_s for o in self._outcomes), default=0.0),
             busy_s=self._busy_s,

@@ -16,7 +16,7 @@ from pagewire.v1 import types_pb2, worker_pb2
 from rpc.columns import BadColumn, pack
 from scheduler_svc.core.step_time import StepTime
 from simulator.fake_worker import FakeModel
-from simulator.slots import MAX_GRANTED_STEPS, BadStep, FakeSlots
+from simulator.slots import MAX_GRANTED_STEPS, FakeSlots, InconsistentStep
 from simulator.stream import steps_of
 from simulator.virtual_network import Weather, WorkerEnd
 
@@ -214,7 +214,7 @@ class VirtualWorker:
             async with self._device:
                 try:
                     await self._run(attached, frame)
-                except (BadStep, BadColumn, IndexError) as error:
+                except (InconsistentStep, BadColumn, IndexError) as error:
                     attached.end.end(grpc.StatusCode.INVALID_ARGUMENT, str(error))
                     return
 

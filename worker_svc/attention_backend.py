@@ -47,7 +47,7 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class AttentionTiming:
     """What one backend took for one shape."""
 
     kind: str  # one of KINDS
@@ -62,7 +62,7 @@ class AttentionChoice:
 
     decode: Backend
     prefill: Backend
-    timings: tuple[Timing, ...] = ()
+    timings: tuple[AttentionTiming, ...] = ()
 
     @property
     def name(self) -> str:

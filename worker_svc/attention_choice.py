@@ -15,8 +15,8 @@ import torch
 
 from worker_svc import flash_attention
 from worker_svc.attention import fuses
-from worker_svc.attention_backend import KINDS, AttentionChoice, Backend, Timing
-from worker_svc.flash_attention import Found, Setup
+from worker_svc.attention_backend import KINDS, AttentionChoice, AttentionTiming, Backend
+from worker_svc.flash_attention import InstalledVersions, Setup
 from worker_svc.parallel import Group
 
 log = logging.getLogger(__name__)
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 # Less is the measurement's own scatter, and a start should choose as the one before it did.
 WORTHWHILE = 0.03
 
-Measure = Callable[[Backend], list[Timing]]  # all shapes of both kinds; raises Unfit
-Find = Callable[[Setup], Found]
+Measure = Callable[[Backend], list[AttentionTiming]]  # all shapes of both kinds; raises Unfit
+Find = Callable[[Setup], InstalledVersions]
 
 
 class Unfit(RuntimeError):
@@ -86,9 +86,9 @@ def choose(
     return choice
 
 
-def measure_all(offered: Sequence[Backend], measure: Measure) -> list[Timing]:
+def measure_all(offered: Sequence[Backend], measure: Measure) -> list[AttentionTiming]:
     """What each backend that works took; raises Unfit if none does."""
-    timings: list[Timing] = []
+    timings: list[AttentionTiming] = []
     problems = []
     for backend in offered:
         try:
@@ -103,7 +103,7 @@ def measure_all(offered: Sequence[Backend], measure: Measure) -> list[Timing]:
     return timings
 
 
-def quickest(names: Sequence[str], timings: Sequence[Timing], kind: str) -> str:
+def quickest(names: Sequence[str], timings: Sequence[AttentionTiming], kind: str) -> str:
     """The backend whose times are the least, every shape weighing the same.
 
     One that is named earlier stays unless a later one is quicker by more than `WORTHWHILE`.
@@ -120,7 +120,9 @@ def quickest(names: Sequence[str], timings: Sequence[Timing], kind: str) -> str:
     return best
 
 
-def _vote(group: Group, offered: Sequence[Backend], timings: Sequence[Timing], kind: str) -> int:
+def _vote(
+    group: Group, offered: Sequence[Backend], timings: Sequence[AttentionTiming], kind: str
+) -> int:
     """Rank 0: which it takes. Others: a number that is never the smallest."""
     if group.rank > 0:
         return len(offered)
@@ -128,7 +130,7 @@ def _vote(group: Group, offered: Sequence[Backend], timings: Sequence[Timing], k
     return names.index(quickest(names, timings, kind))
 
 
-def _require(chosen: Sequence[Backend], timings: Sequence[Timing]) -> None:
+def _require(chosen: Sequence[Backend], timings: Sequence[AttentionTiming]) -> None:
     """Raises Unfit if what rank 0 has chosen failed on this rank."""
     for backend in chosen:
         if backend.name not in {timing.backend for timing in timings}:

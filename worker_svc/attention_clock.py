@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.attention import AttentionBatch, HeadLayout
-from worker_svc.attention_backend import Backend, Timing
+from worker_svc.attention_backend import AttentionTiming, Backend
 from worker_svc.attention_choice import Unfit
 from worker_svc.capture_stream import capture_stream, captured
 from worker_svc.step import Limits
@@ -96,11 +96,11 @@ class Clock:
         self._k, self._v = cache.unbind(2)  # as in KVCache
 
     @torch.inference_mode()
-    def measure(self, backend: Backend) -> list[Timing]:
+    def measure(self, backend: Backend) -> list[AttentionTiming]:
         """Every shape. Raises Unfit, or whatever the backend raises."""
         self.check(backend)
         return [
-            Timing(shape.kind, str(shape), backend.name, self._time(backend, shape))
+            AttentionTiming(shape.kind, str(shape), backend.name, self._time(backend, shape))
             for shape in shapes(self._limits)
         ]
 

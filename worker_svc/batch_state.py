@@ -65,18 +65,18 @@ class Occupant:
 
 
 @dataclass(slots=True)
-class SlotTable:
+class HostSlots:
     """The host's view of all slots. Once committed it is replaced, never changed."""
 
     columns: NDArray[np.void]  # [max_num_seqs] of SLOT
     occupants: list[Occupant | None]
 
     @classmethod
-    def empty(cls, max_num_seqs: int) -> "SlotTable":
+    def empty(cls, max_num_seqs: int) -> "HostSlots":
         return cls(np.zeros(max_num_seqs, dtype=SLOT), [None] * max_num_seqs)
 
-    def copy(self) -> "SlotTable":
-        return SlotTable(self.columns.copy(), self.occupants.copy())
+    def copy(self) -> "HostSlots":
+        return HostSlots(self.columns.copy(), self.occupants.copy())
 
     @property
     def live_slots(self) -> IntColumn:
@@ -103,7 +103,7 @@ class Staged:
     """A checked step on its own copy of the table; nothing outside it has changed."""
 
     step: StepInput
-    table: SlotTable
+    table: HostSlots
     appended_at: IntColumn  # position in the block table of each appended block
     rows: Rows
 
@@ -133,7 +133,7 @@ class BatchState:
     limits: Limits
     device: torch.device
     grammars: Grammars
-    table: SlotTable = field(init=False)
+    table: HostSlots = field(init=False)
     # [max_num_seqs, max_model_len + 1]: a step planned before a stop was known may still sample
     # one token past the last position.
     token_rows: Tensor = field(init=False)
@@ -144,7 +144,7 @@ class BatchState:
 
     def __post_init__(self) -> None:
         limits = self.limits
-        self.table = SlotTable.empty(limits.max_num_seqs)
+        self.table = HostSlots.empty(limits.max_num_seqs)
         shape = (limits.max_num_seqs, limits.max_model_len + 1)
         self.token_rows = torch.zeros(shape, dtype=torch.int32, device=self.device)
         shape = (limits.max_num_seqs, limits.max_blocks_per_seq)
@@ -153,7 +153,7 @@ class BatchState:
 
     def stage(self, step: StepInput) -> Staged:
         """Applies the step's deltas to a copy; raises BadStep and leaves no trace if it cannot."""
-        table = SlotTable.empty(self.limits.max_num_seqs) if step.reset else self.table.copy()
+        table = HostSlots.empty(self.limits.max_num_seqs) if step.reset else self.table.copy()
         self._free(table, step.freed_slots)
         for index, sequence in enumerate(step.new_sequences):
             self._enter(table, sequence, f"new_sequences[{index}]")
@@ -259,7 +259,7 @@ class BatchState:
         )
 
     def _adjustments(
-        self, table: SlotTable, slots: IntColumn, is_short: NDArray[np.bool_]
+        self, table: HostSlots, slots: IntColumn, is_short: NDArray[np.bool_]
     ) -> Adjustments:
         """Of the rows that ask for any; for all others there is nothing to do."""
         rows = np.flatnonzero(table.columns["has_rules"][slots] | is_short)
@@ -286,7 +286,7 @@ class BatchState:
         where, what = upload(self.device, index, values)
         rows.view(-1).index_copy_(0, where, what.int())
 
-    def _free(self, table: SlotTable, slots: IntColumn) -> None:
+    def _free(self, table: HostSlots, slots: IntColumn) -> None:
         empty = slots[table.columns["num_tokens"][slots] == 0]
         if len(empty):
             raise BadStep("freed_slots", f"slot {empty[0]} is empty")
@@ -294,7 +294,7 @@ class BatchState:
         for slot in slots:
             table.occupants[slot] = None
 
-    def _enter(self, table: SlotTable, sequence: NewSequence, name: str) -> None:
+    def _enter(self, table: HostSlots, sequence: NewSequence, name: str) -> None:
         occupant = table.occupants[sequence.slot]
         if occupant is not None:
             raise BadStep(f"{name}.slot", f"slot {sequence.slot} holds {occupant.request_id!r}")
@@ -337,7 +337,7 @@ class BatchState:
             sequence.report_end,
         )
 
-    def _append(self, table: SlotTable, slots: IntColumn) -> IntColumn:
+    def _append(self, table: HostSlots, slots: IntColumn) -> IntColumn:
         """Counts appended blocks; returns where in its table each one goes."""
         if not len(slots):
             return no_entries()
@@ -361,7 +361,7 @@ class BatchState:
         np.add.at(num_blocks, slots, 1)
         return positions
 
-    def _rows(self, table: SlotTable, step: StepInput) -> Rows:
+    def _rows(self, table: HostSlots, step: StepInput) -> Rows:
         slots, num_scheduled, name = step.slots, step.num_scheduled, "slots"
         if step.same_rows:
             if self._last_slots is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.kv_cache import KVCache, empty_pages
-from worker_svc.step import BlockMoves, IntColumn
+from worker_svc.step import IntColumn, StepMoves
 from worker_svc.transfer import upload
 
 # So many at a time pass through a buffer on the device, which bounds its size.
@@ -25,7 +25,7 @@ class BlockMover:
         # A block's layers lie together here, so that it travels in one piece.
         self._host = empty_pages((num_host_blocks, *kv_cache.block_shape), kv_cache.dtype, device)
 
-    def apply(self, moves: BlockMoves) -> None:
+    def apply(self, moves: StepMoves) -> None:
         """Swaps out, swaps in, copies; in this order."""
         for blocks, host_blocks in _parts(moves.swapped_out, moves.to_host):
             self._swap_out(blocks, host_blocks)

@@ -19,14 +19,14 @@ from rpc.prompt_reports import PromptReport
 from worker_svc import columns
 from worker_svc.step import (
     BadStep,
-    BlockMoves,
-    Cut,
+    CutRequest,
     IntColumn,
     Limits,
     NewSequence,
     Pooling,
     RowSampling,
     StepInput,
+    StepMoves,
     StepOutput,
 )
 
@@ -83,7 +83,7 @@ def decode_hello(frame: bytes) -> Hello:
     )
 
 
-def decode_cut(frame: bytes) -> Cut | None:
+def decode_cut(frame: bytes) -> CutRequest | None:
     """A cut, or None if the frame is something else; raises BadStep when it is no range."""
     if len(frame) > _MAX_CUT_BYTES:  # spares large steps from being read twice
         return None
@@ -96,7 +96,7 @@ def decode_cut(frame: bytes) -> Cut | None:
     cut = message.cut
     if not 0 < cut.first_step_id <= cut.last_step_id:
         raise BadStep("cut", f"steps {cut.first_step_id} to {cut.last_step_id} are no range")
-    return Cut(cut.first_step_id, cut.last_step_id)
+    return CutRequest(cut.first_step_id, cut.last_step_id)
 
 
 def decode_step(frame: bytes, limits: Limits) -> StepInput:
@@ -140,7 +140,7 @@ def encode_skipped(first_step_id: int, last_step_id: int) -> bytes:
     return worker_pb2.AttachResponse(skipped=skipped).SerializeToString()
 
 
-def _moves(step: worker_pb2.SchedulerOutput, limits: Limits) -> BlockMoves | None:
+def _moves(step: worker_pb2.SchedulerOutput, limits: Limits) -> StepMoves | None:
     if not any(getattr(step, name) for name in _MOVES):  # nearly always
         return None
 
@@ -159,7 +159,7 @@ def _moves(step: worker_pb2.SchedulerOutput, limits: Limits) -> BlockMoves | Non
     copied_from, copied_to = columns.pairs(
         read("copied_from_block_ids", device), read("copied_to_block_ids", device)
     )
-    return BlockMoves(swapped_out, to_host, from_host, swapped_in, copied_from, copied_to)
+    return StepMoves(swapped_out, to_host, from_host, swapped_in, copied_from, copied_to)
 
 
 def encode_output(output: StepOutput) -> bytes:

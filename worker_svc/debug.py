@@ -7,10 +7,10 @@ import grpc
 import numpy as np
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc
-from worker_svc.batch_state import Occupant, SlotTable
+from worker_svc.batch_state import HostSlots, Occupant
 from worker_svc.lifecycle import Lifecycle
 from worker_svc.model_runner import ModelRunner
-from worker_svc.step import RowSampling, StepRecord
+from worker_svc.step import ComputedStep, RowSampling
 
 SERVICE_NAME = "pagewire.v1.DebugService"
 DEFAULT_REQUESTS = 100
@@ -90,7 +90,7 @@ def _live(runner: ModelRunner | None) -> list[debug_pb2.RequestSummary]:
     ]
 
 
-def _oldest_first(table: SlotTable) -> list[tuple[int, Occupant]]:
+def _oldest_first(table: HostSlots) -> list[tuple[int, Occupant]]:
     occupied = [(slot, occupant) for slot, occupant in enumerate(table.occupants) if occupant]
     return sorted(occupied, key=lambda pair: pair[1].entered_s)
 
@@ -155,7 +155,7 @@ def _sampling(sampling: RowSampling) -> str:
     return "; ".join(words)
 
 
-def _step(record: StepRecord) -> debug_pb2.StepSummary:
+def _step(record: ComputedStep) -> debug_pb2.StepSummary:
     num_rows, num_tokens = len(record.slots), int(record.num_scheduled.sum())
     num_prefill = num_rows - record.num_decode_rows
     timings = record.timings

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kernels.cublas_lt import ProductShape
-from worker_svc.attention_backend import Timing
-from worker_svc.models.gemm_choices import Choice
+from worker_svc.attention_backend import AttentionTiming
+from worker_svc.models.gemm_choices import GemmChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Description:
     kv_layout: str
     attention_backend: str
     graph_batch_sizes: tuple[int, ...]  # none on CPU
-    attention_timings: tuple[Timing, ...] = ()  # none where there was no choice
-    product_choices: Mapping[ProductShape, Choice] = field(default_factory=dict)  # likewise
+    attention_timings: tuple[AttentionTiming, ...] = ()  # none where there was no choice
+    product_choices: Mapping[ProductShape, GemmChoice] = field(default_factory=dict)  # likewise
     num_host_blocks: int = 0
     rank: int = 0
     world_size: int = 1

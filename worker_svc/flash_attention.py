@@ -43,7 +43,7 @@ class Unsupported(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class InstalledVersions:
     """Versions that can serve, the newest first, and why each of the others cannot."""
 
     backends: "tuple[FlashAttention, ...]"
@@ -232,7 +232,7 @@ class FlashAttention2(FlashAttention):
 VERSIONS: tuple[type[FlashAttention], ...] = (FlashAttention4, FlashAttention3, FlashAttention2)
 
 
-def find(setup: Setup, load: Load = importlib.import_module) -> Found:
+def find(setup: Setup, load: Load = importlib.import_module) -> InstalledVersions:
     """Looks for every version."""
     backends, refusals = [], []
     for version in VERSIONS:
@@ -240,7 +240,7 @@ def find(setup: Setup, load: Load = importlib.import_module) -> Found:
             backends.append(version(setup, load))
         except Unsupported as error:
             refusals.append(f"flash-attn {version.version}: {error}")
-    return Found(tuple(backends), tuple(refusals))
+    return InstalledVersions(tuple(backends), tuple(refusals))
 
 
 def _functions(

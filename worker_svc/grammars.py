@@ -23,7 +23,7 @@ MAX_THREADS = 8
 
 
 @dataclass(slots=True)
-class Place:
+class GrammarPlace:
     """Where a sequence stands in its grammar."""
 
     building: Future[Matcher]
@@ -88,10 +88,10 @@ class Grammars:
         if self._vocabulary is None:
             self._vocabulary = self._builders.submit(self.read_vocabulary)
 
-    def begin(self, grammar: str, output: Sequence[int]) -> Place:
+    def begin(self, grammar: str, output: Sequence[int]) -> GrammarPlace:
         """A position in a grammar after some output; it is built in the meantime."""
         self.prepare()
-        return Place(self._builders.submit(self._start, grammar, output), len(output))
+        return GrammarPlace(self._builders.submit(self._start, grammar, output), len(output))
 
     def settle(self) -> None:
         """Waits for masks that a failed step never took: places are at rest afterwards."""
@@ -99,7 +99,7 @@ class Grammars:
             wait([self._filling])
 
     def fill(
-        self, places: Sequence[Place], num_unread: IntColumn, read: Callable[[], IntColumn]
+        self, places: Sequence[GrammarPlace], num_unread: IntColumn, read: Callable[[], IntColumn]
     ) -> Future[Filled]:
         """Moves places on by the tokens they have not read, and fills their masks.
 
@@ -118,7 +118,7 @@ class Grammars:
         return matcher
 
     def _fill(
-        self, places: Sequence[Place], num_unread: IntColumn, read: Callable[[], IntColumn]
+        self, places: Sequence[GrammarPlace], num_unread: IntColumn, read: Callable[[], IntColumn]
     ) -> Filled:
         unread = np.split(read(), np.cumsum(num_unread)[:-1])
         masks = np.zeros((len(places), -(-self.vocab_size // 32)), dtype=np.int32)

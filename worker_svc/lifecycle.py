@@ -36,7 +36,7 @@ REFUSALS = (UnsupportedModel, WeightError, CacheTooSmall, FileNotFoundError)
 log = logging.getLogger(__name__)
 
 
-class Phase(Enum):
+class WorkerPhase(Enum):
     """How far a worker has come; the names are the contract's."""
 
     STARTED = "STARTED"
@@ -58,7 +58,7 @@ class Lifecycle:
         self,
         config: WorkerConfig,
         compute: ComputeThread,
-        on_phase: Callable[[Phase], None],
+        on_phase: Callable[[WorkerPhase], None],
         ranks: Ranks,
         address: str,
     ) -> None:
@@ -70,14 +70,14 @@ class Lifecycle:
         self._clock = StartClock()
         self._incarnation = secrets.randbits(63) + 1
         self._busy = threading.Lock()
-        self._phase = Phase.STARTED
+        self._phase = WorkerPhase.STARTED
         self._failure = ""
         self._model: LoadedModel | None = None
         self._runner: ModelRunner | None = None
         self._description: Description | None = None
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> WorkerPhase:
         return self._phase
 
     @property
@@ -97,7 +97,7 @@ class Lifecycle:
 
     def ready_runner(self) -> ModelRunner:
         """The runner that steps go to; raises WrongPhase unless the worker is READY."""
-        if self._runner is None or self._phase is not Phase.READY:
+        if self._runner is None or self._phase is not WorkerPhase.READY:
             raise WrongPhase(f"steps need phase READY, the worker is {self._phase.value}")
         return self._runner
 
@@ -109,7 +109,9 @@ class Lifecycle:
         compiling: CompileAhead | None = None,
     ) -> ModelFacts:
         """STARTED to LOADED: reads the weights. `compiling` if that has begun already."""
-        with self._moving("LoadModel", Phase.STARTED, Phase.LOADED, during=Phase.LOADING):
+        with self._moving(
+            "LoadModel", WorkerPhase.STARTED, WorkerPhase.LOADED, during=WorkerPhase.LOADING
+        ):
             self._ranks.load_model(folder, dtype, served_model_name)
             with self._clock.phase("weights"):
                 self._model = self._together(
@@ -121,7 +123,7 @@ class Lifecycle:
 
     def initialize_cache(self, num_blocks: int) -> int:
         """LOADED to CACHE_READY: allocates the cache; 0 blocks: as many as memory allows."""
-        with self._moving("InitializeCache", Phase.LOADED, Phase.CACHE_READY):
+        with self._moving("InitializeCache", WorkerPhase.LOADED, WorkerPhase.CACHE_READY):
             model = self._model
             assert model is not None  # LOADED says so
             with self._clock.phase("kernels"):
@@ -139,7 +141,7 @@ class Lifecycle:
 
     def warm_up(self) -> Description:
         """CACHE_READY to READY: runs the largest step once."""
-        with self._moving("WarmUp", Phase.CACHE_READY, Phase.READY):
+        with self._moving("WarmUp", WorkerPhase.CACHE_READY, WorkerPhase.READY):
             runner, description = self._runner, self._description
             assert runner is not None and description is not None  # CACHE_READY says so
             self._ranks.warm_up()
@@ -160,7 +162,7 @@ class Lifecycle:
             self._failure = f"{type(error).__name__}: {error}"
             is_surprise = not isinstance(error, REFUSALS)
             log.error("start-up failed: %s", self._failure, exc_info=is_surprise)
-            self._enter(Phase.FAILED)
+            self._enter(WorkerPhase.FAILED)
 
     def _together(self, work: Callable[[Group], T]) -> T:
         """Runs work on the compute thread of every rank; raises on all if it failed on one."""
@@ -173,7 +175,7 @@ class Lifecycle:
 
     @contextmanager
     def _moving(
-        self, call: str, source: Phase, target: Phase, during: Phase | None = None
+        self, call: str, source: WorkerPhase, target: WorkerPhase, during: WorkerPhase | None = None
     ) -> Iterator[None]:
         if not self._busy.acquire(blocking=False):
             raise WrongPhase(f"{call}: another life-cycle call is running")
@@ -193,7 +195,7 @@ class Lifecycle:
         finally:
             self._busy.release()
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: WorkerPhase) -> None:
         if phase is not self._phase:
             self._phase = phase
             log.info("worker is %s", phase.value)

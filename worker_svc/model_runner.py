@@ -31,10 +31,10 @@ from worker_svc.step import (
     ROW_DEAD_END,
     ROW_NOT_FINITE,
     ROW_OK,
+    ComputedStep,
     Limits,
     StepInput,
     StepOutput,
-    StepRecord,
     StepTimings,
 )
 from worker_svc.step_clock import DecodeTime, StepClock
@@ -77,7 +77,7 @@ class ModelRunner(ABC):
     ) -> None:
         self.limits = limits
         self.state = BatchState(limits, device, grammars or Grammars(limits.vocab_size))
-        self.records: deque[StepRecord] = deque(maxlen=MAX_RECORDS)  # newest last
+        self.records: deque[ComputedStep] = deque(maxlen=MAX_RECORDS)  # newest last
         self.decode_time = DecodeTime()
         self.rehearsed_s: dict[int, float] = {}  # what steps of the warm-up took, by their tokens
         self._clock_before: StepClock | None = None  # of the last step that computed
@@ -177,7 +177,7 @@ class ModelRunner(ABC):
         )
         is_decode_row = rows.samples & (rows.num_scheduled == 1)
         self.records.append(
-            StepRecord(
+            ComputedStep(
                 step_id=staged.step.step_id,
                 request_ids=request_ids,
                 slots=rows.slots,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kernels.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductShape
-from worker_svc.models.gemm_choices import Choice, Choices
+from worker_svc.models.gemm_choices import Choices, GemmChoice
 from worker_svc.parallel import Group
 from worker_svc.product_memory import ProductMemory, dump, load
 
@@ -37,7 +37,7 @@ Measure = Callable[[ProductShape], Sequence[Timing]]  # torch's first
 ByRows = dict[int, LibraryProduct]
 
 
-class Library(Protocol):
+class GemmLibrary(Protocol):
     """`CublasLt`, as far as choosing goes."""
 
     def product(self, shape: ProductShape, algorithm: bytes) -> LibraryProduct:
@@ -59,7 +59,7 @@ def shapes(
 
 def choose(
     wanted: Sequence[ProductShape],
-    library: Library,
+    library: GemmLibrary,
     memory: ProductMemory,
     measure: Measure,
     group: Group,
@@ -74,18 +74,18 @@ def choose(
     return choices
 
 
-def by_kind(choices: Choices, library: Library, group: Group) -> dict[ProductKind, ByRows]:
+def by_kind(choices: Choices, library: GemmLibrary, group: Group) -> dict[ProductKind, ByRows]:
     """The products that are quicker than torch's; every rank has to ask."""
     return group.together(lambda: _by_kind(choices, library))
 
 
-def quickest(timings: Sequence[Timing]) -> Choice:
+def quickest(timings: Sequence[Timing]) -> GemmChoice:
     """torch's, unless another is quicker by more than `WORTHWHILE`."""
     torchs = timings[0]
     best = min(timings, key=lambda timing: timing.us)
     if best.us >= torchs.us * (1 - WORTHWHILE):
         best = torchs
-    return Choice(best.algorithm, best.us, torchs.us)
+    return GemmChoice(best.algorithm, best.us, torchs.us)
 
 
 def summary(choices: Choices) -> str:
@@ -97,7 +97,7 @@ def summary(choices: Choices) -> str:
 
 
 def _decide(
-    wanted: Sequence[ProductShape], library: Library, memory: ProductMemory, measure: Measure
+    wanted: Sequence[ProductShape], library: GemmLibrary, memory: ProductMemory, measure: Measure
 ) -> Choices:
     known = memory.read()
     choices = {
@@ -112,7 +112,7 @@ def _decide(
     return choices | measured
 
 
-def _serves(library: Library, shape: ProductShape, choice: Choice) -> bool:
+def _serves(library: GemmLibrary, shape: ProductShape, choice: GemmChoice) -> bool:
     try:
         return choice.algorithm is None or bool(library.product(shape, choice.algorithm))
     except CublasError as error:
@@ -120,7 +120,7 @@ def _serves(library: Library, shape: ProductShape, choice: Choice) -> bool:
         return False
 
 
-def _by_kind(choices: Choices, library: Library) -> dict[ProductKind, ByRows]:
+def _by_kind(choices: Choices, library: GemmLibrary) -> dict[ProductKind, ByRows]:
     chosen: dict[ProductKind, ByRows] = {}
     for shape, choice in choices.items():
         if choice.algorithm is not None:

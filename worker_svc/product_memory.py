@@ -15,7 +15,7 @@ from typing import Any
 
 from kernels.cublas_lt import ProductKind, ProductShape
 from worker_svc.device import DTYPES
-from worker_svc.models.gemm_choices import Choice, Choices
+from worker_svc.models.gemm_choices import Choices, GemmChoice
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -61,7 +61,7 @@ def dump(choices: Choices) -> list[dict[str, Any]]:
     ]
 
 
-def load(entries: list[dict[str, Any]]) -> dict[ProductShape, Choice]:
+def load(entries: list[dict[str, Any]]) -> dict[ProductShape, GemmChoice]:
     """What `dump` has written; raises KeyError, TypeError or ValueError for anything else."""
     return {_shape(entry): _choice(entry) for entry in entries}
 
@@ -73,9 +73,9 @@ def _shape(entry: dict[str, Any]) -> ProductShape:
     )
 
 
-def _choice(entry: dict[str, Any]) -> Choice:
+def _choice(entry: dict[str, Any]) -> GemmChoice:
     algorithm = entry["algorithm"]
-    return Choice(
+    return GemmChoice(
         None if algorithm is None else bytes.fromhex(algorithm),
         float(entry["us"]),
         float(entry["torch_us"]),

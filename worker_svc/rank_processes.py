@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Ranks:
+class RankProcesses:
     """The processes of one incarnation. Each notices when this one dies: its lifeline ends."""
 
     processes: list[ForkProcess] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Ranks:
         return 1 if code is None else code
 
 
-def start(config: WorkerConfig, port: int) -> Ranks:
+def start(config: WorkerConfig, port: int) -> RankProcesses:
     """Forks all ranks, with a socket to each, and one from rank 0, which listens on the port, to
     each of the others."""
     size = config.tensor_parallel_size
@@ -76,7 +76,7 @@ def start(config: WorkerConfig, port: int) -> Ranks:
     orders = [[leading for leading, _ in pairs], *([following] for _, following in pairs)]
     theirs = [[line, *orders[rank]] for rank, (_, line) in enumerate(lifelines)]
     ours = [line for line, _ in lifelines]
-    ranks = Ranks(lifelines=ours)
+    ranks = RankProcesses(lifelines=ours)
     for rank in range(size):
         others = [*ours, *(end for ends in theirs if ends is not theirs[rank] for end in ends)]
         options = config if rank else replace(config, port=port)

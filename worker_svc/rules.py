@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker_svc.adjustments import Adjustments, BadWords, Entries, History, Penalties
-from worker_svc.grammars import GrammarRows, Grammars, Place
+from worker_svc.grammars import GrammarPlace, GrammarRows, Grammars
 from worker_svc.step import IntColumn, RowSampling
 from worker_svc.transfer import download, upload
 
@@ -25,10 +25,10 @@ class Rules:
     allowed_token_ids: IntColumn
     bias_ids: IntColumn
     biases: NDArray[np.float32]
-    place: Place | None = None  # in its grammar, if it has one
+    place: GrammarPlace | None = None  # in its grammar, if it has one
 
     @classmethod
-    def of(cls, sampling: RowSampling, place: Place | None = None) -> "Rules":
+    def of(cls, sampling: RowSampling, place: GrammarPlace | None = None) -> "Rules":
         """Tuples to columns."""
         return cls(
             sampling=sampling,

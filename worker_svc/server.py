@@ -16,7 +16,7 @@ from worker_svc.compile_ahead import CompileAhead
 from worker_svc.compute_thread import ComputeThread
 from worker_svc.config import WorkerConfig
 from worker_svc.failpoints import Failpoints
-from worker_svc.lifecycle import Lifecycle, Phase
+from worker_svc.lifecycle import Lifecycle, WorkerPhase
 from worker_svc.ranks import Ranks
 from worker_svc.session import Session
 from worker_svc.step_limit import StepLimit
@@ -68,11 +68,11 @@ class RankServer:
     def _service_names(self) -> tuple[str, ...]:
         return debug.SERVICE_NAME, health.SERVICE_NAME
 
-    def _on_phase(self, phase: Phase) -> None:
-        if phase is Phase.READY:
+    def _on_phase(self, phase: WorkerPhase) -> None:
+        if phase is WorkerPhase.READY:
             self._follow_pace()
             self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        elif phase is Phase.FAILED:
+        elif phase is WorkerPhase.FAILED:
             self._on_failure()
 
     def _follow_pace(self) -> None:
@@ -124,7 +124,7 @@ class WorkerServer(RankServer):
     def _service_names(self) -> tuple[str, ...]:
         return service.SERVICE_NAME, *super()._service_names()
 
-    def _on_phase(self, phase: Phase) -> None:
+    def _on_phase(self, phase: WorkerPhase) -> None:
         super()._on_phase(phase)
-        if phase is Phase.READY:
+        if phase is WorkerPhase.READY:
             self._on_ready()

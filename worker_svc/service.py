@@ -15,13 +15,13 @@ from worker_svc import codec
 from worker_svc.config import DTYPES
 from worker_svc.description import Description, ModelFacts
 from worker_svc.kv_sizing import CacheTooSmall
-from worker_svc.lifecycle import Lifecycle, Phase, WrongPhase
+from worker_svc.lifecycle import Lifecycle, WorkerPhase, WrongPhase
 from worker_svc.session import (
+    SchedulerStream,
     Session,
     StaleEpoch,
     StepGap,
     Stopping,
-    Stream,
     TakenOver,
     UnknownProtocol,
 )
@@ -33,13 +33,13 @@ SERVICE_NAME = "pagewire.v1.WorkerService"
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-PHASES: dict[Phase, worker_pb2.WorkerPhase] = {
-    Phase.STARTED: worker_pb2.WORKER_PHASE_STARTED,
-    Phase.LOADING: worker_pb2.WORKER_PHASE_LOADING,
-    Phase.LOADED: worker_pb2.WORKER_PHASE_LOADED,
-    Phase.CACHE_READY: worker_pb2.WORKER_PHASE_CACHE_READY,
-    Phase.READY: worker_pb2.WORKER_PHASE_READY,
-    Phase.FAILED: worker_pb2.WORKER_PHASE_FAILED,
+PHASES: dict[WorkerPhase, worker_pb2.WorkerPhase] = {
+    WorkerPhase.STARTED: worker_pb2.WORKER_PHASE_STARTED,
+    WorkerPhase.LOADING: worker_pb2.WORKER_PHASE_LOADING,
+    WorkerPhase.LOADED: worker_pb2.WORKER_PHASE_LOADED,
+    WorkerPhase.CACHE_READY: worker_pb2.WORKER_PHASE_CACHE_READY,
+    WorkerPhase.READY: worker_pb2.WORKER_PHASE_READY,
+    WorkerPhase.FAILED: worker_pb2.WORKER_PHASE_FAILED,
 }
 
 # The first class that fits gives the status; anything else is INTERNAL.
@@ -132,7 +132,7 @@ class WorkerService:
         answers = iter(lambda: _answer(context, stream.next_frame), None)
         yield from stream.faults.leaving(answers) if stream.faults else answers
 
-    def _read(self, frames: Iterator[bytes], stream: Stream) -> None:
+    def _read(self, frames: Iterator[bytes], stream: SchedulerStream) -> None:
         if stream.faults:
             frames = stream.faults.arriving(frames)
         try:

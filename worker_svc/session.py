@@ -19,7 +19,7 @@ from worker_svc.failpoints import Failpoints, StreamFaults
 from worker_svc.lifecycle import Lifecycle
 from worker_svc.model_runner import ModelRunner, Pending, failed
 from worker_svc.ranks import Ranks
-from worker_svc.step import BadStep, Cut, StepInput, StepOutput
+from worker_svc.step import BadStep, CutRequest, StepInput, StepOutput
 from worker_svc.step_limit import StepLimit
 
 MAX_FRAMES_IN_FLIGHT = 6  # three that count, and as many that cuts have emptied
@@ -52,7 +52,7 @@ class Stopping(SessionError):
     """The worker is shutting down."""
 
 
-class Stream:
+class SchedulerStream:
     """One attached scheduler. Its reader and writer are threads of the service."""
 
     def __init__(self, hello: Hello, faults: StreamFaults | None = None) -> None:
@@ -83,7 +83,7 @@ class Stream:
         self._num_received += 1
         self._frames.acquire()
 
-    def cut(self, cut: Cut) -> None:
+    def cut(self, cut: CutRequest) -> None:
         """Counts a frame too; takes back the steps that have not begun, and says at once which."""
         self._num_received += 1
         with self._lock:
@@ -194,7 +194,7 @@ class Session:
         self._compute = compute
         self._answers = answers
         self._lock = threading.Lock()
-        self._stream: Stream | None = None
+        self._stream: SchedulerStream | None = None
         self._epoch = 0
         self._last_step_id = 0
         self._is_stopping = False
@@ -209,7 +209,7 @@ class Session:
         """Last step computed under it."""
         return self._last_step_id
 
-    def attach(self, hello: Hello) -> Stream:
+    def attach(self, hello: Hello) -> SchedulerStream:
         """Makes the caller the one scheduler, or raises a SessionError or WrongPhase."""
         if hello.protocol_version != codec.PROTOCOL_VERSION:
             raise UnknownProtocol(
@@ -223,23 +223,23 @@ class Session:
             if hello.epoch <= self._epoch:
                 raise StaleEpoch(f"epoch {hello.epoch} is not higher than {self._epoch}")
             faults = self._failpoints.next_stream() if self._failpoints else None
-            previous, self._stream = self._stream, Stream(hello, faults)
+            previous, self._stream = self._stream, SchedulerStream(hello, faults)
             self._epoch, self._last_step_id = hello.epoch, 0
             if previous is not None:
                 previous.end(TakenOver(f"a scheduler attached with epoch {hello.epoch}"))
             log.info("scheduler attached with epoch %d", hello.epoch)
             return self._stream
 
-    def greet(self, stream: Stream, frame: bytes) -> None:
+    def greet(self, stream: SchedulerStream, frame: bytes) -> None:
         """Sends the stream's first frame once the compute thread is free: a scheduler that attaches
         while a step hangs shall not believe that its own would run."""
         self._compute.post(partial(stream.greet, frame))
 
-    def submit(self, stream: Stream, frame: bytes) -> None:
+    def submit(self, stream: SchedulerStream, frame: bytes) -> None:
         """Queues a frame of the stream for the compute thread."""
         self._compute.post(partial(self._execute, stream, frame, time.perf_counter()))
 
-    def cut(self, stream: Stream, frame: bytes) -> bool:
+    def cut(self, stream: SchedulerStream, frame: bytes) -> bool:
         """Obeys a frame that is a cut, now; False if it is something else."""
         try:
             cut = codec.decode_cut(frame)
@@ -251,13 +251,13 @@ class Session:
             stream.cut(cut)
         return cut is not None
 
-    def finish(self, stream: Stream) -> None:
+    def finish(self, stream: SchedulerStream) -> None:
         """Ends the stream normally, after the steps already queued."""
         # After the launched steps, then after their answers.
         end = partial(self.end, stream, None)
         self._compute.post(partial(self._answers.post, end))
 
-    def end(self, stream: Stream, reason: Exception | None) -> None:
+    def end(self, stream: SchedulerStream, reason: Exception | None) -> None:
         """Ends the stream now; the worker can be attached again."""
         with self._lock:
             stream.end(reason)
@@ -273,7 +273,7 @@ class Session:
         if stream is not None:
             self.end(stream, Stopping("the worker is shutting down"))
 
-    def _execute(self, stream: Stream, frame: bytes, arrived_s: float) -> None:
+    def _execute(self, stream: SchedulerStream, frame: bytes, arrived_s: float) -> None:
         if stream.is_over:
             return
         queue_us = int((time.perf_counter() - arrived_s) * 1e6)
@@ -292,7 +292,9 @@ class Session:
         finally:
             stream.executed()
 
-    def _run(self, stream: Stream, runner: ModelRunner, frame: StepInput, queue_us: int) -> None:
+    def _run(
+        self, stream: SchedulerStream, runner: ModelRunner, frame: StepInput, queue_us: int
+    ) -> None:
         """Launches a frame's steps one by one, until they are cut short."""
         for step in frame.steps():
             # A stream that is over never computes again, so a replaced scheduler cannot write.
@@ -325,7 +327,7 @@ class Session:
         runner.state.forget_rows()
 
     def _launch(
-        self, stream: Stream, runner: ModelRunner, step: StepInput, queue_us: int
+        self, stream: SchedulerStream, runner: ModelRunner, step: StepInput, queue_us: int
     ) -> StepOutput | Pending:
         if refusal := stream.refusal(step):
             self._ranks.forget_rows()
@@ -342,7 +344,9 @@ class Session:
             stream.note_failure(launched)  # at once: the next step may be checked before the answer
         return launched
 
-    def _answer(self, stream: Stream, launched: StepOutput | Pending, step: StepInput) -> None:
+    def _answer(
+        self, stream: SchedulerStream, launched: StepOutput | Pending, step: StepInput
+    ) -> None:
         with self._step_limit.over(step.step_id, step.num_tokens):
             output = launched if isinstance(launched, StepOutput) else launched.result()
         with self._lock:

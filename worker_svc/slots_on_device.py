@@ -25,7 +25,7 @@ from kernels.slot_state import (
     TOP_P,
 )
 from rpc.state_hash import StateHashes, block_weights, slot_hashes
-from worker_svc.batch_state import BatchState, SlotTable, Staged
+from worker_svc.batch_state import BatchState, HostSlots, Staged
 from worker_svc.step import IntColumn
 from worker_svc.transfer import upload
 from worker_svc.vocab_part import VocabPart
@@ -49,7 +49,7 @@ class SlotsOnDevice:
         weights = block_weights(self.block_tables.shape[1]).view(np.int64)
         self._block_weights = torch.from_numpy(weights).to(self.device)
 
-    def write(self, table: SlotTable, slots: IntColumn) -> None:
+    def write(self, table: HostSlots, slots: IntColumn) -> None:
         """Brings slots up to date with the table."""
         if len(slots):
             index, rows = upload(self.device, slots, _rows(table.columns[slots]).reshape(-1))
@@ -78,7 +78,7 @@ class SlotsOnDevice:
         self._num_launched += 1
         return self._num_launched % RING
 
-    def restore(self, table: SlotTable) -> None:
+    def restore(self, table: HostSlots) -> None:
         """After a launch that failed part of the way, or a rehearsal: as the host knows it."""
         self.write(table, np.arange(len(table.columns)))
         self.num_steps.fill_(self._num_launched)

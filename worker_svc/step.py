@@ -131,7 +131,7 @@ class NewSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockMoves:
+class StepMoves:
     """Whole blocks whose content moves before the rows compute, in this order."""
 
     swapped_out: IntColumn
@@ -153,7 +153,7 @@ class StepInput:
     new_sequences: tuple[NewSequence, ...] = ()
     appended_slots: IntColumn = field(default_factory=no_entries)
     appended_block_ids: IntColumn = field(default_factory=no_entries)
-    moves: BlockMoves | None = None
+    moves: StepMoves | None = None
     same_rows: bool = False
     slots: IntColumn = field(default_factory=no_entries)
     num_scheduled: IntColumn = field(default_factory=no_entries)  # empty: one token each
@@ -190,7 +190,7 @@ class StepInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutRequest:
     """Granted steps to leave out, as far as they have not begun."""
 
     first_step_id: int
@@ -230,7 +230,7 @@ class StepOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
+class ComputedStep:
     """A step as the debug service lists it."""
 
     step_id: int

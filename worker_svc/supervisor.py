@@ -21,7 +21,7 @@ from worker_svc import rank_processes
 from worker_svc.config import WorkerConfig
 from worker_svc.ending import Ending, meaning
 from worker_svc.lifeline import BEAT_S, Silence, hear
-from worker_svc.rank_processes import Ranks
+from worker_svc.rank_processes import RankProcesses
 
 # Before the group is ready: start-up's calls may hold the interpreter, for minutes on a slow disk.
 START_SILENCE_S = 300.0
@@ -75,7 +75,7 @@ def run(config: WorkerConfig) -> int:
             port, config = ranks.port, replace(config, failpoints=())
 
 
-def _watch(ranks: Ranks, signalled: socket.socket, rank_timeout_s: float) -> Loss | None:
+def _watch(ranks: RankProcesses, signalled: socket.socket, rank_timeout_s: float) -> Loss | None:
     """Waits until a rank is lost, and returns how; None: a signal came first."""
     silence = Silence(len(ranks.processes))
     patience = Patience(rank_timeout_s, MOST_SILENCE * rank_timeout_s)
@@ -102,7 +102,7 @@ def _watch(ranks: Ranks, signalled: socket.socket, rank_timeout_s: float) -> Los
 
 
 @contextmanager
-def _events(ranks: Ranks, signalled: socket.socket) -> Iterator[selectors.BaseSelector]:
+def _events(ranks: RankProcesses, signalled: socket.socket) -> Iterator[selectors.BaseSelector]:
     """What may happen to a group; a signal comes without data."""
     with selectors.DefaultSelector() as selector:
         selector.register(signalled, selectors.EVENT_READ, None)
@@ -112,13 +112,15 @@ def _events(ranks: Ranks, signalled: socket.socket) -> Iterator[selectors.BaseSe
         yield selector
 
 
-def _end_of(rank: int, ranks: Ranks) -> Loss:
+def _end_of(rank: int, ranks: RankProcesses) -> Loss:
     ranks.processes[rank].join()
     code = ranks.processes[rank].exitcode
     return Loss(f"rank {rank} ended with {meaning(code)}", is_hang=code == Ending.STEP_OVERDUE)
 
 
-def _hear(rank: int, ranks: Ranks, silence: Silence, selector: selectors.BaseSelector) -> None:
+def _hear(
+    rank: int, ranks: RankProcesses, silence: Silence, selector: selectors.BaseSelector
+) -> None:
     """Most often a sign of life. Rank 0 says, once, that the group is ready, and its port."""
     port = hear(ranks.lifelines[rank])
     if port is None:  # its process is about to end
@@ -136,7 +138,7 @@ def _import_ahead() -> None:
     from worker_svc import follower, process  # noqa: F401, PLC0415 - they load torch
 
 
-def _too_silent(ranks: Ranks, silence: Silence, limit_s: float) -> Loss | None:
+def _too_silent(ranks: RankProcesses, silence: Silence, limit_s: float) -> Loss | None:
     if not ranks.is_ready:
         limit_s = max(limit_s, START_SILENCE_S)
     for rank, silent_s in enumerate(silence.seconds):

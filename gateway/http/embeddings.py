@@ -11,9 +11,9 @@ from pydantic import PlainValidator
 from pydantic import WithJsonSchema as JsonSchema
 
 from gateway import limits
-from gateway.embeddings import Embedding
+from gateway.embeddings import PromptEmbedding
 from gateway.fan_out import embed_all
-from gateway.generation import GenerationRequest, Pooling, Reuse
+from gateway.generation import GenerationRequest, PrefixReuse, PromptPooling
 from gateway.http import fields
 from gateway.http.completions import unless_disconnected
 from gateway.http.headers import REQUEST_ID, standing_of
@@ -55,8 +55,8 @@ class EmbeddingBody(Body):
                 prompt=prompt,
                 add_special_tokens=self.add_special_tokens,
                 model=self.model,
-                reuse=Reuse(self.cache_salt or ""),
-                pooling=Pooling(self.pooling),
+                reuse=PrefixReuse(self.cache_salt or ""),
+                pooling=PromptPooling(self.pooling),
             )
             for index, prompt in enumerate(self.input)
         ]
@@ -85,7 +85,7 @@ async def embed(body: EmbeddingBody, request: Request, pipeline: Pipeline) -> Re
     )
 
 
-def _written(body: EmbeddingBody, embedding: Embedding) -> list[float] | str:
+def _written(body: EmbeddingBody, embedding: PromptEmbedding) -> list[float] | str:
     if body.encoding_format == "float":
         vector: list[float] = embedding.vector.tolist()
         return vector

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, Reply
 from gateway.choices import total_usage
 from gateway.errors import RequestError
-from gateway.generation import Completion, Delta, Finish, FinishReason, Usage
+from gateway.generation import Finish, FinishReason, OutputDelta, Usage, WholeOutput
 from gateway.http.logprobs import (
     chat_logprobs,
     completion_logprobs,
@@ -76,7 +76,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     }
 
 
-def logprobs_body(form: Form, output: Delta | Completion) -> dict[str, Any] | None:
+def logprobs_body(form: Form, output: OutputDelta | WholeOutput) -> dict[str, Any] | None:
     """Log probabilities of an output's tokens; None when not requested."""
     echo = None if output.prompt is None else output.prompt.echo
     if echo is not None and echo.scores is not None:
@@ -148,7 +148,7 @@ class ChunkWriter:
             return b""
         return self._choice(index, {"delta": {"role": "assistant", "content": ""}})
 
-    def chunk(self, index: int, delta: Delta) -> bytes:
+    def chunk(self, index: int, delta: OutputDelta) -> bytes:
         """The chunk of a delta; empty when there is nothing to show."""
         data = b""
         if delta.prompt is not None and delta.prompt.echo is not None:
@@ -172,7 +172,7 @@ class ChunkWriter:
         around = self._before_index, index, key, encode_json(text), self._after_text
         return "{}{},{}{}{}".format(*around).encode()
 
-    def _parts(self, index: int, delta: Delta, parts: Sequence[Part]) -> bytes:
+    def _parts(self, index: int, delta: OutputDelta, parts: Sequence[Part]) -> bytes:
         """One chunk per part of a chat; log probabilities precede them in a chunk of their own."""
         data = b""
         if delta.logprobs:
@@ -201,7 +201,7 @@ class ChunkWriter:
         return event({**self._answer, "choices": [], "usage": usage}) + DONE
 
 
-def whole_choice(form: Form, index: int, output: Completion) -> dict[str, Any]:
+def whole_choice(form: Form, index: int, output: WholeOutput) -> dict[str, Any]:
     """A choice of an answer that is not streamed."""
     told = output.prompt
     echoed = told.echo.text if told is not None and told.echo is not None else ""
@@ -217,7 +217,7 @@ def whole_choice(form: Form, index: int, output: Completion) -> dict[str, Any]:
     return {"index": index, **content, "logprobs": logprobs_body(form, output), **end}
 
 
-def beside_choices(form: Form, outputs: Sequence[Completion]) -> dict[str, Any]:
+def beside_choices(form: Form, outputs: Sequence[WholeOutput]) -> dict[str, Any]:
     """Fields that an answer has once for all its choices."""
     told = outputs[0].prompt
     if not form.is_chat or told is None or told.scores is None:

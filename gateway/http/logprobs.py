@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.logprobs import Candidate, TokenLogprobs
+from gateway.logprobs import Candidate, OutputTokenLogprobs
 from gateway.prompt_told import PromptScores
 
 # JSON has no infinity; tokens this unlikely are not sampled.
 LEAST_LOGPROB = -9999.0
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+def chat_logprobs(tokens: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
     """One object per token, with its likeliest alternatives."""
     content = [
         {**_chat_token(token.sampled), "top_logprobs": [_chat_token(top) for top in token.top]}
@@ -19,7 +19,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+def completion_logprobs(tokens: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
     """Columns; the sampled token is always among its alternatives."""
     return {
         "tokens": [_text(token.sampled) for token in tokens],
@@ -32,7 +32,7 @@ def completion_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
     }
 
 
-def echo_logprobs(scores: PromptScores, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+def echo_logprobs(scores: PromptScores, tokens: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
     """Columns of a prompt and its output; the very first token has no values."""
     columns = completion_logprobs((*scores.others, *tokens))
     first = {"tokens": _spelled(scores.first_spelling), "text_offset": 0}
@@ -44,7 +44,7 @@ def prompt_logprobs(scores: PromptScores) -> list[dict[str, Any] | None]:
     return [None, *map(_by_token_id, scores.others)]
 
 
-def _by_token_id(token: TokenLogprobs) -> dict[str, Any]:
+def _by_token_id(token: OutputTokenLogprobs) -> dict[str, Any]:
     return {
         str(candidate.token_id): {
             "logprob": _logprob(candidate),

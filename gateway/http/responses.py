@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from gateway.chat.conversation import ToolChoice
 from gateway.chat.parts import Content, Part
 from gateway.errors import RequestError
-from gateway.generation import Delta, Finish, FinishReason, GenerationRequest
+from gateway.generation import Finish, FinishReason, GenerationRequest, OutputDelta
 from gateway.http.completions import EventStream, first_of, unless_disconnected
 from gateway.http.events import encode_json, error_body
 from gateway.http.headers import REQUEST_ID, standing_of
@@ -123,7 +123,7 @@ async def _events(
         yield answer.fail(error)
 
 
-def _parts_of(delta: Delta) -> tuple[Part, ...]:
+def _parts_of(delta: OutputDelta) -> tuple[Part, ...]:
     if delta.parts is not None:
         return delta.parts
     return (Content(delta.text),) if delta.text else ()

@@ -15,8 +15,8 @@ from gateway.errors import invalid
 from gateway.generation import (
     MAX_LOGPROBS,
     GenerationRequest,
+    PrefixReuse,
     Prompt,
-    Reuse,
     SamplingParams,
 )
 from gateway.http import fields
@@ -193,10 +193,10 @@ class GenerationBody(Body):
         name = "guided_whitespace_pattern"
         return with_whitespace(the_one_of(structures), name, self.guided_whitespace_pattern)
 
-    def _reuse(self) -> Reuse:
+    def _reuse(self) -> PrefixReuse:
         if self.cache_salt == "":
             raise invalid("cache_salt", "is empty; leave it out or send a text of its own")
-        return Reuse(self.cache_salt or "", bool(self.skip_prefix_cache))
+        return PrefixReuse(self.cache_salt or "", bool(self.skip_prefix_cache))
 
 
 class ChatCompletionBody(GenerationBody):

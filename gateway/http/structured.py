@@ -10,7 +10,7 @@ from gateway import json_schema
 from gateway.errors import invalid, unsupported
 from gateway.http import fields
 from gateway.http.messages import Strict
-from gateway.structure import ANY_OBJECT, Choice, ContextFree, JsonSchema, Regex, Structure
+from gateway.structure import ANY_OBJECT, ContextFree, JsonSchema, OneOfTexts, Regex, Structure
 
 FORMATS = ("text", "json_object", "json_schema")
 
@@ -98,7 +98,7 @@ class Forms:
         if self.regex is not None:
             found[f"{prefix}regex"] = Regex(f"{prefix}regex", self.regex)
         if self.choice is not None:
-            found[f"{prefix}choice"] = Choice(f"{prefix}choice", tuple(self.choice))
+            found[f"{prefix}choice"] = OneOfTexts(f"{prefix}choice", tuple(self.choice))
         if self.grammar is not None:
             found[f"{prefix}grammar"] = ContextFree(f"{prefix}grammar", self.grammar)
         return found

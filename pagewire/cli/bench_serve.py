@@ -20,7 +20,7 @@ from pagewire._types import Prompt
 from pagewire.cli import surroundings
 from pagewire.cli.load import (
     Ask,
-    Load,
+    LoadSettings,
     Objective,
     RequestFailed,
     Summary,
@@ -40,7 +40,7 @@ HTTP_VOCABULARY = 10_000  # OpenAI's API does not report the vocabulary's size
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ModelUnderLoad:
     """A served model, and the function to query it."""
 
     name: str
@@ -103,13 +103,15 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError(f"--request-rate: {options.request_rate} is not above 0")
 
 
-async def _measure(options: argparse.Namespace) -> tuple[Served, Summary]:
+async def _measure(options: argparse.Namespace) -> tuple[ModelUnderLoad, Summary]:
     async with _server(options) as model:
         concurrency = options.concurrency
         if concurrency is None and options.request_rate is None:
             concurrency = CONCURRENCY
-        closed = Load(concurrency or CONCURRENCY, options.output_len, options.model or model.name)
-        load = Load(
+        closed = LoadSettings(
+            concurrency or CONCURRENCY, options.output_len, options.model or model.name
+        )
+        load = LoadSettings(
             concurrency, options.output_len, closed.model, options.request_rate, options.seed
         )
         generator = random.Random(options.seed)
@@ -122,7 +124,7 @@ async def _measure(options: argparse.Namespace) -> tuple[Served, Summary]:
 
 
 @asynccontextmanager
-async def _server(options: argparse.Namespace) -> AsyncIterator[Served]:
+async def _server(options: argparse.Namespace) -> AsyncIterator[ModelUnderLoad]:
     """The model at the target that the options name. Raises CommandError."""
     connection = to_connection(options)
     if options.url is not None:
@@ -133,7 +135,7 @@ async def _server(options: argparse.Namespace) -> AsyncIterator[Served]:
             raise CommandError(str(error)) from error
         name = _pick([model["id"] for model in listed], options.model)
         told = next(model for model in listed if model["id"] == name)
-        yield Served(name, HTTP_VOCABULARY, told.get("max_model_len"), server.stream)
+        yield ModelUnderLoad(name, HTTP_VOCABULARY, told.get("max_model_len"), server.stream)
         return
     async with AsyncClient(
         connection.target,
@@ -145,7 +147,7 @@ async def _server(options: argparse.Namespace) -> AsyncIterator[Served]:
         models = await client.wait_until_ready(timeout_s=10.0)
         name = _pick([model.name for model in models], options.model)
         found = next(model for model in models if model.name == name)
-        yield Served(name, found.vocab_size, found.max_model_len, ask_gateway(client))
+        yield ModelUnderLoad(name, found.vocab_size, found.max_model_len, ask_gateway(client))
 
 
 def _pick(names: Sequence[str], name: str) -> str:
@@ -161,7 +163,7 @@ def _objective(options: argparse.Namespace) -> Objective:
 
 
 def _prompts(
-    options: argparse.Namespace, model: Served, generator: random.Random, count: int
+    options: argparse.Namespace, model: ModelUnderLoad, generator: random.Random, count: int
 ) -> list[Prompt]:
     """Random ids that differ from the first token on, so that no prefix is cached."""
     if options.prompt is not None:
@@ -184,7 +186,9 @@ SETTINGS = (
 )
 
 
-def _record(options: argparse.Namespace, model: Served, summary: Summary) -> dict[str, object]:
+def _record(
+    options: argparse.Namespace, model: ModelUnderLoad, summary: Summary
+) -> dict[str, object]:
     return {
         "benchmark": "serve",
         "settings": {name: getattr(options, name) for name in SETTINGS},

@@ -22,7 +22,7 @@ class RequestFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class StreamArrival:
     """Tokens in one message of a stream."""
 
     num_tokens: int
@@ -30,11 +30,11 @@ class Arrival:
 
 
 # (prompt, number of tokens, model) to a stream of the answer.
-Ask = Callable[[Prompt, int, str], AsyncIterator[Arrival]]
+Ask = Callable[[Prompt, int, str], AsyncIterator[StreamArrival]]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadSettings:
     """The load to generate."""
 
     concurrency: int | None  # None: no limit
@@ -105,12 +105,14 @@ class Summary:
 def ask_gateway(client: AsyncClient) -> Ask:
     """Queries over gRPC."""
 
-    async def ask(prompt: Prompt, num_tokens: int, model: str) -> AsyncGenerator[Arrival, None]:
+    async def ask(
+        prompt: Prompt, num_tokens: int, model: str
+    ) -> AsyncGenerator[StreamArrival, None]:
         try:
             async for delta in client.stream(
                 prompt, temperature=0, max_tokens=num_tokens, ignore_eos=True, model=model
             ):
-                yield Arrival(len(delta.token_ids), delta.usage)
+                yield StreamArrival(len(delta.token_ids), delta.usage)
         except PagewireError as error:
             raise RequestFailed(str(error)) from error
 
@@ -118,7 +120,7 @@ def ask_gateway(client: AsyncClient) -> Ask:
 
 
 async def run_load(
-    ask: Ask, prompts: Sequence[Prompt], load: Load, advance: Callable[[], None]
+    ask: Ask, prompts: Sequence[Prompt], load: LoadSettings, advance: Callable[[], None]
 ) -> list[Sample]:
     """Sends all prompts, at most `concurrency` at a time; returns their samples in order."""
     room: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
@@ -137,7 +139,7 @@ async def run_load(
     return await asyncio.gather(*map(work, prompts, due))
 
 
-def _due_s(load: Load, count: int) -> list[float | None]:
+def _due_s(load: LoadSettings, count: int) -> list[float | None]:
     """Due time of each request: a Poisson process, with exponential gaps; None without a rate."""
     if load.rate_per_s is None:
         return [None] * count
@@ -149,7 +151,7 @@ def _due_s(load: Load, count: int) -> list[float | None]:
     return due
 
 
-async def _sample(ask: Ask, prompt: Prompt, load: Load, due_s: float | None) -> Sample:
+async def _sample(ask: Ask, prompt: Prompt, load: LoadSettings, due_s: float | None) -> Sample:
     start_s = time.perf_counter() if due_s is None else due_s
     num_first, usage, failure = 0, Usage(), ""
     times_s: list[float] = []

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from pagewire._types import Prompt, Usage
-from pagewire.cli.load import Arrival, RequestFailed
+from pagewire.cli.load import RequestFailed, StreamArrival
 
 DONE = "[DONE]"
 MAX_LINE_BYTES = 2**24
@@ -38,7 +38,9 @@ class OpenAIServer:
             listed = json.loads(b"".join([part async for part in body]))
         return list(listed["data"])
 
-    async def stream(self, prompt: Prompt, num_tokens: int, model: str) -> AsyncIterator[Arrival]:
+    async def stream(
+        self, prompt: Prompt, num_tokens: int, model: str
+    ) -> AsyncIterator[StreamArrival]:
         """Streams a greedy completion of exactly `num_tokens` tokens. Raises RequestFailed.
 
         Events do not report their number of tokens: each counts as one, and the usage at the end is
@@ -61,7 +63,7 @@ class OpenAIServer:
             async for event in events:
                 if "error" in event:
                     raise RequestFailed(str(event["error"]))
-                yield Arrival(1 if event.get("choices") else 0, _usage(event))
+                yield StreamArrival(1 if event.get("choices") else 0, _usage(event))
 
     @contextlib.asynccontextmanager
     async def _answer(

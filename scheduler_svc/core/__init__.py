@@ -10,17 +10,17 @@ from scheduler_svc.core.config import Policy, Preemption, SchedulerConfig
 from scheduler_svc.core.grants import Cut
 from scheduler_svc.core.losses import hopeless
 from scheduler_svc.core.plan import (
-    Asked,
     Cause,
+    EnteringSequence,
     Finished,
     Held,
-    NewSequence,
     OutOfStep,
-    Report,
+    ReportDelivery,
+    ReportedRange,
+    ReportRange,
     StepOutputs,
     StepPlan,
     StepResult,
-    Told,
 )
 from scheduler_svc.core.request import FinishReason, RefusalKind, Refused, Request
 from scheduler_svc.core.scheduler import Scheduler
@@ -28,21 +28,22 @@ from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.timeline import Phase, Timeline
 
 __all__ = [
-    "Asked",
     "BlockMoves",
     "Cause",
     "Cut",
+    "EnteringSequence",
     "FinishReason",
     "Finished",
     "Held",
-    "NewSequence",
     "OutOfStep",
     "Phase",
     "Policy",
     "Preemption",
     "RefusalKind",
     "Refused",
-    "Report",
+    "ReportDelivery",
+    "ReportRange",
+    "ReportedRange",
     "Request",
     "Scheduler",
     "SchedulerConfig",
@@ -52,6 +53,5 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "Timeline",
-    "Told",
     "hopeless",
 ]

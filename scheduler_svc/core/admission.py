@@ -9,7 +9,7 @@ from enum import Enum
 
 from scheduler_svc.core.config import Policy, SchedulerConfig
 from scheduler_svc.core.draft import Counters, Draft
-from scheduler_svc.core.plan import Cause, Held, NewSequence
+from scheduler_svc.core.plan import Cause, EnteringSequence, Held
 from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.reuse import Reuse
 from scheduler_svc.core.sealing import seal_slot
@@ -191,7 +191,7 @@ class Admission:
             # Shareable from now on, even within this step: a layer stores its KV before reading it.
             seal_slot(table, self._residency.pool.cache, slot)
         draft.admitted.append(
-            NewSequence(
+            EnteringSequence(
                 slot=slot,
                 request=sequence.request,
                 token_ids=sequence.token_ids,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.plan import Asked, Held, NewSequence
+from scheduler_svc.core.plan import EnteringSequence, Held, ReportRange
 from scheduler_svc.core.reports import ask
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.slots import Index, Slots
@@ -36,10 +36,10 @@ class Draft:
     budget: int = 0
     appended_slots: list[int] = field(default_factory=list)
     appended_block_ids: list[int] = field(default_factory=list)
-    admitted: list[NewSequence] = field(default_factory=list)
+    admitted: list[EnteringSequence] = field(default_factory=list)
     admitted_chunks: list[int] = field(default_factory=list)
     admitted_sampled: list[int] = field(default_factory=list)  # slots
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[ReportRange] = field(default_factory=list)
     prompt_ends: list[Sequence] = field(default_factory=list)
     read_slots: list[int] = field(default_factory=list)  # of shared or copied blocks
     held: Held | None = None  # why waiting sequences were not admitted; None: none wait

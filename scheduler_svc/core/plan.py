@@ -18,7 +18,7 @@ class OutOfStep(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class NewSequence:
+class EnteringSequence:
     """A sequence that enters a slot, with all its tokens; a resumed one includes its output."""
 
     slot: int
@@ -52,7 +52,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReportRange:
     """Prompt outputs due from a row of a step: positions `begin` to (not including) `end`."""
 
     sequence: Sequence
@@ -62,7 +62,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportedRange:
     """Positions of a slot's prompt that a worker sent outputs for; the shell holds the values."""
 
     slot: int
@@ -72,7 +72,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportDelivery:
     """The request that a report is delivered to."""
 
     request: Request
@@ -89,7 +89,7 @@ class StepPlan:
     ack_step_id: int
     reset: bool
     freed_slots: list[int]
-    new_sequences: list[NewSequence]
+    new_sequences: list[EnteringSequence]
     appended_slots: list[int]
     appended_block_ids: list[int]
     same_rows: bool
@@ -103,7 +103,7 @@ class StepPlan:
     held: Held | None = None  # None: no sequence waits
     moves: BlockMoves | None = None
     grant_id: int | None = None  # first step id of its grant, if it is of one
-    asked: list[Asked] = field(default_factory=list)  # in batch order
+    asked: list[ReportRange] = field(default_factory=list)  # in batch order
     prompt_ends: list[Sequence] = field(default_factory=list)  # end with this step, unsampled
 
     @property
@@ -124,7 +124,7 @@ class StepResult:
     step_id: int
     token_ids: TokenIds  # one per sampled slot of the plan, in order
     bad_rows: tuple[int, ...] = ()  # indices into token_ids that have no token
-    reports: tuple[Report, ...] = ()  # one per entry of the plan's `asked`
+    reports: tuple[ReportedRange, ...] = ()  # one per entry of the plan's `asked`
     # Bad row to reason, where a row's own parameters left no token; in other bad rows the logits
     # were not finite.
     dead_ends: Mapping[int, str] = field(default_factory=dict)
@@ -172,4 +172,4 @@ class StepOutputs:
     finished: list[Finished]
     # The row of the step's result per token; None: all rows, in order.
     sampled_rows: Index | None = None
-    told: list[Told] = field(default_factory=list)  # delivered before the tokens
+    told: list[ReportDelivery] = field(default_factory=list)  # delivered before the tokens

@@ -10,7 +10,7 @@ KEPT_REQUESTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class EndedRequest:
     """A summary of a request that has ended, without tokens."""
 
     request_id: str
@@ -29,13 +29,13 @@ class Recent:
     """The last requests that ended, by id; of two with the same id the later one."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Past] = {}
+        self._by_id: dict[str, EndedRequest] = {}
 
     def note(self, sequence: Sequence, reason: FinishReason, message: str, now_s: float) -> None:
         """Adds a request that has ended."""
         request = sequence.request
         self._by_id.pop(request.request_id, None)  # keeps the dict ordered by end
-        self._by_id[request.request_id] = Past(
+        self._by_id[request.request_id] = EndedRequest(
             request_id=request.request_id,
             reason=reason,
             message=message,
@@ -50,6 +50,6 @@ class Recent:
         if len(self._by_id) > KEPT_REQUESTS:
             del self._by_id[next(iter(self._by_id))]
 
-    def find(self, request_id: str) -> Past | None:
+    def find(self, request_id: str) -> EndedRequest | None:
         """The latest ended request with this id; None when unknown or forgotten."""
         return self._by_id.get(request_id)

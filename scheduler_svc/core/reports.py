@@ -8,7 +8,7 @@ another worker, continues where it was. A prefix hit may only skip positions wit
 
 from collections.abc import Sequence as Many
 
-from scheduler_svc.core.plan import Asked, Report, StepPlan, Told
+from scheduler_svc.core.plan import ReportDelivery, ReportedRange, ReportRange, StepPlan
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.sequence import End, Sequence, Status
@@ -16,30 +16,30 @@ from scheduler_svc.core.sequence import End, Sequence, Status
 _NOT_FINITE = "the prompt outputs were not finite"
 
 
-def ask(sequence: Sequence, slot: int, end: int) -> Asked | None:
+def ask(sequence: Sequence, slot: int, end: int) -> ReportRange | None:
     """Returns the prompt outputs due from a row that computes up to `end`; None if none are."""
     begin, end = sequence.num_report_planned, min(end, sequence.request.report_end)
     if end <= begin:
         return None
     sequence.num_report_planned = end
-    return Asked(sequence, slot, begin, end)
+    return ReportRange(sequence, slot, begin, end)
 
 
-def answers(asked: Many[Asked], reports: Many[Report]) -> bool:
+def answers(asked: Many[ReportRange], reports: Many[ReportedRange]) -> bool:
     """Whether the reports are those asked for, all of them and in order."""
     wanted = [(one.slot, one.begin, one.end) for one in asked]
     return wanted == [(one.slot, one.begin, one.end) for one in reports]
 
 
 def receive(
-    plan: StepPlan, reports: Many[Report], residency: Residency
-) -> tuple[list[Told], list[End]]:
+    plan: StepPlan, reports: Many[ReportedRange], residency: Residency
+) -> tuple[list[ReportDelivery], list[End]]:
     """Returns the reports to deliver and the sequences to finish.
 
     To finish are sequences that asked only for prompt outputs, and those with non-finite values. A
     sequence preempted in the meantime receives its report now, and not a second time.
     """
-    told: list[Told] = []
+    told: list[ReportDelivery] = []
     broken: list[Sequence] = []
     for row, (one, report) in enumerate(zip(plan.asked, reports, strict=True)):
         sequence = one.sequence
@@ -47,7 +47,7 @@ def receive(
             continue
         if report.is_finite:
             sequence.num_reported = one.end
-            told.append(Told(sequence.request, row))
+            told.append(ReportDelivery(sequence.request, row))
         else:
             residency.forget(one.slot)
             broken.append(sequence)

@@ -7,7 +7,7 @@ with the most tokens.
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.host_pool import Swapped
-from scheduler_svc.core.plan import NewSequence
+from scheduler_svc.core.plan import EnteringSequence
 from scheduler_svc.core.residency import Residency
 from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.sliding_window import first_read
@@ -21,7 +21,7 @@ class Reuse:
         self._config = config
         self._residency = residency
 
-    def find(self, sequence: Sequence, entered: list[NewSequence]) -> Start | None:
+    def find(self, sequence: Sequence, entered: list[EnteringSequence]) -> Start | None:
         """Returns the start that leaves the fewest tokens to compute.
 
         Returns None while another sequence of the fork group computes the same prompt: blocks of
@@ -64,7 +64,9 @@ class Reuse:
         host_blocks = swapped.host_blocks[begin:end]
         return Start(num_computed, num_null, shared, host_blocks)
 
-    def _forked(self, sequence: Sequence, start: Start, entered: list[NewSequence]) -> Start | None:
+    def _forked(
+        self, sequence: Sequence, start: Start, entered: list[EnteringSequence]
+    ) -> Start | None:
         """The start after another fork group member's prompt, except its last token."""
         wanted = min(sequence.num_prompt, sequence.num_skippable)
         if start.num_computed >= wanted or self._is_dated(sequence):

@@ -27,10 +27,10 @@ from scheduler_svc.core.output_lengths import OutputLengths
 from scheduler_svc.core.plan import (
     Finished,
     OutOfStep,
+    ReportDelivery,
     StepOutputs,
     StepPlan,
     StepResult,
-    Told,
 )
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.recent import Recent
@@ -278,7 +278,7 @@ class Scheduler:
         if (plan.asked or result.reports) and not reports.answers(plan.asked, result.reports):
             raise OutOfStep(f"step {plan.step_id}: its reports are not those asked for")
         self._in_flight.popleft()
-        told: list[Told] = []
+        told: list[ReportDelivery] = []
         finished: list[Finished] = []
         if plan.asked or plan.prompt_ends:
             told, ends = reports.receive(plan, result.reports, self.residency)

@@ -8,7 +8,7 @@ from pathlib import Path
 from scheduler_svc.journal.calls import UnknownCall
 from scheduler_svc.journal.recording import NotReplayable, Recording
 from scheduler_svc.journal.records import Damaged
-from scheduler_svc.journal.replay import Report, replay
+from scheduler_svc.journal.replay import ReplayReport, replay
 from scheduler_svc.journal.values import BadValues
 from scheduler_svc.journal.worker_replay import replay_on
 from scheduler_svc.worker_link import LinkLost
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     return _EQUAL
 
 
-def _replay(options: argparse.Namespace) -> Report:
+def _replay(options: argparse.Namespace) -> ReplayReport:
     recording = Recording(options.path)
     if options.worker:
         return asyncio.run(

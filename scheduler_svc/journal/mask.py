@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core import (
+    EnteringSequence,
     FinishReason,
-    NewSequence,
     Request,
     SchedulerConfig,
     Sequence,
@@ -111,7 +111,7 @@ class Mask:
         kept = (s for s in self._sampled if s < first or (last is not None and s > last))
         self._sampled = {step_id: self._sampled[step_id] for step_id in kept}
 
-    def _entering(self, new: NewSequence) -> NewSequence:
+    def _entering(self, new: EnteringSequence) -> EnteringSequence:
         slot, num_tokens = new.slot, len(new.token_ids)
         terms = self._terms(new.token_ids, np.arange(num_tokens, dtype=np.uint64))
         self._hash[slot], self._num_tokens[slot] = terms.sum(dtype=np.uint64), num_tokens

@@ -36,7 +36,7 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RecordingLimits:
     """Limits on the size of a recording."""
 
     max_bytes: int
@@ -55,7 +55,7 @@ class Recorder:
     """
 
     def __init__(
-        self, folder: Path, header: JournalHeader, mask: Mask | None, limits: Limits
+        self, folder: Path, header: JournalHeader, mask: Mask | None, limits: RecordingLimits
     ) -> None:
         """Starts a recording in a new folder. Raises OSError."""
         folder.mkdir(mode=0o700, parents=True)
@@ -107,7 +107,7 @@ class _Writer:
     """Writes calls to segments, on the recorder's thread."""
 
     def __init__(
-        self, folder: Path, header: JournalHeader, mask: Mask | None, limits: Limits
+        self, folder: Path, header: JournalHeader, mask: Mask | None, limits: RecordingLimits
     ) -> None:
         self._folder = folder
         self._header = header

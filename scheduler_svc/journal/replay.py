@@ -36,7 +36,7 @@ class Divergence:
 
 
 @dataclass(slots=True)
-class Report:
+class ReplayReport:
     """The events that were replayed, and the first divergence if there was one."""
 
     num_events: int = 0
@@ -71,7 +71,7 @@ class Report:
         )
 
 
-def replay(recording: Recording, to_step: int | None = None) -> Report:
+def replay(recording: Recording, to_step: int | None = None) -> ReplayReport:
     """Replays everything, up to `to_step`, or up to the first divergence.
 
     Raises NotReplayable, Damaged or BadValues when the recording itself is faulty.
@@ -85,9 +85,9 @@ def play(
     *,
     num_segments: int | None = None,
     to_step: int | None = None,
-) -> Report:
+) -> ReplayReport:
     """Replays on a core that is in the recording's first state; leaves it in the last one."""
-    report = Report()
+    report = ReplayReport()
     for stored in recording.events(num_segments):
         report.divergence = compare(stored.event, core)
         if report.divergence is not None:

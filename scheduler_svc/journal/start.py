@@ -17,7 +17,7 @@ from scheduler_svc.core import Scheduler, SchedulerConfig
 from scheduler_svc.journal import segments, values
 from scheduler_svc.journal.calls import TappedScheduler
 from scheduler_svc.journal.mask import KEY_BYTES, Mask
-from scheduler_svc.journal.recorder import Limits, Recorder
+from scheduler_svc.journal.recorder import Recorder, RecordingLimits
 from scheduler_svc.journal.recording import FORMAT_VERSION, core_sha256
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def _begin(
         worker_address=address,
         prompts_replaced=mask is not None,
     )
-    return Recorder(options.folder / _name(address), header, mask, Limits(max_bytes))
+    return Recorder(options.folder / _name(address), header, mask, RecordingLimits(max_bytes))
 
 
 def _name(address: str) -> str:

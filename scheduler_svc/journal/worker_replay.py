@@ -17,7 +17,7 @@ from scheduler_svc.convert import to_result
 from scheduler_svc.core import StepResult
 from scheduler_svc.journal.events import arguments_of
 from scheduler_svc.journal.recording import NotReplayable, Recording
-from scheduler_svc.journal.replay import Divergence, Report, is_answer_to
+from scheduler_svc.journal.replay import Divergence, ReplayReport, is_answer_to
 from scheduler_svc.worker_link import LinkLost, WorkerClient, WorkerLink
 
 _HEARTBEAT_TIMEOUT_S = 10.0
@@ -42,7 +42,7 @@ class _Sent:
 
 async def replay_on(
     recording: Recording, address: str, step_timeout_s: float, to_step: int | None = None
-) -> Report:
+) -> ReplayReport:
     """Replays from the first step on a fresh worker, up to the first divergence or `to_step`.
 
     Raises NotReplayable, Damaged, BadValues, or LinkLost when the worker cannot be used.
@@ -71,9 +71,9 @@ class _WorkerReplay:
         self._next_step_id = 1  # of the replay: skipped steps have none
         self._occupants: dict[int, str] = {}  # slot to request id
         self._skipped: set[int] = set()
-        self._report = Report()
+        self._report = ReplayReport()
 
-    async def run(self, to_step: int | None = None) -> Report:
+    async def run(self, to_step: int | None = None) -> ReplayReport:
         try:
             num_left_out = await self._run(to_step)
         finally:

@@ -9,12 +9,12 @@ import pytest
 
 from bench import cpu_vs_transformers as bench
 from bench import product
-from bench.cpu_vs_transformers import Run, Stream
+from bench.cpu_vs_transformers import ConcurrentRun, StreamTimes
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
 
-def stream(num_tokens: int, first_token_s: float, total_s: float) -> Stream:
-    return Stream(tuple(range(num_tokens)), first_token_s, total_s)
+def stream(num_tokens: int, first_token_s: float, total_s: float) -> StreamTimes:
+    return StreamTimes(tuple(range(num_tokens)), first_token_s, total_s)
 
 
 def test_the_same_seed_gives_the_same_prompts_and_another_gives_others() -> None:
@@ -27,7 +27,7 @@ def test_the_same_seed_gives_the_same_prompts_and_another_gives_others() -> None
 
 
 def test_a_row_holds_the_median_over_runs() -> None:
-    runs = [Run((stream(11, 0.5, total_s),), total_s) for total_s in (1.5, 2.5, 10.5)]
+    runs = [ConcurrentRun((stream(11, 0.5, total_s),), total_s) for total_s in (1.5, 2.5, 10.5)]
     row = bench.row("pagewire", runs)
     assert row.tokens_per_s == round(11 / 2.5, 2)
     assert row.tokens_per_s_each_run == (7.33, 4.4, 1.05)
@@ -36,12 +36,14 @@ def test_a_row_holds_the_median_over_runs() -> None:
 
 
 def test_throughput_counts_every_stream_over_the_wall_time() -> None:
-    assert Run((stream(10, 0.1, 1.0), stream(30, 0.1, 2.0)), wall_s=2.0).tokens_per_s == 20.0
+    assert (
+        ConcurrentRun((stream(10, 0.1, 1.0), stream(30, 0.1, 2.0)), wall_s=2.0).tokens_per_s == 20.0
+    )
 
 
 def test_the_table_compares_every_row_with_the_first() -> None:
-    slow = bench.row("transformers", [Run((stream(11, 1.0, 2.0),), 2.0)])
-    fast = bench.row("pagewire", [Run((stream(11, 0.5, 1.0),) * 16, 1.0)])
+    slow = bench.row("transformers", [ConcurrentRun((stream(11, 1.0, 2.0),), 2.0)])
+    fast = bench.row("pagewire", [ConcurrentRun((stream(11, 0.5, 1.0),) * 16, 1.0)])
     header, first, second = bench.table([slow, fast]).splitlines()
     assert len({len(header), len(first), len(second)}) == 1
     assert first.split()[0] == "transformers" and first.endswith(" 1.00")
@@ -49,8 +51,8 @@ def test_the_table_compares_every_row_with_the_first() -> None:
 
 
 def test_equal_outputs_are_counted_and_different_ones_are_not() -> None:
-    one = [Run((Stream((1, 2), 1, 1), Stream((3, 4), 1, 1)), 1)]
-    other = [Run((Stream((1, 2), 2, 2), Stream((3, 5), 2, 2)), 2)]
+    one = [ConcurrentRun((StreamTimes((1, 2), 1, 1), StreamTimes((3, 4), 1, 1)), 1)]
+    other = [ConcurrentRun((StreamTimes((1, 2), 2, 2), StreamTimes((3, 5), 2, 2)), 2)]
     assert bench.same_outputs(one, other).startswith("1 of 2 ")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import documented
-from bench.documented import Part, run_all
+from bench.documented import DocumentedBench, run_all
 
 HANGS = """
 import contextlib, subprocess, sys, time
@@ -24,9 +24,9 @@ def test_a_part_that_fails_is_named_and_the_others_run(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     chosen = [
-        Part("bad", "no_such_benchmark", "tiny"),
-        Part("good", "bars", "tiny"),  # has no command line: it runs and ends well
-        Part("without a model", "bars", None, ("--only", "decode")),
+        DocumentedBench("bad", "no_such_benchmark", "tiny"),
+        DocumentedBench("good", "bars", "tiny"),  # has no command line: it runs and ends well
+        DocumentedBench("without a model", "bars", None, ("--only", "decode")),
     ]
     assert run_all(chosen, "results.jsonl", {}) == ["bad"]
     told = capfd.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 
 from default_model import convert, folder, source
 from default_model.folder import cache_root, ensure, materialize
-from default_model.source import DefaultModelError, Source
+from default_model.source import DefaultModelError, GgufSource
 from tests.pace import patience
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ print(materialize(Source(Path(sys.argv[1]), "tiny-1.0"), Path(sys.argv[2]), paus
 """
 
 
-def start(gguf: Source, cache: Path) -> "subprocess.Popen[str]":
+def start(gguf: GgufSource, cache: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, str(gguf.path), str(cache)],
         cwd=ROOT,
@@ -59,7 +59,7 @@ def folders(cache: Path) -> list[str]:
 
 @pytest.mark.parametrize("moment", ["converting", "weights: ", "verifying"])
 def test_a_killed_conversion_leaves_no_model_and_the_next_one_cleans_up(
-    moment: str, tiny: Source, tmp_path: Path
+    moment: str, tiny: GgufSource, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
     with start(tiny, cache) as child:
@@ -74,7 +74,7 @@ def test_a_killed_conversion_leaves_no_model_and_the_next_one_cleans_up(
 
 
 def test_of_two_processes_one_converts_and_the_other_waits_for_it(
-    tiny: Source, tmp_path: Path
+    tiny: GgufSource, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
     with start(tiny, cache) as first:
@@ -88,7 +88,7 @@ def test_of_two_processes_one_converts_and_the_other_waits_for_it(
 
 
 def test_waiting_for_the_lock_has_an_end(
-    tiny: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: GgufSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder, "LOCK_TIMEOUT_S", 0.1)
     with start(tiny, tmp_path / "cache") as child:
@@ -98,7 +98,7 @@ def test_waiting_for_the_lock_has_an_end(
         child.kill()
 
 
-def test_a_finished_folder_is_used_again_without_a_word(tiny: Source, tmp_path: Path) -> None:
+def test_a_finished_folder_is_used_again_without_a_word(tiny: GgufSource, tmp_path: Path) -> None:
     said: list[str] = []
     first = materialize(tiny, tmp_path, said.append)
     written_ns = (first / "model.safetensors").stat().st_mtime_ns
@@ -109,7 +109,7 @@ def test_a_finished_folder_is_used_again_without_a_word(tiny: Source, tmp_path: 
 
 
 def test_a_shortened_file_is_noticed_and_the_model_converted_again(
-    tiny: Source, tmp_path: Path
+    tiny: GgufSource, tmp_path: Path
 ) -> None:
     made = materialize(tiny, tmp_path)
     whole = (made / "model.safetensors").read_bytes()
@@ -123,7 +123,7 @@ def test_a_shortened_file_is_noticed_and_the_model_converted_again(
 
 
 def test_a_flipped_bit_is_noticed_when_verifying_and_only_then(
-    tiny: Source, tmp_path: Path
+    tiny: GgufSource, tmp_path: Path
 ) -> None:
     made = materialize(tiny, tmp_path)
     whole = (made / "model.safetensors").read_bytes()
@@ -138,7 +138,7 @@ def test_a_flipped_bit_is_noticed_when_verifying_and_only_then(
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"files": {"a": 1}}', '{"files": {"a": {}}}'])
 def test_an_unreadable_manifest_means_converting_again(
-    content: str, tiny: Source, tmp_path: Path
+    content: str, tiny: GgufSource, tmp_path: Path
 ) -> None:
     made = materialize(tiny, tmp_path)
     (made.parent / "manifest.json").write_text(content)
@@ -148,7 +148,7 @@ def test_an_unreadable_manifest_means_converting_again(
 
 
 def test_a_conversion_that_fails_leaves_nothing_behind(
-    tiny: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: GgufSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(line: str) -> None:
         if line.startswith("verifying"):
@@ -160,7 +160,7 @@ def test_a_conversion_that_fails_leaves_nothing_behind(
 
 
 def test_too_little_room_is_an_error_with_numbers_before_anything_is_written(
-    tiny: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: GgufSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=5 << 20)
     monkeypatch.setattr(convert.shutil, "disk_usage", lambda path: usage)

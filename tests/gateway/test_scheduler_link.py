@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 from gateway.errors import ErrorKind, RequestError
-from gateway.generation import Reuse, SamplingParams, Standing
-from gateway.live_request import Arrival, LiveRequest, Submission
+from gateway.generation import PrefixReuse, SamplingParams, Standing
+from gateway.live_request import LiveRequest, Submission, TokenArrival
 from gateway.scheduler_link import WAKES_PER_ROUND, SchedulerLink, WakeQueue
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -19,7 +19,7 @@ from tests.pace import patience
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ASKED = Submission("a", [1], SamplingParams(), Standing(), Reuse())
+ASKED = Submission("a", [1], SamplingParams(), Standing(), PrefixReuse())
 REQUEST = pb.GenerateRequest(prompt=pb.Prompt(text="Hello"))
 
 
@@ -168,7 +168,7 @@ async def test_tokens_of_several_steps_are_read_at_once_and_an_error_comes_after
     live.add(7, None)
     live.end(RequestError(ErrorKind.INTERNAL, "broken"))
     live.wake()
-    assert await reading == Arrival([5, 6, 7], [], None)
+    assert await reading == TokenArrival([5, 6, 7], [], None)
     with pytest.raises(RequestError, match="broken"):
         await live.receive()
 

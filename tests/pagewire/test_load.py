@@ -9,12 +9,12 @@ import pytest
 
 from pagewire import Prompt, Usage
 from pagewire.cli.load import (
-    Arrival,
-    Load,
+    LoadSettings,
     Objective,
     RequestFailed,
     Sample,
     Spread,
+    StreamArrival,
     percentile,
     run_load,
     spread,
@@ -71,21 +71,23 @@ class Server:
         self.delay_s = delay_s
         self.num_in_flight = self.most_in_flight = 0
 
-    async def ask(self, prompt: Prompt, num_tokens: int, model: str) -> AsyncIterator[Arrival]:
+    async def ask(
+        self, prompt: Prompt, num_tokens: int, model: str
+    ) -> AsyncIterator[StreamArrival]:
         self.num_in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.num_in_flight)
         await asyncio.sleep(self.delay_s)
         if prompt == "bad":
             raise RequestFailed("no")
-        yield Arrival(1)
-        yield Arrival(1, Usage(prompt_tokens=1, completion_tokens=2))
+        yield StreamArrival(1)
+        yield StreamArrival(1, Usage(prompt_tokens=1, completion_tokens=2))
         self.num_in_flight -= 1
 
 
 async def test_no_more_than_the_concurrency_are_in_flight_and_a_failure_is_a_sample():
     server = Server(delay_s=0.001)
     prompts = ["a"] * 9 + ["bad"]
-    samples = await run_load(server.ask, prompts, Load(3, 2), lambda: None)
+    samples = await run_load(server.ask, prompts, LoadSettings(3, 2), lambda: None)
     assert server.most_in_flight == 3
     assert [sample.failure for sample in samples] == [""] * 9 + ["no"]
     assert all(len(sample.gaps_s) == 1 for sample in samples[:9])
@@ -93,7 +95,7 @@ async def test_no_more_than_the_concurrency_are_in_flight_and_a_failure_is_a_sam
 
 def test_requests_at_a_rate_come_when_they_are_due_and_wait_at_their_own_cost(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: time.monotonic())  # which is virtual
-    server, load = Server(delay_s=0.05), Load(1, 2, rate_per_s=1000.0, seed=3)
+    server, load = Server(delay_s=0.05), LoadSettings(1, 2, rate_per_s=1000.0, seed=3)
     samples = virtual_time.run(run_load(server.ask, ["a"] * 4, load, lambda: None))
     due_s = [sample.start_s - virtual_time.START_S for sample in samples]
     assert due_s == sorted(due_s)
@@ -102,7 +104,7 @@ def test_requests_at_a_rate_come_when_they_are_due_and_wait_at_their_own_cost(mo
 
 
 async def test_arrivals_are_those_of_a_poisson_process_of_that_rate():
-    load = Load(None, 2, rate_per_s=1e6, seed=0)
+    load = LoadSettings(None, 2, rate_per_s=1e6, seed=0)
     samples = await run_load(Server().ask, ["a"] * 4000, load, lambda: None)
     starts_s = [sample.start_s for sample in samples]
     gaps = [(b - a) * 1e6 for a, b in pairwise(starts_s)]

@@ -10,8 +10,8 @@ from scheduler_svc.core import Policy, SchedulerConfig
 from scheduler_svc.core.step_time import StepTime
 from simulator import simulate
 from simulator.capacity import highest, is_bounded, trials
-from simulator.measures import Objective, Summary, summarize
-from simulator.virtual_server import Served, VirtualServer
+from simulator.measures import CapacityObjective, WorkloadSummary, summarize
+from simulator.virtual_server import ServedWorkload, VirtualServer
 from simulator.workload import Arrival, BadTrace
 
 CONFIG = SchedulerConfig(
@@ -25,12 +25,14 @@ CONFIG = SchedulerConfig(
 STEP_TIME = StepTime(0.010, 1e-4, 0.0)
 
 
-def serve(*arrivals: Arrival, lookahead: int = 1, wire_s: float = 0.0, **limits: object) -> Served:
+def serve(
+    *arrivals: Arrival, lookahead: int = 1, wire_s: float = 0.0, **limits: object
+) -> ServedWorkload:
     config = replace(CONFIG, **limits)  # type: ignore[arg-type]
     return VirtualServer(config, STEP_TIME, lookahead, wire_s).serve(arrivals)
 
 
-def summary(*arrivals: Arrival, **options: object) -> Summary:
+def summary(*arrivals: Arrival, **options: object) -> WorkloadSummary:
     return summarize(serve(*arrivals, **options))  # type: ignore[arg-type]
 
 
@@ -115,7 +117,7 @@ def test_the_capacity_of_one_slot_is_one_over_its_service_time() -> None:
         trials(
             lambda: VirtualServer(config, STEP_TIME, lookahead=1),
             clockwork,
-            Objective(ttft_p99_s=0.05),
+            CapacityObjective(ttft_p99_s=0.05),
         )
     )
     best = highest(tried)
@@ -126,7 +128,11 @@ def test_the_capacity_of_one_slot_is_one_over_its_service_time() -> None:
 def test_an_objective_that_no_rate_meets_is_said_to_be_so() -> None:
     arrivals = [Arrival(n * 1.0, 100, 10) for n in range(1, 5)]
     tried = list(
-        trials(lambda: VirtualServer(CONFIG, STEP_TIME, 1), arrivals, Objective(ttft_p99_s=0.001))
+        trials(
+            lambda: VirtualServer(CONFIG, STEP_TIME, 1),
+            arrivals,
+            CapacityObjective(ttft_p99_s=0.001),
+        )
     )
     assert highest(tried) is None and "p99 time to first token is 0.020 s" in str(tried[-1].excess)
 

@@ -15,7 +15,7 @@ from scheduler_svc.core.slots import SlotTable
 from scheduler_svc.group import WorkerGroup
 from scheduler_svc.sampling import Sampling
 from simulator import story
-from simulator.history import History, Rules, expected, judge
+from simulator.history import ClientHistory, HistoryRules, expected, judge
 from simulator.scenario import MISHAPS, Mishap, Scenario, draw
 from simulator.story import Wrong, run_seed, run_story
 from tests.scheduler_svc.core.invariants import check_invariants
@@ -103,18 +103,18 @@ def test_frames_lost_repeated_or_out_of_order_are_survived(fault: str) -> None:
 
 # --- the judge -----------------------------------------------------------------------------------
 
-RULES = Rules(
+RULES = HistoryRules(
     50, 64, (), deadline_slack_s=0.1, may_give_up=False, may_outgrow=False, num_bad_rows=0
 )
 
 
-def seen() -> History:
+def seen() -> ClientHistory:
     """A request that ended normally."""
     sampling = Sampling(1.0, 1.0, 0, 0.0, 7)
     request = Request("r", np.arange(5, dtype=np.int32), max_tokens=8, sampling=sampling)
     tokens, reason = expected(request, RULES)
     ends = [(1.0, Finished(request, reason, 5, 8, 0))]
-    return History(request, 0.0, tokens, ends)
+    return ClientHistory(request, 0.0, tokens, ends)
 
 
 def test_what_went_well_is_not_blamed() -> None:
@@ -139,13 +139,15 @@ def test_what_went_well_is_not_blamed() -> None:
         (lambda h: _end(h, FinishReason.STOP), "ended by stop after 8 of 8 tokens"),
     ],
 )
-def test_the_judge_names_what_is_wrong(distort: Callable[[History], object], problem: str) -> None:
+def test_the_judge_names_what_is_wrong(
+    distort: Callable[[ClientHistory], object], problem: str
+) -> None:
     history = seen()
     distort(history)
     assert any(problem in told for told in judge([history], RULES))
 
 
-def _end(history: History, reason: FinishReason) -> None:
+def _end(history: ClientHistory, reason: FinishReason) -> None:
     history.ends[0] = (1.0, replace(history.ends[0][1], reason=reason))
 
 

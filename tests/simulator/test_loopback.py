@@ -12,7 +12,7 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.sampling import Sampling
 from simulator.__main__ import parse
 from simulator.fake_worker import FakeModel
-from simulator.loopback import LoopbackWorker, StepRecord, start
+from simulator.loopback import DeviceStep, LoopbackWorker, start
 from simulator.slots import token_at
 from tests.pace import patience
 from tests.scheduler_svc.conftest import service_config
@@ -56,7 +56,7 @@ async def run_requests(port: int, num_requests: int, **options: object) -> list[
 async def test_a_scheduler_runs_on_it_and_every_step_takes_its_time(
     lookahead: int, max_grant: int
 ) -> None:
-    records: list[StepRecord] = []
+    records: list[DeviceStep] = []
     worker = LoopbackWorker(FakeModel(), StepTime(STEP_S, 0, 0), records.append)
     server, port = start(worker, "127.0.0.1:0")
     options = {"lookahead": lookahead, "max_grant": max_grant, "state_check_interval": 9}

@@ -7,7 +7,7 @@ import numpy as np
 from pagewire.v1 import worker_pb2
 from tests.pace import patience
 from worker_svc.codec import Hello
-from worker_svc.session import Session, Stream
+from worker_svc.session import SchedulerStream, Session
 from worker_svc.step import Limits, StepInput, StepOutput
 
 LIMITS = Limits(
@@ -94,19 +94,19 @@ class SlowRunner(FakeRunner):
         return output if error else Flight(self, output)
 
 
-def attach(session: Session, epoch: int) -> Stream:
+def attach(session: Session, epoch: int) -> SchedulerStream:
     return session.attach(Hello(protocol_version=1, epoch=epoch, first_step_id=1))
 
 
 def submit(
-    session: Session, stream: Stream, step_id: int, ack: int = 0, reset: bool = False
+    session: Session, stream: SchedulerStream, step_id: int, ack: int = 0, reset: bool = False
 ) -> None:
     step = worker_pb2.SchedulerOutput(step_id=step_id, ack_step_id=ack, reset=reset or step_id == 1)
     stream.wait_for_room()
     session.submit(stream, worker_pb2.AttachRequest(step=step).SerializeToString())
 
 
-def receive(stream: Stream) -> tuple[int, str]:
+def receive(stream: SchedulerStream) -> tuple[int, str]:
     frame = stream.outbox.get(timeout=patience(10))
     assert isinstance(frame, bytes)
     output = worker_pb2.AttachResponse.FromString(frame).output

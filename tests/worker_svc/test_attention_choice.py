@@ -10,11 +10,11 @@ from torch import Tensor
 
 from worker_svc import startup
 from worker_svc.attention import AttentionBatch
-from worker_svc.attention_backend import AttentionChoice, Backend, Timing
+from worker_svc.attention_backend import AttentionChoice, AttentionTiming, Backend
 from worker_svc.attention_choice import Candidates, Unfit, candidates, choose, quickest
 from worker_svc.attention_clock import shapes
 from worker_svc.config import ATTENTION_BACKENDS, WorkerConfig, parse
-from worker_svc.flash_attention import Found, Setup
+from worker_svc.flash_attention import InstalledVersions, Setup
 from worker_svc.parallel import ALONE, RankFailed
 from worker_svc.step import Limits
 
@@ -52,22 +52,24 @@ def setup() -> Setup:
     return Setup(head_dim=64, dtype=torch.bfloat16, block_size=16, capability=(9, 0))
 
 
-def nothing_installed(setup: Setup) -> Found:
-    return Found((), ("flash-attn 4: not installed", "flash-attn 2: block_size 16 is odd"))
+def nothing_installed(setup: Setup) -> InstalledVersions:
+    return InstalledVersions(
+        (), ("flash-attn 4: not installed", "flash-attn 2: block_size 16 is odd")
+    )
 
 
-def both_installed(setup: Setup) -> Found:
-    return Found((FOUR, TWO), ())  # type: ignore[arg-type]
+def both_installed(setup: Setup) -> InstalledVersions:
+    return InstalledVersions((FOUR, TWO), ())  # type: ignore[arg-type]
 
 
 def clock(times: dict[str, tuple[Sequence[float], Sequence[float]]]) -> Any:
     """A measurement that says so many us for (decode, prefill), or fails for who is missing."""
 
-    def measure(backend: Backend) -> list[Timing]:
+    def measure(backend: Backend) -> list[AttentionTiming]:
         if backend.name not in times:
             raise Unfit("decode of 1 x 1024 is 7.0e-01 away from ours")
         return [
-            Timing(kind, f"shape {i}", backend.name, us)
+            AttentionTiming(kind, f"shape {i}", backend.name, us)
             for kind, found in zip(("decode", "prefill"), times[backend.name], strict=True)
             for i, us in enumerate(found)
         ]
@@ -85,21 +87,24 @@ def test_each_kind_of_step_goes_to_who_is_quickest_at_it() -> None:
     choice = choose(TRITON, offered, clock(times), ALONE)
     assert names(choice) == ("flash-attn 2", "flash-attn 4")
     assert choice.name == "decode: flash-attn 2, prefill: flash-attn 4"
-    assert Timing("prefill", "shape 0", "flash-attn 4", 30) in choice.timings
+    assert AttentionTiming("prefill", "shape 0", "flash-attn 4", 30) in choice.timings
     assert len(choice.timings) == 8
 
 
 def test_every_shape_weighs_the_same() -> None:
     """30 % of the short one are more than 10 % of the long one, though fewer microseconds."""
-    a = [Timing("decode", "1 x 8", "a", 10), Timing("decode", "9 x 8", "a", 1000)]
-    b = [Timing("decode", "1 x 8", "b", 13), Timing("decode", "9 x 8", "b", 900)]
+    a = [AttentionTiming("decode", "1 x 8", "a", 10), AttentionTiming("decode", "9 x 8", "a", 1000)]
+    b = [AttentionTiming("decode", "1 x 8", "b", 13), AttentionTiming("decode", "9 x 8", "b", 900)]
     assert quickest(["b", "a"], a + b, "decode") == "a"
 
 
 def test_who_is_hardly_quicker_changes_nothing() -> None:
-    timings = [Timing("decode", "s", "triton", 100), Timing("decode", "s", "flash-attn 4", 98)]
+    timings = [
+        AttentionTiming("decode", "s", "triton", 100),
+        AttentionTiming("decode", "s", "flash-attn 4", 98),
+    ]
     assert quickest(["triton", "flash-attn 4"], timings, "decode") == "triton"
-    timings[1] = Timing("decode", "s", "flash-attn 4", 96)
+    timings[1] = AttentionTiming("decode", "s", "flash-attn 4", 96)
     assert quickest(["triton", "flash-attn 4"], timings, "decode") == "flash-attn 4"
 
 
@@ -163,7 +168,7 @@ def test_auto_offers_what_is_installed_beside_triton() -> None:
 def test_nothing_is_looked_for_where_nothing_could_use_it(
     option: str, device: torch.device
 ) -> None:
-    def find(setup: Setup) -> Found:
+    def find(setup: Setup) -> InstalledVersions:
         raise AssertionError
 
     assert candidates(option, device, 64, setup, find) == Candidates()

@@ -6,7 +6,7 @@ import torch
 
 from worker_svc.block_mover import BlockMover
 from worker_svc.kv_cache import KVCache
-from worker_svc.step import BlockMoves
+from worker_svc.step import StepMoves
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])]
@@ -34,9 +34,9 @@ def contents(cache: KVCache, device: torch.device) -> list[torch.Tensor]:
     return list(cache.read_blocks(torch.arange(NUM_BLOCKS, device=device)).cpu())
 
 
-def moves(**columns: list[int]) -> BlockMoves:
+def moves(**columns: list[int]) -> StepMoves:
     names = ("swapped_out", "to_host", "from_host", "swapped_in", "copied_from", "copied_to")
-    return BlockMoves(*(np.array(columns.get(name, []), dtype=np.int64) for name in names))
+    return StepMoves(*(np.array(columns.get(name, []), dtype=np.int64) for name in names))
 
 
 @pytest.mark.parametrize("device_name", DEVICES)

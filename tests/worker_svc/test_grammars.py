@@ -16,7 +16,7 @@ import torch
 import rpc.grammar
 from rpc.grammar import Matcher, Vocabulary, read_vocabulary
 from worker_svc import startup
-from worker_svc.grammars import Grammars, Place
+from worker_svc.grammars import GrammarPlace, Grammars
 from worker_svc.model_runner import NO_TOKEN_LEFT, ModelRunner
 from worker_svc.step import ROW_DEAD_END, NewSequence, RowSampling, StepInput, StepOutput
 
@@ -232,7 +232,7 @@ def test_a_matcher_moved_on_allows_what_one_built_anew_does(vocabulary: Vocabula
     generator = np.random.default_rng(0)
     grammars = Grammars(VOCAB_SIZE, lambda: vocabulary)
 
-    def allowed(place: Place, token_ids: list[int]) -> np.ndarray:
+    def allowed(place: GrammarPlace, token_ids: list[int]) -> np.ndarray:
         num_unread = column(len(token_ids))
         filled = grammars.fill([place], num_unread, lambda: column(*token_ids)).result()
         assert filled.problems == {}

@@ -13,7 +13,7 @@ import torch
 from kernels.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductShape
 from worker_svc import product_choice
 from worker_svc.config import PRODUCTS, WorkerConfig, parse
-from worker_svc.models.gemm_choices import Choice
+from worker_svc.models.gemm_choices import GemmChoice
 from worker_svc.parallel import ALONE, Group, RankFailed
 from worker_svc.product_choice import ByRows, Measure, Timing, quickest, shapes, summary
 from worker_svc.product_clock import MANY_ROWS, in_turn, without_wrong
@@ -90,12 +90,12 @@ def all_by(algorithm: bytes) -> dict[ProductKind, dict[int, Any]]:
 
 def test_the_quickest_multiplies_if_it_is_worth_a_change() -> None:
     torchs = Timing(None, 100.0)
-    assert quickest([torchs, Timing(SLOW, 110), Timing(QUICK, 90), Timing(QUICKER, 80)]) == Choice(
-        QUICKER, 80, 100
-    )
-    assert quickest([torchs, Timing(QUICK, 98.5)]) == Choice(None, 100, 100)
-    assert quickest([torchs, Timing(QUICK, 97.5)]) == Choice(QUICK, 97.5, 100)
-    assert quickest([torchs]) == Choice(None, 100, 100)
+    assert quickest(
+        [torchs, Timing(SLOW, 110), Timing(QUICK, 90), Timing(QUICKER, 80)]
+    ) == GemmChoice(QUICKER, 80, 100)
+    assert quickest([torchs, Timing(QUICK, 98.5)]) == GemmChoice(None, 100, 100)
+    assert quickest([torchs, Timing(QUICK, 97.5)]) == GemmChoice(QUICK, 97.5, 100)
+    assert quickest([torchs]) == GemmChoice(None, 100, 100)
 
 
 def test_an_algorithm_that_gives_another_product_is_out_and_said_so(
@@ -233,9 +233,9 @@ def test_where_nothing_can_be_written_each_start_measures(tmp_path: Path) -> Non
 
 def test_writing_leaves_nothing_but_the_file(memory: ProductMemory, tmp_path: Path) -> None:
     for us in (90, 80):
-        memory.add({SHAPES[0]: Choice(QUICK, us, 100.0)})
+        memory.add({SHAPES[0]: GemmChoice(QUICK, us, 100.0)})
     assert file_of(tmp_path).suffix == ".json"
-    assert memory.read() == {SHAPES[0]: Choice(QUICK, 80.0, 100.0)}
+    assert memory.read() == {SHAPES[0]: GemmChoice(QUICK, 80.0, 100.0)}
 
 
 def choices_of_ranks(
@@ -285,7 +285,7 @@ def test_what_was_chosen_is_told(memory: ProductMemory, caplog: pytest.LogCaptur
         "products: 2 of 4 shapes by another algorithm than torch's, which take 80 us in place of "
         "100" in caplog.text
     )
-    assert summary({SHAPES[0]: Choice(None, 9, 9)}) == (
+    assert summary({SHAPES[0]: GemmChoice(None, 9, 9)}) == (
         "0 of 1 shapes by another algorithm than torch's"
     )
 

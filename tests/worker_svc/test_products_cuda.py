@@ -13,7 +13,7 @@ from kernels import cublas_lt
 from kernels.cublas_lt import ProductKind, ProductShape
 from tests.oracle import shortfall
 from worker_svc import product_choice, product_clock, startup
-from worker_svc.models.gemm_choices import Choice
+from worker_svc.models.gemm_choices import GemmChoice
 from worker_svc.product_choice import Timing
 
 from .random_models import save_random_model
@@ -42,8 +42,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def last_that_works(timings: list[Timing]) -> Choice:
-    return Choice(timings[-1].algorithm, timings[-1].us, timings[0].us)
+def last_that_works(timings: list[Timing]) -> GemmChoice:
+    return GemmChoice(timings[-1].algorithm, timings[-1].us, timings[0].us)
 
 
 def test_chosen_products_give_the_tokens_of_the_model(

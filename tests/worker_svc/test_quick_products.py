@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.cublas_lt import ProductKind
 from worker_svc.models.fused import FusedLayer
-from worker_svc.models.fused_products import Hidden, NormedProduct, Product
+from worker_svc.models.fused_products import Hidden, NormedProduct, WeightProduct
 
 HIDDEN, WIDTH, INNER, EPS = 32, 48, 40, 1e-5
 ROWS = 20  # more than the own kernels take
@@ -49,9 +49,9 @@ def layer() -> FusedLayer:
         qkv=NormedProduct(torch.randn(WIDTH, HIDDEN), torch.randn(WIDTH), ones, False),
         q_norm=None,
         k_norm=None,
-        o=Product(torch.randn(HIDDEN, WIDTH), torch.randn(HIDDEN)),
+        o=WeightProduct(torch.randn(HIDDEN, WIDTH), torch.randn(HIDDEN)),
         gate_up=NormedProduct(torch.randn(2 * INNER, HIDDEN), None, ones, True),
-        down=Product(torch.randn(HIDDEN, INNER), None),
+        down=WeightProduct(torch.randn(HIDDEN, INNER), None),
     )
 
 

@@ -18,7 +18,7 @@ from rpc.columns import unpack
 from scheduler_svc.convert import to_result, to_step
 from scheduler_svc.core import Policy, Request, Scheduler, SchedulerConfig
 from scheduler_svc.journal.recording import NotReplayable, Recording
-from scheduler_svc.journal.replay import Report, replay
+from scheduler_svc.journal.replay import ReplayReport, replay
 from scheduler_svc.journal.start import Made, RecordOptions, make_core
 from scheduler_svc.journal.worker_replay import replay_on
 from scheduler_svc.sampling import Sampling
@@ -150,7 +150,7 @@ def recorded(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
         return folder, asyncio.run(record(worker.address, folder, keeps_prompts=True))
 
 
-def replay_there(address: str, folder: Path, to_step: int | None = None) -> Report:
+def replay_there(address: str, folder: Path, to_step: int | None = None) -> ReplayReport:
     return asyncio.run(replay_on(Recording(folder), address, 30.0, to_step))
 
 

@@ -11,7 +11,7 @@ import torch
 from kernels.cublas_lt import ProductKind, ProductShape
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, timing_pb2, worker_pb2
 from rpc.grammar import LLGUIDANCE_VERSION
-from worker_svc.models.gemm_choices import Choice
+from worker_svc.models.gemm_choices import GemmChoice
 from worker_svc.service import to_description
 
 from .conftest import VOCAB_SIZE, Attachment, Greedy, Worker, make_prompt, make_sequence
@@ -276,7 +276,7 @@ def test_what_was_measured_of_products_is_told(worker: Worker) -> None:
     assert described is not None
     assert to_description(described).product_timings == []
     shape = ProductShape(224, ProductKind(4096, 12288, torch.bfloat16, adds=True))
-    choices = {shape: Choice(b"quick", 36.5, 47.1)}
+    choices = {shape: GemmChoice(b"quick", 36.5, 47.1)}
     told = to_description(dataclasses.replace(described, product_choices=choices)).product_timings
     assert told == [
         timing_pb2.ProductTiming(

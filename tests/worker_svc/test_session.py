@@ -10,10 +10,10 @@ from tests.pace import patience
 from worker_svc.codec import Hello
 from worker_svc.session import (
     MAX_FRAMES_IN_FLIGHT,
+    SchedulerStream,
     Session,
     StaleEpoch,
     Stopping,
-    Stream,
     TakenOver,
 )
 
@@ -188,7 +188,7 @@ def test_a_heartbeat_says_which_step_runs_and_what_was_received(
     assert (beat.running_step_id, beat.num_frames_sent) == (0, 1)
 
 
-def heartbeat(stream: Stream) -> worker_pb2.Heartbeat:
+def heartbeat(stream: SchedulerStream) -> worker_pb2.Heartbeat:
     frame = worker_pb2.AttachResponse.FromString(stream.next_frame() or b"")
     assert frame.HasField("heartbeat")
     return frame.heartbeat

@@ -5,14 +5,18 @@ import pytest
 from pagewire.v1 import worker_pb2
 from rpc.columns import pack
 from tests.pace import patience
-from worker_svc.session import MAX_STEPS_LAUNCHED, Session, Stream
+from worker_svc.session import MAX_STEPS_LAUNCHED, SchedulerStream, Session
 from worker_svc.step import BadStep
 
 from .session_fakes import FakeRunner, SlowRunner, attach, receive, submit
 
 
 def submit_grant(
-    session: Session, stream: Stream, step_id: int, num_steps: int, freed: tuple[int, ...] = ()
+    session: Session,
+    stream: SchedulerStream,
+    step_id: int,
+    num_steps: int,
+    freed: tuple[int, ...] = (),
 ) -> None:
     step = worker_pb2.SchedulerOutput(
         step_id=step_id, granted_steps=num_steps, freed_slots=pack(list(freed))
@@ -21,12 +25,12 @@ def submit_grant(
     session.submit(stream, worker_pb2.AttachRequest(step=step).SerializeToString())
 
 
-def cut(session: Session, stream: Stream, first: int, last: int) -> None:
+def cut(session: Session, stream: SchedulerStream, first: int, last: int) -> None:
     message = worker_pb2.Cut(first_step_id=first, last_step_id=last)
     assert session.cut(stream, worker_pb2.AttachRequest(cut=message).SerializeToString())
 
 
-def receive_skipped(stream: Stream) -> tuple[int, int]:
+def receive_skipped(stream: SchedulerStream) -> tuple[int, int]:
     frame = stream.outbox.get(timeout=patience(10))
     assert isinstance(frame, bytes)
     response = worker_pb2.AttachResponse.FromString(frame)
@@ -34,7 +38,7 @@ def receive_skipped(stream: Stream) -> tuple[int, int]:
     return response.skipped.first_step_id, response.skipped.last_step_id
 
 
-def started(session: Session) -> Stream:
+def started(session: Session) -> SchedulerStream:
     """A stream whose first step, the reset, is answered."""
     stream = attach(session, 1)
     submit(session, stream, 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.tiled_linear import arrivals, tiled_linear
 from worker_svc.models import fused_products
-from worker_svc.models.fused_products import Hidden, NormedProduct, Product
+from worker_svc.models.fused_products import Hidden, NormedProduct, WeightProduct
 
 K, N, EPS = 128, 192, 1e-5
 
@@ -33,21 +33,21 @@ def close(found: Tensor, want: Tensor) -> bool:
     return bool((found.double() - want.double()).norm() < 4e-3 * want.double().norm())
 
 
-def plain(product: Product, x: Tensor) -> Tensor:
+def plain(product: WeightProduct, x: Tensor) -> Tensor:
     return product(x)
 
 
-def added(product: Product, x: Tensor) -> Tensor:
+def added(product: WeightProduct, x: Tensor) -> Tensor:
     return product.added(x, torch.ones(len(x), N, dtype=x.dtype))
 
 
 @pytest.mark.parametrize("call", [plain, added])
 def test_three_to_32_rows_are_the_kernels_and_others_are_not(
-    call: Callable[[Product, Tensor], Tensor], tiled_rows: list[int]
+    call: Callable[[WeightProduct, Tensor], Tensor], tiled_rows: list[int]
 ) -> None:
     torch.manual_seed(0)
     weight = torch.randn(N, K).half()
-    product = Product(weight, None, arrived=arrivals(weight))
+    product = WeightProduct(weight, None, arrived=arrivals(weight))
     for num_rows in (2, 3, 20, 32, 33):
         x = torch.randn(num_rows, K).half()
         want = F.linear(x.float(), weight.float()) + (call is added)

@@ -24,8 +24,8 @@ from worker_svc.layers import MLP, Attention, RMSNorm
 from worker_svc.models.fused_products import (
     Hidden,
     NormedProduct,
-    Product,
     Quick,
+    WeightProduct,
     kind_of,
     quickened,
 )
@@ -42,9 +42,9 @@ class FusedLayer:
     qkv: NormedProduct
     q_norm: Tensor | None  # [D], with k_norm: both or neither
     k_norm: Tensor | None
-    o: Product
+    o: WeightProduct
     gate_up: NormedProduct
-    down: Product
+    down: WeightProduct
 
     @classmethod
     def of(
@@ -56,14 +56,14 @@ class FusedLayer:
             NormedProduct.of(input_norm, qkv),
             q_norm,
             k_norm,
-            Product.of(o),
+            WeightProduct.of(o),
             NormedProduct.of(post_norm, gate_up),
-            Product.of(down),
+            WeightProduct.of(down),
         )
 
     def weights(self, adds: bool) -> Iterator[tuple[ProductKind, Tensor]]:
         """What the library multiplies with and how; `adds`: whether the residual is added to."""
-        products: list[tuple[Product | NormedProduct, bool]] = [
+        products: list[tuple[WeightProduct | NormedProduct, bool]] = [
             (self.qkv, False), (self.o, adds), (self.gate_up, False), (self.down, adds),
         ]  # fmt: skip
         for product, is_added in products:
@@ -99,7 +99,7 @@ class FusedDecoder:
         self._layers = layers
         self._group = group
         self._final_norm = final_norm
-        self._head = Product(head, None)
+        self._head = WeightProduct(head, None)
         self._eps = eps
         self._cos_sin = cos_sin
         self.triton = TritonAttention(heads, head)
@@ -180,7 +180,7 @@ class FusedDecoder:
 
     def _add(
         self,
-        product: Product,
+        product: WeightProduct,
         x: Tensor,
         hidden: Hidden,
         slot: Slot,

@@ -29,7 +29,7 @@ from worker_svc.peer_memory import Slot
 # Elements. With more, reading them once more for their norm costs less than each reader's own sum.
 _MAX_DIVIDED = 3 << 18
 
-P = TypeVar("P", "Product", "NormedProduct")
+P = TypeVar("P", "WeightProduct", "NormedProduct")
 
 # By the number of rows: the library's product by an algorithm that is quicker than torch's.
 Quick = Mapping[int, LibraryProduct]
@@ -44,7 +44,7 @@ class Hidden:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class WeightProduct:
     """A weight [N, K] with its bias [N]."""
 
     weight: Tensor
@@ -53,7 +53,7 @@ class Product:
     arrived: Tensor | None = None  # counters for `tiled_linear`; None: it is not for this weight
 
     @classmethod
-    def of(cls, linear: Linear) -> "Product":
+    def of(cls, linear: Linear) -> "WeightProduct":
         return cls(linear.weight, linear.bias, arrived=_counters(linear.weight, linear.bias))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -141,12 +141,12 @@ class NormedProduct:
         return is_tiled or _is_by_rows(self, num_rows)
 
 
-def _is_by_rows(product: Product | NormedProduct, num_rows: int) -> bool:
+def _is_by_rows(product: WeightProduct | NormedProduct, num_rows: int) -> bool:
     """Whether `kernels.linear` multiplies so many rows."""
     return small_linear.pays(num_rows, *product.weight.shape)
 
 
-def _multiplied(x: Tensor, by: Product | NormedProduct) -> Tensor:
+def _multiplied(x: Tensor, by: WeightProduct | NormedProduct) -> Tensor:
     """The product as it is, of more rows than `kernels.linear` takes: x [T, K] -> [T, N]."""
     if (arrived := tiles.counters_for(by.arrived, len(x))) is not None:
         return tiled_linear(x, by.weight, arrived)
@@ -162,7 +162,7 @@ def is_librarys(num_rows: int, kind: ProductKind) -> bool:
     return not is_tiled and not small_linear.pays(num_rows, kind.n, kind.k)
 
 
-def kind_of(product: Product | NormedProduct, adds: bool) -> ProductKind | None:
+def kind_of(product: WeightProduct | NormedProduct, adds: bool) -> ProductKind | None:
     """What the library is asked for; None: a bias comes on top, and torch sees to that."""
     if product.bias is not None and not adds:
         return None

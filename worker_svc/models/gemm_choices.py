@@ -10,7 +10,7 @@ from kernels.cublas_lt import ProductShape
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GemmChoice:
     """The algorithm for a shape, and how long it takes."""
 
     algorithm: bytes | None  # None: the one that torch takes
@@ -18,4 +18,4 @@ class Choice:
     torch_us: float
 
 
-Choices = Mapping[ProductShape, Choice]
+Choices = Mapping[ProductShape, GemmChoice]

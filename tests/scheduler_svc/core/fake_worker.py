@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core import BlockMoves, Report, Request, StepPlan, StepResult
+from scheduler_svc.core import BlockMoves, ReportedRange, Request, StepPlan, StepResult
 from scheduler_svc.core.block_hash import root_of
 
 Content = int  # hash of a token and all tokens before it
@@ -181,14 +181,14 @@ class FakeWorker:
         assert block_id > 0, "the null block is in use"
         return block_id, position % self.block_size
 
-    def _report(self, row: int, count: int) -> list[Report]:
+    def _report(self, row: int, count: int) -> list[ReportedRange]:
         """The prompt outputs due from the positions that a row computes."""
         slot = self.slots[row]
         begin = max(slot.num_computed, slot.report_begin)
         end = min(slot.num_computed + count, slot.request.report_end)
         if end <= begin:
             return []
-        return [Report(row, begin, end)]
+        return [ReportedRange(row, begin, end)]
 
     def _advance(self, row: int, count: int) -> bool:
         """Whether the row has reached its last token and samples."""

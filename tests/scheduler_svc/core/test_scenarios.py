@@ -30,7 +30,7 @@ from scheduler_svc.core import (
     Policy,
     Preemption,
     Refused,
-    Report,
+    ReportedRange,
     Request,
     Scheduler,
     SchedulerConfig,
@@ -208,7 +208,8 @@ class Story:
         bad = [int(word[4:]) for word in words if word.startswith("bad=")]
         token_ids = [int(word) for word in words if not word.startswith("bad")]
         reports = tuple(
-            Report(one.slot, one.begin, one.end, "bad-report" not in words) for one in plan.asked
+            ReportedRange(one.slot, one.begin, one.end, "bad-report" not in words)
+            for one in plan.asked
         )
         tokens = np.array(token_ids, dtype=np.int32)
         result = StepResult(plan.step_id, tokens, tuple(bad), reports)

@@ -11,7 +11,7 @@ from scheduler_svc.core import Refused, SchedulerConfig, Sequence
 from scheduler_svc.journal import values
 from scheduler_svc.journal.calls import TappedScheduler
 from scheduler_svc.journal.mask import Mask
-from scheduler_svc.journal.recorder import Limits, Recorder
+from scheduler_svc.journal.recorder import Recorder, RecordingLimits
 from scheduler_svc.journal.recording import FORMAT_VERSION, core_sha256
 from scheduler_svc.sampling import Sampling
 from tests.scheduler_svc.core import rules_of_clients, rules_of_workers
@@ -61,7 +61,7 @@ class Run:
         draw = SeededDraw(seed)
         config, max_depth = draw_config(draw), draw.integer(0, 3)
         mask = Mask(config.vocab_size, config.max_num_seqs, KEY) if is_masked else None
-        limits = Limits(max_bytes)
+        limits = RecordingLimits(max_bytes)
         self.folder = folder
         self.recorder = Recorder(folder, header_for(config, mask), mask, limits)
         self.calls: list[str] = []

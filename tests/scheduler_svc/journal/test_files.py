@@ -15,7 +15,7 @@ from rpc.columns import pack
 from scheduler_svc.journal import records, segments
 from scheduler_svc.journal.calls import TappedScheduler
 from scheduler_svc.journal.mask import Mask
-from scheduler_svc.journal.recorder import Limits, Recorder
+from scheduler_svc.journal.recorder import Recorder, RecordingLimits
 from scheduler_svc.journal.recording import NotReplayable, Recording
 from scheduler_svc.journal.replay import replay
 from scheduler_svc.sampling import Sampling
@@ -144,7 +144,7 @@ def test_a_full_disk_stops_the_recording_and_nothing_else(tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_written_stops_the_recording_by_name(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "r", header_for(SMALL, None), None, Limits(MIB))
+    recorder = Recorder(tmp_path / "r", header_for(SMALL, None), None, RecordingLimits(MIB))
     request = replace(make_request("a", 3), sampling=lambda: None)
     recorder.tap("add", (request,), None, None)
     recorder.close()
@@ -188,7 +188,7 @@ def test_tokens_of_users_are_in_a_recording_exactly_when_they_are_kept(
 ) -> None:
     """Prompt, output, tokens of a preempted sequence, and lists in the sampling parameters."""
     mask = Mask(SMALL.vocab_size, SMALL.max_num_seqs, KEY) if is_masked else None
-    recorder = Recorder(tmp_path / "r", header_for(SMALL, mask), mask, Limits(MIB))
+    recorder = Recorder(tmp_path / "r", header_for(SMALL, mask), mask, RecordingLimits(MIB))
     scheduler = TappedScheduler(SMALL, recorder.tap)
     prompt, output = [*range(100, 112)], [*range(800, 812)]
     sampling = Sampling(0.0, 1.0, 0, 0.0, seed=1, bad_words_token_ids=((711, 712, 713),))
