@@ -2,9 +2,6 @@
 
 import contextlib
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +9,9 @@ from pathlib import Path
 
 import grpc
 
-from bench.product import ROOT, free_ports
+from bench.product import free_ports, launched, settings
+from pagewire.cli.processes import Service, Services
+from pagewire.cli.services import ServiceSpec, plan
 from pagewire.v1 import (
     debug_pb2,
     debug_pb2_grpc,
@@ -22,8 +21,6 @@ from pagewire.v1 import (
     worker_pb2_grpc,
 )
 
-START_TIMEOUT_S = 240.0
-STOP_TIMEOUT_S = 10.0
 ASK_TIMEOUT_S = 5.0
 MOST_STEPS = 1_000_000
 
@@ -68,63 +65,33 @@ class Deployment:
 def serving(
     model: Path, worker_options: Sequence[str], scheduler_options: Sequence[str]
 ) -> Iterator[Deployment]:
-    """A ready worker and scheduler for the model, stopped after the block."""
-    ports = free_ports()
-    scheduler, worker = (f"127.0.0.1:{port}" for port in (ports.scheduler, ports.worker))
-    commands = {
-        "worker": [
-            *("worker_svc", "--model", str(model), "--port", str(ports.worker)),
-            *worker_options,
-        ],
-        "scheduler": [
-            *("scheduler_svc", "--worker", worker, "--port", str(ports.scheduler)),
-            *scheduler_options,
-        ],
-    }
-    with (
-        tempfile.TemporaryDirectory(prefix="pagewire-bench-") as logs,
-        contextlib.ExitStack() as on,
-    ):
-        children, pids = [], {}
-        for name, command in commands.items():
-            path = Path(logs) / name
-            log = on.enter_context(path.open("wb"))
-            child = subprocess.Popen(
-                [sys.executable, "-m", *command], cwd=ROOT, stdout=log, stderr=log
-            )
-            on.callback(stop, child)
-            children.append((child, path))
-            pids[name] = child.pid
-        wait_until_ready(scheduler, children)
-        yield Deployment(scheduler, worker, pids, Path(logs) / "worker")
+    """A worker and a scheduler that serve the model, ready; ended after the block."""
+    chosen = settings(free_ports(), worker_options, scheduler_options)
+    worker, scheduler, _ = plan(chosen, model)
+    with attached((worker, scheduler), scheduler.address) as services:
+        pids = {name: services[name].guard_pid for name in ("worker", "scheduler")}
+        yield Deployment(scheduler.address, worker.address, pids, services["worker"].log_path)
 
 
-def stop(child: "subprocess.Popen[bytes]") -> None:
-    """Stops a process, by force if it does not end, and waits for it."""
-    child.terminate()
-    try:
-        child.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
-
-
-def wait_until_ready(
-    address: str, children: Sequence[tuple["subprocess.Popen[bytes]", Path]]
-) -> None:
-    """Waits until the scheduler has attached to its worker. Raises RuntimeError if a child ends."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    with grpc.insecure_channel(address) as channel:
+@contextlib.contextmanager
+def attached(specs: Sequence[ServiceSpec], scheduler: str) -> Iterator[Services]:
+    """Runs services until the block ends, from when the scheduler has attached to its worker."""
+    with grpc.insecure_channel(scheduler) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        while time.monotonic() < deadline_s:
-            for child, log in children:
-                if child.poll() is not None:
-                    raise RuntimeError(f"{log.name} ended:\n{log.read_text(errors='replace')}")
+
+        def is_ready() -> bool:
             with contextlib.suppress(grpc.RpcError):
-                if stub.GetStatus(scheduler_pb2.GetStatusRequest(), timeout=ASK_TIMEOUT_S).ready:
-                    return
-            time.sleep(0.2)
-    raise RuntimeError(f"nothing is served after {START_TIMEOUT_S:.0f} s")
+                request = scheduler_pb2.GetStatusRequest()
+                return bool(stub.GetStatus(request, timeout=ASK_TIMEOUT_S).ready)
+            return False
+
+        with launched(specs, is_ready) as services:
+            yield services
+
+
+def own_pid(service: Service) -> int:
+    """The process of a service that is ready; its parent is its guard."""
+    return next(pid for pid, parent in _parents() if parent == service.guard_pid)
 
 
 def _tree_cpu_s(root: int, parents: dict[int, int]) -> float:

@@ -2,27 +2,25 @@
 
 import contextlib
 import os
-import socket
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
+from pagewire.cli import services
+from pagewire.cli.processes import Services
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
 ROOT = Path(__file__).parents[1]
 ARCHIVED_COMMIT = ROOT / "bench" / "archived_commit.txt"
-START_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 15.0
+START_TIMEOUT_S = 240.0
 
 
 class ProductFailed(RuntimeError):
-    """Raised when a service ended or did not start; the message has the end of its log."""
+    """Raised when the product did not do what was asked of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,86 +34,57 @@ class Ports:
 
 
 def free_ports() -> Ports:
-    """Four ports that are free now."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(4)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return Ports(*(one.getsockname()[1] for one in sockets))
+    """Four ports that nothing listens on now."""
+    return Ports(*services.free_ports(4))
 
 
-def commands(model: Path, ports: Ports, worker_options: Sequence[str]) -> dict[str, list[str]]:
-    """The command line of each service."""
-    return {
-        "worker_svc": ["--model", str(model), "--port", str(ports.worker), *worker_options],
-        "scheduler_svc": [
-            *("--worker", f"127.0.0.1:{ports.worker}"),
-            *("--port", str(ports.scheduler)),
-        ],
-        "gateway": [
-            *("--model", str(model)),
-            *("--scheduler", f"127.0.0.1:{ports.scheduler}"),
-            *("--http-port", str(ports.gateway_http)),
-            *("--grpc-port", str(ports.gateway_grpc)),
-        ],
-    }
+def settings(
+    ports: Ports, worker_options: Sequence[str] = (), scheduler_options: Sequence[str] = ()
+) -> services.Settings:
+    """The product on these ports of this machine."""
+    return services.Settings(
+        host=services.LOOPBACK,
+        http_port=ports.gateway_http,
+        grpc_port=ports.gateway_grpc,
+        scheduler_port=ports.scheduler,
+        worker_port=ports.worker,
+        worker_options=tuple(worker_options),
+        scheduler_options=tuple(scheduler_options),
+    )
+
+
+@contextlib.contextmanager
+def launched(
+    specs: Sequence[services.ServiceSpec], is_ready: Callable[[], bool]
+) -> Iterator[Services]:
+    """Starts services, waits until they are ready, and ends them after the block.
+
+    Raises CommandError with the end of its log when one ends, or when the time is up.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="pagewire-bench-") as logs,
+        Services(ROOT, Path(logs)) as running,
+    ):
+        running.start(specs)
+        running.wait_until(specs[-1].name, is_ready, START_TIMEOUT_S)
+        yield running
 
 
 @contextlib.contextmanager
 def running(model: Path, worker_options: Sequence[str] = ()) -> Iterator[str]:
     """Starts the three services, waits until they serve, yields the gateway's gRPC address."""
-    ports = free_ports()
-    address = f"127.0.0.1:{ports.gateway_grpc}"
-    with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as logs:
-        children: dict[str, subprocess.Popen[bytes]] = {}
-        try:
-            for module, options in commands(model, ports, worker_options).items():
-                with (Path(logs) / module).open("wb") as log:
-                    children[module] = subprocess.Popen(
-                        [sys.executable, "-m", module, *options],
-                        cwd=ROOT,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-            _wait_until_served(address, children, Path(logs))
-            yield address
-        finally:
-            _stop(list(children.values()))
-
-
-def _wait_until_served(
-    address: str, children: dict[str, "subprocess.Popen[bytes]"], logs: Path
-) -> None:
-    deadline_s = time.monotonic() + START_TIMEOUT_S
+    specs = services.plan(settings(free_ports(), worker_options), model)
+    address = specs[-1].address
     with grpc.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        while True:
-            for module, child in children.items():
-                if child.poll() is not None:
-                    raise ProductFailed(f"{module} ended:\n{_tail(logs / module)}")
+
+        def is_served() -> bool:
             with contextlib.suppress(grpc.RpcError):
-                if stub.ListModels(inference_pb2.ListModelsRequest(), timeout=5).models:
-                    return
-            if time.monotonic() > deadline_s:
-                ends = "\n".join(f"{module}:\n{_tail(logs / module)}" for module in children)
-                raise ProductFailed(f"no model is served after {START_TIMEOUT_S:.0f} s\n{ends}")
-            time.sleep(0.2)
+                return bool(stub.ListModels(inference_pb2.ListModelsRequest(), timeout=5).models)
+            return False
 
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
-
-
-def _stop(children: Sequence["subprocess.Popen[bytes]"]) -> None:
-    for child in reversed(children):  # the gateway first, so that no new requests arrive
-        child.terminate()
-    deadline_s = time.monotonic() + STOP_TIMEOUT_S
-    for child in children:
-        try:
-            child.wait(max(0.1, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        with launched(specs, is_served):
+            yield address
 
 
 def hardware() -> str:

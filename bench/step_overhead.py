@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import json
 import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -24,9 +23,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from bench.deployment import stop, wait_until_ready
-from bench.product import ROOT, free_ports, hardware
+from bench.deployment import attached, own_pid
+from bench.product import free_ports, hardware
 from bench.scheduler_core import commit
+from pagewire.cli.services import ServiceSpec
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2, worker_pb2
 from rpc.columns import pack
 from scheduler_svc.core.step_time import StepTime
@@ -70,10 +70,9 @@ class OverheadResult:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """A scheduler, its worker, and the file for the worker's steps."""
+    """A scheduler, and the file for its worker's steps."""
 
-    scheduler: "subprocess.Popen[bytes]"
-    worker: "subprocess.Popen[bytes]"
+    scheduler_pid: int
     address: str
     records: Path
 
@@ -148,18 +147,16 @@ def running(mode: Mode, options: argparse.Namespace, folder: Path) -> Iterator[P
         *("--worker", f"127.0.0.1:{ports.worker}", "--port", ports.scheduler),
         *("--lookahead", mode.lookahead, "--max-grant", mode.max_grant),
     ]
-    with contextlib.ExitStack() as stack:
-        children = []
-        for module, own in (("simulator", worker), ("scheduler_svc", scheduler)):
-            command = [sys.executable, "-m", module, *map(str, [*own, *limits])]
-            log = stack.enter_context((folder / module).open("wb"))
-            child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-            stack.callback(stop, child)
-            children.append((child, folder / module))
-        address = f"127.0.0.1:{ports.scheduler}"
-        wait_until_ready(address, children)
-        (simulator, _), (scheduler_process, _) = children
-        yield Processes(scheduler_process, simulator, address, records)
+    address = f"127.0.0.1:{ports.scheduler}"
+    specs = [
+        ServiceSpec(name, module, tuple(map(str, [*own, *limits])), address)
+        for name, module, own in (
+            ("worker", "simulator", worker),
+            ("scheduler", "scheduler_svc", scheduler),
+        )
+    ]
+    with attached(specs, address) as services:
+        yield Processes(own_pid(services["scheduler"]), address, records)
 
 
 async def drive(processes: Processes, options: argparse.Namespace) -> float:
@@ -178,7 +175,7 @@ async def drive(processes: Processes, options: argparse.Namespace) -> float:
             num_messages += len(message.handles) // 4
             part = num_messages / (options.requests * options.steps)
             if len(marks) < (part > 0.2) + (part > 0.8):
-                marks.append((num_messages / options.requests, cpu_s(processes.scheduler.pid)))
+                marks.append((num_messages / options.requests, cpu_s(processes.scheduler_pid)))
             num_left -= len(message.finished)
             if not num_left:
                 done.set()

@@ -1,4 +1,6 @@
-"""The service processes of `up`: started together, watched, ended together.
+"""Service processes of one owner: started together, waited for, watched, ended together.
+
+`pagewire up` starts the product with it, and the benchmarks start what they measure.
 
 Each runs under a guard (guard.py) with stdin held open by this process. Closing it ends the
 service; so does the end of this process, in any way.
@@ -7,7 +9,7 @@ service; so does the end of this process, in any way.
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,6 +20,7 @@ from pagewire.cli.services import ServiceSpec
 
 GRACE_S = 10.0
 TAIL_LINES = 20
+POLL_S = 0.1
 # Exit statuses of a service that wants to be restarted.
 ASKS_FOR_ANOTHER = range(70, 80)
 
@@ -28,7 +31,7 @@ class Service:
     def __init__(self, spec: ServiceSpec, checkout: Path, log_path: Path) -> None:
         self.spec = spec
         self._checkout = checkout
-        self._log_path = log_path
+        self.log_path = log_path
         command = [sys.executable, "-u", "-m", spec.module, *spec.arguments]
         with log_path.open("ab") as log:
             self._guard = subprocess.Popen(
@@ -42,7 +45,12 @@ class Service:
 
     def another(self) -> "Service":
         """Starts the same service again, with the same log."""
-        return Service(self.spec, self._checkout, self._log_path)
+        return Service(self.spec, self._checkout, self.log_path)
+
+    @property
+    def guard_pid(self) -> int:
+        """The process that is the service's parent."""
+        return self._guard.pid
 
     @property
     def exit_status(self) -> int | None:
@@ -51,12 +59,12 @@ class Service:
 
     def log_tail(self) -> str:
         """The last lines of its log."""
-        lines = self._log_path.read_text(errors="replace").splitlines()
+        lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-TAIL_LINES:])
 
     def log_bytes(self) -> int:
         """How much it has written; while it starts, that is how one sees that it gets on."""
-        return self._log_path.stat().st_size
+        return self.log_path.stat().st_size
 
     def release(self) -> None:
         """Makes its guard end it; does not wait."""
@@ -70,6 +78,20 @@ class Service:
         except subprocess.TimeoutExpired:
             self._guard.kill()
             self._guard.wait()
+
+
+class Quiet:
+    """For how long a log has not grown. A slow start is no failure as long as it gets on."""
+
+    def __init__(self, now_s: float) -> None:
+        self._num_bytes = 0
+        self._since_s = now_s
+
+    def seconds(self, num_bytes: int, now_s: float) -> float:
+        """By the log's size now."""
+        if num_bytes != self._num_bytes:
+            self._num_bytes, self._since_s = num_bytes, now_s
+        return now_s - self._since_s
 
 
 class Services:
@@ -86,6 +108,35 @@ class Services:
             log_path = self._log_folder / f"{spec.name}.log"
             log_path.unlink(missing_ok=True)  # of an earlier run
             self._running.append(Service(spec, self._checkout, log_path))
+
+    def __getitem__(self, name: str) -> Service:
+        """The running service of this name."""
+        return next(service for service in self._running if service.spec.name == name)
+
+    def wait_until(
+        self,
+        name: str,
+        is_ready: Callable[[], bool],
+        timeout_s: float,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Polls until a service is ready; `on_wait` is called before each pause.
+
+        Raises CommandError when a service has ended, or when neither this one nor those it needs
+        have logged anything for so long.
+        """
+        quiet = Quiet(time.monotonic())
+        names = [service.spec.name for service in self._running]
+        needed = names[: names.index(name) + 1]
+        while not is_ready():
+            self.check()
+            on_wait()
+            num_bytes = sum(map(self.log_bytes, needed))
+            if quiet.seconds(num_bytes, time.monotonic()) > timeout_s:
+                raise CommandError(
+                    f"the {name} is not ready, and has logged nothing for {timeout_s:g} s"
+                )
+            time.sleep(POLL_S)
 
     def renew(self) -> list[str]:
         """Restarts services that asked for it; returns a message per restart."""

@@ -6,6 +6,7 @@ It starts no process; it only checks whether ports and modules are available.
 import errno
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,14 +34,14 @@ class Settings:
     grpc_port: int
     scheduler_port: int
     worker_port: int
-    dtype: str
-    device: str
-    attention_backend: str
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    max_model_len: int | None
-    num_kv_blocks: int | None
-    tensor_parallel_size: int | None
+    dtype: str = "auto"
+    device: str = "auto"
+    attention_backend: str = "auto"
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    num_kv_blocks: int | None = None
+    tensor_parallel_size: int | None = None
     # Further arguments for each service, after those above.
     worker_options: tuple[str, ...] = ()
     scheduler_options: tuple[str, ...] = ()
@@ -126,6 +127,15 @@ def _given(*options: tuple[str, int | None]) -> tuple[str, ...]:
     return tuple(
         word for name, value in options if value is not None for word in (name, str(value))
     )
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports of the loopback interface that nothing listens on now."""
+    with ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((LOOPBACK, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def find_checkout(folder: Path) -> Path:

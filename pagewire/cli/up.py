@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -20,7 +21,7 @@ from pagewire._client import Client
 from pagewire._terminal import StatusLine, Style
 from pagewire.cli import health
 from pagewire.cli.options import CommandError, add_command
-from pagewire.cli.processes import Services
+from pagewire.cli.processes import POLL_S, Services
 from pagewire.cli.services import ServiceSpec, Settings, check_ports, find_checkout, plan
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 QUESTION = "What is the capital of France?"
 MAX_SAMPLE_TOKENS = 32
-POLL_S = 0.1
 PROBE_S = 5.0  # a service that loads a model may take long to answer
 REPORT_S = 10.0  # interval of progress lines where they cannot be rewritten
 HERE = Path(__file__).resolve().parents[2]
@@ -229,35 +229,16 @@ def _start(
     channels = {spec.name: open_channel(Connection(spec.address)) for spec in specs}
     try:
         for spec in specs:
-            is_serving = _probe(channels[spec.name], spec.address)
-            quiet = Quiet(time.monotonic())
-            while not is_serving():
-                services.check()
-                journal.waiting(f"waiting for the {spec.name}")
-                log_bytes = services.log_bytes(spec.name)
-                if quiet.seconds(log_bytes, time.monotonic()) > timeout_s:
-                    raise CommandError(
-                        f"the {spec.name} is not ready, and has logged nothing for {timeout_s:g} s"
-                    )
-                time.sleep(POLL_S)
+            services.wait_until(
+                spec.name,
+                _probe(channels[spec.name], spec.address),
+                timeout_s,
+                partial(journal.waiting, f"waiting for the {spec.name}"),
+            )
             journal.done(spec.name, spec.address)
     finally:
         for channel in channels.values():
             channel.close()
-
-
-class Quiet:
-    """For how long a log has not grown. A slow start is no failure as long as it gets on."""
-
-    def __init__(self, now_s: float) -> None:
-        self._num_bytes = 0
-        self._since_s = now_s
-
-    def seconds(self, num_bytes: int, now_s: float) -> float:
-        """By the log's size now."""
-        if num_bytes != self._num_bytes:
-            self._num_bytes, self._since_s = num_bytes, now_s
-        return now_s - self._since_s
 
 
 def _probe(channel: grpc.Channel, address: str) -> Callable[[], bool]:

@@ -10,6 +10,7 @@ import pytest
 from bench import cpu_vs_transformers as bench
 from bench import product
 from bench.cpu_vs_transformers import ConcurrentRun, StreamTimes
+from pagewire.cli.options import CommandError
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
 
@@ -103,8 +104,8 @@ def test_ports_differ_from_each_other() -> None:
 
 
 def test_a_service_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
-    last_words = r"(?s)(worker_svc|gateway) ended:\n.*" + re.escape(str(tmp_path))
-    with pytest.raises(product.ProductFailed, match=last_words), product.running(tmp_path):
+    last_words = r"(?s)the (worker|gateway) ended with status \d+; .*" + re.escape(str(tmp_path))
+    with pytest.raises(CommandError, match=last_words), product.running(tmp_path):
         pytest.fail("an empty folder cannot be served")
 
 

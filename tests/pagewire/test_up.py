@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.cli.up import Quiet
+from pagewire.cli.processes import Quiet
 from tests.pace import patience
 from tests.ports import free_port
 
