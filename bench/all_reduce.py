@@ -92,8 +92,11 @@ class Bench:
             for _ in range(CALLS):
                 call()
 
-        stream = torch.cuda.Stream()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        start, end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
         with torch.cuda.stream(stream):
             for _ in range(2):
                 call()
@@ -107,7 +110,7 @@ class Bench:
                 graph.replay()
             end.record()
             stream.synchronize()
-        return start.elapsed_time(end) * 1000 / CALLS / REPLAYS
+        return float(start.elapsed_time(end)) * 1000 / CALLS / REPLAYS
 
     def meet(self, stream: torch.cuda.Stream) -> None:
         """Waits for the stream, then for the other ranks."""

@@ -174,7 +174,7 @@ class GatewayBench:
             assert source.stdout is not None
             said = [json.loads(source.stdout.readline()) for _ in range(2 * FIRST_BYTES)]
         return 1e3 * statistics.median(
-            one["first_s"] - one["began_s"] - (sent["sent_s"][0] - there["submitted_s"])
+            float(one["first_s"] - one["began_s"] - (sent["sent_s"][0] - there["submitted_s"]))
             for one, there, sent in zip(told, said[::2], said[1::2], strict=True)
         )
 

@@ -89,7 +89,8 @@ def measure(runner: ModelRunner, options: Options, batch: int) -> Result:
     sampling = RowSampling(temperature=options.temperature, top_p=options.top_p)
     entering = side_by_side(batch, first, needed, sampling)
     pending = deque([runner.launch(entering)])
-    device_us, host_s = [], 0.0
+    device_us: list[float] = []
+    host_s = 0.0
     for index in range(num_steps):
         if index == WARM_STEPS:
             while pending:

@@ -6,7 +6,7 @@ measure its clients. This one counts messages and records their bytes; it never 
 
 import asyncio
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -40,7 +40,7 @@ def header_block(headers: Mapping[str, str]) -> bytes:
 class StreamingCalls(asyncio.Protocol):
     """Server-streaming calls of one method on one connection."""
 
-    def __init__(self, path: str, request: bytes, notes: list[Note]) -> None:
+    def __init__(self, path: str, request: bytes, notes: Sequence[Note]) -> None:
         self._path = path
         self._request = struct.pack(">BI", 0, len(request)) + request
         self._notes = {1 + 2 * index: note for index, note in enumerate(notes)}  # by stream id
@@ -67,7 +67,7 @@ class StreamingCalls(asyncio.Protocol):
         for stream in self._notes:
             out.append(frame(HEADERS, END_HEADERS, stream, block))
             out.append(frame(DATA, END_STREAM, stream, self._request))
-        transport.write(b"".join(out))
+        cast(asyncio.WriteTransport, transport).write(b"".join(out))  # a TCP connection's
 
     def data_received(self, data: bytes) -> None:
         buffer, at = self._buffer + data, 0
@@ -117,7 +117,7 @@ class StreamingCalls(asyncio.Protocol):
         self._fail("the connection ended")
 
 
-async def read_all(port: int, path: str, request: bytes, notes: list[Note]) -> None:
+async def read_all(port: int, path: str, request: bytes, notes: Sequence[Note]) -> None:
     """Starts a call per note, all at once, and returns when they have ended."""
     loop = asyncio.get_running_loop()
     transport, calls = await loop.create_connection(

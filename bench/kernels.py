@@ -69,7 +69,7 @@ class KernelTiming:
 
 def time_graph(calls: list[Callable[[], object]], rounds: int = 9) -> float:
     """Microseconds of one call, from the median replay of a graph of all of them."""
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         calls[0]()
@@ -81,7 +81,10 @@ def time_graph(calls: list[Callable[[], object]], rounds: int = 9) -> float:
     graph.replay()
     times_ms = []
     for _ in range(rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
         start.record()
         graph.replay()
         end.record()

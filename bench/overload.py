@@ -103,7 +103,9 @@ async def serving(
 ) -> AsyncIterator[tuple["scheduler_pb2_grpc.SchedulerServiceAsyncStub", Engine]]:
     """The same, with the engine."""
     async with AsyncExitStack() as stack:
-        worker_server, worker_port = await start(FakeWorker(FakeModel(), STEP_TIME), "127.0.0.1:0")
+        # type: the calls that it lacks are answered with UNIMPLEMENTED.
+        worker = FakeWorker(FakeModel(), STEP_TIME)  # type: ignore[abstract]
+        worker_server, worker_port = await start(worker, "127.0.0.1:0")
         stack.push_async_callback(worker_server.stop, None)
         engine = Engine(config(worker_port, **options))
         server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -173,7 +175,8 @@ class CountingClient:
 
     async def send(self, rate_per_s: float, seconds: float, seed: int) -> tuple[float, float]:
         """Sends arrivals for `seconds` and waits for all; returns when sending began and ended."""
-        rng, tasks = random.Random(seed), []
+        rng = random.Random(seed)
+        tasks: list[asyncio.Task[None]] = []
         began_s = next_s = time.monotonic()
         while (next_s := next_s + rng.expovariate(rate_per_s)) < began_s + seconds:
             await asyncio.sleep(max(next_s - time.monotonic(), 0))
@@ -185,13 +188,13 @@ class CountingClient:
 
 def retry_delay_s(error: grpc.aio.AioRpcError) -> float:
     """The time in RetryInfo, in seconds; raises other errors."""
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    status = rpc_status.from_call(error)
     if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED or status is None:
         raise error
     info = RetryInfo()
     if not status.details[0].Unpack(info):
         raise error
-    return info.retry_delay.ToTimedelta().total_seconds()
+    return float(info.retry_delay.ToTimedelta().total_seconds())
 
 
 async def capacity_per_s(seconds: float) -> float:
@@ -246,9 +249,9 @@ async def shares(rate_per_s: float, seconds: float, policy: Policy) -> TenantSha
             light.send(0.6 * rate_per_s, seconds, seed=1),
             heavy.send(6.0 * rate_per_s, seconds, seed=2),
         )
-    served = [client.tally.num_in_time / seconds for client in (light, heavy)]
-    jain = sum(served) ** 2 / (len(served) * sum(rate**2 for rate in served))
-    return TenantShare(policy.value, *served, jain)
+    light_per_s, heavy_per_s = (each.tally.num_in_time / seconds for each in (light, heavy))
+    jain = (light_per_s + heavy_per_s) ** 2 / (2 * (light_per_s**2 + heavy_per_s**2))
+    return TenantShare(policy.value, light_per_s, heavy_per_s, jain)
 
 
 def percent(share: float | None) -> str:

@@ -44,7 +44,8 @@ def num_gpus(line: Line) -> int:
 
 def model(line: Line) -> str:
     """The served model, as text."""
-    count, name = num_gpus(line), NAMES.get(line["shape"], line["shape"])
+    count, shape = num_gpus(line), str(line["shape"])
+    name = NAMES.get(shape, shape)
     return name if count == 1 else f"{name} on {count} GPUs"
 
 

@@ -52,8 +52,13 @@ class Line:
 def workload(load: float, seconds: float) -> list[Arrival]:
     """Arrivals for `seconds` at a fraction of the worker's capacity."""
     rate = load * NUM_SLOTS / MEAN_SERVICE_S
-    lengths = {"prompt_tokens": Range(32, 256), "output_tokens": Range(4, 28)}
-    return Synthetic(rate, round(rate * seconds), seed=int(100 * load), **lengths).arrivals()
+    return Synthetic(
+        rate,
+        round(rate * seconds),
+        prompt_tokens=Range(32, 256),
+        output_tokens=Range(4, 28),
+        seed=int(100 * load),
+    ).arrivals()
 
 
 def simulated(arrivals: Sequence[Arrival], step_time: StepTime) -> list[float]:
@@ -77,7 +82,9 @@ def simulated(arrivals: Sequence[Arrival], step_time: StepTime) -> list[float]:
 
 async def measured(arrivals: Sequence[Arrival]) -> tuple[list[float], StepTime]:
     """The same from real streams, and the step times measured by the scheduler."""
-    ttft_s, e2e_s, prompts = [], [], Prompts(MODEL.vocab_size)
+    ttft_s: list[float] = []
+    e2e_s: list[float] = []
+    prompts = Prompts(MODEL.vocab_size)
 
     async def one(stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub", arrival: Arrival) -> float:
         prompt = prompts.of(arrival)

@@ -162,7 +162,8 @@ def running(mode: Mode, options: argparse.Namespace, folder: Path) -> Iterator[P
 async def drive(processes: Processes, options: argparse.Namespace) -> float:
     """Runs all requests to their end; returns the scheduler's CPU microseconds per step."""
     done, num_left = asyncio.Event(), options.requests
-    num_messages, marks = 0, []
+    num_messages = 0
+    marks: list[tuple[float, float]] = []  # messages per request, CPU seconds
 
     async def frames() -> AsyncIterator[scheduler_pb2.SessionRequest]:
         for number in range(options.requests):
