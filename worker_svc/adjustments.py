@@ -1,9 +1,8 @@
-"""What requests change about their logits before a token is chosen.
+"""Logits processors: grammars, allowed ids, bad words, minimum tokens, biases, penalties.
 
-Order: grammars, allowed ids, bad words, minimum tokens, biases, penalties. Only the rows that ask
-for it are touched. What a sequence has said so far is read from its token row on the device, so a
-penalty needs no counter that a preemption or a restart could lose. Knows no requests and keeps no
-state.
+They run in this order, before a token is sampled, on the rows that request them. A sequence's
+tokens are read from its token row on the device, so a penalty needs no counter that a preemption or
+a restart could lose. Knows no requests and keeps no state.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from worker_svc.grammars import GrammarRows
 from worker_svc.step import IntColumn, no_entries
 from worker_svc.transfer import upload_array
 
-# Rows whose counts over the whole vocabulary are held at once.
+# Rows with counts over the whole vocabulary in memory at once.
 ROWS_AT_ONCE = 32
 
 
@@ -42,7 +41,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Where the tokens are that rows have said so far: [N] each, but for the device's rows."""
+    """The tokens of rows so far: columns [N], and the device's token rows."""
 
     token_rows: Tensor  # [max_num_seqs, L], by slot
     slots: IntColumn
@@ -57,10 +56,10 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class BadWords:
-    """Token sequences whose last token may not follow the others; one entry each."""
+    """Bad words: token sequences whose last token may not follow the others; one entry each."""
 
     rows: IntColumn  # [N]
-    prefixes: IntColumn  # [N, P]: all but the last token, filled up with -1 in front
+    prefixes: IntColumn  # [N, P]: all but the last token, padded with -1 in front
     last_ids: IntColumn  # [N]
     history: History  # [N]
 
@@ -78,15 +77,15 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Adjustments:
-    """Everything some rows of a step ask for; what is empty or None changes nothing."""
+    """Logits processors of the rows of a step; empty fields and None change nothing."""
 
-    allowed: Entries = field(default_factory=Entries)  # a row in here may sample nothing else
+    allowed: Entries = field(default_factory=Entries)  # all that rows in here may sample
     bad_words: BadWords | None = None
     masked: Entries = field(default_factory=Entries)  # until min_tokens
     biased: Entries = field(default_factory=Entries)
     biases: NDArray[np.float32] = field(default_factory=_no_floats)  # one per biased entry
     penalties: Penalties | None = None
-    grammars: GrammarRows | None = None  # a row in here may sample what its mask allows
+    grammars: GrammarRows | None = None  # rows in here may sample the tokens of their mask
 
     def __bool__(self) -> bool:
         return bool(
@@ -99,7 +98,7 @@ class Adjustments:
         )
 
     def problems(self) -> dict[int, str]:
-        """Why rows cannot be sampled, by row; of others that have no choice nothing is known."""
+        """Row to the reason why its grammar leaves no token; for grammars only."""
         return {} if self.grammars is None else self.grammars.problems()
 
 
@@ -152,7 +151,7 @@ def _mask_bad_words(logits: Tensor, words: BadWords) -> None:
 
 
 def _penalize(logits: Tensor, penalties: Penalties) -> None:
-    """Only the logits of tokens that were said are touched, however large the vocabulary."""
+    """Changes the logits of tokens of the sequence only, however large the vocabulary."""
     for start in range(0, len(penalties.rows), ROWS_AT_ONCE):
         end = start + ROWS_AT_ONCE
         rows, presence, frequency, repetition = (
@@ -169,12 +168,12 @@ def _penalize(logits: Tensor, penalties: Penalties) -> None:
         chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
         chosen -= frequency * count
         chosen -= presence * (count > 0)
-        # A token said twice is written twice, with the same value.
+        # A repeated token is written twice, with the same value.
         logits[rows, said] = chosen
 
 
 def _said(history: History, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens of prompt and output, [N, L], and how often each of them is in the output."""
+    """(tokens of prompt and output [N, L], count of each in the output [N, L])."""
     device = logits.device
     slots, num_prompt, num_tokens = (
         torch.from_numpy(column).to(device)[:, None]

@@ -63,8 +63,11 @@ def shapes(limits: Limits) -> list[Shape]:
 
 
 def trials(limits: Limits) -> list[tuple[str, list[tuple[int, int]]]]:
-    """Batches to compare on, as (context, queries) of each sequence: chunks over a cached context,
-    edges of blocks, rows of no context as graphs are filled up with, sequences that idle."""
+    """Batches to compare on, as (context, queries) of each sequence.
+
+    Chunks over a cached context, edges of blocks, empty rows as graphs are padded with, and idle
+    sequences.
+    """
     block, longest = limits.block_size, limits.max_model_len
     contexts = [0, 1, block - 1, block, block + 1, 3 * block + 2]
     chunks = [(40, 9), (33, 33), (3 * block + 1, 2), (block, 1), (0, 1), (block + 1, 0)]

@@ -1,9 +1,9 @@
-"""How CUDA graphs are captured, and the one stream of a device that they are captured on.
+"""Captures CUDA graphs, all on one stream per device.
 
-Measured on H200 (driver 580, CUDA 13.0), documented nowhere that we know of: a graph captured on
+Measured on H200 (driver 580, CUDA 13.0), and not documented as far as we know: a graph captured on
 the third or a later stream of a process may leave 0.35 us more between any two of its kernels
 whenever the last launch outside of graphs was an ordinary one, which is 5 % of a decode step of 32
-rows. One captured on the first stream never did (docs/performance.md).
+rows. A graph captured on the first stream never did (docs/performance.md).
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ import torch
 
 
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The same stream at every call; made at the first."""
+    """The stream for captures, created at the first call."""
     return _stream_of(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def captured(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
-    """What work launches on the current stream; `pool` is whose memory it may take."""
+    """A graph of the launches of `work`; `pool` is the memory pool to use."""
     graph = torch.cuda.CUDAGraph()
-    # Other threads may ask the device for something meanwhile, such as the debug service.
+    # Other threads may use the device in the meantime, such as the debug service.
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         work()

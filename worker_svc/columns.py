@@ -27,7 +27,7 @@ def slots(packed: bytes, name: str, limits: Limits) -> IntColumn:
 
 
 def distinct_slots(packed: bytes, name: str, limits: Limits) -> IntColumn:
-    """The same, none twice."""
+    """Rows of the worker's state, none of them twice."""
     found = slots(packed, name, limits)
     if len(np.unique(found)) != len(found):
         raise BadStep(name, "a slot appears twice")
@@ -52,7 +52,7 @@ def host_block_ids(packed: bytes, name: str, limits: Limits) -> Integers:
 def pairs(
     sources: tuple[str, Integers], targets: tuple[str, Integers]
 ) -> tuple[IntColumn, IntColumn]:
-    """Where contents come from and where each goes, two columns of as many; no target twice."""
+    """(sources, targets) of block copies, columns of equal length; no target twice."""
     (from_name, from_ids), (to_name, to_ids) = sources, targets
     if len(from_ids) != len(to_ids):
         raise BadStep(to_name, f"{len(to_ids)} blocks for {len(from_ids)} {from_name}")
@@ -62,7 +62,7 @@ def pairs(
 
 
 def check_range(found: Integers, low: int, end: int, name: str, what: str) -> None:
-    """Refuses the first that is not in low..end - 1."""
+    """Raises BadStep for the first value outside low..end - 1."""
     if len(found) and (found.min() < low or found.max() >= end):
         worst = found[(found < low) | (found >= end)][0]
         raise BadStep(name, f"{what} {worst} is not in {low}..{end - 1}")

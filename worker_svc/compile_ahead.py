@@ -1,9 +1,9 @@
-"""Kernels compiled by another process while the worker imports, reads its weights and so on.
+"""Compiles kernels in another process while the worker imports, reads its weights and so on.
 
-Compiled one after the other, kernels take most of a first start. `kernel_compiler` finds out which
-ones this worker will launch, and leaves them in Triton's cache on disk. A mark in that cache says
-that all of them are there, so that later starts need no helper. A helper that fails costs nothing
-but the time it would have saved. Does not load torch: the helper is to start before the worker
+One after the other, kernels take most of a first start. `kernel_compiler` determines the kernels
+that this worker will launch, and leaves them in Triton's cache on disk. A mark in that cache says
+that it is complete, so that later starts need no helper. A helper that fails costs only the time
+that it would have saved. This module does not load torch: the helper must start before the worker
 spends seconds on that.
 """
 
@@ -46,7 +46,7 @@ _MODULE = "worker_svc.kernel_compiler"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the helper is to find kernels for."""
+    """The parameters that determine the kernels."""
 
     folder: Path
     dtype: str  # one of the option's values, so perhaps "auto"
@@ -64,7 +64,7 @@ class Job:
 
 
 class CompileAhead:
-    """The helper of one start-up; it is reaped whether or not anybody waits for it."""
+    """The helper process of one start; it is reaped whether or not it is waited for."""
 
     def __init__(self, child: "subprocess.Popen[bytes]", mark: Path) -> None:
         self._child = child
@@ -74,13 +74,13 @@ class CompileAhead:
         self._watch.start()
 
     def wait(self) -> None:
-        """Returns when the helper has ended; from then on a launch finds its kernel compiled."""
+        """Waits until the helper has ended; from then on a launch finds its kernel compiled."""
         self._watch.join(max(0.0, self._deadline_s - time.monotonic()))
         if code := self.stop():
             log.warning("compiling ahead ended with %d: the worker compiles the rest", code)
 
     def stop(self) -> int:
-        """Ends the helper and its forks if they still run; returns its exit code."""
+        """Stops the helper and its forks if they still run; returns its exit code."""
         if self._child.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
@@ -89,7 +89,7 @@ class CompileAhead:
 
     def _reap(self) -> None:
         if self._child.wait() == 0:
-            with contextlib.suppress(OSError):  # no mark: the next start has a helper again
+            with contextlib.suppress(OSError):  # no mark: the next start uses a helper again
                 self._mark.parent.mkdir(parents=True, exist_ok=True)
                 self._mark.touch()
 
@@ -97,10 +97,10 @@ class CompileAhead:
 def start(
     config: WorkerConfig, folder: Path, dtype: str = "", found: Sequence[Gpu] | None = None
 ) -> CompileAhead | None:
-    """Starts the helper for a model; None if all is compiled already, or it is not known for what.
+    """Starts the helper for a model; None if all is compiled already, or the GPUs are unknown.
 
-    `dtype` is the configuration's unless given, `found` are the machine's GPUs. One helper compiles
-    for all ranks.
+    `dtype` overrides the configuration's, `found` are the machine's GPUs. One helper compiles for
+    all ranks.
     """
     gpu = only_kind(gpus() if found is None else found)
     if gpu is None or config.device == "cpu":
@@ -108,7 +108,7 @@ def start(
     job = Job(folder.absolute(), dtype or config.dtype, config, gpu.arch)
     try:
         mark = kernel_cache() / f"pagewire-{key(job, gpu)}"
-    except OSError:  # the load will say what is missing
+    except OSError:  # loading the model reports what is missing
         return None
     if mark.exists():
         return None
@@ -122,7 +122,7 @@ def start(
 
 
 def key(job: Job, gpu: Gpu) -> str:
-    """Everything that decides which kernels there are."""
+    """A key of everything that determines the kernels."""
     digest = hashlib.sha256((job.folder / "config.json").read_bytes())
     for package in _SOURCES:
         for source in sorted((_ROOT / package).rglob("*.py")):

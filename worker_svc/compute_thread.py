@@ -1,4 +1,4 @@
-"""A thread that works off a queue, in order; the one named compute alone launches on the device."""
+"""A thread that runs queued work in order; only the one named compute launches on the device."""
 
 import logging
 import threading
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class ComputeThread:
-    """Runs what is posted, one thing at a time; sleeps when there is nothing."""
+    """Runs posted calls one at a time; sleeps when there are none."""
 
     def __init__(self, name: str = "compute") -> None:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()

@@ -1,4 +1,4 @@
-"""The vectors of tokens, divided among the ranks by vocabulary."""
+"""Token embeddings, divided among the ranks by vocabulary."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -7,7 +7,7 @@ from worker_svc.parallel import Group
 
 
 class Embedding:
-    """This rank's share of the table [V, hidden], of the tokens from `first_token` on."""
+    """This rank's rows of the table [V, hidden], from `first_token` on."""
 
     def __init__(self, table: Tensor, first_token: int, group: Group) -> None:
         self.table = table

@@ -1,7 +1,7 @@
-"""How a worker's process ends itself where only a new one can go on, and what its exit code says.
+"""Ends the worker's process where only a new one can continue, with an exit code for the reason.
 
-The scheduler keeps every request, so an end is a pause. To stay would be worse: a device that is
-lost answers every step with an error, and a step that hangs is never answered.
+The scheduler keeps every request, so an end is a pause. Continuing would be worse: a lost device
+answers every step with an error, and a step that hangs is never answered.
 """
 
 import faulthandler
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 class Ending(IntEnum):
     """Exit codes of a process that ends itself to be restarted."""
 
-    RANKS_APART = 70  # ranks stand at different places and cannot go on together
-    DEVICE_LOST = 71  # every call of the device fails until its context is made anew
+    RANKS_APART = 70  # ranks disagree on their state and cannot continue together
+    DEVICE_LOST = 71  # every call of the device fails until it has a new context
     STEP_OVERDUE = 72  # a step took longer than --step-limit-s
 
 
 def prepare() -> None:
-    """Has this process say where its threads stand when it is asked to, or crashes."""
+    """Makes this process print the stacks of its threads on a signal or a crash."""
     faulthandler.enable()
     faulthandler.register(WHERE_ARE_YOU)
 
@@ -49,5 +49,5 @@ def end_process(ending: Ending, reason: str, with_stacks: bool = False) -> NoRet
 
 
 def meaning(code: int | None) -> str:
-    """An exit code in words."""
+    """An exit code as text."""
     return f"{code}, {Ending(code).name}" if code in set(Ending) else str(code)

@@ -1,9 +1,9 @@
-"""Faults that tests order by name: a frame lost, an answer cut short, a step that never ends.
+"""Faults that tests inject by name: a lost frame, an incomplete answer, a step that never ends.
 
-Nothing here does anything unless `--failpoint NAME@COUNT` asked for it. The faults happen one by
-one, each on a stream of its own: at the COUNTth frame, answer or step of that stream, or the first
-after it that it fits. It must be noticed, and recovered by the ordinary path; that is the next
-stream, and the next fault's.
+Without `--failpoint NAME@COUNT` this module has no effect. The faults happen one at a time, each on
+a stream of its own: at the COUNTth frame, answer or step of that stream, or the first one after it
+that the fault fits. The service must detect it and recover by the ordinary path; the next stream
+then has the next fault.
 """
 
 import logging
@@ -24,7 +24,7 @@ DEFAULT_STALL_S = 30.0
 
 
 class Fault(Enum):
-    """What can be ordered."""
+    """The available faults."""
 
     LOSE_STEP = "lose-step"  # a frame from the scheduler never arrives
     REPEAT_STEP = "repeat-step"  # it arrives twice
@@ -34,11 +34,11 @@ class Fault(Enum):
     SWAP_ANSWERS = "swap-answers"
     SHORT_ANSWER = "short-answer"  # the last token is missing
     ERROR_ANSWER = "error-answer"  # the step failed
-    BAD_HASH = "bad-hash"  # the state of a slot is not what it should be
+    BAD_HASH = "bad-hash"  # the state hash of a slot is wrong
     STALL = "stall"  # a step takes SECONDS longer, while the process lives
-    LOSE_DEVICE = "lose-device"  # a kernel fails, and with it whatever the device does next
+    LOSE_DEVICE = "lose-device"  # a kernel fails, and every later call of the device
     HANG_DEVICE = "hang-device"  # a kernel never ends, so later launches never begin
-    EXIT = "exit"  # the process dies, the step computed and not answered
+    EXIT = "exit"  # the process exits after a step, before its answer
     NONE = ""
 
 
@@ -47,15 +47,15 @@ FAULTS_OF_CUDA = (Fault.LOSE_DEVICE, Fault.HANG_DEVICE)
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """One fault, and when it is due."""
+    """One fault, and its count."""
 
     fault: Fault
     count: int
-    seconds: float = 0.0  # of a stall
+    seconds: float = 0.0  # duration of a stall
 
     @classmethod
     def parse(cls, text: str) -> "Failpoint":
-        """Reads NAME@COUNT, or stall@COUNT:SECONDS. Raises ValueError naming what is wrong."""
+        """Parses NAME@COUNT, or stall@COUNT:SECONDS. Raises ValueError naming the error."""
         name, _, when = text.partition("@")
         known_names = [fault.value for fault in Fault if fault is not Fault.NONE]
         if name not in known_names:
@@ -75,18 +75,18 @@ NOTHING = Failpoint(Fault.NONE, 0)
 
 
 class Failpoints:
-    """All that were ordered for this process and have not happened yet, in their order."""
+    """The faults of this process that have not happened yet, in order."""
 
     def __init__(self, failpoints: Sequence[Failpoint]) -> None:
         self._waiting = deque(failpoints)
 
     def next_stream(self) -> "StreamFaults":
-        """What happens to a stream that begins now."""
+        """The fault of a stream that begins now."""
         return StreamFaults(self._waiting)
 
 
 class StreamFaults:
-    """One stream's frames and steps, counted, and at most one fault among them."""
+    """Counts one stream's frames and steps, with at most one fault among them."""
 
     def __init__(self, waiting: deque[Failpoint]) -> None:
         self._waiting = waiting
@@ -96,7 +96,7 @@ class StreamFaults:
         self._num_computed = 0
 
     def _fire(self, count: int, *faults: Fault) -> Failpoint:
-        """The failpoint whose turn it is, if it is due and one of these; else NOTHING."""
+        """The current failpoint if it is due and one of these; else NOTHING."""
         if self._has_fired or not self._waiting:
             return NOTHING
         failpoint = self._waiting[0]
@@ -121,7 +121,7 @@ class StreamFaults:
             yield frame
 
     def leaving(self, frames: Iterator[bytes]) -> Iterator[bytes]:
-        """What goes out in place of the frames; only outputs are touched."""
+        """The frames that are sent instead of these; only outputs are changed."""
         held: bytes | None = None
         for frame in frames:
             response = worker_pb2.AttachResponse.FromString(frame)
@@ -147,7 +147,7 @@ class StreamFaults:
                 held = None
 
     def before_step(self) -> None:
-        """On the compute thread: a step is about to be computed."""
+        """Called on the compute thread before a step."""
         self._num_computed += 1
         failpoint = self._fire(self._num_computed, Fault.STALL, *FAULTS_OF_CUDA)
         if failpoint.fault in FAULTS_OF_CUDA:
@@ -155,7 +155,7 @@ class StreamFaults:
         time.sleep(failpoint.seconds)
 
     def after_step(self) -> None:
-        """It is computed, or launched, and nothing has been answered."""
+        """Called after a step is computed or launched, before its answer."""
         if self._fire(self._num_computed, Fault.EXIT).fault is Fault.EXIT:
             os.kill(os.getpid(), signal.SIGKILL)
 

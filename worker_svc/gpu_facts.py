@@ -1,6 +1,6 @@
-"""Which GPUs this machine has and which driver, asked of the driver's management library.
+"""Reads the machine's GPUs and driver version from the driver's management library.
 
-Neither torch nor a CUDA context: the answer takes milliseconds and has no lasting effect.
+It uses neither torch nor a CUDA context: the answer takes milliseconds and has no lasting effect.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ _NAME_BYTES, _VERSION_BYTES = 96, 80
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A kind of GPU, as far as kernels differ between kinds."""
+    """The properties of a GPU that kernels depend on."""
 
     name: str
     arch: int  # compute capability, major * 10 + minor
@@ -33,7 +33,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 @cache
 def driver_version() -> str:
-    """Such as 580.95.05; empty where there is no driver."""
+    """For example 580.95.05; empty without a driver."""
     version = ctypes.create_string_buffer(_VERSION_BYTES)
     with _library() as library:
         if library is None or library.nvmlSystemGetDriverVersion(version, _VERSION_BYTES):
@@ -57,7 +57,7 @@ def _library() -> Iterator[ctypes.CDLL | None]:
 
 
 def only_kind(found: Sequence[Gpu]) -> Gpu | None:
-    """The one kind that all of them are; None if there is none or it depends on which is used."""
+    """The common kind of all GPUs; None if there are none, or several kinds."""
     kinds = set(found)
     return kinds.pop() if len(kinds) == 1 else None
 

@@ -109,8 +109,11 @@ class Grammars:
         return self._filling
 
     def _start(self, grammar: str, output: Sequence[int]) -> Matcher:
-        """Built anew each time: copies of a matcher share the states of their lexer, and so a limit
-        on those that the first of them meets for all."""
+        """Builds a new matcher each time.
+
+        Copies of one share the states of their lexer, and so the first to reach a limit on them
+        would end all.
+        """
         assert self._vocabulary is not None
         with grammars.failures_as(BadGrammar, "it cannot be followed"):
             matcher = grammars.new_matcher(self._vocabulary.result(), grammar)

@@ -1,7 +1,7 @@
-"""What takes its time and needs no torch, done while torch is loaded.
+"""Slow preparations that need no torch, made while torch is loaded.
 
-Opening a CUDA device and reading Triton are mostly waiting for the driver and for memory; loading
-torch is mostly Python. If something is missing here, its later user raises the error.
+Opening a CUDA device and reading Triton mostly wait for the driver and for memory; loading torch is
+mostly Python. If something is missing here, its later user raises the error.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from worker_svc.gpu_facts import gpus
 
 
 def begin(config: WorkerConfig, rank: int = 0) -> None:
-    """Starts a thread for it where there is a GPU, and returns at once."""
+    """Starts a thread for the preparations if there is a GPU, and returns at once."""
     if config.device != "cpu" and gpus():
         threading.Thread(target=_run, args=(rank,), name="head-start", daemon=True).start()
 
@@ -30,7 +30,7 @@ def _run(device: int) -> None:
 
 
 def open_device(driver: ctypes.CDLL, device: int) -> None:
-    """Makes the context that torch will use, which a process has one of per device."""
+    """Creates the context that torch will use; a process has one per device."""
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does
     if driver.cuInit(0) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), device)

@@ -1,4 +1,4 @@
-"""Host rows to the flat tensors of one forward pass."""
+"""Converts host rows to the flat tensors of one forward pass."""
 
 from dataclasses import dataclass, replace
 
@@ -14,13 +14,13 @@ from worker_svc.transfer import upload
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """What the model reads: T tokens of B rows, back to back."""
+    """Inputs of the model: T tokens of B rows, concatenated."""
 
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     attention: AttentionBatch
-    logit_rows: Tensor | None  # [R] int64: tokens whose logits are wanted; None: all of them
-    last: LastTokens | None = None  # the same for layers that compute no others
+    logit_rows: Tensor | None  # [R] int64: tokens that need logits; None: all
+    last: LastTokens | None = None  # the same, for layers that compute no other tokens
 
 
 def build(state: BatchState, rows: Rows) -> ModelInputs:
@@ -37,7 +37,7 @@ def build(state: BatchState, rows: Rows) -> ModelInputs:
         offset = np.repeat(rows.num_computed - cu_seqlens[:-1], num_scheduled)
         positions = np.arange(cu_seqlens[-1]) + offset
     max_context_len = int(ends.max())
-    # One transfer for everything the device needs to know.
+    # One transfer of all indices to the device.
     token_index, block_index, positions_, in_block, row_slots, ends_, starts, last, who = upload(
         state.device,
         slots * state.token_rows.shape[1] + positions,  # [T]
@@ -64,7 +64,7 @@ def build(state: BatchState, rows: Rows) -> ModelInputs:
         max_seqlen_q=int(num_scheduled.max()),
         max_context_len=max_context_len,
     )
-    num_decodes = int((num_scheduled != 1).argmax())  # those in front
+    num_decodes = int((num_scheduled != 1).argmax())  # the leading rows
     if is_cuda and num_decodes:
         attention = replace(attention, parts=_split(attention, num_decodes))
     return ModelInputs(
@@ -91,7 +91,7 @@ def last_tokens(rows: Tensor, sequences: Tensor, batch: AttentionBatch) -> LastT
 
 
 def _split(batch: AttentionBatch, num_decodes: int) -> tuple[AttentionBatch, AttentionBatch]:
-    """The leading decodes, which a kernel of their own serves several times faster, and the rest.
+    """Splits a batch into the leading decodes, which have a much faster kernel, and the rest.
 
     The rest is copied: Triton would compile anew for pointers into the middle of a tensor.
     """

@@ -1,7 +1,7 @@
-"""`python -m worker_svc.kernel_compiler`: compiles the kernels that a worker is about to launch.
+"""`python -m worker_svc.kernel_compiler`: compiles the kernels that a worker will launch.
 
-Builds the model's shape with two layers and no memory, goes through the steps that the worker will
-rehearse, and compiles each kernel in a fork of its own as soon as it is met. Touches no device.
+It builds the model's shape with two layers and no memory, runs the steps that the worker will
+rehearse, and compiles each new kernel in a fork of its own. It uses no device.
 """
 
 import argparse
@@ -31,12 +31,12 @@ from worker_svc.step import Limits
 
 log = logging.getLogger(__name__)
 
-# Blocks of a cache like the profiling run's, and of one that 32-bit offsets do not span.
+# Numbers of blocks: as in the profiling run, and beyond the range of 32-bit offsets.
 SMALL_CACHE, LARGE_CACHE = 1, 2**31
 
 
 class Forks:
-    """Calls that run side by side, each in a fork of this process."""
+    """Concurrent calls, each in a fork of this process."""
 
     def __init__(self, max_processes: int) -> None:
         self._max_processes = max_processes
@@ -45,7 +45,7 @@ class Forks:
         self.num_failed = 0
 
     def start(self, call: Callable[[], object]) -> None:
-        """Waits for another to end where as many run as may."""
+        """Starts a call; waits for another to end when the maximum is running."""
         while len(self._running) >= self._max_processes:
             self._reap()
         child = os.fork()
@@ -55,7 +55,7 @@ class Forks:
         self.num_started += 1
 
     def wait(self) -> None:
-        """Returns when all have ended."""
+        """Waits until all calls have ended."""
         while self._running:
             self._reap()
 
@@ -73,13 +73,13 @@ def _run_and_exit(call: Callable[[], object]) -> NoReturn:
     except Exception:
         log.exception("a kernel is not compiled ahead")
     finally:
-        os._exit(code)  # what the parent has opened is the parent's to close
+        os._exit(code)  # skips clean-up of the parent's resources
 
 
 def _know_shapes() -> torch.library.Library:
-    """The shapes of a few operations on meta, while the result lives.
+    """Defines the shapes of a few operations on meta, while the result lives.
 
-    To find them out torch would load parts of its compiler, which takes seconds.
+    torch would load parts of its compiler for them, which takes seconds.
     """
     shapes: dict[str, Callable[..., Tensor]] = {
         "mm": lambda x, w: x.new_empty((x.shape[0], w.shape[1])),
@@ -96,7 +96,7 @@ def _know_shapes() -> torch.library.Library:
 
 
 class Partners(Group):
-    """A rank whose partners need not be there, since nothing is computed."""
+    """A rank without its partners, since nothing is computed."""
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         return partial
@@ -109,7 +109,7 @@ class Partners(Group):
 
 
 def groups(config: WorkerConfig) -> Iterator[Group]:
-    """Every rank there will be, without and with memory that ranks share where that may be."""
+    """The group of every rank, with and without peer memory where both are possible."""
     size = config.tensor_parallel_size
     if size == 1:
         yield ALONE
@@ -123,7 +123,7 @@ def groups(config: WorkerConfig) -> Iterator[Group]:
 
 
 def rehearse(job: Job, on_new: Callable[[Specialization], None]) -> None:
-    """Calls `on_new` for each kernel that the worker will launch, in the order it will."""
+    """Calls `on_new` for each kernel that the worker will launch, in the order of launches."""
     compile_only.note_launches(job.arch, on_new)
     # Two layers have all kernels: those between layers, and those after the last.
     shape = dataclasses.replace(model_config.load(job.folder), num_layers=2)
@@ -140,7 +140,7 @@ def rehearse(job: Job, on_new: Callable[[Specialization], None]) -> None:
 
 def _rehearse(model: Decoder, limits: Limits) -> None:
     prefills, decodes = _runner(model, limits, SMALL_CACHE).rehearsals()
-    # Decode steps do not look at the size.
+    # Decode steps do not depend on the cache's size.
     more_prefills, _ = _runner(model, limits, LARGE_CACHE).rehearsals()
     with torch.inference_mode():
         for step in (*prefills, *more_prefills, *decodes):

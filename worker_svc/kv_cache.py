@@ -1,6 +1,6 @@
 """The KV-cache memory of one worker, layer by layer.
 
-It owns bytes only; which block belongs to whom is the scheduler's knowledge.
+It owns bytes only; the scheduler assigns blocks to sequences.
 """
 
 import math
@@ -45,15 +45,15 @@ class KVCache:
         return k, v
 
     def rows(self, index: int) -> Tensor:
-        """A layer by slot, [num_blocks * block_size, 2, Hkv, D]."""
+        """A layer indexed by KV slot, [num_blocks * block_size, 2, Hkv, D]."""
         return self._rows[index]
 
     def read_blocks(self, block_ids: Tensor) -> Tensor:
-        """A copy of whole blocks [n], [n, *block_shape]."""
+        """A copy of blocks block_ids [n], as [n, *block_shape]."""
         return self._blocks.index_select(1, block_ids).transpose(0, 1).contiguous()
 
     def write_blocks(self, block_ids: Tensor, content: Tensor) -> None:
-        """Overwrites whole blocks [n], none twice, with [n, *block_shape]."""
+        """Overwrites blocks block_ids [n], none twice, with content [n, *block_shape]."""
         self._blocks.index_copy_(1, block_ids, content.transpose(0, 1))
 
 
@@ -67,10 +67,10 @@ def empty_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, because what is read past a context is masked, and a mask does not hide NaN."""
+    """Zeros, because values read past a context are masked, and a mask does not hide NaN."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy's zeros are the system's untouched pages: blocks never used cost neither memory nor the
-    # seconds that writing gigabytes of zeros takes at start-up.
+    # numpy's zeros are untouched pages of the system: unused blocks take no memory, and start-up
+    # does not spend seconds on writing gigabytes of zeros.
     pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(pages).view(dtype).view(shape)

@@ -1,4 +1,4 @@
-"""How many KV blocks fit, and the memory figures that decide it."""
+"""Computes how many KV blocks fit into memory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ CPU_MOST_BYTES = 4 * GIB
 
 
 class CacheTooSmall(ValueError):
-    """The KV cache could not hold one sequence of max_model_len, or memory not the host blocks."""
+    """Raised when the KV cache cannot hold one sequence, or memory not the host blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def num_blocks_on_cuda(memory: CudaMemory, utilization: float, block_bytes: int)
 
 
 def num_blocks_on_cpu(cache_bytes: int | None, block_bytes: int, limits: Limits) -> int:
-    """Blocks in the bytes given, or in a modest share of memory but no more than slots can use."""
+    """Blocks that fit into cache_bytes, or by default a part of memory; at most what slots use."""
     if cache_bytes is not None:
         return cache_bytes // block_bytes
     share = min(CPU_MOST_BYTES, int(CPU_SHARE * available_memory_bytes()))
@@ -79,7 +79,7 @@ def measure_cuda(device: torch.device) -> CudaMemory:
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory this process may still take: the machine's, or its container's if that is less."""
+    """Bytes of memory that this process may still use, on the machine or in its container."""
     available = _meminfo(root / "proc/meminfo")
     group = root / "sys/fs/cgroup"
     limit, used = _number(group / "memory.max"), _number(group / "memory.current")

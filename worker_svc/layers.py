@@ -1,4 +1,4 @@
-"""The parts of a decoder layer: each owns its weights, knows their names in a checkpoint, and runs.
+"""Parts of a decoder layer: each owns its weights, knows their names in a checkpoint, and runs.
 
 Plain callables, not `nn.Module`: a decode step on CPU calls hundreds of them, and the model is
 never trained.
@@ -14,12 +14,12 @@ from worker_svc.attention import AttentionStep
 from worker_svc.linear import Linear
 from worker_svc.model_config import ModelConfig
 
-# Pairs (name in the checkpoint, where the tensor goes).
+# (name in the checkpoint, tensor to fill).
 Destinations = Iterator[tuple[str, Tensor]]
 
 
 class RMSNorm:
-    """Norm over the hidden dimension."""
+    """RMS norm over the hidden dimension."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)
@@ -37,7 +37,7 @@ class RMSNorm:
 
 
 class Attention:
-    """Projections of q, k and v as one product, attention, output projection."""
+    """Projections of q, k and v as one linear layer, attention, output projection."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         q_size = config.num_heads * config.head_dim
@@ -72,7 +72,7 @@ class Attention:
 
     @property
     def products(self) -> tuple[Linear, Linear]:
-        """(q, k and v as one; output)."""
+        """(q, k and v as one linear layer, output)."""
         return self._qkv, self._o
 
     @property
@@ -81,7 +81,7 @@ class Attention:
         return None if self._norms is None else (self._norms[0][0], self._norms[1][0])
 
     def drop_output_bias(self) -> None:
-        """For all ranks but one, since their outputs are added up."""
+        """Drops the bias; for all ranks but one, since their outputs are summed."""
         self._o.bias = None
 
     def pack(self) -> None:
@@ -97,7 +97,7 @@ class Attention:
 
 
 class MLP:
-    """Gate and up projections as one product, SiLU, down projection."""
+    """Gate and up projections as one linear layer, SiLU, down projection."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         inner, hidden = config.intermediate_size, config.hidden_size
@@ -113,11 +113,11 @@ class MLP:
 
     @property
     def products(self) -> tuple[Linear, Linear]:
-        """(gate and up as one, down)."""
+        """(gate and up as one linear layer, down)."""
         return self._gate_up, self._down
 
     def drop_output_bias(self) -> None:
-        """For all ranks but one, since their outputs are added up."""
+        """Drops the bias; for all ranks but one, since their outputs are summed."""
         self._down.bias = None
 
     def pack(self) -> None:
@@ -135,7 +135,7 @@ def _whole(prefix: str, linear: Linear) -> Destinations:
 
 
 def _parts(prefix: str, sizes: dict[str, int], linear: Linear) -> Destinations:
-    """The named parts that follow each other in a fused product's rows."""
+    """The named parts that are consecutive rows of a fused linear layer."""
     weights = torch.split(linear.weight, list(sizes.values()))
     for name, weight in zip(sizes, weights, strict=True):
         yield f"{prefix}.{name}.weight", weight

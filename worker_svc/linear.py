@@ -1,7 +1,7 @@
-"""Matrix products with the model's weights, each in the layout its device multiplies fastest.
+"""Linear layers with the model's weights, each in the layout that its device multiplies fastest.
 
-On CPU that is oneDNN's own blocked layout: for the few rows of a decode step the library's product
-with a plain row-major weight takes about twice as long.
+On CPU that is oneDNN's own blocked layout: for the few rows of a decode step, its GEMM with a plain
+row-major weight takes about twice as long.
 """
 
 import torch
@@ -27,16 +27,16 @@ class Linear:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "Linear":
-        """Uninitialised memory, to be filled from a checkpoint."""
+        """Uninitialized memory, to be filled from a checkpoint."""
         return cls(
             torch.empty((out_features, in_features), dtype=dtype, device=device),
             torch.empty(out_features, dtype=dtype, device=device) if bias else None,
         )
 
     def pack(self) -> None:
-        """Moves the weight into the device's layout; the plain copy goes with its last owner."""
+        """Moves the weight to the device's layout; the plain copy is freed with its last owner."""
         if _packs(self.weight):
-            # The 1 is the number of rows to expect: decoding is what must be fast.
+            # 1 is the expected number of rows: decoding must be fast.
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, 1)
             self._is_packed = True
 

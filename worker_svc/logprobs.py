@@ -1,6 +1,6 @@
-"""How likely the model itself held each sampled token to be, before anything a request asked for.
+"""Log probabilities of sampled tokens before temperature, filters and logits processors.
 
-Natural logarithms in float32 of the untouched logits. Only rows that ask for them cost anything.
+Natural logarithms in float32 of the unmodified logits. Only rows that request them cost anything.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from worker_svc.step import IntColumn
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of some rows, on the device."""
+    """Log probabilities of N rows, on the device."""
 
     rows: IntColumn  # [N], on the host
     sampled: Tensor  # [N] float32
@@ -24,7 +24,7 @@ class Logprobs:
     top: Tensor  # [N, K] float32, falling
 
     def to_host(self) -> LogprobColumns:
-        """The columns in which they travel."""
+        """The columns for the wire."""
         return LogprobColumns(
             self.rows,
             self.sampled.cpu().numpy(),
@@ -40,7 +40,7 @@ def distributions(logits: Tensor, rows: IntColumn) -> Tensor:
 
 
 def look_up(logprobs: Tensor, rows: IntColumn, token_ids: Tensor, num_top: int) -> Logprobs:
-    """What logprobs [N, V] say of the tokens that rows sampled, out of token_ids [R]."""
+    """The values of the tokens that rows sampled, from logprobs [N, V] and token_ids [R]."""
     index = torch.from_numpy(rows).to(logprobs.device)
     sampled = logprobs.gather(1, token_ids.index_select(0, index)[:, None])  # [N, 1]
     ranks = (logprobs >= sampled).sum(-1)

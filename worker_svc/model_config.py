@@ -1,7 +1,7 @@
-"""What config.json says of a model, checked: whatever we would compute wrongly is refused by name.
+"""Reads a model's config.json; settings that are not supported are refused by name.
 
-Reads both ways of writing it: `torch_dtype`, `rope_theta`, `rope_scaling` (transformers 4) and
-`dtype`, `rope_parameters` (transformers 5).
+It reads both forms: `torch_dtype`, `rope_theta`, `rope_scaling` (transformers 4) and `dtype`,
+`rope_parameters` (transformers 5).
 """
 
 import json
@@ -26,7 +26,7 @@ SCALINGS: dict[str, type[LinearScaling | Llama3Scaling | YarnScaling]] = {
 
 
 class UnsupportedModel(ValueError):
-    """The folder holds a model that is not served; the message names the field."""
+    """Raised for a model that is not supported; the message names the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ModelConfig:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens the model was made for, a YaRN stretch included."""
+        """Context length of the model in tokens, with YaRN scaling."""
         scaling = self.rope.scaling
         if isinstance(scaling, YarnScaling):
             stretched = int(scaling.factor * scaling.original_max_position_embeddings)
@@ -63,7 +63,7 @@ class ModelConfig:
         return self.max_position_embeddings
 
     def check_length(self, max_model_len: int) -> None:
-        """Raises UnsupportedModel for a length at which this model would be another one."""
+        """Raises UnsupportedModel for a length beyond the model's limit or sliding window."""
         if not 1 <= max_model_len <= self.max_model_len:
             raise UnsupportedModel(
                 f"max_model_len: {max_model_len} is not in 1..{self.max_model_len}, "
@@ -78,7 +78,7 @@ class ModelConfig:
 
 
 def load(folder: Path) -> ModelConfig:
-    """The model of a Hugging Face folder; raises UnsupportedModel naming what is not served."""
+    """The configuration of a Hugging Face folder. Raises UnsupportedModel, naming the field."""
     raw = _read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     defaults = _read_json(generation) if generation.exists() else {}
@@ -178,7 +178,7 @@ def _head_dim(raw: Mapping[str, Any], num_heads: int) -> int:
 
 def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
     if architecture == "MistralForCausalLM":
-        # A Mistral config that does not mention its window has one, of the first model's length.
+        # Without a window in the config, Mistral has that of its first model.
         window = raw.get("sliding_window", 4096)
         return None if window is None else int(window)
     if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") and raw.get("use_sliding_window"):
@@ -187,7 +187,7 @@ def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
 
 
 def _rotary(raw: Mapping[str, Any]) -> RotaryConfig:
-    """The rotary embedding; transformers 5 keeps in one place what transformers 4 kept in two."""
+    """The rotary embedding; transformers 5 has in one field what transformers 4 had in two."""
     where = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     given = dict(raw.get(where) or {})
     theta = float(given.pop("rope_theta", None) or raw.get("rope_theta") or 10_000.0)
@@ -219,7 +219,7 @@ def _scaling(where: str, kind: str, given: Mapping[str, Any]) -> Scaling | None:
 
 
 def _eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """The generation config knows better: chat models end turns with tokens config.json lacks."""
+    """Ids of the generation config, else of config.json, which lacks those of chat turns."""
     for source in (generation, raw):
         ids = source.get("eos_token_id")
         if ids is not None:

@@ -18,7 +18,7 @@ class OrderPipe:
         self._socket.sendall(LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytes:
-        """Waits for a message; raises EOFError if the other end is gone."""
+        """Waits for a message. Raises EOFError if the other end is gone."""
         (length,) = LENGTH.unpack(self._read(LENGTH.size))
         return self._read(length)
 

@@ -1,7 +1,7 @@
 """Device memory of every rank that all ranks of the host can write.
 
-A rank's kernels reach a peer's memory by its address, as if it were their own. Who writes when is
-for the kernels to agree on (`kernels/all_reduce.py`).
+A rank's kernels access a peer's memory by address, like their own. The kernels define the order of
+writes (`kernels/all_reduce.py`).
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from kernels.inboxes import EMPTY_BYTE, Inboxes
 
-# What one rank sends in one call: with one peer 512 rows of 4096 in bfloat16. Everything goes to
-# every peer, so more of them or larger sums are worth a library's ways.
+# Bytes that one rank sends per call: with one peer, 512 rows of 4096 in bfloat16. Everything is
+# sent to every peer, so larger sums, or more peers, are faster through a library.
 SENT_BYTES = 4 << 20
 
 
 class Slot(IntEnum):
-    """Inboxes for calls that never follow each other directly: a step's order says which.
+    """Inboxes for calls that never follow each other directly, by the order of a step.
 
-    Gathers may, and take turns.
+    Gathers may follow each other, and alternate.
     """
 
     ATTENTION = 0
@@ -35,12 +35,12 @@ class Slot(IntEnum):
 class PeerMemory:
     """This rank's memory and the inboxes of all ranks."""
 
-    own: Tensor  # to be kept as long as peers may write
+    own: Tensor  # must live as long as peers may write
     inboxes: Inboxes
     _num_gathers: int = 0
 
     def gather(self, part: Tensor) -> Tensor | None:
-        """A tensor of each rank -> [size, *shape]; None if it is too large for that."""
+        """Gathers a tensor of each rank to [size, *shape]; None if it is too large for that."""
         from kernels import all_gather  # noqa: PLC0415 - Triton is only where CUDA is
 
         if not part.is_contiguous() or not all_gather.fits(part.nbytes, self.inboxes):
@@ -56,13 +56,13 @@ def inbox_size(size: int) -> int:
 
 
 def reaches_all(rank: int, size: int) -> bool:
-    """Whether the device of this rank can read and write those of all others."""
+    """Whether this rank's device can access the memory of all others."""
     others = (peer for peer in range(size) if peer != rank)
     return all(torch.cuda.can_device_access_peer(rank, peer) for peer in others)
 
 
 def open_peer_memory(rank: int, size: int, device: torch.device) -> PeerMemory:
-    """Allocates this rank's part and maps the others'; they may write once all have returned."""
+    """Allocates this rank's part and maps the others'; ranks may write once all have returned."""
     from torch.distributed import _symmetric_memory as symmetric_memory  # noqa: PLC0415 - slow
 
     inbox_bytes = inbox_size(size)

@@ -19,7 +19,7 @@ GRACE_S = 0.4
 log = logging.getLogger(__name__)
 
 
-MakeServer = Callable[[Callable[[], None]], RankServer]  # from what to call if start-up fails
+MakeServer = Callable[[Callable[[], None]], RankServer]  # its argument is called if start-up fails
 
 
 def run(
@@ -33,7 +33,7 @@ def run(
     logging.basicConfig(
         level=logging.INFO,
         format=f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s",
-        force=True,  # a rank has been forked from a process that logs, too
+        force=True,  # a forked rank inherits its parent's log handlers
     )
     if _has_foreign_kernels():
         log.error(
@@ -64,8 +64,8 @@ def run(
     log.info("stopping")
     code = int(failed.is_set())
     if not server.stop(GRACE_S) or num_ranks > 1:
-        # A step or a load still runs in a thread that Python would wait for, or a communicator
-        # would wait for ranks that have ended.
+        # Python would wait for threads that still compute or load, and communicators for ended
+        # ranks.
         logging.shutdown()
         os._exit(code)
     return code

@@ -1,7 +1,7 @@
-"""How long the library's algorithms take for a product, on this device, with the model's weights.
+"""Times the GEMM algorithms of the library on this device, with the model's weights.
 
-Timed as they will run, in CUDA graphs. The calls of a graph take one layer's weight after the
-other, as a step does, so that none is found in a cache that the last call has filled.
+Timed as they will run, in CUDA graphs. The calls of a graph use one layer's weight after the other,
+as a step does, so that no weight is in a cache filled by the previous call.
 """
 
 import logging
@@ -21,16 +21,16 @@ from worker_svc.product_choice import Timing
 
 log = logging.getLogger(__name__)
 
-# More than any cache between memory and the processors holds.
+# Larger than any cache between memory and the processors.
 COLD_BYTES = 1 << 28
 MAX_CALLS = 8
-# One call with so many is long enough to be timed.
+# With so many rows, one call is long enough to be timed.
 MANY_ROWS = 1024
 ROUNDS = 3
 # Sums in another order differ in the last bit of bfloat16, which is 2⁻⁸ of a number.
 MAX_ERROR = 0.02
 
-Multiply = Callable[[Tensor], object]  # by a weight [N, K]
+Multiply = Callable[[Tensor], object]  # multiplies by a weight [N, K]
 
 
 class ProductClock:
@@ -48,7 +48,7 @@ class ProductClock:
 
     @torch.inference_mode()
     def measure(self, shape: ProductShape) -> list[Timing]:
-        """torch's time first, then that of each algorithm that works and gives torch's product."""
+        """Timings of torch, then of each algorithm that works and matches torch's result."""
         kind = shape.kind
         x = torch.randn((shape.rows, kind.k), dtype=kind.dtype, device=self._device)
         out = torch.zeros((shape.rows, kind.n), dtype=kind.dtype, device=self._device)
@@ -81,7 +81,7 @@ class _Rival:
 
     algorithm: bytes | None
     graph: torch.cuda.CUDAGraph
-    difference: Tensor  # the largest, of the product by the first weight from torch's
+    difference: Tensor  # the largest, between the results with the first weight and torch's
 
     @classmethod
     def of(
@@ -92,9 +92,9 @@ class _Rival:
         out: Tensor,
         expected: Tensor,
     ) -> "_Rival":
-        """On the current stream."""
+        """Creates it on the current stream."""
         out.zero_()
-        multiply(weights[0])  # loads the kernel, too, which a capture does not allow
+        multiply(weights[0])  # also loads the kernel, which a capture does not allow
         difference = vector_norm(out.sub_(expected), inf)
 
         def calls() -> None:
@@ -105,7 +105,7 @@ class _Rival:
 
 
 def in_turn(weights: Sequence[Tensor], num_rows: int) -> list[Tensor]:
-    """What the calls of one graph multiply by: more than caches hold, one after the other."""
+    """The weights of the calls in one graph, in turn: more than caches hold."""
     if num_rows >= MANY_ROWS:
         return [weights[0]]
     num_calls = min(MAX_CALLS, max(2, -(-COLD_BYTES // weights[0].nbytes)))
@@ -115,12 +115,12 @@ def in_turn(weights: Sequence[Tensor], num_rows: int) -> list[Tensor]:
 def without_wrong(
     shape: ProductShape, timings: Sequence[Timing], errors: Sequence[float]
 ) -> list[Timing]:
-    """torch's, and those whose product was torch's; of others one hears."""
+    """Keeps torch's timing and those of algorithms that match torch's result; logs the others."""
     found = []
     for timing, error in zip(timings, errors, strict=True):
         if timing.algorithm is None or error <= MAX_ERROR:
             found.append(timing)
-        else:  # or it is no number
+        else:  # or NaN
             log.warning("an algorithm for %s is left out: it is %.2g off torch's", shape, error)
     return found
 
@@ -133,7 +133,7 @@ def _by_torch(x: Tensor, out: Tensor, adds: bool, weight: Tensor) -> None:
 
 
 def _least_us(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:
-    """The least time of each, in rounds, so that what the device's clocks do happens to all."""
+    """The least time of each, measured in rounds, so that clock changes affect all alike."""
     rounds = [[_replayed(graph) for graph in graphs] for _ in range(1 + ROUNDS)]
     torch.cuda.current_stream().synchronize()
     warm = [[1e3 * float(start.elapsed_time(end)) for start, end in one] for one in rounds[1:]]

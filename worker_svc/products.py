@@ -1,4 +1,4 @@
-"""What a model multiplies quicker than torch would: all that choosing needs, put together."""
+"""Chooses GEMM algorithms that are faster than torch's: from search to use."""
 
 import torch
 
@@ -13,20 +13,20 @@ from worker_svc.product_clock import ProductClock
 from worker_svc.product_memory import ProductMemory
 from worker_svc.step import Limits
 
-# Counts up with what is tried: what another search has found is measured again.
+# version of the search: when it changes, stored results are measured again
 _SEARCH = 2
 
 
 def choose(model: FusedDecoder, device: torch.device, limits: Limits, group: Group) -> None:
-    """For each number of rows that a decode graph has, and for the largest prefill step.
+    """Chooses algorithms per number of rows of a decode graph, and for the largest prefill step.
 
-    The model multiplies so from now on.
+    The model uses them from then on.
     """
     weights = model.library_weights()
     counts = (*batch_sizes(limits.max_decode_rows), limits.max_step_tokens)
     wanted = product_choice.shapes(weights, counts, is_librarys)
     library = cublas_lt.open_on(device) if wanted else None
-    # Rank 0 may have biases that the others have not, and so less to choose.
+    # Rank 0 may have biases that the others lack, and so fewer shapes to choose for.
     if not group.smallest(lambda: 0 if library is None else len(wanted)):
         return
     assert library is not None
@@ -37,7 +37,7 @@ def choose(model: FusedDecoder, device: torch.device, limits: Limits, group: Gro
 
 
 def _key(library_version: int, device: torch.device) -> str:
-    """What decides which algorithms there are and how long they take."""
+    """A key of everything that determines the algorithms and their times."""
     name = torch.cuda.get_device_name(device)
     versions = f"driver {gpu_facts.driver_version()}, cuBLASLt {library_version}"
     return f"{name}, {versions}, search {_SEARCH}"

@@ -1,7 +1,7 @@
-"""What is asked about prompts, computed from the hidden states of the steps that compute them.
+"""Prompt outputs, computed from the hidden states of the steps that compute the prompt.
 
-Log probabilities of the prompt's tokens, or hidden states to be pooled. Logits of a long prompt are
-never there all at once: they are made and looked up some rows at a time.
+Log probabilities of the prompt's tokens, or hidden states to be pooled. The logits of a long prompt
+are never all in memory: they are computed and used some rows at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,13 +28,13 @@ class Part:
     slot: int
     begin: int
     end: int
-    first_row: int  # of the step's hidden states: that of `begin`
-    num_top: int | None  # likeliest tokens to report; None: hidden states are asked for
+    first_row: int  # row of position `begin` in the step's hidden states
+    num_top: int | None  # alternatives per token; None: hidden states
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found out about a part, on the device."""
+    """Prompt outputs of a part, on the device."""
 
     part: Part
     is_finite: Tensor  # bool
@@ -42,7 +42,7 @@ class Found:
     hidden_sum: Tensor | None = None  # [hidden] float32
 
     def to_host(self) -> PromptReport:
-        """As it travels."""
+        """The report for the wire."""
         slot, begin, end = self.part.slot, self.part.begin, self.part.end
         if not bool(self.is_finite):
             return PromptReport(slot, begin, end, is_finite=False)
@@ -57,7 +57,7 @@ class Found:
 def find_out(
     parts: list[Part], hidden: Tensor, token_rows: Tensor, to_logits: ToLogits, vocab_size: int
 ) -> list[Found]:
-    """Of hidden states [T, hidden] of a step, what is asked about these parts of prompts."""
+    """The prompt outputs of these parts, from the hidden states [T, hidden] of a step."""
     num_rows = max(1, MAX_LOGITS_BYTES // (4 * vocab_size))
     found = []
     for part in parts:

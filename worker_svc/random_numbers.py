@@ -1,12 +1,12 @@
-"""Random numbers as a pure function of (seed, output position, token).
+"""Gumbel noise as a pure function of (seed, output position, token).
 
-Sampling is a race: every token gets its own number, and the token with the largest sum of scaled
-logit and number wins, which draws exactly from the softmax. The numbers come from mixing hashes in
-integer operations that give the same bits on every device, so a batch, a slot, a preemption or a
-restart cannot change what a request gets. One number per row and an inverted distribution would
-cost less, but there the whole row's rounding decides between neighbours: where probabilities are
-nearly flat, a last bit that differs between two batches changes the token. In a race it takes two
-leaders that are equal to that bit.
+Sampling is Gumbel-max: every token gets its own noise, and the token with the largest sum of scaled
+logit and noise is chosen, which samples exactly from the softmax. The noise comes from mixing
+hashes in integer operations that give the same bits on every device, so a batch, a slot, a
+preemption or a restart cannot change a request's tokens. One number per row and an inverted
+distribution would cost less, but then the whole row's rounding decides between neighbours: where
+probabilities are nearly flat, a last bit that differs between two batches changes the token. With
+Gumbel noise this needs two leaders that are equal up to that bit.
 """
 
 from torch import Tensor
@@ -28,16 +28,16 @@ _MULTIPLIER_4 = 0xC2B2AE35 - (1 << 32)
 
 
 def race_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """Which race a row runs: 64 hashed bits as int64 [R], of seeds and output positions int64 [R].
+    """Noise keys of rows: 64 hashed bits as int64 [R], of seeds and output positions int64 [R].
 
     The seed is mixed before the position is added: seeds that differ by little, or by the
-    position's own stride, then share no race.
+    position's own stride, then share no noise.
     """
     return _mix(_mix(seeds + _GAMMA) + (positions + 1) * _GAMMA)
 
 
 def race_numbers(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """Gumbel numbers float32 [R, N] of the tokens [N] or [R, N] int32 in the races [R] int64."""
+    """Gumbel noise float32 [R, N] of the tokens [N] or [R, N] int32 for keys [R] int64."""
     low, high = keys.int()[:, None], (keys >> 32).int()[:, None]  # [R, 1] each
     bits = token_ids * _STRIDE + low
     bits ^= (bits >> 16).bitwise_and_(0xFFFF)
@@ -46,7 +46,7 @@ def race_numbers(keys: Tensor, token_ids: Tensor) -> Tensor:
     bits ^= (bits >> 13).bitwise_and_(0x7FFFF)
     bits *= _MULTIPLIER_4
     bits ^= (bits >> 16).bitwise_and_(0xFFFF)
-    # The middles of 2**23 equal parts of (0, 1): float32 holds each exactly, neither end occurs.
+    # The centers of 2**23 equal parts of (0, 1): float32 holds each exactly, without the ends.
     uniform = ((bits >> 9).bitwise_and_(0x7FFFFF).float() + 0.5).mul_(2.0**-23)
     return uniform.log_().neg_().log_().neg_()
 
@@ -58,5 +58,5 @@ def _mix(value: Tensor) -> Tensor:
 
 
 def _shift_right(value: Tensor, bits: int) -> Tensor:
-    # int64 shifts copy the sign bit down; the mask takes the copies away.
+    # int64 shifts copy the sign bit down; the mask removes the copies.
     return (value >> bits) & ((1 << (64 - bits)) - 1)

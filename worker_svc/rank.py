@@ -1,6 +1,7 @@
-"""One rank of a group, in a process that the supervisor has forked.
+"""One rank of a group, in a process forked by the supervisor.
 
-Loads torch, unless the supervisor has done so meanwhile; what needs no torch begins before.
+It loads torch, unless the supervisor has done so already; preparations that need no torch begin
+before.
 """
 
 import os
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def run(
     rank: int, config: WorkerConfig, lifeline: socket.socket, orders: Sequence[socket.socket]
 ) -> int:
-    """Serves until the supervisor says otherwise, or is no more; returns the exit code."""
+    """Serves until the supervisor stops it or ends; returns the exit code."""
     _be_on_its_own()
     line = Lifeline(lifeline)
     line.start()
@@ -41,7 +42,7 @@ def run(
 
 
 def _be_on_its_own() -> None:
-    os.setsid()  # a signal from the terminal comes by way of the supervisor
+    os.setsid()  # terminal signals come through the supervisor
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)

@@ -1,7 +1,7 @@
-"""A process's place among the ranks: rank 0 tells the others what it is about to do itself.
+"""Communication among ranks: rank 0 sends the others every step that it is about to compute.
 
-Nothing is answered: whether something has worked is agreed on in `parallel`. In a group of one
-no rank has to be told.
+There are no answers: `parallel` agrees on whether a step has worked. In a group of one no rank has
+to be told.
 """
 
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ from worker_svc.parallel import ALONE, Group
 
 
 class Ranks:
-    """Of rank 0, with a pipe to each of the others; of another rank, with one to rank 0."""
+    """Rank 0 has a pipe to each other rank; another rank has one to rank 0."""
 
     def __init__(self, rank: int = 0, size: int = 1, pipes: Sequence[OrderPipe] = ()) -> None:
         self.rank = rank
         self.size = size
         self.pipes = pipes
-        self.store_port = 0  # once rank 0 has made the store
+        self.store_port = 0  # set once rank 0 has created the store
         self._store: Store | None = None
         self._group: Group | None = ALONE if size == 1 else None
         self._addresses: tuple[str, ...] = ()
-        self._frame: bytes | None = None  # whose first step has not been ordered yet
+        self._frame: bytes | None = None  # set until its first step has been sent
 
     def join(self, device: str, all_reduce: str = "auto") -> Group:
-        """This rank's group, on the thread that will compute; the first call meets the others."""
+        """This rank's group, on the compute thread; the first call waits for the others."""
         if self._group is None:
             if self._store is None:
                 self._store = parallel.reach_store(self.store_port, self.size)
@@ -40,8 +40,7 @@ class Ranks:
         return self._group
 
     def addresses(self, own: str) -> tuple[str, ...]:
-        """Where every rank answers, which each tells rank 0 first of all; only rank 0 of several
-        knows."""
+        """Every rank's address, received from the ranks; empty except on rank 0 of several."""
         if self._leads and not self._addresses:
             others = (pipe.receive().decode() for pipe in self.pipes)
             self._addresses = own, *others
@@ -69,7 +68,7 @@ class Ranks:
         self._tell(RankOrder(warm_up=worker_pb2.WarmUpRequest()))
 
     def take(self, frame: bytes) -> None:
-        """Notes a frame of the step stream that is good; its steps follow one by one."""
+        """Records a valid frame of the step stream; its steps follow one by one."""
         self._frame = frame
 
     def compute_step(self) -> None:
@@ -81,7 +80,7 @@ class Ranks:
         self._frame = None
 
     def apply_changes(self) -> None:
-        """Those of the frame, none of whose steps is computed."""
+        """Applies the changes of a frame without computing any of its steps."""
         assert self._frame is not None  # otherwise its first step has applied them
         self._tell(RankOrder(changes=self._frame))
 

@@ -1,6 +1,6 @@
-"""Rotary position embedding: the frequencies a checkpoint was trained with, as a table.
+"""Rotary position embedding: the table of frequencies that a checkpoint was trained with.
 
-A table row holds a position's cosines and sines; applying it is the kernels' business.
+A table row has the cosines and sines of a position; the kernels apply it.
 """
 
 import math
@@ -46,7 +46,7 @@ Scaling = LinearScaling | Llama3Scaling | YarnScaling
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
-    """The base of the frequencies and how they were stretched, if at all."""
+    """The base of the frequencies and their scaling, if any."""
 
     theta: float
     scaling: Scaling | None = None

@@ -1,7 +1,7 @@
-"""How a model divides among ranks: which sizes one of them has, and which part of each tensor.
+"""Divides a model among ranks: the sizes of each rank, and its part of each tensor.
 
-Attention divides by heads, the MLP by its inner dimension, embedding and head by vocabulary. With
-more ranks than KV heads several ranks hold the same KV head, each with query heads of its own.
+Attention is divided by heads, the MLP by its inner dimension, embedding and head by vocabulary.
+With more ranks than KV heads several ranks hold the same KV head, each with query heads of its own.
 """
 
 from dataclasses import dataclass, replace

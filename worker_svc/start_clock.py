@@ -1,4 +1,4 @@
-"""Where the time of a start-up goes, from the first moment of the process on."""
+"""Measures the phases of a start-up, from the start of the process on."""
 
 import os
 import time
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_START_FIELD = 21  # of /proc/self/stat: when the process began, in ticks since the machine did
+_START_FIELD = 21  # of /proc/self/stat: the start of the process, in ticks since boot
 
 
 class StartClock:
-    """Time by phase. `imports` is what passed before there was a clock."""
+    """Time by phase. `imports` is the time before the clock was created."""
 
     def __init__(self, imports_s: float | None = None) -> None:
         imports_s = process_age_s() if imports_s is None else imports_s
@@ -19,7 +19,7 @@ class StartClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Counts what happens inside, also if it is entered again."""
+        """Adds the time of the block to a phase, which may be entered again."""
         entered_s = time.monotonic()
         try:
             yield
@@ -28,9 +28,9 @@ class StartClock:
             self._phases_s[name] = self._phases_s.get(name, 0.0) + took_s
 
     def report(self) -> str:
-        """All of it in milliseconds, such as `6120 ms (imports 3010, weights 450)`.
+        """All phases in milliseconds, such as `6120 ms (imports 3010, weights 450)`.
 
-        What is missing to the sum lay between phases.
+        The rest of the sum was spent between phases.
         """
         total_ms = round((time.monotonic() - self._began_s) * 1e3)
         phases = ", ".join(f"{name} {round(s * 1e3)}" for name, s in self._phases_s.items())
@@ -39,7 +39,7 @@ class StartClock:
 
 def process_age_s() -> float:
     """Seconds since the system started this process."""
-    # The second field is the command, in brackets, and may hold anything.
+    # The second field is the command, in brackets, with arbitrary characters.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     began_s = int(fields[_START_FIELD - 2]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began_s

@@ -55,8 +55,8 @@ class StepLimit:
             threading.Thread(target=self._watch, name="step-limit", daemon=True).start()
 
     def follow(self, device: str, rehearsed_s: Mapping[int, float]) -> None:
-        """From now on steps run on this device, cpu or cuda; `rehearsed_s` are the seconds that
-        start-up's steps took on it, by their tokens."""
+        """Sets the device, cpu or cuda, and the seconds of start-up's steps on it, by their
+        tokens."""
         self._least_s, self._pace = LEAST_S[device], StepPace()
         for num_tokens, seconds in rehearsed_s.items():
             self._pace.observe(num_tokens, seconds)

@@ -1,4 +1,4 @@
-"""Columns to the device and tokens back: the thread that launches waits for neither."""
+"""Copies columns to the device and tokens back, without blocking the launching thread."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,15 +11,15 @@ from torch import Tensor
 def upload(device: torch.device, *columns: NDArray[np.integer]) -> Sequence[Tensor]:
     """The columns as int64 tensors, in order.
 
-    On CUDA they travel from pinned memory, in the order of the stream: what is launched later sees
-    them, what still runs does not hold up the caller.
+    On CUDA they are copied from pinned memory in the order of the stream: later launches see them,
+    and running ones do not block the caller.
     """
     packed = upload_array(device, np.concatenate(columns, dtype=np.int64))
     return torch.split(packed, [len(column) for column in columns])
 
 
 def upload_array(device: torch.device, array: NDArray[np.integer]) -> Tensor:
-    """One array as it is, in the same way."""
+    """One array with its type, copied in the same way."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
         tensor = tensor.pin_memory().to(device, non_blocking=True)
@@ -27,9 +27,9 @@ def upload_array(device: torch.device, array: NDArray[np.integer]) -> Tensor:
 
 
 def download(values: Tensor) -> Callable[[], NDArray[np.int64]]:
-    """Begins to fetch integers; what is returned waits for them, in any thread.
+    """Starts a copy of integers to the host; the returned call waits for it, in any thread.
 
-    They are as the launches before this one leave them, whatever is launched later.
+    The values are those after all launches before this one, whatever is launched later.
     """
     if values.device.type != "cuda":
         fetched = values.clone().numpy().astype(np.int64)

@@ -1,7 +1,7 @@
-"""Logits as the ranks have them: each those of its own part of the vocabulary.
+"""Logits divided among the ranks by vocabulary.
 
-Making rows whole moves a vocabulary per row between the ranks, so only code that cannot
-work on a part does it.
+Whole rows would move a vocabulary per row between the ranks, so only code that cannot work on a
+part uses them.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from worker_svc.parallel import ALONE, Group
 
 @dataclass(frozen=True, slots=True)
 class VocabPart:
-    """One rank's logits of a step's rows; the defaults are those of a rank that has all."""
+    """One rank's logits of a step's rows; by default those of a rank with all."""
 
     logits: Tensor  # [R, V / size], of consecutive tokens
     first_token: int = 0
     group: Group = ALONE  # the ranks that have the other parts, in the order of the tokens
 
     def whole(self) -> Tensor:
-        """The rows' logits [R, V]; every rank has to ask for them."""
+        """The rows' logits [R, V]; every rank must call it."""
         return self.group.all_gather(self.logits)

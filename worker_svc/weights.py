@@ -1,7 +1,7 @@
-"""Checkpoint files to parameters: every parameter is written exactly once, or the tensor is named.
+"""Loads checkpoint files into parameters: each is written exactly once, or an error names it.
 
-Deals in names, shapes and files; what a name means is the model's knowledge. Only safetensors are
-read: nothing of a checkpoint is ever executed.
+It handles names, shapes and files; the model knows the meaning of names. Only safetensors are read:
+no content of a checkpoint is ever executed.
 """
 
 import json
@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-# Tensors of older checkpoints that are computed, not learned.
+# Tensors of older checkpoints that are computed here, not learned.
 COMPUTED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 class WeightError(ValueError):
-    """The checkpoint does not fit the model."""
+    """Raised when a checkpoint does not match the model."""
 
 
 class MissingWeight(WeightError):
@@ -32,7 +32,7 @@ class MissingWeight(WeightError):
 
 
 class UnexpectedWeight(WeightError):
-    """A tensor has no parameter, or a second tensor wants it."""
+    """A tensor has no parameter, or its parameter has a tensor already."""
 
 
 class WrongShape(WeightError):
@@ -59,7 +59,7 @@ class Share:
 
 
 def _whole(name: str) -> None:
-    """Every tensor is wanted whole."""
+    """Returns None: every tensor is read whole."""
 
 
 def load_weights(
@@ -68,9 +68,9 @@ def load_weights(
     ignored: frozenset[str] = frozenset(),
     share: Callable[[str], Share | None] = _whole,
 ) -> None:
-    """Copies each tensor of the checkpoint, or the share of it, into the destination of its name.
+    """Copies each tensor of the checkpoint, or its share, to the destination of its name.
 
-    A destination may be a view of a larger, fused parameter; types are converted on the way.
+    A destination may be a view of a larger, fused parameter; types are converted.
     """
     pending = dict(destinations)
     files = checkpoint_files(folder)

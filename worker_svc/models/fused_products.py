@@ -114,7 +114,11 @@ class NormedProduct:
         return cls(weight, None, ones, is_divisible=True, arrived=_counters(weight, None))
 
     def __call__(self, hidden: Hidden, eps: float) -> tuple[Tensor, Tensor | None]:
-        """The product of the norm [T, N], and by whose rows' root mean squares to divide it yet."""
+        """Returns (y, rms_source): y = norm(x) @ W.T [T, N].
+
+        If rms_source is not None, the caller still divides each row of y by the RMS of that row of
+        rms_source.
+        """
         x = hidden.residual
         if _is_by_rows(self, len(x)):
             y = small_linear.linear(x, self.weight, self.bias, norm_weight=self.norm, eps=eps)
