@@ -1,6 +1,6 @@
-"""Who attends on CUDA: what every implementation offers, and which one serves which kind of step.
+"""Attention backends on CUDA: their common interface, and the backend of each kind of step.
 
-Knows no implementation; `attention_choice` decides, `models/fused.py` calls.
+Knows no implementation; `attention_choice` chooses one, `models/fused.py` calls it.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ KINDS = ("decode", "prefill")
 class Backend(Protocol):
     """Causal attention over the paged cache; the last query of a sequence sees its last key.
 
-    q [T, H, D], k_cache and v_cache [num_blocks, block_size, Hkv, D] -> [T, H, D], written into
-    `out` where one is given. Nothing that a call does may depend on what lengths and tables hold
-    when it is made: a captured graph repeats it with others.
+    q [T, H, D], k_cache and v_cache [num_blocks, block_size, Hkv, D] -> [T, H, D], written to `out`
+    if given. A call must not depend on the values of lengths and tables when it is made: a captured
+    graph repeats it with others.
     """
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """The backend's name in reports."""
 
     def decode(
         self,
@@ -33,7 +33,7 @@ class Backend(Protocol):
         batch: AttentionBatch,
         out: Tensor | None = None,
     ) -> Tensor:
-        """One query for each sequence; does not look at `cu_seqlens_q`."""
+        """Attention of one query per sequence; ignores `cu_seqlens_q`."""
 
     def prefill(
         self,
@@ -43,12 +43,12 @@ class Backend(Protocol):
         batch: AttentionBatch,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Any number of queries for each sequence."""
+        """Attention of any number of queries per sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiming:
-    """What one backend took for one shape."""
+    """Measured time of one backend for one shape."""
 
     kind: str  # one of KINDS
     shape: str  # in words

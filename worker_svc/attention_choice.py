@@ -1,8 +1,8 @@
-"""Which backend attends: the one that was named, or the quickest of those that are there.
+"""Chooses the attention backend: the named one, or the fastest of those installed.
 
-Candidates are known before the weights are read, so that what cannot be is refused at once. They
-are measured once the device is otherwise idle, each kind of step by itself. Rank 0's clock decides
-for all ranks.
+Candidates are known before the weights are read, so that an impossible option is refused at once.
+They are measured once the device is otherwise idle, separately for each kind of step. Rank 0's
+times decide for all ranks.
 """
 
 import logging
@@ -21,7 +21,7 @@ from worker_svc.parallel import Group
 
 log = logging.getLogger(__name__)
 
-# Less is the measurement's own scatter, and a start should choose as the one before it did.
+# Smaller differences are noise, and a restart should choose as the start before.
 WORTHWHILE = 0.03
 
 Measure = Callable[[Backend], list[AttentionTiming]]  # all shapes of both kinds; raises Unfit
@@ -29,12 +29,12 @@ Find = Callable[[Setup], InstalledVersions]
 
 
 class Unfit(RuntimeError):
-    """A backend that is installed and does not do what it must."""
+    """Raised when an installed backend fails or computes wrong results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What may be chosen from."""
+    """The backends to choose from."""
 
     flash: tuple[Backend, ...] = ()
     has_triton: bool = True
@@ -47,9 +47,9 @@ def candidates(
     setup: Callable[[], Setup],
     find: Find = flash_attention.find,
 ) -> Candidates:
-    """What `--attention-backend` allows, of what is there.
+    """The installed backends that `--attention-backend` allows.
 
-    Raises ValueError for what was named and cannot be. `setup` is asked for on CUDA only.
+    Raises ValueError for a named backend that cannot be used. `setup` is called on CUDA only.
     """
     if option != "auto" and device.type != "cuda":
         raise ValueError(f"attention_backend: {option} needs device cuda, this is {device.type}")
@@ -70,9 +70,9 @@ def candidates(
 def choose(
     triton: Backend, candidates: Candidates, measure: Callable[[], Measure], group: Group
 ) -> AttentionChoice:
-    """The backend for each kind of step; Triton's alone is not measured.
+    """Chooses the backend of each kind of step; Triton alone is not measured.
 
-    Raises Unfit if nothing that was asked for works.
+    Raises Unfit if none of the allowed backends works.
     """
     if not candidates.flash:
         return AttentionChoice(triton, triton)
@@ -87,13 +87,13 @@ def choose(
 
 
 def measure_all(offered: Sequence[Backend], measure: Measure) -> list[AttentionTiming]:
-    """What each backend that works took; raises Unfit if none does."""
+    """Timings of each backend that works. Raises Unfit if none does."""
     timings: list[AttentionTiming] = []
     problems = []
     for backend in offered:
         try:
             timings += measure(backend)
-        except Exception as error:  # a library that is not ours may fail in any way
+        except Exception as error:  # an external library may fail in any way
             problems.append(f"{backend.name}: {error}")
             log.warning("attention backend %s is left out: %s", backend.name, error)
     if not timings:
@@ -104,9 +104,9 @@ def measure_all(offered: Sequence[Backend], measure: Measure) -> list[AttentionT
 
 
 def quickest(names: Sequence[str], timings: Sequence[AttentionTiming], kind: str) -> str:
-    """The backend whose times are the least, every shape weighing the same.
+    """The backend with the smallest times, every shape weighing the same.
 
-    One that is named earlier stays unless a later one is quicker by more than `WORTHWHILE`.
+    An earlier one is kept unless a later one is faster by more than `WORTHWHILE`.
     """
     means = {}
     for name in names:
@@ -123,7 +123,7 @@ def quickest(names: Sequence[str], timings: Sequence[AttentionTiming], kind: str
 def _vote(
     group: Group, offered: Sequence[Backend], timings: Sequence[AttentionTiming], kind: str
 ) -> int:
-    """Rank 0: which it takes. Others: a number that is never the smallest."""
+    """On rank 0 the index of its choice; on others a number that is never the smallest."""
     if group.rank > 0:
         return len(offered)
     names = [backend.name for backend in offered]
@@ -131,7 +131,7 @@ def _vote(
 
 
 def _require(chosen: Sequence[Backend], timings: Sequence[AttentionTiming]) -> None:
-    """Raises Unfit if what rank 0 has chosen failed on this rank."""
+    """Raises Unfit if rank 0's choice failed on this rank."""
     for backend in chosen:
         if backend.name not in {timing.backend for timing in timings}:
             raise Unfit(f"attention_backend: {backend.name} works on rank 0 and not here")

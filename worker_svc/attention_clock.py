@@ -1,8 +1,8 @@
-"""How long a backend attends on this device, and whether it gives what ours gives.
+"""Times attention backends on this device, and compares their results with the reference.
 
-A few shapes of each kind, on a scratch cache that is gone afterwards. Decode steps are timed as
-they will run, replayed from a graph, which shows as well that the backend can be captured. Results
-are compared on small batches, where one key too many or too few shows, and on those that are timed.
+A few shapes of each kind, on a temporary cache. Decode steps are timed as they will run, replayed
+from a graph, which also shows that the backend can be captured. Results are compared on small
+batches, where one key too many or too few shows, and on the timed ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from worker_svc.step import Limits
 CONTEXT = 1024
 LONG_CONTEXT = 4096
 CHUNK = 2048
-# More than any cache between memory and the processors holds.
+# Larger than any cache between memory and the processors.
 POOL_TOKENS = 1 << 16
 CALLS = 4
 ROUNDS = 3
@@ -46,9 +46,9 @@ class Shape:
 
 
 def shapes(limits: Limits) -> list[Shape]:
-    """What is timed under these limits: few rows and many, whole prompts and a chunk of a long one.
+    """The timed shapes: few rows and many, whole prompts and a chunk of a long one.
 
-    Prefills are large, so that it is the device that takes the time.
+    Prefills are large, so that the device takes most of the time.
     """
     budget, longest = limits.max_num_batched_tokens, limits.max_model_len
     most = min(limits.max_num_seqs, budget)
@@ -100,7 +100,7 @@ class Clock:
 
     @torch.inference_mode()
     def measure(self, backend: Backend) -> list[AttentionTiming]:
-        """Every shape. Raises Unfit, or whatever the backend raises."""
+        """Timings of every shape. Raises Unfit, or any error of the backend."""
         self.check(backend)
         return [
             AttentionTiming(shape.kind, str(shape), backend.name, self._time(backend, shape))
@@ -109,7 +109,7 @@ class Clock:
 
     @torch.inference_mode()
     def check(self, backend: Backend) -> None:
-        """Raises Unfit unless the backend gives what the reference does."""
+        """Raises Unfit unless the backend's results match the reference's."""
         for kind, sequences in trials(self._limits):
             self._compare(backend, kind, sequences, f"{len(sequences)} short sequences")
 
@@ -121,7 +121,7 @@ class Clock:
     def _compare(
         self, backend: Backend, kind: str, sequences: Sequence[tuple[int, int]], what: str
     ) -> Callable[[], Tensor]:
-        """The call that was compared; raises Unfit if its result is far from the reference's."""
+        """Returns the call after comparing it. Raises Unfit if its result differs too much."""
         q, batch = self._inputs(sequences)
 
         def attend(by: Backend = backend) -> Tensor:
@@ -171,7 +171,7 @@ def _call(attend: Callable[[], Tensor]) -> None:
 
 
 def _least_us(work: Callable[[], None]) -> float:
-    """The least time of one of the calls in `work`; the first round is for warming up."""
+    """The least time of a call in `work`, in microseconds, after a warm-up round."""
     found = []
     for _ in range(1 + ROUNDS):
         start, end = _event(), _event()

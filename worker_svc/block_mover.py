@@ -1,7 +1,7 @@
-"""Moves whole KV blocks: to host memory, back, and from one block to another.
+"""Copies whole KV blocks: to host memory, back, and between device blocks.
 
-Everything is launched in the order of the device's stream, so a step's rows see what was moved
-before them, and the host does not wait. Who may move what is the scheduler's knowledge.
+All copies are launched in the order of the device's stream, so a step's rows see their results, and
+the host does not wait. The scheduler decides which blocks are copied.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from worker_svc.kv_cache import KVCache, empty_pages
 from worker_svc.step import IntColumn, StepMoves
 from worker_svc.transfer import upload
 
-# So many at a time pass through a buffer on the device, which bounds its size.
+# Blocks copied at a time, through a buffer on the device of that size.
 _BLOCKS_AT_ONCE = 32
 
 
@@ -22,7 +22,7 @@ class BlockMover:
     def __init__(self, kv_cache: KVCache, num_host_blocks: int, device: torch.device) -> None:
         self._kv_cache = kv_cache
         self._device = device
-        # A block's layers lie together here, so that it travels in one piece.
+        # A block's layers are contiguous here, so that one copy moves it.
         self._host = empty_pages((num_host_blocks, *kv_cache.block_shape), kv_cache.dtype, device)
 
     def apply(self, moves: StepMoves) -> None:

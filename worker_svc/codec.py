@@ -1,7 +1,6 @@
-"""Protobuf to step values and back; the only place that reads frames of the step stream.
+"""Converts between protobuf frames and step values; only this module reads step frames.
 
-Checks everything a frame says by itself against the limits. What depends on the slots' contents
-is checked by the batch state.
+It checks a frame against the limits. The batch state checks what depends on the slots.
 """
 
 import math
@@ -31,7 +30,7 @@ from worker_svc.step import (
 )
 
 PROTOCOL_VERSION = 1
-MAX_GRANTED_STEPS = 64  # what one frame may keep the worker busy with, unheard
+MAX_GRANTED_STEPS = 64  # most steps of a frame, which run without a message in between
 _MAX_CUT_BYTES = 32
 _MOVES = (
     "swapped_out_block_ids",
@@ -50,17 +49,17 @@ _POOLINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who attaches: a scheduler's term and the id of its first step."""
+    """The first frame of a stream: a scheduler's epoch and the id of its first step."""
 
     protocol_version: int
     epoch: int
     first_step_id: int
-    heartbeat_interval_s: float | None = None  # None: it wants none
+    heartbeat_interval_s: float | None = None  # None: no heartbeats
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a stream with nothing to send says of itself."""
+    """Counts of frames, and the running step, of an idle stream."""
 
     num_frames_received: int
     num_frames_sent: int
@@ -69,7 +68,7 @@ class Heartbeat:
 
 
 def decode_hello(frame: bytes) -> Hello:
-    """The first frame of a stream; raises BadStep if it is anything else."""
+    """Decodes the first frame of a stream. Raises BadStep for any other frame."""
     message = _parse(frame)
     if message.WhichOneof("frame") != "hello":
         raise BadStep("frame", "the first frame of a stream must be hello")
@@ -84,13 +83,13 @@ def decode_hello(frame: bytes) -> Hello:
 
 
 def decode_cut(frame: bytes) -> CutRequest | None:
-    """A cut, or None if the frame is something else; raises BadStep when it is no range."""
-    if len(frame) > _MAX_CUT_BYTES:  # spares large steps from being read twice
+    """Decodes a cut; None for any other frame. Raises BadStep for an invalid range."""
+    if len(frame) > _MAX_CUT_BYTES:  # avoids parsing large steps twice
         return None
     try:
         message = worker_pb2.AttachRequest.FromString(frame)
     except DecodeError:
-        return None  # refused when its turn comes
+        return None  # refused when it is processed
     if message.WhichOneof("frame") != "cut":
         return None
     cut = message.cut
@@ -100,7 +99,7 @@ def decode_cut(frame: bytes) -> CutRequest | None:
 
 
 def decode_step(frame: bytes, limits: Limits) -> StepInput:
-    """Any other frame; raises BadStep naming the field that is out of range."""
+    """Decodes a step frame. Raises BadStep, naming the field that is out of range."""
     message = _parse(frame)
     if message.WhichOneof("frame") != "step":
         raise BadStep("frame", "every frame after the first must be step")
@@ -200,7 +199,7 @@ def _encode_report(report: PromptReport) -> types_pb2.PromptReport:
 
 
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
-    """The frame that says that the process lives."""
+    """The frame of a heartbeat."""
     message = worker_pb2.Heartbeat(
         num_frames_received=heartbeat.num_frames_received,
         num_frames_sent=heartbeat.num_frames_sent,
@@ -304,7 +303,7 @@ def _sampling(message: worker_pb2.RowSampling, name: str, limits: Limits) -> Row
     return RowSampling(
         temperature=message.temperature,
         top_p=message.top_p,
-        # More than the vocabulary keeps everything, which is what 0 says.
+        # At least the vocabulary's size keeps everything, as 0 does.
         top_k=message.top_k if message.top_k < limits.vocab_size else 0,
         min_p=message.min_p,
         seed=message.seed,
@@ -315,7 +314,7 @@ def _sampling(message: worker_pb2.RowSampling, name: str, limits: Limits) -> Row
 
 
 def _rules(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[str, Any]:
-    """The fields of RowSampling that change logits or report them."""
+    """Fields of RowSampling for logits processors and log probabilities."""
     repetition = message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
     if not (math.isfinite(repetition) and repetition > 0):
         raise BadStep(f"{name}.repetition_penalty", f"{repetition} is not above 0")
@@ -341,7 +340,7 @@ def _rules(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[s
         "logit_bias": tuple(bias.items()),
         "allowed_token_ids": allowed,
         "bad_words_token_ids": bad_words,
-        # More than the vocabulary has, there are none to report.
+        # There are no more than the vocabulary's size to report.
         "num_top_logprobs": min(message.logprobs, limits.vocab_size)
         if message.HasField("logprobs")
         else None,
@@ -351,7 +350,7 @@ def _rules(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[s
 
 
 def _questions(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[str, Any]:
-    """The fields of RowSampling that ask about the prompt."""
+    """Fields of RowSampling for prompt outputs."""
     asks = message.HasField("prompt_logprobs")
     if message.pooling not in _POOLINGS:
         raise BadStep(f"{name}.pooling", f"{message.pooling} is unknown")

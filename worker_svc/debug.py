@@ -1,4 +1,4 @@
-"""What the worker holds, in words; reads snapshots and never waits for a step."""
+"""DebugService of the worker: its state as text, from snapshots, without waiting for a step."""
 
 import time
 from typing import NoReturn

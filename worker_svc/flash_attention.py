@@ -1,7 +1,7 @@
-"""flash-attn as an attention backend: versions 2, 3 and 4, whichever are installed.
+"""flash-attn as an attention backend: versions 2, 3 and 4, those that are installed.
 
-Finds the versions that can serve a model on this device, says why the others cannot, and puts our
-batches into each one's call. Needs none of them to be imported itself.
+It finds the versions that can serve a model on this device, reports why others cannot, and adapts
+batches to each one's call. Importing this module needs none of them.
 """
 
 import importlib
@@ -26,7 +26,7 @@ Load = Callable[[str], ModuleType]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What attention is wanted for."""
+    """The model's and the device's parameters of attention."""
 
     head_dim: int
     dtype: torch.dtype
@@ -39,23 +39,23 @@ class Setup:
 
 
 class Unsupported(ValueError):
-    """Why a version cannot serve."""
+    """Raised when a version cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledVersions:
-    """Versions that can serve, the newest first, and why each of the others cannot."""
+    """Usable versions, the newest first, and why each of the others is not."""
 
     backends: "tuple[FlashAttention, ...]"
     refusals: tuple[str, ...]
 
 
 class FlashAttention(ABC):
-    """What the versions share. Each call allocates its result; none takes one to fill."""
+    """Common part of the versions. Each call allocates its result and ignores `out`."""
 
     version: ClassVar[int]
     module: ClassVar[str]
-    functions: ClassVar[dict[str, tuple[str, ...]]]  # what is called, and by which parameters
+    functions: ClassVar[dict[str, tuple[str, ...]]]  # function name to required parameters
 
     def __init__(self, setup: Setup, load: Load = importlib.import_module) -> None:
         """Raises Unsupported."""
@@ -106,9 +106,10 @@ class FlashAttention(ABC):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, **queries: Any
     ) -> Tensor:
-        """The version's call, whose result has the shape of q.
+        """Calls the version; the result has the shape of q.
 
-        `queries` says where each sequence's are; none for a decode step, whose q is [B, 1, H, D].
+        `queries` has the starts of each sequence's queries; none for a decode step, with q [B, 1,
+        H, D].
         """
 
 
@@ -126,7 +127,7 @@ class FlashAttention4(FlashAttention):
 
     def __init__(self, setup: Setup, load: Load = importlib.import_module) -> None:
         super().__init__(setup, load)
-        # 0 lets it split the contexts of few rows, by shapes alone; on Hopper it cannot split.
+        # 0 lets it split contexts when rows are few, by shapes alone; on Hopper it cannot split.
         self._decode_splits = 1 if setup.capability[0] == 9 else 0
 
     @classmethod
@@ -148,10 +149,10 @@ class FlashAttention4(FlashAttention):
 
 
 class FlashAttention3(FlashAttention):
-    """For Hopper. One function serves both kinds.
+    """For Hopper. One function serves both kinds of steps.
 
-    How far it splits contexts it decides on the device, by kernels of the same call: with no
-    scheduler metadata prepared outside, a captured graph decides anew at each replay.
+    The device decides how to split contexts, in kernels of the same call: without scheduler
+    metadata prepared outside, a captured graph decides anew at each replay.
     """
 
     version = 3
@@ -196,7 +197,7 @@ class FlashAttention2(FlashAttention):
 
     def __init__(self, setup: Setup, load: Load = importlib.import_module) -> None:
         super().__init__(setup, load)
-        self._step: AttentionBatch | None = None  # whose layers are being computed
+        self._step: AttentionBatch | None = None  # the step being computed
         self._cu_seqlens_k = torch.empty(0)
 
     @classmethod
@@ -222,7 +223,7 @@ class FlashAttention2(FlashAttention):
         return found
 
     def _starts(self, batch: AttentionBatch) -> Tensor:
-        """Where each sequence's keys would start if they lay back to back: [B + 1] int32."""
+        """The start of each sequence's keys, as if concatenated: [B + 1] int32."""
         if batch is not self._step:  # once for all layers
             self._step = batch
             self._cu_seqlens_k = F.pad(batch.context_lens.cumsum(0, dtype=torch.int32), (1, 0))
@@ -233,7 +234,7 @@ VERSIONS: tuple[type[FlashAttention], ...] = (FlashAttention4, FlashAttention3, 
 
 
 def find(setup: Setup, load: Load = importlib.import_module) -> InstalledVersions:
-    """Looks for every version."""
+    """Looks for all versions."""
     backends, refusals = [], []
     for version in VERSIONS:
         try:

@@ -1,9 +1,9 @@
-"""Which tokens may come next in rows that follow a grammar.
+"""Computes token masks of rows that follow a grammar.
 
-A sequence's matcher reads its output tokens one step late: only once they are committed. So it is
-never ahead of the slots, a step that fails leaves nothing to undo here, and a matcher built anew
-from the grammar and the output so far is the same matcher. Masks are filled on a thread of their
-own while the model computes. Knows neither text nor tensors.
+A sequence's matcher reads its output tokens one step late, once they are committed. So it is never
+ahead of the slots, a failed step leaves nothing to undo here, and a matcher rebuilt from the
+grammar and the output so far is equal. Masks are filled on a thread of their own while the model
+computes. Knows neither text nor tensors.
 """
 
 import os
@@ -24,13 +24,13 @@ MAX_THREADS = 8
 
 @dataclass(slots=True)
 class GrammarPlace:
-    """Where a sequence stands in its grammar."""
+    """A sequence's position in its grammar."""
 
     building: Future[Matcher]
     num_read: int  # output tokens
 
     def read(self, token_ids: Sequence[int]) -> Matcher:
-        """Moves on by some tokens, as soon as it is built; raises BadGrammar or BadVocabulary."""
+        """Advances by tokens, once it is built. Raises BadGrammar or BadVocabulary."""
         matcher = self.building.result()
         _read(matcher, token_ids)
         self.num_read += len(token_ids)
@@ -39,15 +39,15 @@ class GrammarPlace:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What may come next: a bit per row and token, and the rows that cannot go on at all."""
+    """Allowed next tokens, a bit per row and token, and the rows that cannot continue."""
 
-    allowed: NDArray[np.uint8]  # [G, bytes], lowest bit first, some more bits than tokens
+    allowed: NDArray[np.uint8]  # [G, bytes], lowest bit first, padded to whole words
     problems: dict[int, str]  # by index into the G rows
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarRows:
-    """The rows of a step that follow grammars, and their masks once they are there."""
+    """The rows of a step that follow grammars, and their masks once computed."""
 
     rows: IntColumn  # [G], among the step's sampling rows
     filling: Future[Filled]
@@ -57,7 +57,7 @@ class GrammarRows:
         return self.filling.result().allowed
 
     def problems(self) -> dict[int, str]:
-        """Why rows cannot go on, by sampling row."""
+        """Sampling row to the reason why its grammar cannot continue."""
         problems = self.filling.result().problems
         return {int(self.rows[index]): problem for index, problem in problems.items()}
 
@@ -84,7 +84,7 @@ class Grammars:
         self._filler = ThreadPoolExecutor(1, "grammar-fill")
 
     def prepare(self) -> None:
-        """Begins to read the vocabulary, so that the first grammar need not wait for it."""
+        """Starts reading the vocabulary, so that the first grammar need not wait for it."""
         if self._vocabulary is None:
             self._vocabulary = self._builders.submit(self.read_vocabulary)
 
@@ -94,16 +94,16 @@ class Grammars:
         return GrammarPlace(self._builders.submit(self._start, grammar, output), len(output))
 
     def settle(self) -> None:
-        """Waits for masks that a failed step never took: places are at rest afterwards."""
+        """Waits for masks that a failed step did not use; afterwards no place is changing."""
         if self._filling is not None:
             wait([self._filling])
 
     def fill(
         self, places: Sequence[GrammarPlace], num_unread: IntColumn, read: Callable[[], IntColumn]
     ) -> Future[Filled]:
-        """Moves places on by the tokens they have not read, and fills their masks.
+        """Advances places by their unread tokens, and fills their masks.
 
-        `read` returns those tokens of all places, one after the other; it may wait for a device.
+        `read` returns these tokens of all places, concatenated; it may wait for a device.
         """
         self._filling = self._filler.submit(self._fill, places, num_unread, read)
         return self._filling
@@ -151,6 +151,6 @@ class Grammars:
 
 def _read(matcher: Matcher, token_ids: Sequence[int]) -> None:
     for token_id in token_ids:
-        if matcher.is_stopped():  # at its end, where there is nothing but end-of-sequence
+        if matcher.is_stopped():  # at its end: only end-of-sequence is allowed
             return
         matcher.consume_token(token_id)

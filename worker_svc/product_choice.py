@@ -1,9 +1,9 @@
-"""Which of the library's algorithms multiplies: the quickest for each number of rows, as measured.
+"""Chooses the library's GEMM algorithms: the fastest for each number of rows.
 
-torch takes the first algorithm that the library's heuristic names. For many numbers of rows another
-that it knows is quicker, by up to a third. Rank 0's clock decides for all ranks, and what it found
-is remembered, so that the next start rounds as this one does and spends no time. Knows neither the
-device nor how a product is timed.
+torch takes the first algorithm of the library's heuristic. For many numbers of rows another is
+faster, by up to a third. Rank 0's times decide for all ranks, and its choices are stored, so that
+the next start rounds in the same way and spends no time. Knows neither the device nor how a GEMM is
+timed.
 """
 
 import json
@@ -19,7 +19,7 @@ from worker_svc.product_memory import ProductMemory, dump, load
 
 log = logging.getLogger(__name__)
 
-# Less is the measurement's own scatter.
+# Smaller differences are noise.
 WORTHWHILE = 0.02
 # Elements of a weight. Smaller ones are read in a few microseconds, whatever the algorithm.
 SMALLEST_WEIGHT = 1 << 24
@@ -27,7 +27,7 @@ SMALLEST_WEIGHT = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a product takes by an algorithm; None: by the one that torch takes."""
+    """Measured time of a GEMM with an algorithm; None: with torch's choice."""
 
     algorithm: bytes | None
     us: float
@@ -38,7 +38,7 @@ ByRows = dict[int, LibraryProduct]
 
 
 class GemmLibrary(Protocol):
-    """`CublasLt`, as far as choosing goes."""
+    """The part of `CublasLt` that choosing uses."""
 
     def product(self, shape: ProductShape, algorithm: bytes) -> LibraryProduct:
         """Raises CublasError for an algorithm that does not serve."""
@@ -49,7 +49,7 @@ def shapes(
     row_counts: Iterable[int],
     is_librarys: Callable[[int, ProductKind], bool],
 ) -> list[ProductShape]:
-    """The products for which choosing pays, those of the most rows first."""
+    """The GEMM shapes for which choosing pays, those with the most rows first."""
     large = [kind for kind in kinds if kind.n * kind.k >= SMALLEST_WEIGHT]
     counts = sorted(set(row_counts), reverse=True)
     return [
@@ -64,9 +64,9 @@ def choose(
     measure: Measure,
     group: Group,
 ) -> Choices:
-    """Who multiplies; every rank has to ask, with the same shapes.
+    """Chooses algorithms; every rank must call it, with the same shapes.
 
-    What is remembered and still serves is taken; the rest is measured, and remembered.
+    Stored choices that still work are used; the rest is measured and stored.
     """
     told = group.of_first(lambda: json.dumps(dump(_decide(wanted, library, memory, measure))))
     choices = load(json.loads(told))
@@ -75,12 +75,12 @@ def choose(
 
 
 def by_kind(choices: Choices, library: GemmLibrary, group: Group) -> dict[ProductKind, ByRows]:
-    """The products that are quicker than torch's; every rank has to ask."""
+    """The GEMMs that are faster than torch's; every rank must call it."""
     return group.together(lambda: _by_kind(choices, library))
 
 
 def quickest(timings: Sequence[Timing]) -> GemmChoice:
-    """torch's, unless another is quicker by more than `WORTHWHILE`."""
+    """torch's algorithm, unless another is faster by more than `WORTHWHILE`."""
     torchs = timings[0]
     best = min(timings, key=lambda timing: timing.us)
     if best.us >= torchs.us * (1 - WORTHWHILE):
@@ -89,7 +89,7 @@ def quickest(timings: Sequence[Timing]) -> GemmChoice:
 
 
 def summary(choices: Choices) -> str:
-    """What was changed and gained, in words."""
+    """The changed shapes and the gain, as text."""
     changed = [choice for choice in choices.values() if choice.algorithm is not None]
     before, after = sum(one.torch_us for one in changed), sum(one.us for one in changed)
     gain = f", which take {after:.0f} us in place of {before:.0f}" if changed else ""

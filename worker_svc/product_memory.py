@@ -1,8 +1,8 @@
-"""What was measured of products, kept on disk for the next start.
+"""GEMM choices on disk, for the next start.
 
-One file for each kind of device and version of what runs on it, in the folder of compiled kernels.
-What cannot be read is as if it were not there. Processes that write at the same time may lose each
-other's entries, which are then measured again, and never half a file.
+One file per kind of device and version of driver and library, in the folder of compiled kernels. An
+unreadable file counts as absent. Processes that write at the same time may lose each other's
+entries, which are then measured again, but never leave a partial file.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class ProductMemory:
-    """Choices that hold for one key: a device, a driver, a library."""
+    """The choices for one key: a device, a driver, a library."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self._key = key
@@ -29,7 +29,7 @@ class ProductMemory:
         self._path = folder / f"pagewire-products-{digest}.json"
 
     def read(self) -> Choices:
-        """All that is remembered; nothing if the file is absent, or not such a file."""
+        """All stored choices; empty if the file is absent or invalid."""
         try:
             found = json.loads(self._path.read_text("utf-8"))
             return load(found["choices"]) if found["key"] == self._key else {}
@@ -45,7 +45,7 @@ class ProductMemory:
 
 
 def dump(choices: Choices) -> list[dict[str, Any]]:
-    """As JSON has it."""
+    """The choices as JSON values."""
     return [
         {
             "rows": shape.rows,
@@ -62,7 +62,7 @@ def dump(choices: Choices) -> list[dict[str, Any]]:
 
 
 def load(entries: list[dict[str, Any]]) -> dict[ProductShape, GemmChoice]:
-    """What `dump` has written; raises KeyError, TypeError or ValueError for anything else."""
+    """The choices that `dump` wrote. Raises KeyError, TypeError or ValueError otherwise."""
     return {_shape(entry): _choice(entry) for entry in entries}
 
 

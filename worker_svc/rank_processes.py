@@ -1,7 +1,8 @@
-"""The processes of a group, forked: what has been imported before need not be imported again.
+"""Forks the processes of a group, which then need not repeat the imports of this one.
 
-Imports are most of what a start costs, and a group that starts again is waited for. Forking is safe
-as long as this process computes nothing, touches no device and starts no thread that holds a lock.
+Imports are most of the time of a start, and requests wait for a group that restarts. Forking is
+safe as long as this process computes nothing, uses no device and starts no thread that holds a
+lock.
 """
 
 import logging
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RankProcesses:
-    """The processes of one incarnation. Each notices when this one dies: its lifeline ends."""
+    """The processes of one incarnation. Each ends with this process, through its lifeline."""
 
     processes: list[ForkProcess] = field(default_factory=list)
     lifelines: Sequence[socket.socket] = ()
@@ -39,7 +40,7 @@ class RankProcesses:
         return self.port > 0
 
     def kill(self) -> None:
-        """Ends all of them now: what they hold can be rebuilt."""
+        """Kills all of them: their state can be rebuilt."""
         for process in self.processes:
             process.kill()
         for process in self.processes:
@@ -47,14 +48,14 @@ class RankProcesses:
         _close(self.lifelines)
 
     def tell_where_they_are(self) -> None:
-        """Has each rank that still can log where its threads stand; no interpreter is asked."""
+        """Makes each rank log the stacks of its threads, without using its interpreter."""
         for process in self.processes:
             if process.pid is not None and process.exitcode is None:
                 os.kill(process.pid, WHERE_ARE_YOU)
         time.sleep(LAST_WORDS_S)
 
     def stop(self) -> int:
-        """Asks all of them to end, and sees to it; returns the exit code of rank 0."""
+        """Stops all of them, by force if needed; returns the exit code of rank 0."""
         for process in self.processes:
             process.terminate()
         deadline_s = time.monotonic() + STOP_S
@@ -68,8 +69,10 @@ class RankProcesses:
 
 
 def start(config: WorkerConfig, port: int) -> RankProcesses:
-    """Forks all ranks, with a socket to each, and one from rank 0, which listens on the port, to
-    each of the others."""
+    """Forks all ranks, with a socket to each.
+
+    Rank 0, which listens on the port, also has one to each other rank.
+    """
     size = config.tensor_parallel_size
     lifelines = [make_pair() for _ in range(size)]
     pairs = [socket.socketpair() for _ in range(size - 1)]

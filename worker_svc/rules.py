@@ -1,4 +1,4 @@
-"""A request's wishes about its logits, made ready once, and those of a step's rows put together."""
+"""Logits processors per request, prepared once, and combined for a step's rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from worker_svc.grammars import GrammarPlace, GrammarRows, Grammars
 from worker_svc.step import IntColumn, RowSampling
 from worker_svc.transfer import download, upload
 
-# Fills prefixes of bad words up in front; equal to no token.
+# Pads prefixes of bad words in front; equal to no token.
 NO_TOKEN = -1
 
 
@@ -25,11 +25,11 @@ class Rules:
     allowed_token_ids: IntColumn
     bias_ids: IntColumn
     biases: NDArray[np.float32]
-    place: GrammarPlace | None = None  # in its grammar, if it has one
+    place: GrammarPlace | None = None  # position in its grammar, if it has one
 
     @classmethod
     def of(cls, sampling: RowSampling, place: GrammarPlace | None = None) -> "Rules":
-        """Tuples to columns."""
+        """The logits processors of a request, with tuples as columns."""
         return cls(
             sampling=sampling,
             stop_token_ids=np.array(sampling.stop_token_ids, dtype=np.int64),
@@ -42,7 +42,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class RuledRows:
-    """The rows of a step that have rules now, [N] each."""
+    """The rows of a step with logits processors, columns [N]."""
 
     rows: IntColumn  # among the step's sampling rows
     rules: Sequence[Rules]
@@ -52,7 +52,7 @@ class RuledRows:
     num_tokens: IntColumn
 
     def history(self, which: Sequence[int], token_rows: Tensor) -> History:
-        """Where the tokens of some of these rows are; a row may be named more than once."""
+        """The token history of some of these rows; a row may be named more than once."""
         index = np.array(which, dtype=np.int64)
         return History(
             token_rows, self.slots[index], self.num_prompt[index], self.num_tokens[index]
@@ -60,7 +60,7 @@ class RuledRows:
 
 
 def collect(ruled: RuledRows, token_rows: Tensor, grammars: Grammars) -> Adjustments:
-    """One batch of adjustments from the rules of single rows; masks are filled meanwhile."""
+    """Combines the logits processors of single rows; masks are filled in the meantime."""
     rules, nothing = ruled.rules, np.zeros(0, dtype=np.int64)
     stops = [
         r.stop_token_ids if is_short else nothing
@@ -126,7 +126,7 @@ def _grammars(ruled: RuledRows, token_rows: Tensor, grammars: Grammars) -> Gramm
     ends = ruled.num_tokens[which]
     num_output = ends - ruled.num_prompt[which]
     num_unread = num_output - np.array([place.num_read for place in places], dtype=np.int64)
-    # Usually the one token of the step before; none where that step has failed.
+    # Usually the one token of the previous step; none where that step failed.
     behind = np.arange(num_unread.sum()) - np.repeat(np.cumsum(num_unread), num_unread)
     index = np.repeat(ruled.slots[which] * token_rows.shape[1] + ends, num_unread) + behind
     (positions,) = upload(token_rows.device, index)

@@ -1,8 +1,8 @@
-"""The slots as the device knows them, so that a decode step needs nothing from the host.
+"""The slots on the device, so that a decode step needs no data from the host.
 
-A row of `slot_state` holds a slot's token counts and sampling parameters; tokens and block tables
-are the batch state's. Every step that samples has a number; its tokens appear in the ring's row of
-that number, in memory that host and device share.
+A row of `slot_state` has a slot's token counts and sampling parameters; tokens and block tables are
+in the batch state. Every step that samples has a number; its tokens are in the ring's row of that
+number, in memory that host and device share.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from worker_svc.vocab_part import VocabPart
 
 
 class SlotsOnDevice:
-    """Follows the batch state's table. Only the compute thread changes it."""
+    """Mirrors the batch state's table. Only the compute thread changes it."""
 
     def __init__(self, state: BatchState) -> None:
         self.device = state.device
@@ -50,21 +50,21 @@ class SlotsOnDevice:
         self._block_weights = torch.from_numpy(weights).to(self.device)
 
     def write(self, table: HostSlots, slots: IntColumn) -> None:
-        """Brings slots up to date with the table."""
+        """Updates slots on the device from the table."""
         if len(slots):
             index, rows = upload(self.device, slots, _rows(table.columns[slots]).reshape(-1))
             self.slot_state.index_copy_(0, index, rows.view(len(slots), -1))
 
     def sample(self, part: VocabPart, slots: IntColumn, filters: bool) -> None:
-        """Samples a row of logits for each slot, as a step of its own."""
+        """Samples one row of logits per slot, as a step of its own."""
         (column,) = upload(self.device, slots)
         self.num_steps.add_(1)
         self.draw(part, column.int(), filters)
 
     def draw(self, part: VocabPart, slots: Tensor, filters: bool) -> None:
-        """Samples for slots [R] int32 as the step `num_steps`; without `filters`, no row filters.
+        """Samples for slots [R] int32 as step `num_steps`; without `filters`, no row filters.
 
-        Then ranks exchange what each found best in its part of the vocabulary, not the logits.
+        Then ranks exchange the best of their parts of the vocabulary, not the logits.
         """
         if filters:
             part = VocabPart(part.whole())
@@ -74,12 +74,12 @@ class SlotsOnDevice:
         choose(part.group.gather(found), slots, self._tokens)
 
     def count(self) -> int:
-        """Counts a launched step that samples; returns the ring row its tokens will be in."""
+        """Counts a launched step that samples; returns the ring row of its tokens."""
         self._num_launched += 1
         return self._num_launched % RING
 
     def restore(self, table: HostSlots) -> None:
-        """After a launch that failed part of the way, or a rehearsal: as the host knows it."""
+        """Restores the device's state from the host's, after a failed launch or a rehearsal."""
         self.write(table, np.arange(len(table.columns)))
         self.num_steps.fill_(self._num_launched)
 
@@ -100,13 +100,13 @@ class SlotsOnDevice:
         return Seen(slots, num_computed, num_tokens, copy)
 
     def tokens(self, ring_row: int, num_rows: int) -> NDArray[np.int32]:
-        """What a step wrote, once it has finished; -1 for rows that were not finite."""
+        """The tokens [num_rows] of a finished step; -1 for rows that were not finite."""
         return np.array(self.ring[ring_row, :num_rows].numpy())
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Live slots at one step: as the host counts them, and as the device holds them."""
+    """Live slots after a step: the host's counts, and the device's values."""
 
     slots: IntColumn
     num_computed: IntColumn
@@ -114,9 +114,10 @@ class Seen:
     held: Tensor  # [3, slots] in the host's memory: table sum, last computed token, known tokens
 
     def hashes(self) -> StateHashes:
-        """To be called when the step has finished."""
+        """The hashes; call it when the step has finished."""
         sums, token_ids, num_tokens = self.held.numpy()
-        # The device counts known tokens only: if it counts others than the host, so it computed.
+        # The device counts known tokens only; computed ones differ from the host's count as they
+        # do.
         num_computed = self.num_computed + num_tokens - self.num_tokens
         hashes = slot_hashes(self.slots, sums.view(np.uint64), num_computed, token_ids)
         return StateHashes(self.slots, hashes)

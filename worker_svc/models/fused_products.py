@@ -31,13 +31,13 @@ _MAX_DIVIDED = 3 << 18
 
 P = TypeVar("P", "WeightProduct", "NormedProduct")
 
-# By the number of rows: the library's product by an algorithm that is quicker than torch's.
+# Number of rows to the library's GEMM, where an algorithm is faster than torch's.
 Quick = Mapping[int, LibraryProduct]
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The residual stream [T, hidden], and its norm where that was made on the way."""
+    """The residual stream [T, hidden], and its norm where it was computed already."""
 
     residual: Tensor
     normed: Tensor | None = None
@@ -140,13 +140,13 @@ class NormedProduct:
         return silu_and_mul(product, rms_of, eps)
 
     def norms(self, num_rows: int) -> bool:
-        """Whether the product of so many rows makes their norm itself, at no cost."""
+        """Whether the GEMM of this number of rows also computes the norm, at no cost."""
         is_tiled = tiles.counters_for(self.arrived, num_rows) is not None
         return is_tiled or _is_by_rows(self, num_rows)
 
 
 def _is_by_rows(product: WeightProduct | NormedProduct, num_rows: int) -> bool:
-    """Whether `kernels.linear` multiplies so many rows."""
+    """Whether `kernels.linear` is used for this number of rows."""
     return small_linear.pays(num_rows, *product.weight.shape)
 
 
@@ -161,13 +161,13 @@ def _multiplied(x: Tensor, by: WeightProduct | NormedProduct) -> Tensor:
 
 
 def is_librarys(num_rows: int, kind: ProductKind) -> bool:
-    """Whether products of so many rows are left to the library."""
+    """Whether the library is used for this number of rows."""
     is_tiled = tiles.serves(num_rows) and tiles.suits(kind.n, kind.k, kind.dtype)
     return not is_tiled and not small_linear.pays(num_rows, kind.n, kind.k)
 
 
 def kind_of(product: WeightProduct | NormedProduct, adds: bool) -> ProductKind | None:
-    """What the library is asked for; None: a bias comes on top, and torch sees to that."""
+    """The kind of the library's GEMM; None: with a bias, which torch handles."""
     if product.bias is not None and not adds:
         return None
     n, k = product.weight.shape
@@ -175,7 +175,7 @@ def kind_of(product: WeightProduct | NormedProduct, adds: bool) -> ProductKind |
 
 
 def quickened(product: P, adds: bool, chosen: Mapping[ProductKind, Quick]) -> P:
-    """The same by what was chosen for its kind."""
+    """The same layer with the algorithms chosen for its kind."""
     kind = kind_of(product, adds)
     return product if kind is None else replace(product, quick=chosen.get(kind, {}))
 

@@ -1,4 +1,4 @@
-"""Which algorithm multiplies a shape: measured elsewhere, used by the fused layers.
+"""GEMM choices: the algorithm per shape, measured elsewhere, used by the fused layers.
 
 Loads no Triton, since a worker without CUDA describes its choices, too.
 """
@@ -11,9 +11,9 @@ from kernels.cublas_lt import ProductShape
 
 @dataclass(frozen=True, slots=True)
 class GemmChoice:
-    """The algorithm for a shape, and how long it takes."""
+    """The algorithm for a shape, and its time."""
 
-    algorithm: bytes | None  # None: the one that torch takes
+    algorithm: bytes | None  # None: torch's choice
     us: float
     torch_us: float
 
