@@ -84,3 +84,9 @@ def pytest_terminal_summary(
 ) -> None:
     for reason, number in sorted(config.stash.get(LEFT_OUT, {}).items()):
         terminalreporter.write_line(f"left out by --fast: {number} tests ({reason})")
+
+
+@pytest.fixture
+def any_step_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grants are made however long steps take: on a busy machine none is short enough."""
+    monkeypatch.setattr("scheduler_svc.pace._GRANT_S", 1e9)

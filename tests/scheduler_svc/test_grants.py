@@ -22,6 +22,12 @@ MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 STEP = StepTime(base_s=0.002)
 
 
+@pytest.fixture(autouse=True)
+def _grants(request: pytest.FixtureRequest) -> None:
+    if "make_cluster" in request.fixturenames:
+        request.getfixturevalue("any_step_is_granted")
+
+
 def generate(cluster: Any, num_tokens: int, seed: int = 7, timeout_s: float | None = None) -> Any:
     request = scheduler_pb2.SchedulerServiceGenerateRequest(
         prompt_token_ids=[1, 2, 3],
@@ -73,8 +79,9 @@ async def test_outputs_are_the_same_however_far_steps_run_ahead(
 async def test_an_arrival_ends_the_grant_and_is_computed_next(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with make_cluster(step_time=STEP, max_grant=64) as cluster:
-        first = asyncio.create_task(tokens_of(generate(cluster, 500)))
+    slow = StepTime(base_s=paced(0.02))
+    async with make_cluster(step_time=slow, max_grant=64) as cluster:
+        first = asyncio.create_task(tokens_of(generate(cluster, 100)))
         await cluster.until(lambda: len(granted(cluster)) > 20)
         add, num_done = cluster.core.add, []
 
@@ -89,7 +96,7 @@ async def test_an_arrival_ends_the_grant_and_is_computed_next(
         begun = next(record.plan.step_id for record in records if record.plan.new_sequences)
         assert begun - num_done[0] < 20, "64 steps were granted"
         second.cancel()
-        assert await first == expected(500)
+        assert await first == expected(100)
 
 
 async def test_a_deadline_is_told_in_the_middle_of_a_grant(make_cluster: MakeCluster) -> None:

@@ -17,6 +17,7 @@ from simulator.slots import token_at
 from tests.pace import patience
 from tests.scheduler_svc.conftest import service_config
 
+pytestmark = pytest.mark.usefixtures("any_step_is_granted")
 NUM_TOKENS = 120
 STEP_S = 0.002
 

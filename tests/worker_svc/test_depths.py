@@ -19,6 +19,7 @@ from tests.scheduler_svc.conftest import service_config
 
 from .conftest import WORKER_CONFIG, Worker, make_prompt, serving
 
+pytestmark = pytest.mark.usefixtures("any_step_is_granted")
 NUM_BLOCKS = 13  # of 16 tokens: the four of a batch need some 20 at their ends
 NUM_HOST_BLOCKS = 9  # enough for one of them that gives way, not for two
 Generate = scheduler_pb2.SchedulerServiceGenerateRequest
