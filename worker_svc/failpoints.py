@@ -152,7 +152,8 @@ class StreamFaults:
         failpoint = self._fire(self._num_computed, Fault.STALL, *FAULTS_OF_CUDA)
         if failpoint.fault in FAULTS_OF_CUDA:
             _harm_device(failpoint.fault)
-        time.sleep(failpoint.seconds)
+        if failpoint.seconds:
+            time.sleep(failpoint.seconds)
 
     def after_step(self) -> None:
         """Called after a step is computed or launched, before its answer."""
