@@ -37,26 +37,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only the first minute's worth of tests")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cheap tests first; those that share a product are marked with its name."""
+    """Cheap tests first, and with --fast no others."""
     if config.getoption("--fast"):
         left_out = [item for item in items if order.reason_to_leave_out(item)]
         config.stash[LEFT_OUT] = order.count(left_out)
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not order.reason_to_leave_out(item)]
     items.sort(key=order.rank)
-    for item in items:
-        if product := order.product_of(item):
-            item.add_marker(pytest.mark.xdist_group(product))
 
 
 class ByFileOrProduct(LoadScopeScheduling):
     """Tests of one file run in one process, and so do all tests that share a product."""
 
     def _split_scope(self, nodeid: str) -> str:
-        product = nodeid.rpartition("@")[2]
-        return product if product in order.PRODUCTS else nodeid.partition("::")[0]
+        name = nodeid.partition("::")[0]
+        return order.product_of(self.config.rootpath / name) or name
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parent
-PRODUCTS = ("tiny_product", "product")  # fixtures that start services; an item is with the first
+PRODUCTS = ("tiny_product", "product")  # fixtures that start services; a file is with the first
 
 # Folders by what their tests cost. What is in none of them costs as much as the middle.
 FOLDERS = (
@@ -32,10 +33,11 @@ def rank(item: pytest.Item) -> tuple[int, bool]:
     return RANKS[folder_of(item)], "slow" in item.keywords
 
 
-def product_of(item: pytest.Item) -> str:
-    """The product that a test shares with others; empty if it shares none."""
-    names = getattr(item, "fixturenames", ())
-    return next((name for name in PRODUCTS if name in names), "")
+@cache
+def product_of(path: Path) -> str:
+    """The product that the tests of a file share with others; empty if they share none."""
+    source = path.read_text() if path.is_relative_to(TESTS / "e2e") else ""
+    return next((name for name in PRODUCTS if f"{name}: Product" in source), "")
 
 
 def reason_to_leave_out(item: pytest.Item) -> str:

@@ -40,15 +40,15 @@ def sdk(cramped: Product) -> Iterator[pagewire.Client]:
         yield client
 
 
-def num_preemptions(product: Product) -> int:
-    return int(product.status().get("num_preemptions", 0))
+def num_preemptions(cramped: Product) -> int:
+    return int(cramped.status().get("num_preemptions", 0))
 
 
-def kill_worker_after(product: Product, num_tokens: int) -> None:
+def kill_worker_after(cramped: Product, num_tokens: int) -> None:
     """Kills the worker once `num_tokens` more tokens have been computed, and starts another."""
 
     def computed() -> int:
-        status = product.status()
+        status = cramped.status()
         names = ("num_prefill_tokens", "num_output_tokens")
         return sum(int(status.get(name, 0)) for name in names)
 
@@ -56,10 +56,10 @@ def kill_worker_after(product: Product, num_tokens: int) -> None:
     while computed() < enough:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    worker = product.processes["worker_svc"]
+    worker = cramped.processes["worker_svc"]
     worker.kill()
     worker.wait()
-    product.start_worker()
+    cramped.start_worker()
 
 
 def others(sdk: pagewire.Client, index: int) -> pagewire.Completion:
