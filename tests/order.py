@@ -13,13 +13,18 @@ PRODUCTS = ("tiny_product", "product")  # fixtures that start services; a file i
 # Folders by what their tests cost. What is in none of them costs as much as the middle.
 FOLDERS = (
     ("rpc", "protos", "simulator", "scheduler_svc/core"),
-    ("scheduler_svc", "gateway", "pagewire", "default_model", "bench"),
-    (".",),
+    ("scheduler_svc", "gateway", "pagewire", "bench"),
+    (".", "default_model"),
     ("kernels", "worker_svc"),
     ("e2e",),
 )
 RANKS = {folder: rank for rank, folders in enumerate(FOLDERS) for folder in folders}
-SLOW_FOLDERS = ("kernels", "worker_svc", "e2e")
+# What the fast run leaves out: a folder, or a file that walks at random or works on a real model.
+SLOW_FOLDERS = ("default_model", "kernels", "worker_svc", "e2e")
+SLOW_FILES = (
+    "test_chaos", "test_files", "test_machine", "test_planted_moves", "test_random_walks",
+    "test_replay", "test_schema_walks", "test_split",
+)  # fmt: skip
 
 
 def folder_of(item: pytest.Item) -> str:
@@ -45,7 +50,9 @@ def reason_to_leave_out(item: pytest.Item) -> str:
     if "slow" in item.keywords:
         return "marked slow"
     folder = folder_of(item)
-    return f"in tests/{folder}" if folder in SLOW_FOLDERS else ""
+    if folder in SLOW_FOLDERS:
+        return f"in tests/{folder}"
+    return "long walks" if item.path.stem in SLOW_FILES else ""
 
 
 def count(items: Iterable[pytest.Item]) -> dict[str, int]:

@@ -59,6 +59,7 @@ def test_every_process_of_a_run_has_the_same_pace(monkeypatch: pytest.MonkeyPatc
     assert (paced(2.0), patience(2.0)) == (6.0, 6.0 * SPARE)
 
 
-def test_every_folder_that_is_ranked_exists() -> None:
+def test_every_folder_and_file_that_is_ranked_exists() -> None:
     assert [folder for folder in order.RANKS if not (TESTS / folder).is_dir()] == []
     assert set(order.SLOW_FOLDERS) <= order.RANKS.keys()
+    assert set(order.SLOW_FILES) <= {path.stem for path in TESTS.rglob("test_*.py")}
