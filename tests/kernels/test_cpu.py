@@ -15,7 +15,7 @@ from kernels import reference
 from kernels.cpu import build
 from kernels.cpu.library import SOURCE, AttentionArguments, Library, load
 
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 BLOCK_SIZE = 16
 Check = Callable[[Tensor, Tensor], None]
 
@@ -60,8 +60,6 @@ def test_a_row_of_a_product_does_not_depend_on_its_neighbours(library: Library) 
 def test_a_product_of_another_type_or_size_is_refused(library: Library) -> None:
     with pytest.raises(ValueError, match="float64"):
         library.pack(torch.zeros(16, 16, dtype=torch.float64), None)
-    with pytest.raises(ValueError, match="40 is no multiple of 16"):
-        library.pack(torch.zeros(16, 40, dtype=library.dtype), None)
 
 
 @pytest.mark.parametrize(("rows", "size"), [(1, 16), (5, 576), (70, 1024)])
@@ -87,7 +85,7 @@ def test_silu_keeps_what_is_not_finite(library: Library) -> None:
     out = library.silu_and_mul(x)[0]
     assert out.isnan().nonzero().tolist() == [[3]]
     assert out[7] == x[0, 7]
-    assert abs(out[5]) < 1e-30
+    assert abs(float(out[5])) < 1e-30
 
 
 def attend(
@@ -119,12 +117,14 @@ def attend(
     expected_cache[slots, 0], expected_cache[slots, 1] = k, v
     expected = reference.paged_decode_attention(q, k_cache, v_cache, tables, lens, dim**-0.5)
 
+    starts = torch.arange(len(contexts) + 1, dtype=torch.int32)
     arguments = AttentionArguments(
         num_heads, num_kv, dim, BLOCK_SIZE, tables.shape[1], dim**-0.5, 1e-5, cos_sin.data_ptr(),
-        positions.data_ptr(), slots.data_ptr(), tables.data_ptr(), lens.data_ptr(), len(contexts),
+        positions.data_ptr(), slots.data_ptr(), tables.data_ptr(), lens.data_ptr(),
+        starts.data_ptr(), len(contexts), len(contexts),
     )  # fmt: skip
     out = qkv.new_empty((len(contexts), num_heads * dim))
-    library.decode_attention(arguments, qkv, qk_norm, cache, out)
+    library.attend(arguments, qkv, qk_norm, cache, out)
     return out, expected.flatten(1), cache, expected_cache
 
 
@@ -144,7 +144,7 @@ def test_decode_attention(library: Library, share: int, dim: int, has_norm: bool
 
 def test_switched_off_or_without_a_type_there_is_no_library() -> None:
     assert load(torch.float32, {"PAGEWIRE_CPU_KERNELS": "0"}) is None
-    assert load(torch.float16, {}) is None
+    assert load(torch.float64, {}) is None
 
 
 def test_without_a_compiler_there_is_no_library(tmp_path: Path) -> None:
