@@ -1,7 +1,7 @@
 """The instruction sets that the C kernels are compiled for, and which of them this machine has.
 
-Each is named by explicit flags of the compiler, never by what the compiler finds: a library that was
-compiled for AVX2 is the same wherever it is compiled. Knows no dtypes and no source.
+Each is named by explicit flags of the compiler, never by what the compiler finds: a library that
+was compiled for AVX2 is the same wherever it is compiled. Knows no dtypes and no source.
 """
 
 import platform
@@ -80,7 +80,7 @@ def candidates(environment: Mapping[str, str]) -> tuple[ISA, ...]:
 
 
 def cpu_features() -> frozenset[str]:
-    """What the kernel says that the CPU has, and lets programs use; nothing where it says nothing."""
+    """What Linux says that the CPU has, and lets programs use; nothing where it says nothing."""
     if not CPUINFO.exists():
         return frozenset()
     for line in CPUINFO.read_text().splitlines():

@@ -144,7 +144,7 @@ class Library:
         return PackedLinear(packed, bias, arguments)
 
     def room_for_copy(self, rows: int, *inputs: int) -> Tensor | None:
-        """Where products of `rows` rows copy their inputs, which have these sizes; None: nowhere."""
+        """Where products of `rows` rows copy inputs of these sizes; None: nowhere."""
         size = max(self._copy_size(count) for count in inputs)
         return torch.empty(rows * size, dtype=torch.uint8) if size else None
 

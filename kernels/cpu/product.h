@@ -100,21 +100,38 @@ typedef struct {
     long sums_stride;
 } tile;
 
-INLINED void add_floats(const int rows, const int vecs, vec (*sum)[4], const float *w,
-                        const float *x, long stride) {
-#pragma GCC unroll 4
-    for (int v = 0; v < vecs; v++) {
-        vec weights = load_float(w + v * LANES);
+/* sum[r][v] += weights[v] * x[r], keeping in registers whichever there are fewer of. */
+INLINED void add_products(const int rows, const int vecs, vec (*sum)[4], const vec *weights,
+                          const float *x, long stride) {
+    if (vecs > rows) {
+        vec inputs[STRIP];
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) sum[r][v] += weights * x[r * stride];
+        for (int r = 0; r < rows; r++) inputs[r] = (vec){} + x[r * stride];
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++)
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) sum[r][v] += weights[v] * inputs[r];
+    } else {
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < vecs; v++) sum[r][v] += weights[v] * x[r * stride];
     }
 }
 
+INLINED void add_floats(const int rows, const int vecs, vec (*sum)[4], const float *w,
+                        const float *x, long stride) {
+    vec weights[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < vecs; v++) weights[v] = load_float(w + v * LANES);
+    add_products(rows, vecs, sum, weights, x, stride);
+}
+
+#if defined(MULTIPLIES_PAIRS)
 INLINED void add_packed(const int rows, const int vecs, vec (*sum)[4], const scalar *w,
                         const input *x, long stride) {
 #pragma GCC unroll 4
     for (int v = 0; v < vecs; v++) {
-#if defined(MULTIPLIES_PAIRS)
         __m512bh weights = (__m512bh)_mm512_loadu_si512(w + v * LANES * GROUP);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
@@ -123,21 +140,32 @@ INLINED void add_packed(const int rows, const int vecs, vec (*sum)[4], const sca
             __m512bh inputs = (__m512bh)_mm512_set1_epi32(pair);
             sum[r][v] = (vec)_mm512_dpbf16_ps((__m512)sum[r][v], weights, inputs);
         }
-#elif defined(BFLOAT16)
-        uvec bits;
-        memcpy(&bits, w + v * LANES * GROUP, sizeof bits);
-        vec even = (vec)(bits << 16), odd = (vec)(bits & 0xffff0000u);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) sum[r][v] += even * x[r * stride];
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) sum[r][v] += odd * x[r * stride + 1];
-#else
-        vec weights = load(w + v * LANES);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) sum[r][v] += weights * x[r * stride];
-#endif
     }
 }
+#else
+/* The `which`th input of a group with LANES outputs. */
+INLINED vec load_weights(const scalar *w, const int which) {
+#if defined(BFLOAT16)
+    uvec bits;
+    memcpy(&bits, w, sizeof bits);
+    return which ? (vec)(bits & 0xffff0000u) : (vec)(bits << 16);
+#else
+    (void)which;
+    return load(w);
+#endif
+}
+
+INLINED void add_packed(const int rows, const int vecs, vec (*sum)[4], const scalar *w,
+                        const input *x, long stride) {
+#pragma GCC unroll 2
+    for (int which = 0; which < GROUP; which++) {
+        vec weights[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++) weights[v] = load_weights(w + v * LANES * GROUP, which);
+        add_products(rows, vecs, sum, weights, x + which, stride);
+    }
+}
+#endif
 
 INLINED void run_tile(const int rows, const int vecs, const bool is_packed, const tile *t) {
     vec sum[STRIP][4];
@@ -211,16 +239,9 @@ static void panel_tile(long rows, const tile *t) {
 /* PAIR outputs of `groups` groups in float32: what many strips of rows then read. */
 static void widen_weights(const scalar *w, long groups, float *to) {
     for (long g = 0; g < groups; g++, w += PANEL * GROUP, to += GROUP * PAIR)
-        for (int v = 0; v < PAIR; v += LANES) {
-#if defined(BFLOAT16)
-            uvec bits;
-            memcpy(&bits, w + v * GROUP, sizeof bits);
-            store_float(to + v, (vec)(bits << 16));
-            store_float(to + PAIR + v, (vec)(bits & 0xffff0000u));
-#else
-            store_float(to + v, load(w + v));
-#endif
-        }
+        for (int v = 0; v < PAIR; v += LANES)
+            for (int which = 0; which < GROUP; which++)
+                store_float(to + which * PAIR + v, load_weights(w + v * GROUP, which));
 }
 #endif
 
@@ -231,8 +252,8 @@ static void multiply_block(const scalar *w, const input *x, long stride, long gr
     tile t = {w, PANEL * GROUP, x, stride, groups, sums[0], PANEL};
     bool is_wide = false;
 #if !defined(MULTIPLIES_PAIRS)
-    float wide[BLOCK_INPUTS * PAIR];
-    is_wide = sizeof(scalar) < sizeof(float) && strips > 2;
+    float wide[BLOCK_INPUTS * PAIR] __attribute__((aligned(64)));
+    is_wide = strips > 2;
     if (is_wide) {
         widen_weights(w, groups, wide);
         t.weights = wide, t.weight_step = PAIR, t.groups = groups * GROUP;
@@ -271,7 +292,7 @@ static void linear_part(const product *p, const input *x, scalar *out, float *ou
     long n = p->outputs, stride = input_stride(p->inputs);
     long panels = ceil_div(n, PANEL), blocks = ceil_div(rows, BLOCK_ROWS);
     range mine = share_of(panels * blocks, me);
-    float sums[BLOCK_ROWS][PANEL];
+    float sums[BLOCK_ROWS][PANEL] __attribute__((aligned(64)));
     for (long item = mine.begin; item < mine.end; item++) {
         range block = share_of(rows, (team){item / panels, blocks});
         long first = item % panels * PANEL, width = least(PANEL, n - first);
