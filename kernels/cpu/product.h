@@ -39,7 +39,7 @@ enum {
     FEW = 3,
 #endif
     PAIR = 2 * LANES,
-    BLOCK_ROWS = 48,    /* rows that pass over a panel together */
+    BLOCK_ROWS = 96,    /* rows that pass over a panel together */
     BLOCK_INPUTS = 256, /* inputs of two vectors of outputs that stay in the nearest cache */
     FETCH_AHEAD = 32,   /* groups */
 };
@@ -239,9 +239,12 @@ static void panel_tile(long rows, const tile *t) {
 /* PAIR outputs of `groups` groups in float32: what many strips of rows then read. */
 static void widen_weights(const scalar *w, long groups, float *to) {
     for (long g = 0; g < groups; g++, w += PANEL * GROUP, to += GROUP * PAIR)
-        for (int v = 0; v < PAIR; v += LANES)
+        for (int v = 0; v < PAIR; v += LANES) {
+            __builtin_prefetch(w + FETCH_AHEAD * PANEL * GROUP + v * GROUP);
+#pragma GCC unroll 2
             for (int which = 0; which < GROUP; which++)
                 store_float(to + which * PAIR + v, load_weights(w + v * GROUP, which));
+        }
 }
 #endif
 
