@@ -1,5 +1,7 @@
 """Which device, which floating-point type, how many threads; whether the device still answers."""
 
+from collections.abc import Callable
+
 import torch
 
 from worker_svc.ending import Ending, end_process
@@ -21,15 +23,23 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
 
 
-def resolve_dtype(name: str, device: torch.device, checkpoint_dtype: str) -> torch.dtype:
+def resolve_dtype(
+    name: str,
+    device: torch.device,
+    checkpoint_dtype: str,
+    measure: Callable[[], torch.dtype] | None = None,
+) -> torch.dtype:
     """auto, float32, bfloat16 or float16.
 
-    auto on CPU is bfloat16 where the CPU multiplies it in hardware, else float32; on CUDA it is the
-    checkpoint's type, and bfloat16 for float32 checkpoints.
+    auto on CPU is what `measure` finds quickest; without it, which is for ranks that must agree,
+    bfloat16 where the CPU multiplies it in hardware, else float32. On CUDA it is the checkpoint's
+    type, and bfloat16 for float32 checkpoints.
     """
     if name != "auto":
         return _named_dtype("dtype", name)
     if device.type == "cpu":
+        if measure is not None:
+            return measure()
         return torch.bfloat16 if cpu_multiplies_bfloat16() else torch.float32
     dtype = _named_dtype("dtype of the checkpoint", checkpoint_dtype)
     return torch.bfloat16 if dtype == torch.float32 else dtype

@@ -14,6 +14,7 @@ from worker_svc.attention_choice import Candidates, Measure, choose
 from worker_svc.attention_clock import Clock
 from worker_svc.compile_ahead import CompileAhead
 from worker_svc.config import WorkerConfig
+from worker_svc.cpu_dtype import WeightShapes, quickest
 from worker_svc.description import Description, ModelFacts
 from worker_svc.device import resolve_device, resolve_dtype
 from worker_svc.eager_runner import EagerRunner
@@ -57,7 +58,12 @@ def load(
     """Reads a model folder's weights, or this rank's part of them, while kernels are compiled."""
     device = device_of(group.rank, group.size, resolve_device(config.device))
     shape = model_config.load(folder)
-    dtype = resolve_dtype(dtype_name, device, shape.checkpoint_dtype)
+    dtype = resolve_dtype(
+        dtype_name,
+        device,
+        shape.checkpoint_dtype,
+        (lambda: quickest(WeightShapes.of(shape))) if group.size == 1 else None,
+    )
     max_model_len = config.max_model_len or shape.max_model_len
     shape.check_length(max_model_len)
     candidates = _candidates(config, device, dtype, shape.head_dim)

@@ -47,6 +47,15 @@ class Toolchain:
         return cls(compiler, _loaded_openmp(), cache_folder(environment))
 
 
+def can_compile(environment: Mapping[str, str]) -> bool:
+    """Whether there is a compiler, which may still fail."""
+    try:
+        Toolchain.find(environment)
+    except BuildFailed:
+        return False
+    return True
+
+
 def cache_folder(environment: Mapping[str, str]) -> Path:
     """The folder of compiled libraries, inside the cache of everything that is made once."""
     if root := environment.get("PAGEWIRE_CACHE"):

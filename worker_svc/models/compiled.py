@@ -103,6 +103,11 @@ class CompiledDecoder:
             for layer, next_norm, next_qkv in zip(layers, next_norms, next_qkvs, strict=True)
         ]
 
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return self._library.isa
+
     def forward(
         self, residual: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
     ) -> Tensor:

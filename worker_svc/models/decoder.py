@@ -124,7 +124,7 @@ class Decoder:
     def attention_backend(self) -> str:
         """What attends."""
         if self._compiled is not None:
-            return "c"
+            return f"c/{self._compiled.isa}"
         return "torch" if self.fused is None else self.fused.attention.name
 
     @torch.inference_mode()
