@@ -1,7 +1,8 @@
 """Which type of weights is quickest on this CPU: measured once, then remembered.
 
-A decode step reads every weight, so what is timed are products of the model's shapes with few rows,
-over more memory than caches hold. One thread computes and its own time on a core counts, so that
+What is timed are products of the model's shapes with the rows of decode steps and of a prompt, over
+more memory than caches hold: where few rows are quickest in one type, many may take far longer in
+it, and then it is not taken. One thread computes and its own time on a core counts, so that
 other processes do not decide. Arithmetic is in float32 whatever the type. float16 is no
 candidate: it takes as long as bfloat16 wherever it was measured, and a checkpoint in bfloat16 may
 hold what float16 cannot.
@@ -13,6 +14,7 @@ import json
 import logging
 import os
 import platform
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +30,9 @@ from worker_svc.linear import Linear
 from worker_svc.model_config import ModelConfig
 
 CANDIDATES = (torch.bfloat16, torch.float32)  # the first unless another is clearly quicker
-ROWS = (1, 8)
+ROUNDS = {1: 5, 8: 5, 64: 3}  # by the number of rows
 CLEARLY = 0.9  # of the first one's time
 WORKING_SET = 1 << 24  # elements
-ROUNDS = 5
 
 Multiply = Callable[[Tensor], Tensor]
 
@@ -73,7 +74,7 @@ def quickest(shapes: WeightShapes, environment: Mapping[str, str] | None = None)
         _remember(path, key, times_ms)
     dtype = choose(times_ms)
     told = ", ".join(f"{_name(one)} {times_ms[one]:.2f} ms" for one in CANDIDATES)
-    log.info("%s is taken: products of 1 and 8 rows take, together, %s", _name(dtype), told)
+    log.info("%s is taken: products take, on average, %s", _name(dtype), told)
     return dtype
 
 
@@ -95,7 +96,7 @@ def _measure(shapes: WeightShapes, environment: Mapping[str, str]) -> dict[torch
 
 def _time_ms(shapes: WeightShapes, dtype: torch.dtype, environment: Mapping[str, str]) -> float:
     products = _products(shapes, dtype, library.load(dtype, environment))
-    return sum(_pass_ms(products, dtype, rows) for rows in ROWS)
+    return statistics.geometric_mean(_pass_ms(products, dtype, rows) for rows in ROUNDS)
 
 
 def _products(
@@ -122,7 +123,7 @@ def _multiply(weight: Tensor, compiled: Library | None) -> Multiply:
 def _pass_ms(products: Sequence[tuple[Multiply, int]], dtype: torch.dtype, rows: int) -> float:
     inputs = {k: torch.full((rows, k), 0.5, dtype=dtype) for _, k in products}
     taken_s = []
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS[rows]):
         began_s = time.thread_time()
         for multiply, k in products:
             multiply(inputs[k])

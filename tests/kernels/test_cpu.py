@@ -1,80 +1,92 @@
-"""The C kernels mean what their references say; without a compiler there are none, and no error."""
+"""The C kernels mean what their references say, with every instruction set here and every type."""
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.cpu import build
-from kernels.cpu.library import SOURCE, AttentionArguments, Library, load
+from kernels.cpu import isa
+from kernels.cpu.library import Library
+from tests.kernels.cpu_cases import COMBINATIONS, randn, require, unaligned
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-BLOCK_SIZE = 16
+# No multiple of anything, whole vectors, whole panels and more than a block of inputs.
+SIZES = [(1, 1), (7, 17), (16, 16), (17, 33), (48, 80), (577, 96), (576, 130), (1536, 32)]
+ROWS = [1, 2, 3, 5, 8, 9, 17, 33, 100]
 Check = Callable[[Tensor, Tensor], None]
 
 
-@pytest.fixture(params=DTYPES, ids=str)
+@pytest.fixture(params=COMBINATIONS)
 def library(request: pytest.FixtureRequest) -> Library:
-    found = load(request.param)
-    if found is None:
-        pytest.skip("no C compiler")
-    return found
+    return require(*request.param)
 
 
-def randn(library: Library, *shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(library.dtype)
-
-
-@pytest.mark.parametrize("rows", [1, 3, 8, 9, 17, 33])
-@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), (48, 80), (576, 96)])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_products(
-    library: Library, assert_close: Check, rows: int, inputs: int, outputs: int, has_bias: bool
-) -> None:
-    x, weight = randn(library, rows, inputs), randn(library, outputs, inputs, seed=1)
-    bias = randn(library, outputs, seed=2) if has_bias else None
+@pytest.mark.parametrize("case", range(9))
+def test_products(library: Library, assert_close: Check, case: int) -> None:
+    rows, (inputs, outputs) = ROWS[case], SIZES[case % len(SIZES)]
+    x, weight = randn(library.dtype, rows, inputs), randn(library.dtype, outputs, inputs, seed=1)
+    bias = randn(library.dtype, outputs, seed=2) if case % 2 else None
     packed = library.pack(weight, bias)
     expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     assert_close(library.linear(x, packed, x.new_empty((rows, outputs))), expected)
-    exact = library.linear(x, packed, torch.empty((rows, outputs)))
-    assert_close(exact, expected)
+    in_float32 = library.linear(x, packed, torch.empty((rows, outputs)))
+    assert_close(in_float32, expected)
+
+
+def test_a_product_of_4096_rows(library: Library, assert_close: Check) -> None:
+    x, weight = randn(library.dtype, 4096, 33), randn(library.dtype, 35, 33, seed=1)
+    out = library.linear(x, library.pack(weight, None), x.new_empty((4096, 35)))
+    assert_close(out, x.double() @ weight.double().T)
 
 
 def test_a_row_of_a_product_does_not_depend_on_its_neighbours(library: Library) -> None:
-    x, weight = randn(library, 19, 64), randn(library, 48, 64, seed=1)
+    x, weight = randn(library.dtype, 210, 300), randn(library.dtype, 48, 300, seed=1)
     packed = library.pack(weight, None)
-    together = library.linear(x, packed, x.new_empty((19, 48)))
-    for row in range(19):
-        alone = library.linear(x[row : row + 1], packed, x.new_empty((1, 48)))
-        assert torch.equal(alone[0], together[row])
+    together = library.linear(x, packed, torch.empty((210, 48)))
+    for begin, count in ((0, 1), (1, 2), (3, 4), (7, 9), (16, 20), (36, 70), (209, 1)):
+        some = library.linear(x[begin : begin + count], packed, torch.empty((count, 48)))
+        assert torch.equal(some, together[begin : begin + count])
 
 
-def test_a_product_of_another_type_or_size_is_refused(library: Library) -> None:
+def test_views_that_start_anywhere(library: Library) -> None:
+    x, weight = randn(library.dtype, 9, 50), randn(library.dtype, 40, 50, seed=1)
+    bias = randn(library.dtype, 40, seed=2)
+    expected = library.linear(x, library.pack(weight, bias), x.new_empty((9, 40)))
+    packed = library.pack(unaligned(weight), unaligned(bias))
+    out = unaligned(torch.zeros_like(expected))
+    assert torch.equal(library.linear(unaligned(x), packed, out), expected)
+    norm = randn(library.dtype, 50, seed=3)
+    expected = library.rms_norm(x, norm, 1e-5)
+    assert torch.equal(library.rms_norm(unaligned(x), unaligned(norm), 1e-5), expected)
+    assert torch.equal(library.silu_and_mul(unaligned(x)), library.silu_and_mul(x))
+
+
+def test_a_tensor_of_another_type_or_size_is_refused(library: Library) -> None:
     with pytest.raises(ValueError, match="float64"):
         library.pack(torch.zeros(16, 16, dtype=torch.float64), None)
+    packed = library.pack(randn(library.dtype, 8, 4), None)
+    x = randn(library.dtype, 2, 4)
+    with pytest.raises(ValueError, match=r"\[2, 3\]: not \[2, 4\]"):
+        library.linear(x[:, :3].contiguous(), packed, x.new_empty((2, 8)))
+    with pytest.raises(ValueError, match=r"\[2, 9\]: not \[2, 8\]"):
+        library.linear(x, packed, x.new_empty((2, 9)))
 
 
-@pytest.mark.parametrize(("rows", "size"), [(1, 16), (5, 576), (70, 1024)])
+@pytest.mark.parametrize(("rows", "size"), [(1, 7), (1, 16), (5, 577), (70, 1024)])
 def test_norms(library: Library, assert_close: Check, rows: int, size: int) -> None:
-    x, residual = randn(library, rows, size), randn(library, rows, size, seed=1)
-    weight = randn(library, size, seed=2)
+    x, residual = randn(library.dtype, rows, size), randn(library.dtype, rows, size, seed=1)
+    weight = randn(library.dtype, size, seed=2)
     normed, total = reference.add_rms_norm(x, residual, weight, 1e-5)
     assert_close(library.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
     assert_close(library.add_rms_norm_(x, residual, weight, 1e-5), normed)
     assert torch.equal(residual, total)
 
 
-@pytest.mark.parametrize(("rows", "size"), [(1, 16), (3, 48), (40, 1536)])
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (1, 16), (3, 50), (40, 1536)])
 def test_silu_and_mul(library: Library, assert_close: Check, rows: int, size: int) -> None:
-    x = 20 * randn(library, rows, 2 * size)
+    x = 20 * randn(library.dtype, rows, 2 * size)
     assert_close(library.silu_and_mul(x), reference.silu_and_mul(x))
 
 
@@ -88,102 +100,17 @@ def test_silu_keeps_what_is_not_finite(library: Library) -> None:
     assert abs(float(out[5])) < 1e-30
 
 
-def attend(
-    library: Library, contexts: list[int], heads: tuple[int, int, int], *, has_norm: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(out, expected, cache, expected cache) of a decode step over shuffled blocks."""
-    num_heads, num_kv, dim = heads
-    widths = [-(-context // BLOCK_SIZE) for context in contexts]
-    ids = (torch.randperm(sum(widths), generator=torch.Generator().manual_seed(1)) + 1).int()
-    tables = torch.zeros(len(contexts), max(widths) + 1, dtype=torch.int32)
-    for row, blocks in zip(tables, ids.split(widths), strict=True):
-        row[: len(blocks)] = blocks
-    lens = torch.tensor(contexts, dtype=torch.int32)
-    positions = (lens - 1).long()
-    slots = tables.gather(1, (positions // BLOCK_SIZE)[:, None]).squeeze(1).long() * BLOCK_SIZE
-    slots += positions % BLOCK_SIZE
-    cache = randn(library, (sum(widths) + 1) * BLOCK_SIZE, 2, num_kv, dim, seed=2)
-    qkv = randn(library, len(contexts), (num_heads + 2 * num_kv) * dim, seed=3)
-    angles = torch.arange(max(contexts))[:, None] / 10 ** torch.linspace(0, 3, dim // 2)
-    cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
-    qk_norm = randn(library, num_heads + num_kv, dim, seed=4) if has_norm else None
-
-    qk, v = qkv.view(len(contexts), -1, dim).split((num_heads + num_kv, num_kv), 1)
-    if qk_norm is not None:
-        qk = reference.rms_norm(qk, qk_norm, 1e-5)
-    q, k = reference.rotary_embedding(*qk.split((num_heads, num_kv), 1), positions, cos_sin)
-    expected_cache = cache.clone()
-    k_cache, v_cache = expected_cache.view(-1, BLOCK_SIZE, 2, num_kv, dim).unbind(2)
-    expected_cache[slots, 0], expected_cache[slots, 1] = k, v
-    expected = reference.paged_decode_attention(q, k_cache, v_cache, tables, lens, dim**-0.5)
-
-    starts = torch.arange(len(contexts) + 1, dtype=torch.int32)
-    arguments = AttentionArguments(
-        num_heads, num_kv, dim, BLOCK_SIZE, tables.shape[1], dim**-0.5, 1e-5, cos_sin.data_ptr(),
-        positions.data_ptr(), slots.data_ptr(), tables.data_ptr(), lens.data_ptr(),
-        starts.data_ptr(), len(contexts), len(contexts),
-    )  # fmt: skip
-    out = qkv.new_empty((len(contexts), num_heads * dim))
-    library.attend(arguments, qkv, qk_norm, cache, out)
-    return out, expected.flatten(1), cache, expected_cache
-
-
-@pytest.mark.parametrize("share", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("dim", [16, 64, 80, 128])
-@pytest.mark.parametrize("has_norm", [False, True])
-def test_decode_attention(library: Library, share: int, dim: int, has_norm: bool) -> None:
-    contexts = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 33, 500]
-    heads = (3 * share, 3, dim)
-    out, expected, cache, expected_cache = attend(library, contexts, heads, has_norm=has_norm)
-    # The reference rounds queries and angles to the type first; the kernel keeps them in float32.
-    bound = 3e-6 if library.dtype == torch.float32 else 2e-2
-    for actual, wanted in ((out, expected), (cache, expected_cache)):
-        distance = (actual.double() - wanted.double()).norm()
-        assert distance <= bound * wanted.double().norm()
-
-
-def test_switched_off_or_without_a_type_there_is_no_library() -> None:
-    assert load(torch.float32, {"PAGEWIRE_CPU_KERNELS": "0"}) is None
-    assert load(torch.float64, {}) is None
-
-
-def test_without_a_compiler_there_is_no_library(tmp_path: Path) -> None:
-    assert load(torch.float32, {"PATH": str(tmp_path), "PAGEWIRE_CACHE": str(tmp_path)}) is None
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_compiler_that_fails_leaves_nothing_in_the_cache(tmp_path: Path) -> None:
-    broken = tmp_path / "cc"
-    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho no luck >&2\nexit 1\n')
-    broken.chmod(0o755)
-    cache = tmp_path / "cache"
-    environment = {"CC": str(broken), "PATH": "/bin:/usr/bin", "PAGEWIRE_CACHE": str(cache)}
-    assert load(torch.float32, environment) is None
-    assert list((cache / "kernels").iterdir()) == []
-    with pytest.raises(build.BuildFailed, match="no luck"):
-        build.library(SOURCE, [], build.Toolchain.find(environment))
-
-
-@pytest.mark.parametrize("library", [torch.float32], indirect=True)
-def test_another_source_type_or_compiler_is_another_library(
-    library: Library, tmp_path: Path
-) -> None:
-    toolchain = replace(build.Toolchain.find({"PATH": "/bin:/usr/bin"}), cache=tmp_path)
-    source = tmp_path / "one.c"
-    source.write_text("int one(void) { return X; }\n")
-    first = build.library(source, ["-DX=1"], toolchain)
-    assert build.library(source, ["-DX=1"], toolchain) == first
-    assert build.library(source, ["-DX=2"], toolchain) != first
-    source.write_text("int two(void) { return X; }\n")
-    assert build.library(source, ["-DX=1"], toolchain) != first
-
-
-@pytest.mark.parametrize("library", [torch.float32], indirect=True)
-def test_processes_that_build_at_once_all_get_the_library(library: Library, tmp_path: Path) -> None:
-    program = (
-        "import torch; from kernels.cpu.library import load; assert load(torch.float32) is not None"
-    )
-    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PAGEWIRE_CACHE": str(tmp_path)}
-    started = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(2)]
-    assert [process.wait(timeout=60) for process in started] == [0, 0]
-    assert [path.suffix for path in (tmp_path / "kernels").iterdir()] == [".so"]
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", [one.name for one in isa.available()])
+def test_numbers_are_rounded_as_torch_rounds_them(name: str, dtype: torch.dtype) -> None:
+    """Sums of every number with three others: subnormal, too large, infinite or no number."""
+    library = require(name, dtype)
+    every = torch.arange(1 << 16).to(torch.int32).to(torch.int16).view(dtype).view(64, 1024)
+    weight = torch.ones(1024, dtype=dtype)
+    for distance in (1, 777, 30000):
+        residual = every.flatten().roll(distance).view(64, 1024).clone()
+        expected = (every.float() + residual.float()).to(dtype)
+        library.add_rms_norm_(every, residual, weight, 1e-5)
+        assert torch.equal(residual.isnan(), expected.isnan())
+        kept = ~expected.isnan()
+        assert torch.equal(residual[kept], expected[kept])
