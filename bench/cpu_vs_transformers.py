@@ -3,6 +3,10 @@
     python -m bench.cpu_vs_transformers                       starts the services itself
     python -m bench.cpu_vs_transformers --target HOST:PORT    a running gateway
 
+With --isa (avx512, avx2) both sides are held to that instruction set: pagewire by PAGEWIRE_CPU_ISA,
+transformers by the variables of torch, oneDNN and MKL, in a process of its own, since they are read
+when torch is loaded.
+
 Both sides get the same prompts of random ids, use all cores, choose greedily and never stop early;
 transformers computes in float32, pagewire in the machine's fastest type unless --dtype is
 given. Every run has its own prompts, so no prefix is cached. transformers answers one request
@@ -12,9 +16,12 @@ runs at a time. Prints a table, then a JSON line for each of its rows.
 
 import argparse
 import asyncio
+import concurrent.futures
 import contextlib
+import functools
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -37,6 +44,19 @@ from pagewire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 FIRST_ORDINARY_ID = 17  # after the default model's special tokens
 RUN_TIMEOUT_S = 600.0
+# What holds torch and its libraries to an instruction set.
+HOLDS = {
+    "avx512": {
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+    },
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+}
 LIBRARIES = ("torch", "transformers", "tokenizers", "grpcio", "protobuf", "numpy")
 
 Prompt = list[int]
@@ -148,6 +168,23 @@ def measure_transformers(
     return measured[1:]
 
 
+def measure_held_transformers(
+    model_folder: Path, runs: Sequence[Prompt], num_tokens: int, isa: str
+) -> list[ConcurrentRun]:
+    """`measure_transformers` in a process whose libraries keep to an instruction set."""
+    context = multiprocessing.get_context("spawn")
+    before = {name: os.environ.get(name) for name in HOLDS[isa]}
+    os.environ.update(HOLDS[isa])
+    try:
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+            return pool.submit(measure_transformers, model_folder, runs, num_tokens).result()
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
 async def measure_pagewire(
     address: str, runs: Sequence[Sequence[Prompt]], num_tokens: int
 ) -> list[ConcurrentRun]:
@@ -218,6 +255,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dtype", default="auto", help="of pagewire; transformers always computes in float32"
     )
+    parser.add_argument("--isa", choices=HOLDS, help="hold both sides to this instruction set")
     parser.add_argument("--repeats", type=int, default=3, help="runs per median")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--output-tokens", type=int, default=128)
@@ -241,11 +279,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results: dict[tuple[str, int], list[ConcurrentRun]] = {}
     if options.side != "pagewire":
         alone = [batch[0] for batch in batches[1]]
-        results["transformers", 1] = measure_transformers(
-            model_folder, alone, options.output_tokens
-        )
+        measure = measure_transformers
+        if options.isa:
+            measure = functools.partial(measure_held_transformers, isa=options.isa)
+        results["transformers", 1] = measure(model_folder, alone, options.output_tokens)
     if options.side != "transformers":
         worker_options = ["--device", "cpu", "--dtype", options.dtype]
+        if options.isa:
+            os.environ["PAGEWIRE_CPU_ISA"] = options.isa
+            print(f"transformers is held by {HOLDS[options.isa]}, pagewire by PAGEWIRE_CPU_ISA")
         served = (
             contextlib.nullcontext(options.target)
             if options.target
