@@ -20,6 +20,8 @@ COMPILE_TIMEOUT_S = 600.0  # some thirty times what a busy desktop takes
 FLAGS = (
     "-std=gnu11", "-O3", "-fopenmp", "-fPIC", "-ffp-contract=fast", "-fno-math-errno",
     "-fno-trapping-math", "-Wno-psabi",
+    # What a compiler lets pass with a warning that is not seen here is a pointer from a number.
+    "-Werror=int-conversion", "-Werror=incompatible-pointer-types",
 )  # fmt: skip
 
 log = logging.getLogger(__name__)

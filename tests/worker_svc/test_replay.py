@@ -204,13 +204,13 @@ def plant(monkeypatch: pytest.MonkeyPatch, step_id: int, row: int) -> Callable[[
     """Makes one call of the attention kernel wrong in one row; tells whether it was called."""
     now: list[int] = [0]
     calls: list[int] = []
-    run, attend = ModelRunner.launch, Library.decode_attention
+    run, attend = ModelRunner.launch, Library.attend
 
     def launch(self: ModelRunner, step: StepInput, *rest: Any, **more: Any) -> Any:
         now[0] = step.step_id
         return run(self, step, *rest, **more)
 
-    def decode_attention(
+    def attend_wrongly(
         self: Library, arguments: Any, qkv: Tensor, norm: Any, kv_rows: Any, attended: Tensor
     ) -> None:
         attend(self, arguments, qkv, norm, kv_rows, attended)
@@ -219,7 +219,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, step_id: int, row: int) -> Callable[[
             attended[row].mul_(-7)
 
     monkeypatch.setattr(ModelRunner, "launch", launch)
-    monkeypatch.setattr(Library, "decode_attention", decode_attention)
+    monkeypatch.setattr(Library, "attend", attend_wrongly)
     return lambda: bool(calls)
 
 
