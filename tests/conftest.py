@@ -30,20 +30,20 @@ pace()  # measured here, so that every process of the run knows the same
 settings.register_profile("any pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any pace")
 
-LEFT_OUT = pytest.StashKey[dict[str, int]]()
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only the first minute's worth of tests")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --fast, what is left out is not even imported."""
+    return True if config.getoption("--fast") and order.is_slow(collection_path) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cheap tests first, and with --fast no others."""
+    """Cheap tests first."""
     if config.getoption("--fast"):
-        left_out = [item for item in items if order.reason_to_leave_out(item)]
-        config.stash[LEFT_OUT] = order.count(left_out)
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not order.reason_to_leave_out(item)]
+        items[:] = [item for item in items if "slow" not in item.keywords]
     items.sort(key=order.rank)
 
 
@@ -60,26 +60,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
     return ByFileOrProduct(config, log)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A process of xdist tells the one that started it what it left out."""
-    output = getattr(session.config, "workeroutput", None)
-    if output is not None:
-        output["left_out"] = session.config.stash.get(LEFT_OUT, {})
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: object, error: object) -> None:
-    """All processes collect the same tests, so the last one's counts hold for each."""
-    output = getattr(node, "workeroutput", {})
-    node.config.stash[LEFT_OUT] = output.get("left_out", {})  # type: ignore[attr-defined]
-
-
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    for reason, number in sorted(config.stash.get(LEFT_OUT, {}).items()):
-        terminalreporter.write_line(f"left out by --fast: {number} tests ({reason})")
+    if config.getoption("--fast"):
+        left_out = ", ".join([*order.SLOW_FOLDERS, *order.SLOW_FILES])
+        terminalreporter.write_line(f"left out by --fast: {left_out}, and what is marked slow")
 
 
 @pytest.fixture

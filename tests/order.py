@@ -1,7 +1,5 @@
 """In which order tests run, which share a process, and which the fast run leaves out."""
 
-from collections import Counter
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -19,11 +17,12 @@ FOLDERS = (
     ("e2e",),
 )
 RANKS = {folder: rank for rank, folders in enumerate(FOLDERS) for folder in folders}
-# What the fast run leaves out: a folder, or a file that walks at random or works on a real model.
+# What the fast run leaves out: folders, and files that walk at random or start many processes.
 SLOW_FOLDERS = ("default_model", "kernels", "worker_svc", "e2e")
 SLOW_FILES = (
-    "test_chaos", "test_files", "test_machine", "test_planted_moves", "test_random_walks",
-    "test_replay", "test_schema_walks", "test_split",
+    "test_chaos", "test_cpu_vs_transformers", "test_documented", "test_files", "test_machine",
+    "test_modules", "test_planted_moves", "test_process", "test_random_walks", "test_replay",
+    "test_schema_walks", "test_split", "test_up",
 )  # fmt: skip
 
 
@@ -45,16 +44,6 @@ def product_of(path: Path) -> str:
     return next((name for name in PRODUCTS if f"{name}: Product" in source), "")
 
 
-def reason_to_leave_out(item: pytest.Item) -> str:
-    """Why the fast run does without it; empty if it does not."""
-    if "slow" in item.keywords:
-        return "marked slow"
-    folder = folder_of(item)
-    if folder in SLOW_FOLDERS:
-        return f"in tests/{folder}"
-    return "long walks" if item.path.stem in SLOW_FILES else ""
-
-
-def count(items: Iterable[pytest.Item]) -> dict[str, int]:
-    """How many tests are left out, by reason."""
-    return dict(Counter(map(reason_to_leave_out, items)))
+def is_slow(path: Path) -> bool:
+    """Whether the fast run leaves out a folder or a file."""
+    return path.stem in SLOW_FILES or str(path.relative_to(TESTS)) in SLOW_FOLDERS

@@ -121,7 +121,8 @@ def test_streams_survive_a_worker_that_is_stopped(
             product.start_worker()
 
     seen = Streams(product, NUM_TOKENS).run(stop)
-    assert took_s[0] > 2.0  # and not at the first heartbeat that is late
+    # Not at the first late heartbeat, and at the latest when the widened limit of 15 s is over.
+    assert 2.0 < took_s[0] < patience(30)
     assert_unnoticed(seen, calm)
     assert_all_is_free(product)
 
