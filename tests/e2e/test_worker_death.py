@@ -18,6 +18,7 @@ import pytest
 from tests.e2e.conftest import Product
 from tests.e2e.history import History
 from tests.e2e.streams import Streams, assert_unnoticed
+from tests.pace import patience
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
