@@ -9,10 +9,10 @@ OPTIONAL = {"lm_eval_equal": "lm_eval"}  # what they need that is not installed 
 
 
 def test_every_module_imports() -> None:
-    names = [found.name for found in pkgutil.iter_modules(bench.__path__)]
+    names = [found.name for found in pkgutil.walk_packages(bench.__path__, "bench.")]
     assert len(names) > 20
     for name in names:
         try:
-            importlib.import_module(f"bench.{name}")
+            importlib.import_module(name)
         except ModuleNotFoundError as error:
-            assert error.name == OPTIONAL.get(name), name
+            assert error.name == OPTIONAL.get(name.rpartition(".")[2]), name
