@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from bench.records import Results, add_json
-from kernels.all_gather import all_gather
-from kernels.all_reduce import all_reduce
-from kernels.rms_norm import add_rms_norm
+from kernels.comm.all_gather import all_gather
+from kernels.comm.all_reduce import all_reduce
+from kernels.norm.rms_norm import add_rms_norm
 from worker_svc import parallel
 from worker_svc.capture_stream import captured
 from worker_svc.parallel import Group

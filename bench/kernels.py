@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bench.records import Results, add_json
-from kernels.decode_attention import decode_workspace, paged_decode_attention
-from kernels.filtered_draw import draw_filtered
-from kernels.linear import linear, pays
-from kernels.prefill_attention import paged_attention
-from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.rope import norm_rope_write_kv
-from kernels.sample import Tokens, choose, find_candidates, output_ring
-from kernels.silu_and_mul import silu_and_mul
-from kernels.slot_state import NUM_FIELDS, SEED, TEMPERATURE, TOP_K, TOP_P
-from kernels.tiled_linear import arrivals, tiled_linear
+from kernels.attention.decode_attention import decode_workspace, paged_decode_attention
+from kernels.attention.prefill_attention import paged_attention
+from kernels.attention.rope import norm_rope_write_kv
+from kernels.gemm.linear import linear, pays
+from kernels.gemm.tiled_linear import arrivals, tiled_linear
+from kernels.norm.rms_norm import add_rms_norm, rms_norm
+from kernels.norm.silu_and_mul import silu_and_mul
+from kernels.sampling.filtered_draw import draw_filtered
+from kernels.sampling.sample import Tokens, choose, find_candidates, output_ring
+from kernels.sampling.slot_state import NUM_FIELDS, SEED, TEMPERATURE, TOP_K, TOP_P
 
 COLD_BYTES = 300e6  # least size of all buffers in a rotation
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16

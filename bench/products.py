@@ -15,8 +15,8 @@ import torch
 
 from bench.checkpoints import SHAPES, CheckpointShape
 from bench.records import Results, add_json
-from kernels import cublas_lt
-from kernels.cublas_lt import ProductKind, ProductShape
+from kernels.gemm import cublas_lt
+from kernels.gemm.cublas_lt import ProductKind, ProductShape
 from worker_svc.decode_graphs import batch_sizes
 from worker_svc.models.fused_products import is_librarys
 from worker_svc.product_choice import quickest

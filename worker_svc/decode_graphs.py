@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.decode_inputs import DecodeInputs, gather_decode_inputs
+from kernels.sampling.decode_inputs import DecodeInputs, gather_decode_inputs
 from worker_svc.attention import AttentionBatch
 from worker_svc.capture_stream import capture_stream, captured
 from worker_svc.kv_cache import KVCache

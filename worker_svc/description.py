@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kernels.cublas_lt import ProductShape
+from kernels.gemm.cublas_lt import ProductShape
 from worker_svc.attention_backend import AttentionTiming
 from worker_svc.models.gemm_choices import GemmChoice
 

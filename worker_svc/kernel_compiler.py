@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from kernels import compile_only
+from kernels.comm.inboxes import Inboxes
 from kernels.compile_only import Specialization
-from kernels.inboxes import Inboxes
 from worker_svc import model_config, startup
 from worker_svc.compile_ahead import Job
 from worker_svc.config import WorkerConfig

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import (
     TCPStore,
 )
 
-from kernels.inboxes import Inboxes
+from kernels.comm.inboxes import Inboxes
 from worker_svc import peer_memory
 from worker_svc.ending import Ending, end_process
 from worker_svc.peer_memory import PeerMemory

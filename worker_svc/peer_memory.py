@@ -1,7 +1,7 @@
 """Device memory of every rank that all ranks of the host can write.
 
 A rank's kernels access a peer's memory by address, like their own. The kernels define the order of
-writes (`kernels/all_reduce.py`).
+writes (`kernels/comm/all_reduce.py`).
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.inboxes import EMPTY_BYTE, Inboxes
+from kernels.comm.inboxes import EMPTY_BYTE, Inboxes
 
 # Bytes that one rank sends per call: with one peer, 512 rows of 4096 in bfloat16. Everything is
 # sent to every peer, so larger sums, or more peers, are faster through a library.
@@ -41,7 +41,7 @@ class PeerMemory:
 
     def gather(self, part: Tensor) -> Tensor | None:
         """Gathers a tensor of each rank to [size, *shape]; None if it is too large for that."""
-        from kernels import all_gather  # noqa: PLC0415 - Triton is only where CUDA is
+        from kernels.comm import all_gather  # noqa: PLC0415 - Triton is only where CUDA is
 
         if not part.is_contiguous() or not all_gather.fits(part.nbytes, self.inboxes):
             return None

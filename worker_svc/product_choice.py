@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kernels.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductShape
+from kernels.gemm.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductShape
 from worker_svc.models.gemm_choices import Choices, GemmChoice
 from worker_svc.parallel import Group
 from worker_svc.product_memory import ProductMemory, dump, load

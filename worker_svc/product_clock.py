@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from kernels.cublas_lt import CublasError, CublasLt, ProductKind, ProductShape
+from kernels.gemm.cublas_lt import CublasError, CublasLt, ProductKind, ProductShape
 from worker_svc.capture_stream import capture_stream, captured
 from worker_svc.product_choice import Timing
 

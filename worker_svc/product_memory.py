@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kernels.cublas_lt import ProductKind, ProductShape
+from kernels.gemm.cublas_lt import ProductKind, ProductShape
 from worker_svc.device import DTYPES
 from worker_svc.models.gemm_choices import Choices, GemmChoice
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels import cublas_lt
+from kernels.gemm import cublas_lt
 from worker_svc import gpu_facts, product_choice
 from worker_svc.config import kernel_cache
 from worker_svc.decode_graphs import batch_sizes

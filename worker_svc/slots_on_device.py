@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.filtered_draw import draw_filtered
-from kernels.sample import RING, Tokens, choose, find_candidates, output_ring
-from kernels.slot_state import (
+from kernels.sampling.filtered_draw import draw_filtered
+from kernels.sampling.sample import RING, Tokens, choose, find_candidates, output_ring
+from kernels.sampling.slot_state import (
     MIN_P,
     NUM_FIELDS,
     NUM_PROMPT,

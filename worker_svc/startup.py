@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from kernels import cublas_lt
+from kernels.gemm import cublas_lt
 from rpc.grammar import Vocabulary, read_vocabulary
 from worker_svc import attention_choice, compile_ahead, kv_sizing, model_config
 from worker_svc.attention_choice import Candidates, Measure, choose

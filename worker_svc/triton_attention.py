@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.decode_attention import decode_workspace, paged_decode_attention
-from kernels.prefill_attention import paged_attention
+from kernels.attention.decode_attention import decode_workspace, paged_decode_attention
+from kernels.attention.prefill_attention import paged_attention
 from worker_svc.attention import AttentionBatch, HeadLayout
 
 

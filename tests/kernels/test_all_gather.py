@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels import all_gather
-from kernels.inboxes import EMPTY_BYTE, Inboxes
+from kernels.comm import all_gather
+from kernels.comm.inboxes import EMPTY_BYTE, Inboxes
 
 
 @pytest.mark.parametrize("size", [2, 4])

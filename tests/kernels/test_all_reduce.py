@@ -5,8 +5,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from kernels import all_reduce, reference
-from kernels.inboxes import EMPTY_BYTE, Inboxes
+from kernels import reference
+from kernels.comm import all_reduce
+from kernels.comm.inboxes import EMPTY_BYTE, Inboxes
 
 EPS = 1e-6
 NUM_SLOTS = 3

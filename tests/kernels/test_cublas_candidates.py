@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.cublas_lt import CublasLt, ProductKind, ProductShape
-from kernels.cublas_tiles import fitting
+from kernels.gemm.cublas_lt import CublasLt, ProductKind, ProductShape
+from kernels.gemm.cublas_tiles import fitting
 
 NUM_NAMED, MULTIPROCESSORS = 8, 132
 SUCCESS, NOT_SUPPORTED = 0, 15

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import cublas_lt
-from kernels.cublas_lt import CublasError, CublasLt, ProductKind, ProductShape
+from kernels.gemm import cublas_lt
+from kernels.gemm.cublas_lt import CublasError, CublasLt, ProductKind, ProductShape
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 KINDS = [

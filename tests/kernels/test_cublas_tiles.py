@@ -2,8 +2,8 @@
 
 import pytest
 
-from kernels import cublas_tiles
-from kernels.cublas_tiles import fitting
+from kernels.gemm import cublas_tiles
+from kernels.gemm.cublas_tiles import fitting
 
 MULTIPROCESSORS = 132
 # cublasLtMatmulTile_t of CUDA 13's header, at both ends of every rule that counts them.

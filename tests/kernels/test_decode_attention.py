@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kernels.decode_attention import decode_workspace, paged_decode_attention
+from kernels.attention.decode_attention import decode_workspace, paged_decode_attention
 
 SHAPES = [  # query heads, KV heads, head size, block size, contexts
     (6, 2, 64, 16, [0, 1, 15, 16, 17, 144]),

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.decode_inputs import DecodeInputs, gather_decode_inputs
-from kernels.slot_state import NUM_FIELDS, NUM_TOKENS
+from kernels.sampling.decode_inputs import DecodeInputs, gather_decode_inputs
+from kernels.sampling.slot_state import NUM_FIELDS, NUM_TOKENS
 
 
 @pytest.mark.parametrize("block_size", [4, 16])

@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from kernels import reference
-from kernels.all_reduce import receive
-from kernels.inboxes import EMPTY_BYTE, Inboxes
-from kernels.linear import linear, pays
+from kernels.comm.all_reduce import receive
+from kernels.comm.inboxes import EMPTY_BYTE, Inboxes
+from kernels.gemm.linear import linear, pays
 from tests.pairs import pairwise
 
 SHAPES = [(1, 40, 96), (1, 50, 1100), (3, 40, 96), (5, 50, 1100), (17, 24, 64), (32, 16, 2600)]

@@ -6,7 +6,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from kernels.prefill_attention import paged_attention
+from kernels.attention.prefill_attention import paged_attention
 
 BATCHES = {  # (context, queries) of each sequence
     "whole prompts": [(100, 100), (1, 1), (33, 33)],

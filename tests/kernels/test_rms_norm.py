@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import reference
-from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.norm.rms_norm import add_rms_norm, rms_norm
 
 SHAPES = [(1, 64), (3, 100), (5, 576), (2, 5120)]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import reference
-from kernels.rope import norm_rope_write_kv
+from kernels.attention.rope import norm_rope_write_kv
 
 SHAPES = [  # H, Hkv, D, tokens: few tokens and many take different tiles
     (6, 2, 64, 5),

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import shortlist
-from kernels.filtered_draw import draw_filtered
-from kernels.sample import RING, Tokens, choose, find_candidates, output_ring
-from kernels.slot_state import NUM_FIELDS
+from kernels.sampling import shortlist
+from kernels.sampling.filtered_draw import draw_filtered
+from kernels.sampling.sample import RING, Tokens, choose, find_candidates, output_ring
+from kernels.sampling.slot_state import NUM_FIELDS
 from worker_svc.random_numbers import race_keys, race_numbers
 
 NUM_SLOTS = 7

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import reference
-from kernels.silu_and_mul import silu_and_mul
+from kernels.norm.silu_and_mul import silu_and_mul
 
 EPS = 1e-3
 

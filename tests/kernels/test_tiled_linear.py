@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from kernels import reference
-from kernels.tiled_linear import arrivals, pays, tiled_linear
+from kernels.gemm.tiled_linear import arrivals, pays, tiled_linear
 from tests.pairs import pairwise
 
 # Rows, columns, K: columns that fill no tile, one tile, several; K cut in 1, 2, 4.

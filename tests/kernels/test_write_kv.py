@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.write_kv import write_kv
+from kernels.attention.write_kv import write_kv
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -61,7 +61,7 @@ def parts_of(call: int, num_rows: int) -> list[Tensor]:
 
 
 def sums_of_random_sizes(group: Group) -> list[list[float]]:
-    from kernels.all_reduce import all_reduce  # noqa: PLC0415 - where CUDA is
+    from kernels.comm.all_reduce import all_reduce  # noqa: PLC0415 - where CUDA is
 
     peers, found = group.peers, []
     assert peers is not None
@@ -107,7 +107,7 @@ REPLAYS = 10_000
 
 def replays_with_delays(group: Group) -> int:
     """Wrong sums among those of many replays, each of the six depending on the one before."""
-    from kernels.all_reduce import all_reduce  # noqa: PLC0415
+    from kernels.comm.all_reduce import all_reduce  # noqa: PLC0415
 
     peers = group.peers
     assert peers is not None
@@ -148,7 +148,7 @@ KEPT: list[Group] = []  # to free memory of a lost device would end the process
 
 
 def wait_alone(group: Group) -> str:
-    from kernels import all_reduce, exchange  # noqa: PLC0415
+    from kernels.comm import all_reduce, exchange  # noqa: PLC0415
 
     exchange.MAX_LOOKS = 1 << 16
     KEPT.append(group)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductShape
+from kernels.gemm.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductShape
 from worker_svc import product_choice
 from worker_svc.config import PRODUCTS, WorkerConfig, parse
 from worker_svc.models.gemm_choices import GemmChoice

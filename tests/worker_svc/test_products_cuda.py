@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from kernels import cublas_lt
-from kernels.cublas_lt import ProductKind, ProductShape
+from kernels.gemm import cublas_lt
+from kernels.gemm.cublas_lt import ProductKind, ProductShape
 from tests.oracle import shortfall
 from worker_svc import product_choice, product_clock, startup
 from worker_svc.models.gemm_choices import GemmChoice

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cublas_lt import ProductKind
+from kernels.gemm.cublas_lt import ProductKind
 from worker_svc.models.fused import FusedLayer
 from worker_svc.models.fused_products import Hidden, NormedProduct, WeightProduct
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.tiled_linear import arrivals, tiled_linear
+from kernels.gemm.tiled_linear import arrivals, tiled_linear
 from worker_svc.models import fused_products
 from worker_svc.models.fused_products import Hidden, NormedProduct, WeightProduct
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.all_reduce import TableRows, all_reduce
-from kernels.cublas_lt import ProductKind
-from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.rope import norm_rope_write_kv
+from kernels.attention.rope import norm_rope_write_kv
+from kernels.comm.all_reduce import TableRows, all_reduce
+from kernels.gemm.cublas_lt import ProductKind
+from kernels.norm.rms_norm import add_rms_norm, rms_norm
 from worker_svc.attention import AttentionBatch, HeadLayout, LastTokens
 from worker_svc.attention_backend import AttentionChoice
 from worker_svc.embedding import Embedding

@@ -1,8 +1,8 @@
 """Products of the residual stream, or of its norm, with one weight: who multiplies how many rows.
 
-One row, and a few where the weight is small, are for `kernels.linear`; up to 32 for
-`kernels.tiled_linear`, both with the neighbouring operations fused; the rest for the library. A
-norm in front of the library's is no kernel of its own either: its weight is in the product's, and
+One row, and a few where the weight is small, are for `kernels.gemm.linear`; up to 32 for
+`kernels.gemm.tiled_linear`, both with the neighbouring operations fused; the rest for the library.
+A norm in front of the library's is no kernel of its own either: its weight is in the product's, and
 the kernel after the product divides by what is left, one number per row.
 """
 
@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import linear as small_linear
-from kernels import tiled_linear as tiles
-from kernels.all_reduce import all_reduce, receive
-from kernels.cublas_lt import LibraryProduct, ProductKind
-from kernels.inboxes import Inboxes
-from kernels.rms_norm import rms_norm
-from kernels.silu_and_mul import silu_and_mul
-from kernels.tiled_linear import tiled_linear
+from kernels.comm.all_reduce import all_reduce, receive
+from kernels.comm.inboxes import Inboxes
+from kernels.gemm import linear as small_linear
+from kernels.gemm import tiled_linear as tiles
+from kernels.gemm.cublas_lt import LibraryProduct, ProductKind
+from kernels.gemm.tiled_linear import tiled_linear
+from kernels.norm.rms_norm import rms_norm
+from kernels.norm.silu_and_mul import silu_and_mul
 from worker_svc.layers import RMSNorm
 from worker_svc.linear import Linear
 from worker_svc.peer_memory import Slot
@@ -146,12 +146,12 @@ class NormedProduct:
 
 
 def _is_by_rows(product: WeightProduct | NormedProduct, num_rows: int) -> bool:
-    """Whether `kernels.linear` is used for this number of rows."""
+    """Whether `kernels.gemm.linear` is used for this number of rows."""
     return small_linear.pays(num_rows, *product.weight.shape)
 
 
 def _multiplied(x: Tensor, by: WeightProduct | NormedProduct) -> Tensor:
-    """The product as it is, of more rows than `kernels.linear` takes: x [T, K] -> [T, N]."""
+    """The product as it is, of more rows than `kernels.gemm.linear` takes: x [T, K] -> [T, N]."""
     if (arrived := tiles.counters_for(by.arrived, len(x))) is not None:
         return tiled_linear(x, by.weight, arrived)
     quick = by.quick.get(len(x))

@@ -6,7 +6,7 @@ Loads no Triton, since a worker without CUDA describes its choices, too.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kernels.cublas_lt import ProductShape
+from kernels.gemm.cublas_lt import ProductShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.exchange import deliver, inbox_of, max_looks, slot_start, take
-from kernels.inboxes import Inboxes
+from kernels.comm.exchange import deliver, inbox_of, max_looks, slot_start, take
+from kernels.comm.inboxes import Inboxes
 from kernels.pdl import has_pdl, launch_options
 
 _WORD_BYTES = 4

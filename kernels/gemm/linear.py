@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels import operands
-from kernels.exchange import deliver, slot_start, to_words, word
-from kernels.inboxes import Inboxes
+from kernels.comm.exchange import deliver, slot_start, to_words, word
+from kernels.comm.inboxes import Inboxes
+from kernels.gemm import operands
 from kernels.pdl import has_pdl, launch_options
 
 MAX_ROWS = 32

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.slot_state import NUM_FIELDS, NUM_TOKENS
+from kernels.sampling.slot_state import NUM_FIELDS, NUM_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

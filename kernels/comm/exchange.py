@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.inboxes import Inboxes
+from kernels.comm.inboxes import Inboxes
 from kernels.pdl import is_compiled
 
 # Looks into an inbox, each most of a microsecond long: minutes, as other collectives wait.

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.cublas_tiles import Tiling, fitting
+from kernels.gemm.cublas_tiles import Tiling, fitting
 
 # The numbers of the library's header.
 _DATA_TYPES = {torch.float16: 2, torch.bfloat16: 14}

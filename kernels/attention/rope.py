@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.norm.rms_norm import FACTOR_STEP, rms_factor
 from kernels.pdl import has_pdl, launch_options
-from kernels.rms_norm import FACTOR_STEP, rms_factor
 
 _FEW_TOKENS = 64
 

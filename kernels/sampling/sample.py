@@ -10,8 +10,8 @@ best token and that token's score, both float64: greedy rows score by logit, and
 nothing by what wins a race, the sum of scaled logit and a number that is a pure function of seed,
 output position and token. So a token's score is the same in whatever part it is found, and the best
 of all candidates, of equals the lowest token, is the row's token. Rows that filter find the largest
-of their logits, and `kernels/filtered_draw.py` then puts what they draw in place of it. Logits that
-are not finite give -1; a negative slot gives nothing.
+of their logits, and `kernels/sampling/filtered_draw.py` then puts what they draw in place of it.
+Logits that are not finite give -1; a negative slot gives nothing.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.pdl import has_pdl, launch_options
-from kernels.race import race_key, race_numbers
-from kernels.slot_state import (
+from kernels.sampling.gumbel import race_key, race_numbers
+from kernels.sampling.slot_state import (
     GREEDY_TEMPERATURE,
     NUM_FIELDS,
     NUM_PROMPT,

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.paged import check_heads, output_for
+from kernels.attention.paged import check_heads, output_for
 from kernels.pdl import has_pdl, launch_options
 
 _LOG2_E = 1.4426950408889634

@@ -16,10 +16,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.pdl import has_pdl, launch_options
-from kernels.race import race_key, race_numbers
-from kernels.sample import MAX_TILES
-from kernels.shortlist import NUM_LEVELS, list_end, listed_weight, scale, shortlist
-from kernels.slot_state import (
+from kernels.sampling.gumbel import race_key, race_numbers
+from kernels.sampling.sample import MAX_TILES
+from kernels.sampling.shortlist import NUM_LEVELS, list_end, listed_weight, scale, shortlist
+from kernels.sampling.slot_state import (
     MIN_P,
     NUM_FIELDS,
     NUM_PROMPT,

@@ -34,8 +34,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.exchange import deliver, inbox_of, max_looks, slot_start, take, to_words, word
-from kernels.inboxes import Inboxes
+from kernels.comm.exchange import deliver, inbox_of, max_looks, slot_start, take, to_words, word
+from kernels.comm.inboxes import Inboxes
 from kernels.pdl import has_pdl, launch_options
 
 _MAX_WIDTH = 32768

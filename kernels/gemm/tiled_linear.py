@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels import operands
+from kernels.gemm import operands
 from kernels.pdl import has_pdl, launch_options
 
 MAX_ROWS = 32

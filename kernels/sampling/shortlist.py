@@ -21,8 +21,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.pdl import has_pdl, launch_options
-from kernels.sample import MAX_TILES
-from kernels.slot_state import NUM_FIELDS, filtering_temperature
+from kernels.sampling.sample import MAX_TILES
+from kernels.sampling.slot_state import NUM_FIELDS, filtering_temperature
 
 LENGTH = 8192
 NUM_LEVELS = tl.constexpr(32)
