@@ -22,10 +22,10 @@ from bench.records import Results, add_json
 from kernels.comm.all_gather import all_gather
 from kernels.comm.all_reduce import all_reduce
 from kernels.norm.rms_norm import add_rms_norm
-from worker_svc import parallel
-from worker_svc.capture_stream import captured
-from worker_svc.parallel import Group
-from worker_svc.peer_memory import Slot
+from worker_svc.device.capture_stream import captured
+from worker_svc.parallel import group as parallel
+from worker_svc.parallel.group import Group
+from worker_svc.parallel.peer_memory import Slot
 
 ROWS = (1, 2, 8, 16, 32, 64, 128, 256, 512)
 EPS = 1e-6

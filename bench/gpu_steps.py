@@ -24,12 +24,13 @@ import numpy as np
 
 from bench import checkpoints
 from bench.records import Results, add_json, spread
-from worker_svc import parallel, startup
 from worker_svc.config import ALL_REDUCES, ATTENTION_BACKENDS, PRODUCTS, WorkerConfig
-from worker_svc.device import resolve_device, set_num_threads
-from worker_svc.model_runner import ModelRunner
-from worker_svc.parallel import ALONE, Group
-from worker_svc.step import NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.device.device import resolve_device, set_num_threads
+from worker_svc.parallel import group as parallel
+from worker_svc.parallel.group import ALONE, Group
+from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.runner.model_runner import ModelRunner
+from worker_svc.startup import startup
 
 WARM_STEPS = 20
 

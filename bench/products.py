@@ -17,10 +17,10 @@ from bench.checkpoints import SHAPES, CheckpointShape
 from bench.records import Results, add_json
 from kernels.gemm import cublas_lt
 from kernels.gemm.cublas_lt import ProductKind, ProductShape
-from worker_svc.decode_graphs import batch_sizes
-from worker_svc.models.fused_products import is_librarys
-from worker_svc.product_choice import quickest
-from worker_svc.product_clock import ProductClock
+from worker_svc.models.fused_gemms import is_librarys
+from worker_svc.runner.decode_graphs import batch_sizes
+from worker_svc.tuning.gemm_choice import quickest
+from worker_svc.tuning.gemm_timing import ProductClock
 
 DTYPE = torch.bfloat16
 NUM_LAYERS = 8  # weights to rotate through

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker_svc.failpoints import FAULTS_OF_CUDA, Failpoint
+from worker_svc.process.failpoints import FAULTS_OF_CUDA, Failpoint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")

@@ -11,7 +11,7 @@ from kernels.sampling import shortlist
 from kernels.sampling.filtered_draw import draw_filtered
 from kernels.sampling.sample import RING, Tokens, choose, find_candidates, output_ring
 from kernels.sampling.slot_state import NUM_FIELDS
-from worker_svc.random_numbers import race_keys, race_numbers
+from worker_svc.sampling.random_numbers import race_keys, race_numbers
 
 NUM_SLOTS = 7
 LENGTH = 9

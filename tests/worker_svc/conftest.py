@@ -16,10 +16,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pagewire.v1 import worker_pb2
 from rpc.columns import pack, unpack
 from tests.pace import patience
-from worker_svc.compute_thread import ComputeThread
 from worker_svc.config import WorkerConfig
-from worker_svc.server import WorkerServer
-from worker_svc.session import Session
+from worker_svc.process.compute_thread import ComputeThread
+from worker_svc.serving.server import WorkerServer
+from worker_svc.serving.session import Session
 
 from .session_fakes import FakeLifecycle, FakeRunner, SlowRunner
 

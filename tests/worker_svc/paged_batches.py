@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from worker_svc.attention import AttentionBatch, HeadLayout
-from worker_svc.kv_cache import KVCache
+from worker_svc.attention.batch import AttentionBatch, HeadLayout
+from worker_svc.attention.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True)

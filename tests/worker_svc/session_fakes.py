@@ -6,9 +6,9 @@ import numpy as np
 
 from pagewire.v1 import worker_pb2
 from tests.pace import patience
-from worker_svc.codec import Hello
-from worker_svc.session import SchedulerStream, Session
-from worker_svc.step import Limits, StepInput, StepOutput
+from worker_svc.protocol.codec import Hello
+from worker_svc.protocol.step import Limits, StepInput, StepOutput
+from worker_svc.serving.session import SchedulerStream, Session
 
 LIMITS = Limits(
     num_blocks=9,

@@ -9,12 +9,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from worker_svc import adjustments
-from worker_svc.adjustments import adjust
-from worker_svc.batch_state import BatchState
-from worker_svc.grammars import Grammars
-from worker_svc.sampler import SamplingRows, sample
-from worker_svc.step import Limits, NewSequence, RowSampling, StepInput
+from worker_svc.protocol.step import Limits, NewSequence, RowSampling, StepInput
+from worker_svc.runner.batch_state import BatchState
+from worker_svc.sampling import logits_processors
+from worker_svc.sampling.grammars import Grammars
+from worker_svc.sampling.logits_processors import adjust
+from worker_svc.sampling.sampler import SamplingRows, sample
 
 VOCAB_SIZE = 61
 LIMITS = Limits(
@@ -113,7 +113,7 @@ def random_samplings(generator: np.random.Generator, count: int) -> Iterator[Row
 def test_a_batch_of_every_kind_of_rule_is_adjusted_as_the_reference_does(
     rows_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adjustments, "ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(logits_processors, "ROWS_AT_ONCE", rows_at_once)
     generator = np.random.default_rng(0)
     samplings = list(random_samplings(generator, 40))
     prompts = [generator.integers(0, VOCAB_SIZE, n + 1).tolist() for n in range(40)]

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from worker_svc.attention import AttentionBatch, AttentionStep, HeadLayout
-from worker_svc.kv_cache import KVCache, block_bytes
-from worker_svc.rotary import RotaryConfig, cos_sin_table
+from worker_svc.attention.batch import AttentionBatch, AttentionStep, HeadLayout
+from worker_svc.attention.kv_cache import KVCache, block_bytes
+from worker_svc.models.rope import RotaryConfig, cos_sin_table
 
 CPU = torch.device("cpu")
 HEADS = HeadLayout(num_heads=4, num_kv_heads=2, head_dim=8)

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from worker_svc import startup
-from worker_svc.attention import AttentionBatch
-from worker_svc.attention_backend import AttentionChoice, AttentionTiming, Backend
-from worker_svc.attention_choice import Candidates, Unfit, candidates, choose, quickest
-from worker_svc.attention_clock import shapes
+from worker_svc.attention.backend import AttentionChoice, AttentionTiming, Backend
+from worker_svc.attention.batch import AttentionBatch
+from worker_svc.attention.flash_attn import InstalledVersions, Setup
 from worker_svc.config import ATTENTION_BACKENDS, WorkerConfig, parse
-from worker_svc.flash_attention import InstalledVersions, Setup
-from worker_svc.parallel import ALONE, RankFailed
-from worker_svc.step import Limits
+from worker_svc.parallel.group import ALONE, RankFailed
+from worker_svc.protocol.step import Limits
+from worker_svc.startup import startup
+from worker_svc.tuning.attention import Candidates, Unfit, candidates, choose, quickest
+from worker_svc.tuning.attention_timing import shapes
 
 from .two_ranks import on_two_ranks
 

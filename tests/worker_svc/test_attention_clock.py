@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from worker_svc import flash_attention
-from worker_svc.attention import AttentionBatch, HeadLayout
-from worker_svc.attention_backend import Backend
-from worker_svc.attention_choice import Unfit
-from worker_svc.attention_clock import Clock, trials
-from worker_svc.flash_attention import Setup
-from worker_svc.step import Limits
+from worker_svc.attention import flash_attn
+from worker_svc.attention.backend import Backend
+from worker_svc.attention.batch import AttentionBatch, HeadLayout
+from worker_svc.attention.flash_attn import Setup
+from worker_svc.protocol.step import Limits
+from worker_svc.tuning.attention import Unfit
+from worker_svc.tuning.attention_timing import Clock, trials
 
 from .flash_attn_stand_in import importer
 
@@ -55,7 +55,7 @@ def installed(version: int, block_size: int, **replaced: Callable[..., Any]) -> 
     for name, function in replaced.items():
         setattr(module, name, function)
     setup = Setup(HEADS.head_dim, torch.float16, block_size, (9, 0))
-    (found,) = flash_attention.find(setup, load).backends
+    (found,) = flash_attn.find(setup, load).backends
     return found
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from worker_svc.batch_state import BatchState
-from worker_svc.grammars import Grammars
-from worker_svc.step import BadStep, Limits, NewSequence, RowSampling, StepInput
+from worker_svc.protocol.step import BadStep, Limits, NewSequence, RowSampling, StepInput
+from worker_svc.runner.batch_state import BatchState
+from worker_svc.sampling.grammars import Grammars
 
 LIMITS = Limits(
     num_blocks=100,

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from worker_svc.block_mover import BlockMover
-from worker_svc.kv_cache import KVCache
-from worker_svc.step import StepMoves
+from worker_svc.attention.kv_cache import KVCache
+from worker_svc.protocol.step import StepMoves
+from worker_svc.runner.block_mover import BlockMover
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])]

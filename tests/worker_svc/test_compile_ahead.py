@@ -14,11 +14,11 @@ import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.pace import patience
-from worker_svc import compile_ahead, startup
-from worker_svc.compile_ahead import CompileAhead, Job
 from worker_svc.config import WorkerConfig
-from worker_svc.gpu_facts import Gpu, only_kind
-from worker_svc.kernel_compiler import Forks
+from worker_svc.device.gpu_facts import Gpu, only_kind
+from worker_svc.startup import precompile, startup
+from worker_svc.startup.kernel_compiler import Forks
+from worker_svc.startup.precompile import CompileAhead, Job
 
 from .random_models import save_random_model
 
@@ -52,8 +52,8 @@ SMALL = {
 # how long one of them is when Triton has compiled it.
 REHEARSE = """
 import json, sys
-from worker_svc.compile_ahead import Job
-from worker_svc.kernel_compiler import rehearse
+from worker_svc.startup.precompile import Job
+from worker_svc.startup.kernel_compiler import rehearse
 jobs = []
 for job in sys.argv[1:]:
     jobs.append([])
@@ -112,10 +112,10 @@ def test_every_kernel_of_a_worker_is_found_once_and_compiled_without_a_device(fo
 
 
 def test_a_helper_that_did_its_part_leaves_a_mark_and_the_next_start_needs_none(folder):
-    mark = folder / "cache" / f"pagewire-{compile_ahead.key(Job(folder, 'auto', CONFIG, 90), H200)}"
+    mark = folder / "cache" / f"pagewire-{precompile.key(Job(folder, 'auto', CONFIG, 90), H200)}"
     CompileAhead(ending(0), mark).wait()
     assert marks(folder) == [mark.name]
-    assert compile_ahead.start(CONFIG, folder, found=[H200]) is None
+    assert precompile.start(CONFIG, folder, found=[H200]) is None
 
 
 def test_a_helper_that_nobody_waits_for_is_reaped_and_leaves_its_mark(folder):
@@ -182,7 +182,7 @@ def test_a_helper_that_is_stopped_takes_its_forks_along_and_leaves_no_mark(folde
 def test_the_mark_is_for_one_model_device_type_and_set_of_options(folder):
     def key(dtype="auto", gpu=H200, **changes):
         job = Job(folder, dtype, dataclasses.replace(CONFIG, **changes), gpu.arch)
-        return compile_ahead.key(job, gpu)
+        return precompile.key(job, gpu)
 
     same = key()
     assert key(port=1, num_kv_blocks=4000) == same
@@ -203,11 +203,11 @@ def test_the_mark_is_for_one_model_device_type_and_set_of_options(folder):
 )
 def test_nothing_is_compiled_ahead_for(folder, changes, found):
     config = dataclasses.replace(CONFIG, **changes)
-    assert compile_ahead.start(config, folder, found=found) is None
+    assert precompile.start(config, folder, found=found) is None
 
 
 def test_a_folder_without_a_model_is_left_for_the_load_to_refuse(tmp_path):
-    assert compile_ahead.start(CONFIG, tmp_path, found=[H200]) is None
+    assert precompile.start(CONFIG, tmp_path, found=[H200]) is None
 
 
 def test_gpus_are_of_one_kind_or_none(folder):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker_svc import cpu_dtype
-from worker_svc.cpu_dtype import WeightShapes, choose, quickest
+from worker_svc.tuning import cpu_dtype
+from worker_svc.tuning.cpu_dtype import WeightShapes, choose, quickest
 
 SHAPES = WeightShapes(((96, 32), (32, 64)), num_layers=2)
 

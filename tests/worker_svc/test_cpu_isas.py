@@ -14,8 +14,8 @@ from default_model.folder import ensure
 from kernels.cpu import isa
 from tests.e2e.test_greedy_oracle import QUESTIONS, TEXTS
 from tests.oracle import first_difference
-from worker_svc.attention import AttentionBatch
-from worker_svc.kv_cache import KVCache
+from worker_svc.attention.batch import AttentionBatch
+from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models.decoder import Decoder, load_model
 
 NUM_TOKENS, BLOCK_SIZE = 4, 16

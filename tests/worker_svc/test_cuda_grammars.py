@@ -11,8 +11,8 @@ import pytest
 import tokenizers
 import torch
 
-from worker_svc.model_runner import NO_TOKEN_LEFT, ModelRunner
-from worker_svc.step import ROW_DEAD_END, RowSampling
+from worker_svc.protocol.step import ROW_DEAD_END, RowSampling
+from worker_svc.runner.model_runner import NO_TOKEN_LEFT, ModelRunner
 
 from .spelling import DIGITS, EOS, SUMS, make_tokenizer
 from .test_cuda_runner import (

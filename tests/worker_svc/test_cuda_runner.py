@@ -22,11 +22,11 @@ from transformers import (
 )
 
 from rpc.state_hash import block_weights, slot_hashes
-from worker_svc import startup
 from worker_svc.config import WorkerConfig
-from worker_svc.model_runner import ModelRunner
-from worker_svc.step import NewSequence, RowSampling, StepInput, StepOutput
-from worker_svc.vocab_part import VocabPart
+from worker_svc.parallel.vocab_part import VocabPart
+from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.runner.model_runner import ModelRunner
+from worker_svc.startup import startup
 
 from .random_models import Family, save_random_model
 

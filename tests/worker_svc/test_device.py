@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from worker_svc import device
+from worker_svc.device import device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

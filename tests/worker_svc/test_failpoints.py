@@ -9,7 +9,7 @@ import pytest
 from pagewire.v1 import worker_pb2
 from rpc.columns import pack, unpack
 from worker_svc.config import parse
-from worker_svc.failpoints import DEFAULT_STALL_S, Failpoint, Failpoints, Fault
+from worker_svc.process.failpoints import DEFAULT_STALL_S, Failpoint, Failpoints, Fault
 
 
 def order(*texts: str) -> Failpoints:

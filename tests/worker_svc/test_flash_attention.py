@@ -6,9 +6,9 @@ import functools
 import pytest
 import torch
 
-from worker_svc import flash_attention
-from worker_svc.attention import HeadLayout
-from worker_svc.flash_attention import FlashAttention, Setup
+from worker_svc.attention import flash_attn
+from worker_svc.attention.batch import HeadLayout
+from worker_svc.attention.flash_attn import FlashAttention, Setup
 
 from .flash_attn_stand_in import importer
 from .paged_batches import PagedBatch, assert_close
@@ -30,14 +30,14 @@ DECODES = [(0, 1), (1, 1), (15, 1), (16, 1), (17, 1), (300, 1)]
 def only(version: int, **changes: object) -> FlashAttention:
     """The backend where just this version is installed."""
     setup = dataclasses.replace(HOPPER, block_size=VERSIONS[version])
-    found = flash_attention.find(dataclasses.replace(setup, **changes), importer(version))
+    found = flash_attn.find(dataclasses.replace(setup, **changes), importer(version))
     assert [backend.name for backend in found.backends] == [f"flash-attn {version}"]
     return found.backends[0]
 
 
 def refusals(*versions: int, **changes: object) -> str:
     """Why none of these versions serves such a setup."""
-    found = flash_attention.find(dataclasses.replace(HOPPER, **changes), importer(*versions))
+    found = flash_attn.find(dataclasses.replace(HOPPER, **changes), importer(*versions))
     assert not found.backends
     return "; ".join(found.refusals)
 
@@ -79,10 +79,10 @@ def test_the_starts_of_version_2_are_of_the_step_at_hand() -> None:
 
 def test_the_newest_version_comes_first_and_none_is_needed() -> None:
     setup = dataclasses.replace(HOPPER, block_size=256)
-    found = flash_attention.find(setup, importer(2, 3, 4))
+    found = flash_attn.find(setup, importer(2, 3, 4))
     assert [backend.version for backend in found.backends] == [4, 3, 2]
     assert not found.refusals
-    nothing = flash_attention.find(setup, importer())
+    nothing = flash_attn.find(setup, importer())
     assert not nothing.backends
     assert nothing.refusals == tuple(f"flash-attn {v}: not installed" for v in (4, 3, 2))
 
@@ -113,9 +113,7 @@ def test_version_4_may_split_decodes_on_blackwell_alone(major: int, splits: list
         return real(**arguments)
 
     load("flash_attn.cute").flash_attn_varlen_func = watched
-    (backend,) = flash_attention.find(
-        dataclasses.replace(HOPPER, capability=(major, 0)), load
-    ).backends
+    (backend,) = flash_attn.find(dataclasses.replace(HOPPER, capability=(major, 0)), load).backends
     made = PagedBatch.make([(5, 1)], HEADS, 16, torch.float16, CPU)
     backend.decode(made.q, *made.cache.layer(0), made.batch)
     backend.prefill(made.q, *made.cache.layer(0), made.batch)
@@ -127,7 +125,7 @@ def test_a_library_that_cannot_be_imported_is_left_out_with_its_own_words() -> N
         "flash_attn.cute": ModuleNotFoundError("No module named 'cutlass'", name="cutlass"),
         "flash_attn_interface": OSError("undefined symbol: _ZN3c10"),
     }
-    found = flash_attention.find(HOPPER, importer(broken=broken))
+    found = flash_attn.find(HOPPER, importer(broken=broken))
     assert not found.backends
     assert "flash_attn.cute cannot be imported: No module named 'cutlass'" in found.refusals[0]
     assert "flash_attn_interface cannot be imported: undefined symbol" in found.refusals[1]
@@ -140,6 +138,6 @@ def test_an_older_release_whose_call_lacks_a_parameter_is_left_out() -> None:
         raise AssertionError
 
     load("flash_attn.cute").flash_attn_varlen_func = old
-    found = flash_attention.find(HOPPER, load)
+    found = flash_attn.find(HOPPER, load)
     assert not found.backends
     assert "flash_attn_varlen_func takes no page_table, num_splits" in found.refusals[0]

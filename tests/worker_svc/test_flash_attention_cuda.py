@@ -8,9 +8,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.pairs import pairwise
-from worker_svc import flash_attention, startup
-from worker_svc.attention import HeadLayout
-from worker_svc.flash_attention import FlashAttention, Setup
+from worker_svc.attention import flash_attn
+from worker_svc.attention.batch import HeadLayout
+from worker_svc.attention.flash_attn import FlashAttention, Setup
+from worker_svc.startup import startup
 
 from .paged_batches import PagedBatch, assert_close
 from .test_cuda_runner import CONFIG, SHAPE, generate, make_prompt
@@ -46,7 +47,7 @@ def version(request: pytest.FixtureRequest) -> int:
 def backend(version: int, heads: HeadLayout, block_size: int) -> FlashAttention:
     """It, or a skip with the reason why it cannot be."""
     capability = torch.cuda.get_device_capability()
-    found = flash_attention.find(Setup(heads.head_dim, torch.bfloat16, block_size, capability))
+    found = flash_attn.find(Setup(heads.head_dim, torch.bfloat16, block_size, capability))
     for candidate in found.backends:
         if candidate.version == version:
             return candidate

@@ -15,10 +15,10 @@ import torch
 
 import rpc.grammar
 from rpc.grammar import Matcher, Vocabulary, read_vocabulary
-from worker_svc import startup
-from worker_svc.grammars import GrammarPlace, Grammars
-from worker_svc.model_runner import NO_TOKEN_LEFT, ModelRunner
-from worker_svc.step import ROW_DEAD_END, NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.protocol.step import ROW_DEAD_END, NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.runner.model_runner import NO_TOKEN_LEFT, ModelRunner
+from worker_svc.sampling.grammars import GrammarPlace, Grammars
+from worker_svc.startup import startup
 
 from .conftest import VOCAB_SIZE, WORKER_CONFIG, Greedy, make_prompt
 from .spelling import DIGITS, EOS, SUMS, make_tokenizer

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from worker_svc.decode_graphs import batch_sizes
-from worker_svc.model_runner import ModelRunner
+from worker_svc.runner.decode_graphs import batch_sizes
+from worker_svc.runner.model_runner import ModelRunner
 
 from . import test_cuda_runner
 from .random_models import save_random_model

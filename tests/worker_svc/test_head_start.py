@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from tests.pace import patience
-from worker_svc import head_start
 from worker_svc.config import WorkerConfig
-from worker_svc.gpu_facts import Gpu
+from worker_svc.device.gpu_facts import Gpu
+from worker_svc.startup import preload
 
 H200 = Gpu("NVIDIA H200", 90)
 
@@ -36,7 +36,7 @@ class Driver:
 def test_a_rank_opens_its_own_device_if_there_is_one(monkeypatch, result, calls):
     monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
     driver = Driver(result)
-    head_start.open_device(driver, device=3)
+    preload.open_device(driver, device=3)
     assert driver.calls == calls
 
 
@@ -46,7 +46,7 @@ def test_a_rank_opens_its_own_device_if_there_is_one(monkeypatch, result, calls)
 )
 def test_nothing_is_begun_for_the_cpu_or_without_a_gpu(monkeypatch, device, found, begins):
     begun = threading.Event()
-    monkeypatch.setattr(head_start, "gpus", lambda: found)
-    monkeypatch.setattr(head_start, "_run", lambda rank: begun.set())
-    head_start.begin(WorkerConfig(device=device))
+    monkeypatch.setattr(preload, "gpus", lambda: found)
+    monkeypatch.setattr(preload, "_run", lambda rank: begun.set())
+    preload.begin(WorkerConfig(device=device))
     assert begun.wait(patience(5) if begins else 0.05) is begins

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from worker_svc import kv_sizing
-from worker_svc.kv_sizing import GIB, CacheTooSmall, CudaMemory
-from worker_svc.step import Limits
+from worker_svc.protocol.step import Limits
+from worker_svc.startup import kv_sizing
+from worker_svc.startup.kv_sizing import GIB, CacheTooSmall, CudaMemory
 
 
 def test_blocks_on_cuda_match_the_golden_numbers() -> None:

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from worker_svc import model_config
-from worker_svc.attention import AttentionBatch, LastTokens
-from worker_svc.inputs import last_tokens
-from worker_svc.kv_cache import KVCache
+from worker_svc.attention.batch import AttentionBatch, LastTokens
+from worker_svc.attention.kv_cache import KVCache
+from worker_svc.models import config as model_config
 from worker_svc.models.decoder import Decoder
 from worker_svc.models.fused import FusedDecoder
-from worker_svc.weights import load_weights
+from worker_svc.models.weights import load_weights
+from worker_svc.runner.inputs import last_tokens
 
 from .random_models import save_random_model
 from .test_cuda_runner import SHAPE

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from worker_svc.layers import MLP, Attention, RMSNorm
-from worker_svc.model_config import ModelConfig
-from worker_svc.rotary import RotaryConfig
+from worker_svc.models.config import ModelConfig
+from worker_svc.models.layers import MLP, Attention, RMSNorm
+from worker_svc.models.rope import RotaryConfig
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(

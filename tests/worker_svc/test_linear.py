@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from worker_svc.linear import Linear
+from worker_svc.models.linear import Linear
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import grpc
 import pytest
 import torch
 
-from worker_svc.device import end_if_lost
+from worker_svc.device.device import end_if_lost
 
 from .conftest import TIMEOUT_S, Attachment, Greedy, make_prompt, make_sequence
 from .test_ranks import RankGroup, start_group

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from worker_svc import model_config
-from worker_svc.model_config import UnsupportedModel
-from worker_svc.rotary import LinearScaling, Llama3Scaling, RotaryConfig, YarnScaling
+from worker_svc.models import config as model_config
+from worker_svc.models.config import UnsupportedModel
+from worker_svc.models.rope import LinearScaling, Llama3Scaling, RotaryConfig, YarnScaling
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

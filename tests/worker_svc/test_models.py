@@ -19,10 +19,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from worker_svc.attention import AttentionBatch
-from worker_svc.kv_cache import KVCache
-from worker_svc.model_config import UnsupportedModel
+from worker_svc.attention.batch import AttentionBatch
+from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models import Decoder, load_model
+from worker_svc.models.config import UnsupportedModel
 
 from .random_models import Family, save_random_model
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from kernels import reference
-from worker_svc.layers import RMSNorm
-from worker_svc.linear import Linear
-from worker_svc.models.fused_products import Hidden, NormedProduct
+from worker_svc.models.fused_gemms import Hidden, NormedProduct
+from worker_svc.models.layers import RMSNorm
+from worker_svc.models.linear import Linear
 
 EPS = 1e-5
 NUM_ROWS, HIDDEN, WIDTH = 20, 64, 48  # rows that no product norms itself

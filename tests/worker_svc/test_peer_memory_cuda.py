@@ -11,9 +11,9 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from kernels import reference
-from worker_svc import parallel
-from worker_svc.parallel import Group
-from worker_svc.peer_memory import Slot
+from worker_svc.parallel import group as parallel
+from worker_svc.parallel.group import Group
+from worker_svc.parallel.peer_memory import Slot
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from kernels.gemm.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductShape
-from worker_svc import product_choice
 from worker_svc.config import PRODUCTS, WorkerConfig, parse
 from worker_svc.models.gemm_choices import GemmChoice
-from worker_svc.parallel import ALONE, Group, RankFailed
-from worker_svc.product_choice import ByRows, Measure, Timing, quickest, shapes, summary
-from worker_svc.product_clock import MANY_ROWS, in_turn, without_wrong
-from worker_svc.product_memory import ProductMemory
+from worker_svc.parallel.group import ALONE, Group, RankFailed
+from worker_svc.tuning import gemm_choice
+from worker_svc.tuning.gemm_cache import ProductMemory
+from worker_svc.tuning.gemm_choice import ByRows, Measure, Timing, quickest, shapes, summary
+from worker_svc.tuning.gemm_timing import MANY_ROWS, in_turn, without_wrong
 
 from .two_ranks import on_two_ranks
 
@@ -36,9 +36,9 @@ def choose(
     group: Group,
 ) -> dict[ProductKind, ByRows]:
     """The products that were chosen to take the place of torch's."""
-    choices = product_choice.choose(wanted, library, memory, measure, group)
+    choices = gemm_choice.choose(wanted, library, memory, measure, group)
     assert set(choices) == set(wanted)
-    return product_choice.by_kind(choices, library, group)
+    return gemm_choice.by_kind(choices, library, group)
 
 
 class Library:

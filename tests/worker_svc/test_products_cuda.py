@@ -12,9 +12,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from kernels.gemm import cublas_lt
 from kernels.gemm.cublas_lt import ProductKind, ProductShape
 from tests.oracle import shortfall
-from worker_svc import product_choice, product_clock, startup
 from worker_svc.models.gemm_choices import GemmChoice
-from worker_svc.product_choice import Timing
+from worker_svc.startup import startup
+from worker_svc.tuning import gemm_choice, gemm_timing
+from worker_svc.tuning.gemm_choice import Timing
 
 from .random_models import save_random_model
 from .test_cuda_runner import BLOCKS_PER_SEQ, CONFIG, SHAPE, generate, make_prompt
@@ -38,7 +39,7 @@ SERVED = dataclasses.replace(
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder of remembered products; every weight is large enough for a choice."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(product_choice, "SMALLEST_WEIGHT", 0)
+    monkeypatch.setattr(gemm_choice, "SMALLEST_WEIGHT", 0)
     return tmp_path / "cache"
 
 
@@ -53,7 +54,7 @@ def test_chosen_products_give_the_tokens_of_the_model(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Every product of more than 16 rows by the last of the candidates, however slow."""
-    monkeypatch.setattr(product_choice, "quickest", last_that_works)
+    monkeypatch.setattr(gemm_choice, "quickest", last_that_works)
     theirs = save_random_model(tmp_path / "model", (Qwen3Config, Qwen3ForCausalLM), SHAPE)
     prompts = {slot: make_prompt(3 + slot % 9, seed=slot % 9) for slot in range(NUM_SEQS)}
     assert sum(map(len, prompts.values())) < SERVED.max_num_batched_tokens
@@ -66,7 +67,7 @@ def test_chosen_products_give_the_tokens_of_the_model(
         outputs.append(generate(runner, prompts, NUM_TOKENS))
         assert startup.describe(loaded, runner, 1).product_choices
         # What the first start has remembered is not measured by the second.
-        monkeypatch.setattr(product_clock.ProductClock, "measure", None)
+        monkeypatch.setattr(gemm_timing.ProductClock, "measure", None)
     assert len(re.findall(r"products: (\d+) of \1 shapes by another", caplog.text)) == 2
     assert outputs[0] == outputs[1]
     for slot, prompt in prompts.items():
@@ -76,7 +77,7 @@ def test_chosen_products_give_the_tokens_of_the_model(
 def test_torch_is_left_alone_where_that_is_asked_for(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(product_clock.ProductClock, "measure", None)
+    monkeypatch.setattr(gemm_timing.ProductClock, "measure", None)
     save_random_model(tmp_path / "model", (Qwen3Config, Qwen3ForCausalLM), SHAPE)
     config = dataclasses.replace(SERVED, products="torch")
     loaded = startup.load(config, tmp_path / "model", "bfloat16", "")
@@ -91,7 +92,7 @@ def test_the_clock_tells_torchs_time_first_and_each_algorithm_once() -> None:
     assert library is not None
     kind = ProductKind(4096, 4096, torch.bfloat16, adds=False)
     weights = {kind: [torch.randn(4096, 4096, device=device).bfloat16() for _ in range(4)]}
-    timings = product_clock.ProductClock(library, weights, device).measure(ProductShape(64, kind))
+    timings = gemm_timing.ProductClock(library, weights, device).measure(ProductShape(64, kind))
     algorithms = [timing.algorithm for timing in timings]
     assert algorithms[0] is None
     assert None not in algorithms[1:]

@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, types_pb2, worker_pb2
 from rpc.prompt_reports import HiddenMean, PromptReport
-from worker_svc import prompt_reports
+from worker_svc.sampling import prompt_outputs
 
 from .conftest import VOCAB_SIZE, Attachment, Worker, make_prompt, make_sequence
 
@@ -80,14 +80,14 @@ def test_logits_of_a_long_prompt_are_made_a_few_rows_at_a_time(
     worker: Worker, theirs: Logits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most_bytes = 4 * 7 * VOCAB_SIZE
-    monkeypatch.setattr(prompt_reports, "MAX_LOGITS_BYTES", most_bytes)
-    sizes, look_up = [], prompt_reports.look_up
+    monkeypatch.setattr(prompt_outputs, "MAX_LOGITS_BYTES", most_bytes)
+    sizes, look_up = [], prompt_outputs.look_up
 
     def spy(logprobs: torch.Tensor, *rest: object) -> object:
         sizes.append(logprobs.nbytes)
         return look_up(logprobs, *rest)
 
-    monkeypatch.setattr(prompt_reports, "look_up", spy)
+    monkeypatch.setattr(prompt_outputs, "look_up", spy)
     prompt = make_prompt(70)
     attachment = worker.attach()
     new = [make_sequence(0, prompt, [1, 2, 3, 4, 5], sampling=scoring(3))]
@@ -205,12 +205,12 @@ def test_states_that_are_not_finite_are_told_apart() -> None:
     hidden = torch.ones(6, 4)
     hidden[4, 1] = float("nan")
     parts = [
-        prompt_reports.Part(0, 0, 3, first_row=0, num_top=None),
-        prompt_reports.Part(1, 2, 5, first_row=3, num_top=None),
-        prompt_reports.Part(2, 0, 3, first_row=3, num_top=2),
+        prompt_outputs.Part(0, 0, 3, first_row=0, num_top=None),
+        prompt_outputs.Part(1, 2, 5, first_row=3, num_top=None),
+        prompt_outputs.Part(2, 0, 3, first_row=3, num_top=2),
     ]
     rows = torch.zeros(3, 8, dtype=torch.int32)
-    found = prompt_reports.find_out(parts, hidden, rows, lambda some: some @ torch.ones(4, 9), 9)
+    found = prompt_outputs.find_out(parts, hidden, rows, lambda some: some @ torch.ones(4, 9), 9)
     reports = [one.to_host() for one in found]
     assert [report.is_finite for report in reports] == [True, False, False]
     assert reports[0].hidden_sum is not None

@@ -8,10 +8,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rpc.prompt_reports import HiddenMean, PromptReport
-from worker_svc import startup
 from worker_svc.config import WorkerConfig
-from worker_svc.model_runner import ModelRunner
-from worker_svc.step import NewSequence, Pooling, RowSampling, StepInput, StepOutput
+from worker_svc.protocol.step import NewSequence, Pooling, RowSampling, StepInput, StepOutput
+from worker_svc.runner.model_runner import ModelRunner
+from worker_svc.startup import startup
 
 from .conftest import make_prompt
 

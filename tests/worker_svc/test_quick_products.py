@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.gemm.cublas_lt import ProductKind
 from worker_svc.models.fused import FusedLayer
-from worker_svc.models.fused_products import Hidden, NormedProduct, WeightProduct
+from worker_svc.models.fused_gemms import Hidden, NormedProduct, WeightProduct
 
 HIDDEN, WIDTH, INNER, EPS = 32, 48, 40, 1e-5
 ROWS = 20  # more than the own kernels take

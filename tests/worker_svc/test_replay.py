@@ -24,8 +24,8 @@ from scheduler_svc.journal.worker_replay import replay_on
 from scheduler_svc.sampling import Sampling
 from scheduler_svc.worker_link import WorkerClient, WorkerLink
 from tests.worker_svc.conftest import VOCAB_SIZE, WORKER_CONFIG, serving
-from worker_svc.model_runner import ModelRunner
-from worker_svc.step import StepInput
+from worker_svc.protocol.step import StepInput
+from worker_svc.runner.model_runner import ModelRunner
 
 NUM_STEPS = 500
 LOST_AT = 240  # the step at which the worker is lost

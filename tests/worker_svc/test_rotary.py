@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from worker_svc.rotary import (
+from worker_svc.models.rope import (
     LinearScaling,
     Llama3Scaling,
     RotaryConfig,

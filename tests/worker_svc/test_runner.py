@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from worker_svc import startup
-from worker_svc.model_runner import ModelRunner
-from worker_svc.step import BadStep, NewSequence, RowSampling, StepInput, StepOutput
-from worker_svc.vocab_part import VocabPart
+from worker_svc.parallel.vocab_part import VocabPart
+from worker_svc.protocol.step import BadStep, NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.runner.model_runner import ModelRunner
+from worker_svc.startup import startup
 
 from .conftest import WORKER_CONFIG, Greedy, make_prompt
 

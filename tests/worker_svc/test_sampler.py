@@ -7,10 +7,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from worker_svc import sampler
-from worker_svc.adjustments import Adjustments, Entries
-from worker_svc.random_numbers import race_keys, race_numbers
-from worker_svc.sampler import SamplingRows, sample
+from worker_svc.sampling import sampler
+from worker_svc.sampling.logits_processors import Adjustments, Entries
+from worker_svc.sampling.random_numbers import race_keys, race_numbers
+from worker_svc.sampling.sampler import SamplingRows, sample
 
 from .sampling_reference import reference_distribution
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from worker_svc import sampler
-from worker_svc.sampler import SamplingRows, sample
+from worker_svc.sampling import sampler
+from worker_svc.sampling.sampler import SamplingRows, sample
 
 from .sampling_reference import reference_distribution
 

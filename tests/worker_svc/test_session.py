@@ -7,8 +7,8 @@ import pytest
 
 from pagewire.v1 import worker_pb2
 from tests.pace import patience
-from worker_svc.codec import Hello
-from worker_svc.session import (
+from worker_svc.protocol.codec import Hello
+from worker_svc.serving.session import (
     MAX_FRAMES_IN_FLIGHT,
     SchedulerStream,
     Session,

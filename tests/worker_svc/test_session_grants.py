@@ -5,8 +5,8 @@ import pytest
 from pagewire.v1 import worker_pb2
 from rpc.columns import pack
 from tests.pace import patience
-from worker_svc.session import MAX_STEPS_LAUNCHED, SchedulerStream, Session
-from worker_svc.step import BadStep
+from worker_svc.protocol.step import BadStep
+from worker_svc.serving.session import MAX_STEPS_LAUNCHED, SchedulerStream, Session
 
 from .session_fakes import FakeRunner, SlowRunner, attach, receive, submit
 

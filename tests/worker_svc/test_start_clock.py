@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 
-from worker_svc.start_clock import StartClock, process_age_s
+from worker_svc.process.start_timer import StartClock, process_age_s
 
 
 def test_phases_add_up_to_no_more_than_the_whole():
@@ -35,7 +35,7 @@ def test_a_phase_that_fails_is_counted():
 
 def test_the_age_of_a_process_counts_from_its_start_and_not_from_the_import():
     code = "import time; time.sleep(0.3); "
-    code += "from worker_svc.start_clock import process_age_s as age"
+    code += "from worker_svc.process.start_timer import process_age_s as age"
     started_s = time.monotonic()
     ran = subprocess.run(
         [sys.executable, "-c", f"{code}; print(age())"], capture_output=True, text=True, check=True

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from worker_svc.step_clock import StepClock
+from worker_svc.device.step_clock import StepClock
 
 DEVICES = [
     pytest.param("cpu"),

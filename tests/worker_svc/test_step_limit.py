@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from worker_svc.step_limit import LONGEST_TICK_S, TICK_S, StepLimit
+from worker_svc.process.step_limit import LONGEST_TICK_S, TICK_S, StepLimit
 
 from .conftest import TIMEOUT_S
 

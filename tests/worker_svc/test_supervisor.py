@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from worker_svc.ending import Ending, meaning
-from worker_svc.lifeline import BEAT_S, LONGEST_TICK_S, Silence, hear, make_pair
+from worker_svc.process.exit_codes import Ending, meaning
+from worker_svc.process.heartbeat import BEAT_S, LONGEST_TICK_S, Silence, hear, make_pair
 
 from .conftest import TIMEOUT_S
 
@@ -31,7 +31,7 @@ def test_a_supervisor_that_stood_still_itself_blames_nobody() -> None:
 
 RANK = """
 import signal, socket, sys
-from worker_svc.lifeline import Lifeline
+from worker_svc.process.heartbeat import Lifeline
 lifeline = Lifeline(socket.socket(fileno=int(sys.argv[1])))
 lifeline.say_ready(50053)
 lifeline.start()

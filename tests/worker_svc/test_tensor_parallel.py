@@ -23,14 +23,16 @@ from transformers import (
 
 from rpc.logprobs import LogprobColumns
 from tests.pace import paced
-from worker_svc import model_config, parallel, startup
 from worker_svc.config import WorkerConfig
-from worker_svc.model_config import UnsupportedModel
-from worker_svc.model_runner import ModelRunner
-from worker_svc.parallel import Group, RankFailed
-from worker_svc.sharding import Sharding
-from worker_svc.step import NewSequence, Pooling, RowSampling, StepInput, StepOutput
-from worker_svc.weights import WrongShape
+from worker_svc.models import config
+from worker_svc.models.config import UnsupportedModel
+from worker_svc.models.sharding import Sharding
+from worker_svc.models.weights import WrongShape
+from worker_svc.parallel import group as parallel
+from worker_svc.parallel.group import Group, RankFailed
+from worker_svc.protocol.step import NewSequence, Pooling, RowSampling, StepInput, StepOutput
+from worker_svc.runner.model_runner import ModelRunner
+from worker_svc.startup import startup
 
 from .conftest import VOCAB_SIZE, WORKER_CONFIG, make_prompt
 from .random_models import Family, save_random_model
@@ -237,7 +239,7 @@ def test_a_forward_pass_adds_up_once_after_attention_once_after_the_mlp_and_once
 def test_a_rank_reads_its_part_of_every_divided_tensor(folder_of: Callable[[str], Path]) -> None:
     folder = folder_of("llama-biases")
     tensors = load_file(folder / "model.safetensors")
-    whole = model_config.load(folder)
+    whole = config.load(folder)
     for rank in range(4):
         sharding = Sharding(whole, rank, 4)
         query = sharding.share("model.layers.0.self_attn.q_proj.weight")
@@ -266,7 +268,7 @@ def test_a_rank_reads_its_part_of_every_divided_tensor(folder_of: Callable[[str]
 def test_sizes_that_do_not_divide_are_refused_by_name(
     folder_of: Callable[[str], Path], changes: dict[str, int], size: int, named: str
 ) -> None:
-    whole = dataclasses.replace(model_config.load(folder_of("llama")), **changes)
+    whole = dataclasses.replace(config.load(folder_of("llama")), **changes)
     with pytest.raises(UnsupportedModel, match=named):
         Sharding(whole, 0, size)
 

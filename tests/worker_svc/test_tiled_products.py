@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.gemm.tiled_linear import arrivals, tiled_linear
-from worker_svc.models import fused_products
-from worker_svc.models.fused_products import Hidden, NormedProduct, WeightProduct
+from worker_svc.models import fused_gemms
+from worker_svc.models.fused_gemms import Hidden, NormedProduct, WeightProduct
 
 K, N, EPS = 128, 192, 1e-5
 
@@ -23,9 +23,9 @@ def tiled_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(x))
         return tiled_linear(x, *others, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fused_products, "tiled_linear", noting)
+    monkeypatch.setattr(fused_gemms, "tiled_linear", noting)
     # The other kernel takes a weight as small as this for up to 16 rows.
-    monkeypatch.setattr(fused_products.small_linear, "pays", lambda m, n, k: m == 1)
+    monkeypatch.setattr(fused_gemms.small_linear, "pays", lambda m, n, k: m == 1)
     return seen
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from tests.oracle import shortfall
-from worker_svc.model_runner import ModelRunner
+from worker_svc.runner.model_runner import ModelRunner
 
 from .random_models import save_random_model
 from .test_cuda_runner import BLOCKS_PER_SEQ, CONFIG, SHAPE, generate, make_prompt, make_runner

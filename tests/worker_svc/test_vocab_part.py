@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from worker_svc import parallel
-from worker_svc.parallel import Group
-from worker_svc.sampler import Sampled, SamplingRows, sample, sample_part
-from worker_svc.step import RowSampling, StepInput
-from worker_svc.vocab_part import VocabPart
+from worker_svc.parallel import group as parallel
+from worker_svc.parallel.group import Group
+from worker_svc.parallel.vocab_part import VocabPart
+from worker_svc.protocol.step import RowSampling, StepInput
+from worker_svc.sampling.sampler import Sampled, SamplingRows, sample, sample_part
 
 from .conftest import VOCAB_SIZE, make_prompt
 from .test_sampler import rows_of

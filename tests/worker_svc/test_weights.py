@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from worker_svc.weights import (
+from worker_svc.models.weights import (
     MissingWeight,
     UnexpectedWeight,
     WeightError,

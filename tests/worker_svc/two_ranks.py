@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.pace import patience
-from worker_svc.parallel import Group, host_store, reach_store
+from worker_svc.parallel.group import Group, host_store, reach_store
 
 TIMEOUT_S = patience(30)
 

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from kernels import compile_only
-from worker_svc import inputs, kernel_compiler, model_config, startup
 from worker_svc.config import WorkerConfig
-from worker_svc.cuda_runner import CudaRunner
+from worker_svc.models import config
 from worker_svc.models.decoder import Decoder
-from worker_svc.parallel import ALONE
+from worker_svc.parallel.group import ALONE
+from worker_svc.runner import inputs
+from worker_svc.runner.cuda_runner import CudaRunner
+from worker_svc.startup import kernel_compiler, startup
 
 H200 = 90
 MAX_MODEL_LEN = 4096
@@ -27,7 +29,7 @@ META = torch.device("meta")
 def main(folder: Path, steps: list[list[int]]) -> None:
     found: list[str] = []
     compile_only.note_launches(H200, lambda one: found.append(one.name))
-    shape, _known = model_config.load(folder), kernel_compiler._know_shapes()
+    shape, _known = config.load(folder), kernel_compiler._know_shapes()
     limits = startup.shape_limits(
         WorkerConfig(device="cuda"), "cuda", MAX_MODEL_LEN, shape.vocab_size
     )

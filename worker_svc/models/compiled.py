@@ -18,11 +18,11 @@ from kernels.cpu.library import (
     Product,
     StreamArguments,
 )
-from worker_svc.attention import AttentionBatch, HeadLayout
-from worker_svc.kv_cache import KVCache
-from worker_svc.layers import MLP, Attention, RMSNorm
-from worker_svc.linear import Linear
-from worker_svc.model_config import ModelConfig
+from worker_svc.attention.batch import AttentionBatch, HeadLayout
+from worker_svc.attention.kv_cache import KVCache
+from worker_svc.models.config import ModelConfig
+from worker_svc.models.layers import MLP, Attention, RMSNorm
+from worker_svc.models.linear import Linear
 
 
 def supports(config: ModelConfig) -> bool:

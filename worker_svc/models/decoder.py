@@ -15,20 +15,20 @@ from torch import Tensor
 
 from kernels.cpu import library
 from kernels.cpu.library import Library
-from worker_svc import model_config
-from worker_svc.attention import AttentionBatch, AttentionStep, HeadLayout, LastTokens, fuses
-from worker_svc.embedding import Embedding
-from worker_svc.kv_cache import KVCache
-from worker_svc.layers import MLP, Attention, Destinations, RMSNorm
-from worker_svc.linear import Linear
-from worker_svc.model_config import ModelConfig
+from worker_svc.attention.batch import AttentionBatch, AttentionStep, HeadLayout, LastTokens, fuses
+from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models import compiled
+from worker_svc.models import config as model_config
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
-from worker_svc.parallel import ALONE, Group
-from worker_svc.rotary import cos_sin_table
-from worker_svc.sharding import Sharding
-from worker_svc.vocab_part import VocabPart
-from worker_svc.weights import load_weights
+from worker_svc.models.config import ModelConfig
+from worker_svc.models.embedding import Embedding
+from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm
+from worker_svc.models.linear import Linear
+from worker_svc.models.rope import cos_sin_table
+from worker_svc.models.sharding import Sharding
+from worker_svc.models.weights import load_weights
+from worker_svc.parallel.group import ALONE, Group
+from worker_svc.parallel.vocab_part import VocabPart
 
 if TYPE_CHECKING:
     from worker_svc.models.fused import FusedDecoder

@@ -16,12 +16,12 @@ from kernels.attention.rope import norm_rope_write_kv
 from kernels.comm.all_reduce import TableRows, all_reduce
 from kernels.gemm.cublas_lt import ProductKind
 from kernels.norm.rms_norm import add_rms_norm, rms_norm
-from worker_svc.attention import AttentionBatch, HeadLayout, LastTokens
-from worker_svc.attention_backend import AttentionChoice
-from worker_svc.embedding import Embedding
-from worker_svc.kv_cache import KVCache
-from worker_svc.layers import MLP, Attention, RMSNorm
-from worker_svc.models.fused_products import (
+from worker_svc.attention.backend import AttentionChoice
+from worker_svc.attention.batch import AttentionBatch, HeadLayout, LastTokens
+from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.triton import TritonAttention
+from worker_svc.models.embedding import Embedding
+from worker_svc.models.fused_gemms import (
     Hidden,
     NormedProduct,
     Quick,
@@ -30,9 +30,9 @@ from worker_svc.models.fused_products import (
     quickened,
 )
 from worker_svc.models.gemm_choices import Choices
-from worker_svc.parallel import Group
-from worker_svc.peer_memory import Slot
-from worker_svc.triton_attention import TritonAttention
+from worker_svc.models.layers import MLP, Attention, RMSNorm
+from worker_svc.parallel.group import Group
+from worker_svc.parallel.peer_memory import Slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,286 @@
+"""The runner on CUDA: launches steps and leaves waiting for them to others.
+
+A decode step is one graph replay; any other step runs eagerly over flat tensors. Neither waits for
+the device: the host advances its table when the launch has worked, and the tokens are read once
+the step's last event has come.
+"""
+
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker_svc.attention.kv_cache import KVCache
+from worker_svc.device.step_clock import StepClock
+from worker_svc.models import Decoder
+from worker_svc.parallel.vocab_part import VocabPart
+from worker_svc.protocol.step import (
+    IntColumn,
+    Limits,
+    StepOutput,
+    StepTimings,
+)
+from worker_svc.runner import inputs
+from worker_svc.runner.batch_state import Staged
+from worker_svc.runner.decode_graphs import DecodeGraphs
+from worker_svc.runner.device_slots import Seen, SlotsOnDevice
+from worker_svc.runner.model_runner import NO_CHOICE, ModelRunner, failed, to_output, us_since
+from worker_svc.sampling import logprobs
+from worker_svc.sampling.grammars import Grammars
+from worker_svc.sampling.logits_processors import Adjustments
+from worker_svc.sampling.logprobs import Logprobs
+from worker_svc.sampling.prompt_outputs import Found
+from worker_svc.sampling.sampler import SamplingRows, adjust_and_check, is_filtered
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Outputs of a step in addition to tokens; the default if no row asks for any."""
+
+    logprobs: Logprobs | None = None
+    has_choice: Tensor | None = None  # [R] bool, as of `Checked`
+    adjustments: Adjustments = field(default_factory=Adjustments)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that runs on the device."""
+
+    runner: "CudaRunner"
+    staged: Staged
+    clock: StepClock
+    ring_row: int | None  # None: no row samples
+    places: IntColumn | None  # where in it each row's token is; None: in the rows' order
+    beside: Beside
+    timings: StepTimings
+    started: float
+    asked: tuple[Found, ...] = ()  # of prompts
+    seen: Seen | None = None  # the slots after it, if it wants their state
+
+    def result(self) -> StepOutput:
+        """Waits for the step. An error of the device that lasts ends the process."""
+        step_id = self.staged.step.step_id
+        try:
+            self.clock.wait()
+            tokens, found = self._tokens(), self.beside.logprobs
+            columns = None if found is None else found.to_host()
+            problems = self.beside.adjustments.problems()
+            output = to_output(step_id, tokens, self._timings(), columns, problems)
+            if self.asked:
+                reports = tuple(found.to_host() for found in self.asked)
+                output = replace(output, prompt_reports=reports)
+            if self.seen is not None:
+                output = replace(output, state=self.seen.hashes())
+        except RuntimeError as error:
+            log.exception("step %d failed on the device", step_id)
+            self.runner.end_if_lost(error)
+            output = failed(step_id, f"{type(error).__name__}: {error}")
+        return output
+
+    def record(self, output: StepOutput) -> None:
+        """Notes it for the debug service: after the answer, which should not wait for this."""
+        self.runner.record(self.staged, output, self.started)
+
+    def _tokens(self) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+        if self.ring_row is None:
+            return np.zeros(0, dtype=np.int32)
+        num_sampled = int(np.count_nonzero(self.staged.rows.samples))
+        tokens = self.runner.slots.tokens(self.ring_row, num_sampled)
+        if self.places is not None:
+            tokens = tokens[self.places]
+        if self.beside.has_choice is not None:
+            tokens[~self.beside.has_choice.cpu().numpy()] = NO_CHOICE
+        return tokens
+
+    def _timings(self) -> StepTimings:
+        forward_us, sample_us, *_ = [*self.clock.spans_us(), 0, 0]
+        before = self.timings
+        return StepTimings(
+            before.queue_us,
+            before.prepare_us,
+            forward_us,
+            sample_us,
+            idle_us=self.clock.idle_us(),
+        )
+
+
+class CudaRunner(ModelRunner):
+    """A loaded model with its cache, its slots and, once warm, its graphs."""
+
+    is_asynchronous = True
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: KVCache,
+        limits: Limits,
+        device: torch.device,
+        grammars: Grammars | None = None,
+    ) -> None:
+        super().__init__(model, kv_cache, limits, device, grammars)
+        assert model.fused is not None  # what it cannot run goes to an EagerRunner
+        self.slots = SlotsOnDevice(self.state)
+        self._graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
+
+    @property
+    def graph_batch_sizes(self) -> tuple[int, ...]:
+        return self._graphs.sizes
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Runs the largest prefill and captures every decode step; touches no state."""
+        self.state.grammars.prepare()
+        self._rehearse_prefills(self._prefill_lengths())
+        self._graphs.capture()
+        self.slots.restore(self.state.table)
+        torch.cuda.synchronize(self._device)
+        # All this lives as long as the process: searching it for garbage would hold up a step.
+        gc.collect()
+        gc.freeze()
+
+    @torch.inference_mode()
+    def profile(self) -> None:
+        """Takes the memory that serving takes: the largest steps, and graphs for the largest."""
+        self._rehearse_prefills(self._largest_prefills())
+        self._graphs.capture(self._graphs.sizes[-1:])
+        torch.cuda.synchronize(self._device)
+
+    def rehearsals(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
+        """Every kind of prefill, then of decode step, as calls that compute nothing for anybody."""
+        prefills: list[Callable[[], None]] = [
+            partial(self._rehearse, lengths) for lengths in self._prefill_lengths()
+        ]
+        return prefills, self._graphs.rehearsals()
+
+    def _largest_prefills(self) -> list[list[int]]:
+        """Whole prompts, and as many short ones as there may be, whose logits are the largest."""
+        limits, most = self.limits, self.limits.max_step_tokens
+        full, rest = divmod(most, limits.max_model_len)
+        return [
+            [limits.max_model_len] * full + [rest] * (rest > 0),
+            [2] * max(1, min(limits.max_num_seqs, most // 2)),
+        ]
+
+    def _prefill_lengths(self) -> list[list[int]]:
+        """The largest, and one chunk of each size for which kernels are compiled."""
+        longest_chunk = min(self.limits.max_step_tokens, self.limits.max_model_len, 256)
+        chunks = [[2**n] for n in range(1, longest_chunk.bit_length())]
+        return [*self._largest_prefills(), *chunks]
+
+    def _rehearse_prefills(self, prefills: list[list[int]]) -> None:
+        for lengths in prefills:
+            self._rehearse(lengths)
+        self.slots.restore(self.state.table)
+
+    def _rehearse(self, lengths: list[int]) -> None:
+        idle = inputs.build_idle(self.limits, lengths, self._device)
+        hidden = self._forward(idle)[: len(lengths)]
+        nobody = np.full(len(lengths), -1, dtype=np.int64)
+        for filters in (False, True):
+            self.slots.sample(self._model.vocab_part(hidden), nobody, filters)
+
+    def _launch(self, staged: Staged, queue_us: int, started: float) -> InFlight:
+        self.state.write(staged)
+        self._move_blocks(staged)
+        new_slots = [sequence.slot for sequence in staged.step.new_sequences]
+        self.slots.write(staged.table, np.array(new_slots, dtype=np.int64))
+        clock = self._new_clock() if len(staged.rows.slots) else StepClock(self._device)
+        beside, places, rows = Beside(), None, staged.rows
+        asked: list[Found] = []
+        is_sampling = bool(rows.samples.any())
+        if len(rows.slots) and rows.is_decode and self._is_plain(staged):
+            prepare_us = us_since(started)
+            clock.mark()
+            places = self._graphs.replay(rows.slots, rows.num_computed, self._filters(staged))
+            clock.mark()
+        elif len(rows.slots):
+            model_inputs = inputs.build(self.state, rows)
+            # Before the model is launched, so that masks are filled while it computes.
+            sampling = self.state.sampling_rows(staged) if is_sampling else None
+            prepare_us = us_since(started)
+            clock.mark()
+            parts = self.state.prompt_parts(staged)
+            # Who asks about a prompt wants the hidden states of all its tokens.
+            last = None if parts else model_inputs.last
+            hidden = self._forward(model_inputs, last)  # [T, hidden], or of the last tokens
+            clock.mark()
+            asked = self._find_out(parts, hidden)
+            if sampling is not None:
+                if last is None and model_inputs.logit_rows is not None:
+                    hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
+                beside = self._sample_eagerly(hidden, staged, sampling)
+            clock.mark()
+        else:
+            prepare_us = us_since(started)
+        seen = None
+        if staged.step.wants_state:
+            seen = self.slots.look(staged)
+            clock.mark()  # the step is done when this copy is
+        return InFlight(
+            runner=self,
+            staged=staged,
+            clock=clock,
+            ring_row=self.slots.count() if is_sampling else None,
+            places=places,
+            beside=beside,
+            asked=tuple(asked),
+            timings=StepTimings(queue_us=queue_us, prepare_us=prepare_us),
+            started=started,
+            seen=seen,
+        )
+
+    def _is_plain(self, staged: Staged) -> bool:
+        """Whether no row wants its logits changed or reported."""
+        columns = staged.table.columns[staged.rows.slots]
+        is_short = columns["num_tokens"] - columns["num_prompt"] < columns["min_tokens"]
+        return not (columns["has_rules"] | columns["has_logprobs"] | is_short).any()
+
+    def _filters(self, staged: Staged) -> bool:
+        columns = staged.table.columns[staged.rows.slots]
+        return bool(
+            is_filtered(
+                columns["temperature"], columns["top_k"], columns["top_p"], columns["min_p"]
+            ).any()
+        )
+
+    def _sample_eagerly(self, hidden: Tensor, staged: Staged, sampling: SamplingRows) -> Beside:
+        part = self._model.vocab_part(hidden)
+        slots = staged.rows.slots[staged.rows.samples]
+        filters = bool(sampling.is_filtered.any())
+        wanted = sampling.logprob_rows
+        if not len(wanted) and not sampling.adjustments:
+            self.slots.sample(part, slots, filters)
+            return Beside()
+        logits = part.whole().float()  # [R, V]
+        raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
+        checked = adjust_and_check(logits, sampling.adjustments)
+        # A masked token weighs nothing; for the kernel, only a row that failed is not finite.
+        logits.clamp_(min=torch.finfo(torch.float32).min)
+        logits.masked_fill_(~checked.is_good[:, None], float("nan"))
+        self.slots.sample(VocabPart(logits), slots, filters)
+        beside = Beside(None, checked.has_choice, sampling.adjustments)
+        if raw is None:
+            return beside
+        ends = staged.table.columns["num_tokens"][slots]  # where the tokens were written
+        found = logprobs.look_up(raw, wanted, self._written(slots, ends), sampling.num_top)
+        return replace(beside, logprobs=found)
+
+    def _written(self, slots: np.ndarray, positions: np.ndarray) -> Tensor:
+        """Tokens [R] at these positions of the token rows."""
+        index = torch.from_numpy(slots * self.slots.token_rows.shape[1] + positions)
+        return self.slots.token_rows.view(-1)[index.to(self._device)].long()
+
+    def _undo(self) -> None:
+        super()._undo()
+        try:
+            self.slots.restore(self.state.table)
+        except RuntimeError:
+            log.exception("the device does not answer")
+        self._graphs.forget()
