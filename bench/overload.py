@@ -24,7 +24,7 @@ from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc.server import SERVER_OPTIONS, bind
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Policy
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
 from simulator.fake_worker import FakeModel, FakeWorker, start

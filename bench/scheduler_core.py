@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from scheduler_svc.core import Request, Scheduler, SchedulerConfig, StepPlan, StepResult
-from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.kv.block_pool import BlockPool
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 150_000

@@ -23,7 +23,7 @@ import numpy as np
 from bench.overload import NUM_SLOTS, STEP_TIME, serving
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from scheduler_svc.core import SchedulerConfig
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.fake_worker import FakeModel
 from simulator.measures import summarize
 from simulator.virtual_server import VirtualServer

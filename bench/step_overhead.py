@@ -29,7 +29,7 @@ from bench.scheduler_core import commit
 from pagewire.cli.services import ServiceSpec
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2, worker_pb2
 from rpc.columns import pack
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.fake_worker import FakeModel
 from simulator.loopback import Device, DeviceStep, wake_on_time
 

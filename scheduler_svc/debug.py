@@ -10,7 +10,7 @@ import grpc
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, types_pb2
 from scheduler_svc.core import Scheduler, Sequence
-from scheduler_svc.core.recent import KEPT_REQUESTS
+from scheduler_svc.core.history.recent import KEPT_REQUESTS
 from scheduler_svc.engine import Engine
 from scheduler_svc.explain import explain, find_life, to_time_spent
 from scheduler_svc.group import WorkerGroup

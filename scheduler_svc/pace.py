@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pagewire.v1 import timing_pb2
 from rpc.step_pace import StepPace
 from scheduler_svc.core import Request, Scheduler, StepPlan
-from scheduler_svc.core.forecast import Forecast, forecast
-from scheduler_svc.core.step_time import StepTime, StepTimeFit
+from scheduler_svc.core.estimate.forecast import Forecast, forecast
+from scheduler_svc.core.estimate.step_time import StepTime, StepTimeFit
 
 _FRESH_S = 0.05  # reuse a forecast for this long
 _UNKNOWN_S = 1.0  # time to retry after, before any step was measured

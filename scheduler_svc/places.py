@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scheduler_svc.core import Request, Scheduler, Sequence, Status
-from scheduler_svc.core.placement import option_of, ranking
+from scheduler_svc.core.estimate.placement import option_of, ranking
 from scheduler_svc.group import WorkerGroup
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from rpc.server import PortInUse
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.fake_worker import FakeModel
 from simulator.loopback import DeviceStep, LoopbackWorker, start
 from simulator.step_times import BadStepTime, parse_step_time

@@ -18,7 +18,7 @@ from pagewire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from rpc.columns import BadColumn, pack
 from rpc.server import SERVER_OPTIONS, bind
 from rpc.state_hash import StateHashes
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.slots import MAX_GRANTED_STEPS, FakeSlots, InconsistentStep, Outcome
 from simulator.stream import FrameRefused, WorkerStream, steps_of
 

@@ -22,7 +22,7 @@ import grpc
 from pagewire.v1 import worker_pb2
 from rpc.columns import BadColumn
 from rpc.server import SERVER_OPTIONS, bind
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.fake_worker import FakeModel, describe, to_output
 from simulator.slots import FakeSlots, InconsistentStep
 from simulator.stream import FrameRefused, StepProgress, steps_of

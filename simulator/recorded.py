@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler_svc.core import Finished, Refused, Request, Scheduler, SchedulerConfig, StepPlan
-from scheduler_svc.core.plan import StepOutputs
+from scheduler_svc.core.step.plan import StepOutputs
 from scheduler_svc.journal.calls import perform
 from scheduler_svc.journal.events import arguments_of, plans_of
 from scheduler_svc.journal.recording import Recording

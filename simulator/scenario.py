@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Policy, Preemption
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.fake_worker import FakeModel
 from simulator.virtual_network import Weather
 from simulator.virtual_worker import VirtualWorker

@@ -24,7 +24,7 @@ from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc import config as scheduler_options
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import SchedulerConfig
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.core_config import core_config
 from scheduler_svc.journal.recording import NotReplayable
 from scheduler_svc.journal.records import Damaged

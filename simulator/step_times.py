@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduler_svc.core.step_time import StepTime, StepTimeFit
+from scheduler_svc.core.estimate.step_time import StepTime, StepTimeFit
 
 _BENCHMARK = "benchmark"  # key of the benchmark's name in a line
 _PARTS = ("base_s", "per_token_s", "per_context_token_s")

@@ -22,7 +22,7 @@ from scheduler_svc.core import (
     StepPlan,
     StepResult,
 )
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.workload import Arrival, BadTrace, Prompts
 
 

@@ -5,11 +5,15 @@ could read a clock, open a socket or draw a random number. Start reading at `sch
 then `planner`, `residency`, `slots`, `block_pool`, `prefix_cache`.
 """
 
-from scheduler_svc.core.block_moves import BlockMoves
-from scheduler_svc.core.config import Policy, Preemption, SchedulerConfig
-from scheduler_svc.core.grants import Cut
-from scheduler_svc.core.losses import hopeless
-from scheduler_svc.core.plan import (
+from scheduler_svc.core.history.losses import hopeless
+from scheduler_svc.core.kv.block_moves import BlockMoves
+from scheduler_svc.core.request.config import Policy, Preemption, SchedulerConfig
+from scheduler_svc.core.request.request import FinishReason, RefusalKind, Refused, Request
+from scheduler_svc.core.request.sequence import Sequence, Status
+from scheduler_svc.core.request.timeline import Phase, Timeline
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.step.grants import Cut
+from scheduler_svc.core.step.plan import (
     Cause,
     EnteringSequence,
     Finished,
@@ -22,10 +26,6 @@ from scheduler_svc.core.plan import (
     StepPlan,
     StepResult,
 )
-from scheduler_svc.core.request import FinishReason, RefusalKind, Refused, Request
-from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Sequence, Status
-from scheduler_svc.core.timeline import Phase, Timeline
 
 __all__ = [
     "BlockMoves",

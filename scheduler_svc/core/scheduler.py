@@ -15,16 +15,21 @@ the previous result is known; results come in the order of the plans.
 from collections import deque
 from collections.abc import Iterable
 
-from scheduler_svc.core import reports
-from scheduler_svc.core.arrivals import Arrivals
-from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.deadlines import Deadlines
-from scheduler_svc.core.grants import Cut, Grants
-from scheduler_svc.core.intake import Intake
-from scheduler_svc.core.losses import note_loss
-from scheduler_svc.core.moving import Moving
-from scheduler_svc.core.output_lengths import OutputLengths
-from scheduler_svc.core.plan import (
+from scheduler_svc.core.history.losses import note_loss
+from scheduler_svc.core.history.migration import Moving
+from scheduler_svc.core.history.output_lengths import OutputLengths
+from scheduler_svc.core.history.recent import Recent
+from scheduler_svc.core.kv.sliding_window import blocks_needed
+from scheduler_svc.core.queue.deadlines import Deadlines
+from scheduler_svc.core.queue.intake import Intake
+from scheduler_svc.core.request.config import SchedulerConfig
+from scheduler_svc.core.request.request import FinishReason, Request
+from scheduler_svc.core.request.sequence import End, Sequence, Status
+from scheduler_svc.core.request.timeline import Phase
+from scheduler_svc.core.step import reports
+from scheduler_svc.core.step.apply_tokens import Arrivals
+from scheduler_svc.core.step.grants import Cut, Grants
+from scheduler_svc.core.step.plan import (
     Finished,
     OutOfStep,
     ReportDelivery,
@@ -32,13 +37,8 @@ from scheduler_svc.core.plan import (
     StepPlan,
     StepResult,
 )
-from scheduler_svc.core.planner import Planner
-from scheduler_svc.core.recent import Recent
-from scheduler_svc.core.request import FinishReason, Request
-from scheduler_svc.core.residency import Residency
-from scheduler_svc.core.sequence import End, Sequence, Status
-from scheduler_svc.core.sliding_window import blocks_needed
-from scheduler_svc.core.timeline import Phase
+from scheduler_svc.core.step.planner import Planner
+from scheduler_svc.core.step.state import Residency
 from scheduler_svc.core.view import View
 
 

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.request import TokenIds
-from scheduler_svc.core.residency import Residency
-from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.slots import Index, SlotTable
+from scheduler_svc.core.kv.slots import Index, SlotTable
+from scheduler_svc.core.request.request import TokenIds
+from scheduler_svc.core.request.sequence import Sequence
+from scheduler_svc.core.step.state import Residency
 
 Kind = TypeVar("Kind", bound=np.generic)
 

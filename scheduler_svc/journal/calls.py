@@ -20,9 +20,9 @@ from scheduler_svc.core import (
     StepPlan,
     StepResult,
 )
-from scheduler_svc.core.deadlines import Deadlines
-from scheduler_svc.core.moving import Moving
-from scheduler_svc.core.residency import Residency
+from scheduler_svc.core.history.migration import Moving
+from scheduler_svc.core.queue.deadlines import Deadlines
+from scheduler_svc.core.step.state import Residency
 
 # Calls that change the core. `now_s` is the property being set; `adopt` and `hand_over` are methods
 # of `moving`.

@@ -13,7 +13,7 @@ from pagewire.v1 import debug_pb2_grpc, scheduler_pb2_grpc
 from rpc.server import SERVER_OPTIONS, PortInUse, bind
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Scheduler
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.debug import DebugService
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService

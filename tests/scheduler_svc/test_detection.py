@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pagewire.v1 import scheduler_pb2, types_pb2
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.slots import token_at
 from tests.pace import paced
 

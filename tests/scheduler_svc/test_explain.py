@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
-from scheduler_svc.core import recent
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
+from scheduler_svc.core.history import recent
 from scheduler_svc.explain import explain, find_life
 from scheduler_svc.trace import Trace
 from simulator.fake_worker import FakeModel

@@ -14,7 +14,7 @@ from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
 from rpc.columns import pack
 from scheduler_svc.config import parse
 from scheduler_svc.core import Policy
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.fake_worker import FakeModel
 from tests.pace import paced
 from tests.scheduler_svc.conftest import obey, pushback_s

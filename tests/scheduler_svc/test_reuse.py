@@ -12,7 +12,7 @@ import pytest
 from pagewire.v1 import scheduler_pb2, types_pb2
 from rpc.columns import pack
 from scheduler_svc.core import Policy, Preemption
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.engine import Engine
 from simulator.fake_worker import FakeModel, FakeWorker, start
 from simulator.slots import token_at

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler_svc.core import Policy, SchedulerConfig
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from simulator import simulate
 from simulator.capacity import highest, is_bounded, trials
 from simulator.measures import CapacityObjective, WorkloadSummary, summarize

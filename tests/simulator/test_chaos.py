@@ -10,8 +10,8 @@ import pytest
 
 from scheduler_svc.clients import Clients
 from scheduler_svc.core import Finished, FinishReason, Request
-from scheduler_svc.core.residency import Residency
-from scheduler_svc.core.slots import SlotTable
+from scheduler_svc.core.kv.slots import SlotTable
+from scheduler_svc.core.step.state import Residency
 from scheduler_svc.group import WorkerGroup
 from scheduler_svc.sampling import Sampling
 from simulator import story

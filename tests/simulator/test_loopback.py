@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core import Request
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.engine import Engine
 from scheduler_svc.sampling import Sampling
 from simulator.__main__ import parse

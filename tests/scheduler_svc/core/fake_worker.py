@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduler_svc.core import BlockMoves, ReportedRange, Request, StepPlan, StepResult
-from scheduler_svc.core.block_hash import root_of
+from scheduler_svc.core.request.block_hash import root_of
 
 Content = int  # hash of a token and all tokens before it
 _Memory = dict[tuple[int, int], Content]

@@ -4,8 +4,8 @@ import itertools
 from collections import Counter
 
 from scheduler_svc.core import Preemption, Scheduler, Sequence, Status
-from scheduler_svc.core.block_hash import chain
-from scheduler_svc.core.promises import LEAD_S
+from scheduler_svc.core.queue.reservations import LEAD_S
+from scheduler_svc.core.request.block_hash import chain
 
 
 def check_invariants(scheduler: Scheduler) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 
 from scheduler_svc.core import OutOfStep, StepResult
-from scheduler_svc.core.forecast import forecast
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.forecast import forecast
+from scheduler_svc.core.estimate.step_time import StepTime
 from tests.scheduler_svc.core.draws import Draw
 from tests.scheduler_svc.core.world import World, rule
 

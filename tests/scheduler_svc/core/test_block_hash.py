@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from xxhash import xxh64_intdigest
 
-from scheduler_svc.core.block_hash import chain, extend
+from scheduler_svc.core.request.block_hash import chain, extend
 
 GOLDEN_TOKENS = np.array([13048, 11, 358, 2776, 595, 2143, 88, 10386], dtype=np.int32)
 GOLDEN_HASHES = [17248703474756886913, 1090572622844872466]

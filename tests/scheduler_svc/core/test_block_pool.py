@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 import pytest
 
-from scheduler_svc.core.block_pool import NULL_BLOCK, BlockPool, OutOfBlocks
+from scheduler_svc.core.kv.block_pool import NULL_BLOCK, BlockPool, OutOfBlocks
 
 
 def free(pool: BlockPool) -> list[int]:

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from scheduler_svc.core import Scheduler
-from scheduler_svc.core.forecast import Forecast, forecast
-from scheduler_svc.core.step_time import StepTime, StepTimeFit
+from scheduler_svc.core.estimate.forecast import Forecast, forecast
+from scheduler_svc.core.estimate.step_time import StepTime, StepTimeFit
 from tests.scheduler_svc.core.builders import answer, make_request, make_scheduler, plan_step
 
 STEP_TIME = StepTime(base_s=0.010, per_token_s=0.0001, per_context_token_s=0.00001)

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.core import RefusalKind, Refused, Scheduler
-from scheduler_svc.core.promises import GRACE_S, LEAD_S, Promises
+from scheduler_svc.core.queue.reservations import GRACE_S, LEAD_S, Promises
 from tests.scheduler_svc.core.builders import make_request, make_scheduler, plan_step
 
 

@@ -18,16 +18,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from scheduler_svc.core.arrivals import Arrivals
-from scheduler_svc.core.block_pool import BlockPool
-from scheduler_svc.core.planner import Planner
-from scheduler_svc.core.prefix_cache import PrefixCache
-from scheduler_svc.core.residency import Residency
-from scheduler_svc.core.reuse import Reuse
+from scheduler_svc.core.kv.block_pool import BlockPool
+from scheduler_svc.core.kv.prefix_cache import PrefixCache
+from scheduler_svc.core.kv.slots import SlotTable
+from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.slots import SlotTable
-from scheduler_svc.core.start import Start
+from scheduler_svc.core.step.apply_tokens import Arrivals
+from scheduler_svc.core.step.planner import Planner
+from scheduler_svc.core.step.reuse import Reuse
+from scheduler_svc.core.step.start import Start
+from scheduler_svc.core.step.state import Residency
 from tests.scheduler_svc.core.draws import HypothesisDraw
 from tests.scheduler_svc.core.soak import Failed, Tally, run_episode
 from tests.scheduler_svc.core.world import RULES, Rule, World, draw_config

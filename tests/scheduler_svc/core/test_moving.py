@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.core import FinishReason, Phase, Scheduler, hopeless
-from scheduler_svc.core.strikes import MAX_LOSSES
+from scheduler_svc.core.request.blame import MAX_LOSSES
 from tests.scheduler_svc.core.builders import (
     answer,
     make_request,

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from scheduler_svc.core import Policy, Request, Scheduler, SchedulerConfig, Sequence
-from scheduler_svc.core.fair_share import OUTPUT_TOKEN_COST, FairShare
-from scheduler_svc.core.order import ByPriority, ByShare, FirstCome, Order, make_order
+from scheduler_svc.core.queue.fair_share import OUTPUT_TOKEN_COST, FairShare
+from scheduler_svc.core.queue.policies import ByPriority, ByShare, FirstCome, Order, make_order
 from tests.scheduler_svc.core.builders import (
     SMALL,
     answer,

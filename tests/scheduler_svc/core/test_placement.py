@@ -1,8 +1,13 @@
 """Placement of new sequences: near cached prefixes, unless the load is too high."""
 
 from scheduler_svc.core import Scheduler
-from scheduler_svc.core.placement import TOKENS_PER_LIVE_REQUEST, Option, option_of, ranking
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.estimate.placement import (
+    TOKENS_PER_LIVE_REQUEST,
+    Option,
+    option_of,
+    ranking,
+)
+from scheduler_svc.core.request.sequence import Sequence
 from tests.scheduler_svc.core.builders import make_request, make_scheduler, plan_step, step
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.core.residency import Residency
-from scheduler_svc.core.reuse import Reuse
-from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.start import Start
+from scheduler_svc.core.request.sequence import Sequence
+from scheduler_svc.core.step.reuse import Reuse
+from scheduler_svc.core.step.start import Start
+from scheduler_svc.core.step.state import Residency
 from tests.scheduler_svc.core.soak import Failed, Tally, run_episode
 
 Monkeypatch = pytest.MonkeyPatch

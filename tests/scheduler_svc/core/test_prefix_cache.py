@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.core.block_hash import chain
-from scheduler_svc.core.block_pool import BlockPool
-from scheduler_svc.core.prefix_cache import NO_PARENT, PrefixCache
+from scheduler_svc.core.kv.block_pool import BlockPool
+from scheduler_svc.core.kv.prefix_cache import NO_PARENT, PrefixCache
+from scheduler_svc.core.request.block_hash import chain
 
 SIZE = 2
 

@@ -3,8 +3,8 @@
 from itertools import pairwise
 
 from scheduler_svc.core import Scheduler
-from scheduler_svc.core.block_hash import chain
-from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.kv.block_pool import BlockPool
+from scheduler_svc.core.request.block_hash import chain
 from tests.scheduler_svc.core.fake_worker import Content, FakeWorker
 
 

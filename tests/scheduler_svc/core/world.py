@@ -24,7 +24,7 @@ from scheduler_svc.core import (
     Status,
     StepPlan,
 )
-from scheduler_svc.core.sliding_window import blocks_needed
+from scheduler_svc.core.kv.sliding_window import blocks_needed
 from tests.scheduler_svc.core.draws import Draw
 from tests.scheduler_svc.core.granting import Granting
 

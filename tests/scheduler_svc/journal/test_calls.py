@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from scheduler_svc.core import Refused, Scheduler
-from scheduler_svc.core.moving import Moving
+from scheduler_svc.core.history.migration import Moving
 from scheduler_svc.journal.calls import EVENTS, PARTS, QUESTIONS, TappedScheduler
 from tests.scheduler_svc.core.builders import SMALL, make_request
 

@@ -219,7 +219,7 @@ def test_the_command_names_the_first_plan_that_a_change_of_code_changes(recorded
     assert "every plan is equal" in equal.stdout
     changed = (
         "import sys\n"
-        "from scheduler_svc.core.residency import Residency\n"
+        "from scheduler_svc.core.step.state import Residency\n"
         "clear = Residency.clear\n"
         "def other(self, *blocks):\n"
         "    clear(self, *blocks)\n"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pagewire.v1 import scheduler_pb2, types_pb2
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.journal.start import RecordOptions
 from simulator import simulate
 from simulator.fake_worker import FakeModel
