@@ -16,7 +16,7 @@ from scheduler_svc.debug import DebugService
 from scheduler_svc.engine import Engine
 from scheduler_svc.journal.recorder import SWITCH_INTERVAL_S
 from scheduler_svc.service import SchedulerService
-from scheduler_svc.worker_link import FencedOut
+from scheduler_svc.worker.link import FencedOut
 
 logger = logging.getLogger("scheduler_svc")
 

@@ -12,11 +12,11 @@ from pagewire.v1 import debug_pb2, debug_pb2_grpc, types_pb2
 from scheduler_svc.core import Scheduler, Sequence
 from scheduler_svc.core.history.recent import KEPT_REQUESTS
 from scheduler_svc.engine import Engine
-from scheduler_svc.explain import explain, find_life, to_time_spent
+from scheduler_svc.explain.explain import explain, find_life, to_time_spent
+from scheduler_svc.explain.story import describe, tell_before
+from scheduler_svc.explain.trace import StepRecord
 from scheduler_svc.group import WorkerGroup
 from scheduler_svc.sampling import Sampling
-from scheduler_svc.story import describe, tell_before
-from scheduler_svc.trace import StepRecord
 
 DEFAULT_REQUESTS = 100
 DEFAULT_BLOCKS = 1000

@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterable
 
 from pagewire.v1 import types_pb2
-from scheduler_svc.clients import Clients
+from scheduler_svc.clients.outbox import Outbox
+from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Finished, RefusalKind, Refused, Request, Sequence
 from scheduler_svc.group import Served, WorkerGroup
-from scheduler_svc.outbox import Outbox
 from scheduler_svc.places import Place, best_first, move_all
-from scheduler_svc.worker_link import OpenChannel, open_channel
+from scheduler_svc.worker.link import OpenChannel, open_channel
 
 _DEADLINE_CHECK_S = 0.02  # interval of deadline checks while no step makes them
 

@@ -11,18 +11,15 @@ import time
 from collections.abc import Callable
 
 from pagewire.v1 import types_pb2, worker_pb2
-from scheduler_svc.clients import Clients
+from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Preemption, Scheduler, hopeless
 from scheduler_svc.core_config import core_config
+from scheduler_svc.explain.trace import Trace
 from scheduler_svc.journal.recorder import Recorder
 from scheduler_svc.journal.start import make_core
-from scheduler_svc.pace import Pace
-from scheduler_svc.state_check import StateCheck
 from scheduler_svc.stepping import Stepping
-from scheduler_svc.trace import Trace
-from scheduler_svc.watch import TICK_S
-from scheduler_svc.worker_link import (
+from scheduler_svc.worker.link import (
     AttachRefused,
     FencedOut,
     LinkLost,
@@ -31,6 +28,9 @@ from scheduler_svc.worker_link import (
     WorkerLink,
     open_channel,
 )
+from scheduler_svc.worker.pace import Pace
+from scheduler_svc.worker.state_check import StateCheck
+from scheduler_svc.worker.watch import TICK_S
 
 logger = logging.getLogger(__name__)
 

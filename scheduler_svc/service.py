@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc.columns import BadColumn, unpack
 from rpc.prompt_reports import HiddenMean
+from scheduler_svc.clients.outbox import Outbox, RequestEnd
 from scheduler_svc.convert import (
     FINISH_REASONS,
     Asked,
@@ -30,7 +31,6 @@ from scheduler_svc.convert import (
 )
 from scheduler_svc.core import Policy, RefusalKind, Refused
 from scheduler_svc.engine import Engine, NotReady, QueueFull
-from scheduler_svc.outbox import Outbox, RequestEnd
 from scheduler_svc.sampling import BadSampling
 from scheduler_svc.status import status_of
 from scheduler_svc.statuses import overloaded_metadata

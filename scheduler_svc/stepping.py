@@ -8,14 +8,14 @@ import time
 
 from pagewire.v1 import worker_pb2
 from rpc.columns import BadColumn
-from scheduler_svc.clients import Clients
+from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.convert import to_logprobs, to_reports, to_result, to_state, to_step
 from scheduler_svc.core import OutOfStep, Scheduler, StepPlan
-from scheduler_svc.pace import Pace
-from scheduler_svc.state_check import StateCheck, StateDiffers
-from scheduler_svc.trace import Trace
-from scheduler_svc.worker_link import Answer, LinkLost, WorkerLink
+from scheduler_svc.explain.trace import Trace
+from scheduler_svc.worker.link import Answer, LinkLost, WorkerLink
+from scheduler_svc.worker.pace import Pace
+from scheduler_svc.worker.state_check import StateCheck, StateDiffers
 
 
 class Stepping:

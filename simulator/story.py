@@ -15,9 +15,9 @@ from typing import cast
 import grpc.aio
 import numpy as np
 
+from scheduler_svc.clients.outbox import Outbox
 from scheduler_svc.core import Refused, Request, Scheduler
 from scheduler_svc.engine import Engine, NotReady, QueueFull
-from scheduler_svc.outbox import Outbox
 from scheduler_svc.sampling import Sampling
 from simulator import virtual_time
 from simulator.history import ClientHistory, HistoryRules, judge

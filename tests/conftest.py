@@ -71,4 +71,4 @@ def pytest_terminal_summary(
 @pytest.fixture
 def any_step_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grants are made however long steps take: on a busy machine none is short enough."""
-    monkeypatch.setattr("scheduler_svc.pace._GRANT_S", 1e9)
+    monkeypatch.setattr("scheduler_svc.worker.pace._GRANT_S", 1e9)

@@ -11,7 +11,7 @@ from scheduler_svc.journal.records import Damaged
 from scheduler_svc.journal.replay import ReplayReport, replay
 from scheduler_svc.journal.values import BadValues
 from scheduler_svc.journal.worker_replay import replay_on
-from scheduler_svc.worker_link import LinkLost
+from scheduler_svc.worker.link import LinkLost
 
 _EQUAL, _DIVERGED, _FAILED = 0, 1, 2
 

@@ -18,7 +18,7 @@ from scheduler_svc.core import StepResult
 from scheduler_svc.journal.events import arguments_of
 from scheduler_svc.journal.recording import NotReplayable, Recording
 from scheduler_svc.journal.replay import Divergence, ReplayReport, is_answer_to
-from scheduler_svc.worker_link import LinkLost, WorkerClient, WorkerLink
+from scheduler_svc.worker.link import LinkLost, WorkerClient, WorkerLink
 
 _HEARTBEAT_TIMEOUT_S = 10.0
 # Limits that must be at least those of the recorded worker.

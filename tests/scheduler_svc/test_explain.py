@@ -13,8 +13,8 @@ import pytest
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
 from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.core.history import recent
-from scheduler_svc.explain import explain, find_life
-from scheduler_svc.trace import Trace
+from scheduler_svc.explain.explain import explain, find_life
+from scheduler_svc.explain.trace import Trace
 from simulator.fake_worker import FakeModel
 from tests.pace import patience
 from tests.scheduler_svc.journal.recorded import Run

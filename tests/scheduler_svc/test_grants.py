@@ -12,7 +12,7 @@ import pytest
 from pagewire.v1 import scheduler_pb2, types_pb2
 from scheduler_svc.core import StepPlan
 from scheduler_svc.core.estimate.step_time import StepTime
-from scheduler_svc.pace import Pace
+from scheduler_svc.worker.pace import Pace
 from simulator.fake_worker import FakeModel
 from simulator.slots import token_at
 from tests.pace import paced

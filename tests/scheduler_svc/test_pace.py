@@ -6,7 +6,7 @@ import numpy as np
 
 from pagewire.v1 import timing_pb2
 from scheduler_svc.core import StepPlan
-from scheduler_svc.pace import Pace
+from scheduler_svc.worker.pace import Pace
 from tests.scheduler_svc.core.builders import make_request, make_scheduler, plan_step
 
 LEAST_S = 10.0

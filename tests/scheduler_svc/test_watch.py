@@ -1,7 +1,7 @@
 """When a worker counts as lost, judged from frames alone."""
 
 from pagewire.v1 import worker_pb2
-from scheduler_svc.watch import TICK_S, Watch, silence_patience
+from scheduler_svc.worker.watch import TICK_S, Watch, silence_patience
 
 
 def beat(received: int, sent: int) -> worker_pb2.Heartbeat:

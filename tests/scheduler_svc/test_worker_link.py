@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pagewire.v1 import worker_pb2
-from scheduler_svc.watch import silence_patience
-from scheduler_svc.worker_link import Attached, WorkerLink
+from scheduler_svc.worker.link import Attached, WorkerLink
+from scheduler_svc.worker.watch import silence_patience
 
 
 class Stream:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_svc.clients import Clients
+from scheduler_svc.clients.registry import Clients
 from scheduler_svc.core import Finished, FinishReason, Request
 from scheduler_svc.core.kv.slots import SlotTable
 from scheduler_svc.core.step.state import Residency

@@ -29,7 +29,7 @@ from rpc.columns import unpack
 from rpc.server import SERVER_OPTIONS, bind
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
-from scheduler_svc.worker_link import FencedOut
+from scheduler_svc.worker.link import FencedOut
 from tests.pace import paced, patience
 from tests.scheduler_svc.conftest import service_config
 from worker_svc.config import WorkerConfig

@@ -22,7 +22,7 @@ from scheduler_svc.journal.replay import ReplayReport, replay
 from scheduler_svc.journal.start import Made, RecordOptions, make_core
 from scheduler_svc.journal.worker_replay import replay_on
 from scheduler_svc.sampling import Sampling
-from scheduler_svc.worker_link import WorkerClient, WorkerLink
+from scheduler_svc.worker.link import WorkerClient, WorkerLink
 from tests.worker_svc.conftest import VOCAB_SIZE, WORKER_CONFIG, serving
 from worker_svc.protocol.step import StepInput
 from worker_svc.runner.model_runner import ModelRunner

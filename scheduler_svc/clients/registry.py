@@ -7,8 +7,8 @@ import numpy as np
 
 from rpc.logprobs import LogprobColumns
 from rpc.prompt_reports import PromptReport
+from scheduler_svc.clients.outbox import Admitted, Outbox, RequestEnd
 from scheduler_svc.core import Finished, FinishReason, StepOutputs, StepPlan
-from scheduler_svc.outbox import Admitted, Outbox, RequestEnd
 
 _STATUS_CODES = {  # gRPC status codes
     FinishReason.ERROR: 13,

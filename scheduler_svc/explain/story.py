@@ -11,7 +11,7 @@ from scheduler_svc.core import (
     Status,
     StepPlan,
 )
-from scheduler_svc.trace import Trace
+from scheduler_svc.explain.trace import Trace
 
 _WAITS = {
     Cause.BUDGET: "the step's token budget (max_num_batched_tokens) was used up",

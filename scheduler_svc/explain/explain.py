@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from pagewire.v1 import debug_pb2
 from scheduler_svc.core import Cause, Held, Phase, Scheduler, Timeline
-from scheduler_svc.trace import StepRecord, Trace
+from scheduler_svc.explain.trace import StepRecord, Trace
 
 _WAITING = (Phase.QUEUE, Phase.PREEMPTED)
 _ROUNDING_S = 1e-6

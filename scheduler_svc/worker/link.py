@@ -13,7 +13,7 @@ import grpc
 from pagewire.v1 import worker_pb2, worker_pb2_grpc
 from rpc.patience import Patience
 from rpc.server import CHANNEL_OPTIONS
-from scheduler_svc.watch import Watch, silence_patience
+from scheduler_svc.worker.watch import Watch, silence_patience
 
 PROTOCOL_VERSION = 1
 _DESCRIBE_TIMEOUT_S = 2.0
