@@ -21,7 +21,7 @@ import numpy as np
 import uvloop
 
 from bench.h2_reader import read_all
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import inference_pb2, scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc import columns
 from rpc.server import SERVER_OPTIONS, bind

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import tokenizers
 
 from bench.product import commit, hardware
-from gateway.structure import JsonSchema
+from gateway.structure.structure import JsonSchema
 from rpc.grammar import Matcher, new_matcher, read_vocabulary
 
 ADDRESS = {

@@ -10,7 +10,7 @@ from gateway.chat.answer import NoUseForParser
 from gateway.config import parse_args
 from gateway.server import serve
 from gateway.supervisor import die_with_parent, supervise
-from gateway.tokenizer import Tokenizer, TokenizerFolderError
+from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
 from rpc.server import PortInUse
 
 

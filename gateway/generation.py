@@ -8,9 +8,9 @@ from gateway import limits
 from gateway.chat.conversation import Conversation
 from gateway.chat.parts import Content, Part, Reply, reply_of
 from gateway.errors import invalid
-from gateway.logprobs import OutputTokenLogprobs
-from gateway.prompt_told import PromptTold
-from gateway.structure import Structure
+from gateway.structure.structure import Structure
+from gateway.text.logprobs import OutputTokenLogprobs
+from gateway.text.prompt_outputs import PromptTold
 
 MAX_SEED = 2**64 - 1
 MAX_UINT32 = 2**32 - 1

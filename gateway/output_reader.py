@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from gateway.chat.answer import AnswerReader
 from gateway.errors import ErrorKind, RequestError, invalid
 from gateway.generation import Finish, FinishReason, OutputDelta, Usage
-from gateway.live_request import TokenArrival
-from gateway.logprobs import LogprobReader
-from gateway.output_text import OutputText
-from gateway.prompt_told import PromptTeller
+from gateway.scheduler.live_request import TokenArrival
+from gateway.text.logprobs import LogprobReader
+from gateway.text.output_text import OutputText
+from gateway.text.prompt_outputs import PromptTeller
 
 
 @dataclass(slots=True)

@@ -25,17 +25,17 @@ from gateway.generation import (
     check_token_ids,
     completion_of,
 )
-from gateway.grammars import GrammarChecker
-from gateway.live_request import Submission
-from gateway.logprobs import LogprobReader
 from gateway.output_reader import OutputReader
-from gateway.output_text import OutputText
-from gateway.prompt_told import PromptTeller, PromptWish
-from gateway.prompts import TokenizedPrompt, tokenize
-from gateway.readiness import ReadinessWatch
-from gateway.scheduler_link import SchedulerLink
-from gateway.stops import StopMatcher
-from gateway.tokenizer import Tokenizer
+from gateway.scheduler.link import SchedulerLink
+from gateway.scheduler.live_request import Submission
+from gateway.scheduler.readiness import ReadinessWatch
+from gateway.structure.grammars import GrammarChecker
+from gateway.text.logprobs import LogprobReader
+from gateway.text.output_text import OutputText
+from gateway.text.prompt_outputs import PromptTeller, PromptWish
+from gateway.text.stops import StopMatcher
+from gateway.tokens.prompts import TokenizedPrompt, tokenize
+from gateway.tokens.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)

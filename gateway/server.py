@@ -16,14 +16,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from gateway.auth import ApiKey, ApiKeyInterceptor
 from gateway.chat.answer import choose
 from gateway.config import GatewayConfig
-from gateway.debug_service import DebugService
-from gateway.embedding_service import EmbeddingService
+from gateway.grpc_api.debug_service import DebugService
+from gateway.grpc_api.embedding_service import EmbeddingService
+from gateway.grpc_api.inference_service import InferenceService
 from gateway.http.app import create_app
-from gateway.inference_service import InferenceService
 from gateway.pipeline import Pipeline
-from gateway.readiness import Readiness, ReadinessWatch
-from gateway.scheduler_link import SchedulerLink
-from gateway.tokenizer import Tokenizer
+from gateway.scheduler.link import SchedulerLink
+from gateway.scheduler.readiness import Readiness, ReadinessWatch
+from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import debug_pb2_grpc, embedding_pb2_grpc, inference_pb2_grpc
 from rpc.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
 

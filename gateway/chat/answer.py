@@ -16,7 +16,7 @@ from gateway.chat.reasoning import OPEN, is_open_at_end, reasoning_parser
 from gateway.chat.source import Parser, Source, Steps
 from gateway.chat.template import ChatTemplate
 from gateway.errors import invalid, unsupported
-from gateway.structure import Structure
+from gateway.structure.structure import Structure
 
 AUTO, NONE = "auto", "none"
 

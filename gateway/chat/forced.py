@@ -11,7 +11,7 @@ from gateway.chat.calls import Calls
 from gateway.chat.conversation import Conversation, Tool, ToolMode
 from gateway.chat.formats import ToolCallFormat, read_list
 from gateway.chat.source import Source, Steps
-from gateway.structure import CallList, JsonSchema, Structure
+from gateway.structure.structure import CallList, JsonSchema, Structure
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 

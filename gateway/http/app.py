@@ -33,8 +33,8 @@ from gateway.http.schema import (
     TokenizeBody,
 )
 from gateway.pipeline import Pipeline
-from gateway.readiness import ReadinessWatch
-from gateway.tokenizer import Tokenizer
+from gateway.scheduler.readiness import ReadinessWatch
+from gateway.tokens.tokenizer import Tokenizer
 
 OWNER = "pagewire"
 API_VERSION = "1"

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.logprobs import Candidate, OutputTokenLogprobs
-from gateway.prompt_told import PromptScores
+from gateway.text.logprobs import Candidate, OutputTokenLogprobs
+from gateway.text.prompt_outputs import PromptScores
 
 # JSON has no infinity; tokens this unlikely are not sampled.
 LEAST_LOGPROB = -9999.0

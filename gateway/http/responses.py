@@ -20,7 +20,7 @@ from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.response_body import ResponseBody, TextOptions
 from gateway.http.response_items import COMPLETED, IN_PROGRESS, INCOMPLETE, Items
 from gateway.pipeline import Pipeline
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 
 
 async def respond(

@@ -28,7 +28,7 @@ from gateway.http.structured import (
     the_one_of,
     with_whitespace,
 )
-from gateway.structure import Structure
+from gateway.structure.structure import Structure
 
 FIELDS_OF_CONVERSATIONS = (
     "tools",

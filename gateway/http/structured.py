@@ -6,11 +6,18 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from gateway import json_schema
 from gateway.errors import invalid, unsupported
 from gateway.http import fields
 from gateway.http.messages import Strict
-from gateway.structure import ANY_OBJECT, ContextFree, JsonSchema, OneOfTexts, Regex, Structure
+from gateway.structure import json_schema
+from gateway.structure.structure import (
+    ANY_OBJECT,
+    ContextFree,
+    JsonSchema,
+    OneOfTexts,
+    Regex,
+    Structure,
+)
 
 FORMATS = ("text", "json_object", "json_schema")
 

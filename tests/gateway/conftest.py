@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from gateway.config import GatewayConfig
 from gateway.server import Gateway
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc import columns
 from simulator.questions import Question

@@ -9,7 +9,7 @@ import transformers
 
 from default_model import folder
 from gateway.chat.conversation import Conversation, Message
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 
 TEXTS = [
     "The capital of France is Paris.",

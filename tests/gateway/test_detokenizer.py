@@ -9,14 +9,14 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models
 
-from gateway.detokenizer import (
+from gateway.text.detokenizer import (
     REPLACEMENT,
     ByteLevelDetokenizer,
     Detokenizer,
     Vocabulary,
     WindowDetokenizer,
 )
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 
 TEXTS = [
     "Hello world",

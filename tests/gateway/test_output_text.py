@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from gateway.output_text import OutputText
-from gateway.stops import StopMatcher
-from gateway.tokenizer import Tokenizer
+from gateway.text.output_text import OutputText
+from gateway.text.stops import StopMatcher
+from gateway.tokens.tokenizer import Tokenizer
 
 
 def output(tokenizer: Tokenizer, *stops: str, min_tokens: int = 0) -> OutputText:

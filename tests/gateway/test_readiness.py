@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.convert import model_from_proto
-from gateway.readiness import Readiness, ReadinessWatch, mismatch
+from gateway.scheduler.convert import model_from_proto
+from gateway.scheduler.readiness import Readiness, ReadinessWatch, mismatch
 
 
 def test_ids_beyond_the_models_vocabulary_are_a_mismatch(tokenizer: Any, model_info: Any) -> None:

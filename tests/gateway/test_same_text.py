@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import scheduler_pb2
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.errors import ErrorKind, RequestError
 from gateway.generation import PrefixReuse, SamplingParams, Standing
-from gateway.live_request import LiveRequest, Submission, TokenArrival
-from gateway.scheduler_link import WAKES_PER_ROUND, SchedulerLink, WakeQueue
+from gateway.scheduler.link import WAKES_PER_ROUND, SchedulerLink, WakeQueue
+from gateway.scheduler.live_request import LiveRequest, Submission, TokenArrival
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from rpc import columns
@@ -147,7 +147,7 @@ async def test_another_llguidance_in_the_worker_is_warned_of_with_both_versions(
     scheduler, _ = scheduler_server
 
     def warnings() -> set[str]:
-        ours = [record for record in caplog.records if record.name == "gateway.readiness"]
+        ours = [record for record in caplog.records if record.name == "gateway.scheduler.readiness"]
         return {record.getMessage() for record in ours if record.levelname == "WARNING"}
 
     for theirs in (LLGUIDANCE_VERSION, "", "0.0.7"):

@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 
 from default_model.folder import ensure
-from gateway.structure import JsonSchema
+from gateway.structure.structure import JsonSchema
 from rpc.grammar import Vocabulary, new_matcher, read_vocabulary
 from tests.schemas import make_schema
 

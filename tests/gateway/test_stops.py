@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.stops import StopMatcher
+from gateway.text.stops import StopMatcher
 
 
 def run(

@@ -10,7 +10,7 @@ from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 
 from gateway import limits
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, types_pb2
 from rpc.grammar import new_matcher, read_vocabulary

@@ -11,7 +11,7 @@ import transformers
 
 from gateway.chat.conversation import Conversation, Message
 from gateway.errors import ErrorKind, RequestError
-from gateway.tokenizer import INLINE_BYTES, Tokenizer, TokenizerFolderError
+from gateway.tokens.tokenizer import INLINE_BYTES, Tokenizer, TokenizerFolderError
 
 CHATML = Conversation(
     (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import types_pb2
 
 TOOL_TEMPLATE = """\

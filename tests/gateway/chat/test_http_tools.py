@@ -9,7 +9,7 @@ import pytest
 from gateway.chat.parts import CallArguments, CallStart
 from gateway.generation import OutputDelta
 from gateway.http.events import CHAT, ChunkWriter
-from gateway.logprobs import Candidate, OutputTokenLogprobs
+from gateway.text.logprobs import Candidate, OutputTokenLogprobs
 from pagewire.v1 import types_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

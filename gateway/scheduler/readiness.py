@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import grpc
 
-from gateway.convert import model_from_proto
 from gateway.errors import unavailable
 from gateway.generation import ServedModel
-from gateway.scheduler_link import SchedulerLink
-from gateway.tokenizer import Tokenizer
+from gateway.scheduler.convert import model_from_proto
+from gateway.scheduler.link import SchedulerLink
+from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from rpc.grammar import LLGUIDANCE_VERSION
 from rpc.patience import Patience
@@ -20,7 +20,7 @@ POLL_INTERVAL_S = 1.0
 POLL_TIMEOUT_S = 2.0
 LONGEST_POLL_S = 30.0  # of a scheduler that did not answer in time before
 
-log = logging.getLogger("gateway.readiness")
+log = logging.getLogger("gateway.scheduler.readiness")
 
 
 @dataclass(frozen=True, slots=True)

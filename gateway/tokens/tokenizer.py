@@ -12,13 +12,13 @@ import tokenizers
 from gateway import limits
 from gateway.chat.conversation import Conversation
 from gateway.chat.template import ChatTemplate, find_templates, special_tokens
-from gateway.detokenizer import (
+from gateway.errors import ErrorKind, RequestError
+from gateway.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
     Vocabulary,
     WindowDetokenizer,
 )
-from gateway.errors import ErrorKind, RequestError
 
 # Below this a thread costs more than the tokenization.
 INLINE_BYTES = 4096

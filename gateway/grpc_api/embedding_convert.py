@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from gateway import limits
 from gateway.choices import total_usage
-from gateway.convert import POOLING_FROM_PROTO, prompt_from_proto, usage_to_proto
 from gateway.embeddings import PromptEmbedding
 from gateway.errors import invalid
 from gateway.generation import GenerationRequest, PromptPooling, Standing
+from gateway.scheduler.convert import POOLING_FROM_PROTO, prompt_from_proto, usage_to_proto
 from pagewire.v1 import embedding_pb2 as pb
 
 

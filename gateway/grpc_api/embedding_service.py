@@ -2,11 +2,11 @@
 
 import uuid
 
-from gateway.embedding_convert import embeddings_from_proto, embeddings_to_proto
 from gateway.fan_out import embed_all
-from gateway.inference_service import standing_of
+from gateway.grpc_api.embedding_convert import embeddings_from_proto, embeddings_to_proto
+from gateway.grpc_api.inference_service import standing_of
+from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
 from gateway.pipeline import Pipeline
-from gateway.statuses import Context, RefusalsAsStatuses
 from pagewire.v1 import embedding_pb2 as pb
 from pagewire.v1 import embedding_pb2_grpc
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from gateway.chat.conversation import Conversation
 from gateway.errors import invalid
 from gateway.generation import Prompt, ServedModel, check_token_ids
-from gateway.tokenizer import Tokenizer, too_long
+from gateway.tokens.tokenizer import Tokenizer, too_long
 
 
 @dataclass(frozen=True, slots=True)

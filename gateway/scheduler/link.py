@@ -17,15 +17,15 @@ from itertools import islice
 
 import grpc
 
-from gateway.convert import (
+from gateway.errors import ErrorKind, RequestError, unavailable
+from gateway.generation import Finish
+from gateway.scheduler.convert import (
     abort_to_proto,
     finished_from_proto,
     logprobs_from_proto,
     submit_to_proto,
 )
-from gateway.errors import ErrorKind, RequestError, unavailable
-from gateway.generation import Finish
-from gateway.live_request import LiveRequest, Submission
+from gateway.scheduler.live_request import LiveRequest, Submission
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from rpc import columns
 from rpc.prompt_reports import PromptReport
@@ -36,7 +36,7 @@ RETRY_S = 0.1  # between attempts to submit lost requests again
 MAX_LOSSES = 3  # in a row without a token; the request may crash schedulers
 WAKES_PER_ROUND = 16  # wakes per round of the event loop: about 0.5 ms of work
 
-log = logging.getLogger("gateway.scheduler_link")
+log = logging.getLogger("gateway.scheduler.link")
 
 Outbox = asyncio.Queue[scheduler_pb2.SessionRequest | None]  # None ends the stream
 

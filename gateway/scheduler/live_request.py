@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gateway.errors import RequestError
 from gateway.generation import Finish, PrefixReuse, PromptPooling, SamplingParams, Standing
-from gateway.logprobs import RawLogprobs
+from gateway.text.logprobs import RawLogprobs
 from rpc.prompt_reports import PromptReport
 
 

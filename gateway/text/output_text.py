@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from gateway.detokenizer import Detokenizer
-from gateway.stops import StopMatcher
+from gateway.text.detokenizer import Detokenizer
+from gateway.text.stops import StopMatcher
 
 
 @dataclass(frozen=True, slots=True)

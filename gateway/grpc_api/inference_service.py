@@ -11,7 +11,12 @@ from contextlib import aclosing
 from gateway import limits
 from gateway.chat.convert import conversation_from_proto
 from gateway.choices import expand
-from gateway.convert import (
+from gateway.errors import invalid
+from gateway.fan_out import complete_all, generate_all
+from gateway.generation import GenerationRequest, Prompt, Standing, check_token_ids
+from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
+from gateway.pipeline import Pipeline
+from gateway.scheduler.convert import (
     delta_to_proto,
     model_to_proto,
     num_choices_from_proto,
@@ -19,13 +24,8 @@ from gateway.convert import (
     prompt_from_proto,
     request_from_proto,
 )
-from gateway.errors import invalid
-from gateway.fan_out import complete_all, generate_all
-from gateway.generation import GenerationRequest, Prompt, Standing, check_token_ids
-from gateway.pipeline import Pipeline
-from gateway.readiness import ReadinessWatch
-from gateway.statuses import Context, RefusalsAsStatuses
-from gateway.tokenizer import Tokenizer
+from gateway.scheduler.readiness import ReadinessWatch
+from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 

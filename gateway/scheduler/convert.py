@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway import json_schema
 from gateway.chat.convert import add_parts, add_reply
 from gateway.errors import RequestError, from_grpc_code, invalid
 from gateway.generation import (
@@ -20,10 +19,18 @@ from gateway.generation import (
     Usage,
     WholeOutput,
 )
-from gateway.live_request import Submission
-from gateway.logprobs import OutputTokenLogprobs, RawLogprobs, raw_logprobs
-from gateway.prompt_told import PromptTold
-from gateway.structure import ANY_OBJECT, ContextFree, JsonSchema, OneOfTexts, Regex, Structure
+from gateway.scheduler.live_request import Submission
+from gateway.structure import json_schema
+from gateway.structure.structure import (
+    ANY_OBJECT,
+    ContextFree,
+    JsonSchema,
+    OneOfTexts,
+    Regex,
+    Structure,
+)
+from gateway.text.logprobs import OutputTokenLogprobs, RawLogprobs, raw_logprobs
+from gateway.text.prompt_outputs import PromptTold
 from pagewire.v1 import inference_pb2, scheduler_pb2, types_pb2
 from rpc import columns
 from rpc.logprobs import LogprobColumns

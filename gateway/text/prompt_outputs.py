@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gateway.detokenizer import Detokenizer
 from gateway.errors import ErrorKind, RequestError
-from gateway.logprobs import LogprobReader, OutputTokenLogprobs, Spell, raw_logprobs
+from gateway.text.detokenizer import Detokenizer
+from gateway.text.logprobs import LogprobReader, OutputTokenLogprobs, Spell, raw_logprobs
 from rpc.prompt_reports import PromptReport
 
 

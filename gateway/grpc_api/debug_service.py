@@ -5,8 +5,8 @@ from typing import NoReturn
 from gateway import limits
 from gateway.errors import ErrorKind, RequestError, invalid
 from gateway.generation import SamplingParams
+from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
 from gateway.pipeline import Pipeline, RequestProgress
-from gateway.statuses import Context, RefusalsAsStatuses
 from pagewire.v1 import debug_pb2 as pb
 from pagewire.v1 import debug_pb2_grpc
 

@@ -12,8 +12,9 @@ from typing import Any
 from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
-from gateway import json_schema, limits
+from gateway import limits
 from gateway.errors import invalid, unsupported
+from gateway.structure import json_schema
 
 # A line break with indentation, or a few blanks: covers common layouts, but is bounded. With
 # unbounded blanks a small model may write them forever.

@@ -16,7 +16,7 @@ from gateway.errors import RequestError
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-log = logging.getLogger("gateway.statuses")
+log = logging.getLogger("gateway.grpc_api.statuses")
 
 
 def to_status(error: RequestError) -> grpc.Status:

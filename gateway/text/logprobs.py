@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.detokenizer import Detokenizer
+from gateway.text.detokenizer import Detokenizer
 from rpc.logprobs import LogprobColumns
 
 Spell = Callable[[int], bytes]

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from gateway import json_schema
 from gateway.errors import RequestError, invalid, unsupported
-from gateway.structure import CallList, JsonSchema, Structure
+from gateway.structure import json_schema
+from gateway.structure.structure import CallList, JsonSchema, Structure
 from rpc.grammar import BadGrammar, BadVocabulary, Vocabulary, new_matcher, read_vocabulary
 
 MAX_KNOWN_GRAMMARS = 256
