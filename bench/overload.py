@@ -27,7 +27,7 @@ from scheduler_svc.core import Policy
 from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
-from simulator.fake_worker import FakeModel, FakeWorker, start
+from simulator.workers.fake_worker import FakeModel, FakeWorker, start
 
 NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS, NUM_SLOTS = 64, 16, 8
 STEP_TIME = StepTime(base_s=0.020, per_token_s=20e-6)

@@ -24,10 +24,10 @@ from bench.overload import NUM_SLOTS, STEP_TIME, serving
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from scheduler_svc.core import SchedulerConfig
 from scheduler_svc.core.estimate.step_time import StepTime
-from simulator.fake_worker import FakeModel
-from simulator.measures import summarize
-from simulator.virtual_server import VirtualServer
-from simulator.workload import Arrival, Prompts, Range, Synthetic
+from simulator.capacity.measures import summarize
+from simulator.capacity.virtual_server import VirtualServer
+from simulator.capacity.workload import Arrival, Prompts, Range, Synthetic
+from simulator.workers.fake_worker import FakeModel
 
 LOADS = (0.5, 0.8, 0.95, 1.2)
 MEAN_SERVICE_S = 0.36  # of a request with a slot of its own, at the lengths below

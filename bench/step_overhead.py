@@ -30,8 +30,8 @@ from pagewire.cli.services import ServiceSpec
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2, worker_pb2
 from rpc.columns import pack
 from scheduler_svc.core.estimate.step_time import StepTime
-from simulator.fake_worker import FakeModel
-from simulator.loopback import Device, DeviceStep, wake_on_time
+from simulator.workers.fake_worker import FakeModel
+from simulator.workers.loopback import Device, DeviceStep, wake_on_time
 
 PROMPT_TOKENS = 64
 BLOCK_SIZE = 16

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from rpc.server import PortInUse
 from scheduler_svc.core.estimate.step_time import StepTime
-from simulator.fake_worker import FakeModel
-from simulator.loopback import DeviceStep, LoopbackWorker, start
-from simulator.step_times import BadStepTime, parse_step_time
+from simulator.capacity.step_times import BadStepTime, parse_step_time
+from simulator.workers.fake_worker import FakeModel
+from simulator.workers.loopback import DeviceStep, LoopbackWorker, start
 
 logger = logging.getLogger("simulator")
 

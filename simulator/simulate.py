@@ -28,12 +28,12 @@ from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.core_config import core_config
 from scheduler_svc.journal.recording import NotReplayable
 from scheduler_svc.journal.records import Damaged
-from simulator import capacity
-from simulator.measures import CapacityObjective, Latency, WorkloadSummary, summarize
-from simulator.recorded import Past, read_past
-from simulator.step_times import fit, parse_step_time
-from simulator.virtual_server import VirtualServer
-from simulator.workload import Arrival, Range, Synthetic, rate_per_s, read_trace
+from simulator.capacity import rate_search
+from simulator.capacity.measures import CapacityObjective, Latency, WorkloadSummary, summarize
+from simulator.capacity.recorded import Past, read_past
+from simulator.capacity.step_times import fit, parse_step_time
+from simulator.capacity.virtual_server import VirtualServer
+from simulator.capacity.workload import Arrival, Range, Synthetic, rate_per_s, read_trace
 
 # Scheduler options that a virtual server applies: those of the core, and the look-ahead. Not the
 # destination of preempted KV: swapping takes host blocks, and copies have no step time.
@@ -67,13 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began_s = time.perf_counter()
     try:
         summary = summarize(make_server().serve(arrivals))
-        tried = [] if objective.is_empty else [*capacity.trials(make_server, arrivals, objective)]
+        tried = (
+            [] if objective.is_empty else [*rate_search.trials(make_server, arrivals, objective)]
+        )
     except ValueError as error:
         parser.error(str(error))
     took_s = time.perf_counter() - began_s
     say = _say_json if options.json else _say_table
     say(rate_per_s(arrivals), summary, objective, tried, took_s)
-    return 0 if objective.is_empty or capacity.highest(tried) else 1
+    return 0 if objective.is_empty or rate_search.highest(tried) else 1
 
 
 # --- options -------------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ def _say_table(
     rate: float,
     summary: WorkloadSummary,
     objective: CapacityObjective,
-    tried: Sequence[capacity.Trial],
+    tried: Sequence[rate_search.Trial],
     took_s: float,
 ) -> None:
     simulated_s = summary.duration_s + sum(trial.summary.duration_s for trial in tried)
@@ -245,11 +247,11 @@ def _tell_latency(name: str, latency: Latency) -> str:
     )
 
 
-def _tell_capacity(tried: Sequence[capacity.Trial]) -> list[str]:
-    best = capacity.highest(tried)
+def _tell_capacity(tried: Sequence[rate_search.Trial]) -> list[str]:
+    best = rate_search.highest(tried)
     if best is None:
         return [f"no rate meets the objective: at {tried[-1].rate_per_s:.4g}/s {tried[-1].excess}"]
-    if not capacity.is_bounded(tried):
+    if not rate_search.is_bounded(tried):
         return [
             f"every rate up to {best.rate_per_s:.4g}/s meets the objective: this workload is too "
             "small to find the limit; use more requests"
@@ -267,16 +269,16 @@ def _say_json(
     rate: float,
     summary: WorkloadSummary,
     objective: CapacityObjective,
-    tried: Sequence[capacity.Trial],
+    tried: Sequence[rate_search.Trial],
     took_s: float,
 ) -> None:
-    best = capacity.highest(tried)
+    best = rate_search.highest(tried)
     record = {
         "rate_per_s": rate,
         "summary": asdict(summary),
         "objective": None if objective.is_empty else asdict(objective),
         "capacity_per_s": best.rate_per_s if best else None,
-        "is_bounded": capacity.is_bounded(tried) if tried else None,
+        "is_bounded": rate_search.is_bounded(tried) if tried else None,
         "trials": [{"rate_per_s": trial.rate_per_s, "excess": trial.excess} for trial in tried],
         "took_s": took_s,
     }

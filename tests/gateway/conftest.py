@@ -19,7 +19,7 @@ from gateway.server import Gateway
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc import columns
-from simulator.questions import Question
+from simulator.workers.prompt_outputs import Question
 from tests.pace import paced, patience
 
 CORPUS = [

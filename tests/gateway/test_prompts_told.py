@@ -13,7 +13,7 @@ from pagewire.v1 import (
     types_pb2,
 )
 from rpc.logprobs import LogprobColumns
-from simulator.questions import logprob_of
+from simulator.workers.prompt_outputs import logprob_of
 
 from .http_calls import post, refusal, telling_logprobs
 

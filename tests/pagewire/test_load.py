@@ -20,7 +20,7 @@ from pagewire.cli.load import (
     spread,
     summarize,
 )
-from simulator import virtual_time
+from simulator.chaos import virtual_time
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.5, 3.0), (0.9, 4.6), (1.0, 5.0)])

@@ -18,7 +18,7 @@ from scheduler_svc.debug import DebugService
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker.link import FencedOut
-from simulator.fake_worker import FakeModel, FakeWorker, start
+from simulator.workers.fake_worker import FakeModel, FakeWorker, start
 from tests.pace import paced, patience
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import pytest
 
 from pagewire.v1 import scheduler_pb2, types_pb2
 from scheduler_svc.core.estimate.step_time import StepTime
-from simulator.slots import token_at
+from simulator.workers.slots import token_at
 from tests.pace import paced
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]

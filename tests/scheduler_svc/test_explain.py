@@ -15,7 +15,7 @@ from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.core.history import recent
 from scheduler_svc.explain.explain import explain, find_life
 from scheduler_svc.explain.trace import Trace
-from simulator.fake_worker import FakeModel
+from simulator.workers.fake_worker import FakeModel
 from tests.pace import patience
 from tests.scheduler_svc.journal.recorded import Run
 

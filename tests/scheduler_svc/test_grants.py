@@ -13,8 +13,8 @@ from pagewire.v1 import scheduler_pb2, types_pb2
 from scheduler_svc.core import StepPlan
 from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.worker.pace import Pace
-from simulator.fake_worker import FakeModel
-from simulator.slots import token_at
+from simulator.workers.fake_worker import FakeModel
+from simulator.workers.slots import token_at
 from tests.pace import paced
 from tests.scheduler_svc.core.builders import make_request, make_scheduler, plan_step, step
 

@@ -12,8 +12,8 @@ import pytest
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
 from scheduler_svc.config import parse
 from scheduler_svc.core.estimate.step_time import StepTime
-from simulator.fake_worker import FakeModel, FakeWorker, start
-from simulator.slots import logprob_of, token_at
+from simulator.workers.fake_worker import FakeModel, FakeWorker, start
+from simulator.workers.slots import logprob_of, token_at
 from tests.pace import paced
 from tests.scheduler_svc.conftest import obey, pushback_s, start_again
 

@@ -10,8 +10,8 @@ import pytest
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
 from scheduler_svc.core.estimate.step_time import StepTime
-from simulator.fake_worker import FakeModel
-from simulator.questions import logprob_of
+from simulator.workers.fake_worker import FakeModel
+from simulator.workers.prompt_outputs import logprob_of
 from tests.scheduler_svc.conftest import start_again
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]

@@ -15,7 +15,7 @@ from rpc.columns import pack
 from scheduler_svc.config import parse
 from scheduler_svc.core import Policy
 from scheduler_svc.core.estimate.step_time import StepTime
-from simulator.fake_worker import FakeModel
+from simulator.workers.fake_worker import FakeModel
 from tests.pace import paced
 from tests.scheduler_svc.conftest import obey, pushback_s
 

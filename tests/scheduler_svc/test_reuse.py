@@ -14,8 +14,8 @@ from rpc.columns import pack
 from scheduler_svc.core import Policy, Preemption
 from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.engine import Engine
-from simulator.fake_worker import FakeModel, FakeWorker, start
-from simulator.slots import token_at
+from simulator.workers.fake_worker import FakeModel, FakeWorker, start
+from simulator.workers.slots import token_at
 from tests.pace import patience
 from tests.scheduler_svc.conftest import service_config
 

@@ -12,8 +12,8 @@ import pytest
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2, worker_pb2
 from rpc.columns import UINT32, pack, unpack
 from scheduler_svc.core.estimate.step_time import StepTime
-from simulator.fake_worker import FakeModel
-from simulator.slots import token_at
+from simulator.workers.fake_worker import FakeModel
+from simulator.workers.slots import token_at
 from tests.pace import patience
 from tests.scheduler_svc.conftest import start_again
 

@@ -9,10 +9,10 @@ import pytest
 from scheduler_svc.core import Policy, SchedulerConfig
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator import simulate
-from simulator.capacity import highest, is_bounded, trials
-from simulator.measures import CapacityObjective, WorkloadSummary, summarize
-from simulator.virtual_server import ServedWorkload, VirtualServer
-from simulator.workload import Arrival, BadTrace
+from simulator.capacity.measures import CapacityObjective, WorkloadSummary, summarize
+from simulator.capacity.rate_search import highest, is_bounded, trials
+from simulator.capacity.virtual_server import ServedWorkload, VirtualServer
+from simulator.capacity.workload import Arrival, BadTrace
 
 CONFIG = SchedulerConfig(
     num_blocks=1025,

@@ -14,10 +14,10 @@ from scheduler_svc.core.kv.slots import SlotTable
 from scheduler_svc.core.step.state import Residency
 from scheduler_svc.group import WorkerGroup
 from scheduler_svc.sampling import Sampling
-from simulator import story
-from simulator.history import ClientHistory, HistoryRules, expected, judge
-from simulator.scenario import MISHAPS, Mishap, Scenario, draw
-from simulator.story import Wrong, run_seed, run_story
+from simulator.chaos import story
+from simulator.chaos.history import ClientHistory, HistoryRules, expected, judge
+from simulator.chaos.scenario import MISHAPS, Mishap, Scenario, draw
+from simulator.chaos.story import Wrong, run_seed, run_story
 from tests.scheduler_svc.core.invariants import check_invariants
 
 FIRST, COUNT, PART = 0, 100, 25
@@ -31,7 +31,9 @@ def test_every_story_ends_well(first: int) -> None:
 
 def test_a_story_can_be_told_again() -> None:
     """In another process, too: no dependence on the order of sets or on addresses."""
-    code = "from simulator.story import run_seed; print([run_seed(s).digest for s in (3, 12)])"
+    code = (
+        "from simulator.chaos.story import run_seed; print([run_seed(s).digest for s in (3, 12)])"
+    )
     elsewhere = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.strip()

@@ -11,9 +11,9 @@ from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.engine import Engine
 from scheduler_svc.sampling import Sampling
 from simulator.__main__ import parse
-from simulator.fake_worker import FakeModel
-from simulator.loopback import DeviceStep, LoopbackWorker, start
-from simulator.slots import token_at
+from simulator.workers.fake_worker import FakeModel
+from simulator.workers.loopback import DeviceStep, LoopbackWorker, start
+from simulator.workers.slots import token_at
 from tests.pace import patience
 from tests.scheduler_svc.conftest import service_config
 

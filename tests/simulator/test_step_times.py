@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.core.estimate.step_time import StepTime
-from simulator.step_times import BadStepTime, parse_step_time
+from simulator.capacity.step_times import BadStepTime, parse_step_time
 
 TRUTH = StepTime(0.004, 2e-5, 1e-8)
 

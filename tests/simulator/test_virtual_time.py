@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from simulator import virtual_time
-from simulator.virtual_time import Deadlock
+from simulator.chaos import virtual_time
+from simulator.chaos.virtual_time import Deadlock
 
 
 async def nap(seconds: float, told: list[float]) -> None:

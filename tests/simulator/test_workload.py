@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.workload import (
+from simulator.capacity.workload import (
     Arrival,
     BadTrace,
     Prompts,

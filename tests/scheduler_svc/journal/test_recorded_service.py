@@ -15,7 +15,7 @@ from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.journal.recording import Recording
 from scheduler_svc.journal.replay import replay
 from scheduler_svc.journal.start import RecordOptions
-from simulator.fake_worker import FakeModel
+from simulator.workers.fake_worker import FakeModel
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 

@@ -14,9 +14,9 @@ from pagewire.v1 import scheduler_pb2, types_pb2
 from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.journal.start import RecordOptions
 from simulator import simulate
-from simulator.fake_worker import FakeModel
-from simulator.recorded import read_past
-from simulator.step_times import fit
+from simulator.capacity.recorded import read_past
+from simulator.capacity.step_times import fit
+from simulator.workers.fake_worker import FakeModel
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 BASE_S = 0.01

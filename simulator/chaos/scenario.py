@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Policy, Preemption
 from scheduler_svc.core.estimate.step_time import StepTime
-from simulator.fake_worker import FakeModel
-from simulator.virtual_network import Weather
-from simulator.virtual_worker import VirtualWorker
+from simulator.chaos.virtual_network import Weather
+from simulator.chaos.virtual_worker import VirtualWorker
+from simulator.workers.fake_worker import FakeModel
 
 VOCAB_SIZE = 50
 HEARTBEAT_TIMEOUT_S, STEP_TIMEOUT_S = 1.0, 2.0

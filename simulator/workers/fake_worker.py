@@ -19,8 +19,8 @@ from rpc.columns import BadColumn, pack
 from rpc.server import SERVER_OPTIONS, bind
 from rpc.state_hash import StateHashes
 from scheduler_svc.core.estimate.step_time import StepTime
-from simulator.slots import MAX_GRANTED_STEPS, FakeSlots, InconsistentStep, Outcome
-from simulator.stream import FrameRefused, WorkerStream, steps_of
+from simulator.workers.slots import MAX_GRANTED_STEPS, FakeSlots, InconsistentStep, Outcome
+from simulator.workers.stream import FrameRefused, WorkerStream, steps_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 INSTANT = StepTime()

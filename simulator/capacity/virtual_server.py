@@ -23,7 +23,7 @@ from scheduler_svc.core import (
     StepResult,
 )
 from scheduler_svc.core.estimate.step_time import StepTime
-from simulator.workload import Arrival, BadTrace, Prompts
+from simulator.capacity.workload import Arrival, BadTrace, Prompts
 
 
 @dataclass(slots=True)

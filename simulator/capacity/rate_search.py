@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from simulator.measures import CapacityObjective, WorkloadSummary, summarize
-from simulator.virtual_server import VirtualServer
-from simulator.workload import Arrival, at_rate, rate_per_s
+from simulator.capacity.measures import CapacityObjective, WorkloadSummary, summarize
+from simulator.capacity.virtual_server import VirtualServer
+from simulator.capacity.workload import Arrival, at_rate, rate_per_s
 
 PRECISION = 0.01  # relative, of the rate
 _MAX_DOUBLINGS = 20

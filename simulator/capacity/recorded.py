@@ -13,8 +13,8 @@ from scheduler_svc.core.step.plan import StepOutputs
 from scheduler_svc.journal.calls import perform
 from scheduler_svc.journal.events import arguments_of, plans_of
 from scheduler_svc.journal.recording import Recording
-from simulator.step_times import MeasuredStep
-from simulator.workload import Arrival
+from simulator.capacity.step_times import MeasuredStep
+from simulator.capacity.workload import Arrival
 
 
 @dataclass(slots=True)

@@ -23,9 +23,9 @@ from pagewire.v1 import worker_pb2
 from rpc.columns import BadColumn
 from rpc.server import SERVER_OPTIONS, bind
 from scheduler_svc.core.estimate.step_time import StepTime
-from simulator.fake_worker import FakeModel, describe, to_output
-from simulator.slots import FakeSlots, InconsistentStep
-from simulator.stream import FrameRefused, StepProgress, steps_of
+from simulator.workers.fake_worker import FakeModel, describe, to_output
+from simulator.workers.slots import FakeSlots, InconsistentStep
+from simulator.workers.stream import FrameRefused, StepProgress, steps_of
 
 SERVICE = "pagewire.v1.WorkerService"
 _SPIN_S = 200e-6  # a sleep may end this much late

@@ -7,7 +7,7 @@ import numpy as np
 
 from scheduler_svc.core import Finished, FinishReason, Request
 from scheduler_svc.sampling import Sampling
-from simulator.slots import token_at
+from simulator.workers.slots import token_at
 
 
 @dataclass(slots=True)

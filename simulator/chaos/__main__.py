@@ -12,8 +12,8 @@ import logging
 import sys
 import time
 
-from simulator.scenario import draw
-from simulator.story import Told, Wrong, run_seed
+from simulator.chaos.scenario import draw
+from simulator.chaos.story import Told, Wrong, run_seed
 
 
 def main(arguments: list[str] | None = None) -> int:

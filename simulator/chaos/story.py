@@ -19,11 +19,11 @@ from scheduler_svc.clients.outbox import Outbox
 from scheduler_svc.core import Refused, Request, Scheduler
 from scheduler_svc.engine import Engine, NotReady, QueueFull
 from scheduler_svc.sampling import Sampling
-from simulator import virtual_time
-from simulator.history import ClientHistory, HistoryRules, judge
-from simulator.scenario import MISHAPS, Ask, Mishap, Scenario, calm, draw
-from simulator.virtual_network import Channel, Weather
-from simulator.virtual_worker import VirtualWorker
+from simulator.chaos import virtual_time
+from simulator.chaos.history import ClientHistory, HistoryRules, judge
+from simulator.chaos.scenario import MISHAPS, Ask, Mishap, Scenario, calm, draw
+from simulator.chaos.virtual_network import Channel, Weather
+from simulator.chaos.virtual_worker import VirtualWorker
 
 PATIENCE_S = 400.0  # of the watchdog, in virtual seconds after the last failure
 DEADLINE_SLACK_S = 0.05

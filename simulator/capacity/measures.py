@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core import FinishReason
-from simulator.virtual_server import RequestOutcome, ServedWorkload
+from simulator.capacity.virtual_server import RequestOutcome, ServedWorkload
 
 PERCENTILES = (50, 90, 99)
 
