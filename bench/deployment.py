@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 
 from bench.product import free_ports, launched, settings
-from pagewire.cli.processes import Service, Services
-from pagewire.cli.services import ServiceSpec, plan
+from pagewire.cli.launcher.processes import Service, Services
+from pagewire.cli.launcher.services import ServiceSpec, plan
 from pagewire.v1 import (
     debug_pb2,
     debug_pb2_grpc,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import grpc
 
-from pagewire.cli import services
-from pagewire.cli.processes import Services
+from pagewire.cli.launcher import services
+from pagewire.cli.launcher.processes import Services
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
 ROOT = Path(__file__).parents[1]

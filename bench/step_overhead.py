@@ -26,7 +26,7 @@ import numpy as np
 from bench.deployment import attached, own_pid
 from bench.product import free_ports, hardware
 from bench.scheduler_core import commit
-from pagewire.cli.services import ServiceSpec
+from pagewire.cli.launcher.services import ServiceSpec
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2, worker_pb2
 from rpc.columns import pack
 from scheduler_svc.core.estimate.step_time import StepTime

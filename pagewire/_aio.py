@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import grpc.aio
 
-from pagewire import _answers, _batch, _convert
+from pagewire import _batch
 from pagewire._channel import (
     DEFAULT_RESUME_TIMEOUT_S,
     DEFAULT_TARGET,
@@ -20,6 +20,7 @@ from pagewire._channel import (
 )
 from pagewire._chat import ChatOptions, Messages
 from pagewire._errors import PagewireError, translated
+from pagewire._messages import answers, convert
 from pagewire._resume import Deadline, patience_for, resumed
 from pagewire._stream import AioCall, AsyncStream
 from pagewire._terminal import Progress
@@ -92,9 +93,9 @@ class AsyncClient:
         **options: Unpack[CallOptions],
     ) -> Completion:
         """Returns the completion of a text or token ids. Raises PagewireError."""
-        request = _convert.to_generate(prompt, params, options)
+        request = convert.to_generate(prompt, params, options)
         response = await self._call(self._stub.Generate, request, options.get("timeout_s"))
-        return _answers.to_completion(response)
+        return answers.to_completion(response)
 
     def stream(
         self,
@@ -103,7 +104,7 @@ class AsyncClient:
         **options: Unpack[CallOptions],
     ) -> AsyncStream:
         """Returns a stream of the completion of a text or token ids; it raises PagewireError."""
-        request = _convert.to_stream(prompt, params, options)
+        request = convert.to_stream(prompt, params, options)
         return self._open(self._stub.GenerateStream, request, options.get("timeout_s"))
 
     async def chat(
@@ -117,9 +118,9 @@ class AsyncClient:
         The conversation is a string (one turn of the user), or turns as Message or {"role",
         "content"}.
         """
-        request = _convert.to_chat(messages, params, options)
+        request = convert.to_chat(messages, params, options)
         response = await self._call(self._stub.Chat, request, options.get("timeout_s"))
-        return _answers.to_completion(response)
+        return answers.to_completion(response)
 
     def stream_chat(
         self,
@@ -128,7 +129,7 @@ class AsyncClient:
         **options: Unpack[ChatCallOptions],
     ) -> AsyncStream:
         """Returns a stream of the answer to a conversation. Reading it raises PagewireError."""
-        request = _convert.to_stream_chat(messages, params, options)
+        request = convert.to_stream_chat(messages, params, options)
         return self._open(self._stub.ChatStream, request, options.get("timeout_s"))
 
     async def batch(
@@ -145,12 +146,12 @@ class AsyncClient:
         The first failure cancels the rest and is raised. On a terminal, stderr shows a progress
         bar; `progress` forces it on or off.
         """
-        requests = _convert.to_batch(prompts, params, options)
+        requests = convert.to_batch(prompts, params, options)
         call = partial(self._stub.Generate, **self._connection.terms(options.get("timeout_s")))
         bar = Progress(len(requests), "batch", sys.stderr, enabled=progress)
         with translated(self._connection.target), bar:
             responses = await _batch.run_aio(call, requests, max_concurrency, bar.advance)
-        return [_answers.to_completion(response) for response in responses]
+        return [answers.to_completion(response) for response in responses]
 
     async def tokenize(
         self,
@@ -165,7 +166,7 @@ class AsyncClient:
 
         Raises PagewireError.
         """
-        request = _convert.to_tokenize(text, model, add_special_tokens, options)
+        request = convert.to_tokenize(text, model, add_special_tokens, options)
         response = await self._call(self._stub.Tokenize, request, timeout_s)
         return tuple(response.token_ids)
 
@@ -184,9 +185,9 @@ class AsyncClient:
         `pooling` selects the last token's hidden state or the mean over all tokens; `normalize`
         scales each vector to length 1. Raises PagewireError.
         """
-        request = _convert.to_embed(inputs, pooling, normalize, model, request_id)
+        request = convert.to_embed(inputs, pooling, normalize, model, request_id)
         response = await self._call(self._embedding_stub.Embed, request, timeout_s)
-        return _answers.to_embeddings(response)
+        return answers.to_embeddings(response)
 
     async def detokenize(
         self,
@@ -197,14 +198,14 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> str:
         """Returns the text of token ids. Raises PagewireError."""
-        request = _convert.to_detokenize(token_ids, model, skip_special_tokens)
+        request = convert.to_detokenize(token_ids, model, skip_special_tokens)
         response = await self._call(self._stub.Detokenize, request, timeout_s)
         return response.text
 
     async def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
         """Returns the served models; empty until a worker is ready. Raises PagewireError."""
         response = await self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
-        return _answers.to_models(response)
+        return answers.to_models(response)
 
     async def wait_until_ready(self, timeout_s: float = 60.0) -> tuple[Model, ...]:
         """Waits at most `timeout_s` seconds until the server serves a model; returns its models.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
 from pagewire._errors import InvalidArgument
-from pagewire._fields import set_fields
+from pagewire._messages.fields import set_fields
 from pagewire.v1 import inference_pb2 as pb
 
 

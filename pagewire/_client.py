@@ -9,7 +9,7 @@ from typing import Self, TypeVar, Unpack
 
 import grpc
 
-from pagewire import _answers, _batch, _convert
+from pagewire import _batch
 from pagewire._channel import (
     DEFAULT_RESUME_TIMEOUT_S,
     DEFAULT_TARGET,
@@ -20,6 +20,7 @@ from pagewire._channel import (
 )
 from pagewire._chat import ChatOptions, Messages
 from pagewire._errors import PagewireError, translated
+from pagewire._messages import answers, convert
 from pagewire._resume import Deadline, patience_for, resumed
 from pagewire._stream import Stream, StreamCall
 from pagewire._terminal import Progress
@@ -85,9 +86,9 @@ class Client:
 
         >>> client.generate("Once upon a time", max_tokens=16, temperature=0)  # doctest: +SKIP
         """
-        request = _convert.to_generate(prompt, params, options)
+        request = convert.to_generate(prompt, params, options)
         response = self._call(self._stub.Generate, request, options.get("timeout_s"))
-        return _answers.to_completion(response)
+        return answers.to_completion(response)
 
     def stream(
         self,
@@ -96,7 +97,7 @@ class Client:
         **options: Unpack[CallOptions],
     ) -> Stream:
         """Returns a stream of the completion of a text or token ids; it raises PagewireError."""
-        request = _convert.to_stream(prompt, params, options)
+        request = convert.to_stream(prompt, params, options)
         return self._open(self._stub.GenerateStream, request, options.get("timeout_s"))
 
     def chat(
@@ -114,9 +115,9 @@ class Client:
         >>> client.chat("What is the capital of France?").text  # doctest: +SKIP
         'The capital of France is Paris.'
         """
-        request = _convert.to_chat(messages, params, options)
+        request = convert.to_chat(messages, params, options)
         response = self._call(self._stub.Chat, request, options.get("timeout_s"))
-        return _answers.to_completion(response)
+        return answers.to_completion(response)
 
     def stream_chat(
         self,
@@ -129,7 +130,7 @@ class Client:
         >>> for delta in client.stream_chat("Tell me a joke."):  # doctest: +SKIP
         ...     print(delta.text, end="", flush=True)
         """
-        request = _convert.to_stream_chat(messages, params, options)
+        request = convert.to_stream_chat(messages, params, options)
         return self._open(self._stub.ChatStream, request, options.get("timeout_s"))
 
     def batch(
@@ -148,14 +149,14 @@ class Client:
 
         >>> client.batch(["2 + 2 =", "3 + 3 ="], max_tokens=4)  # doctest: +SKIP
         """
-        requests = _convert.to_batch(prompts, params, options)
+        requests = convert.to_batch(prompts, params, options)
         start = partial(
             self._stub.Generate.future, **self._connection.terms(options.get("timeout_s"))
         )
         bar = Progress(len(requests), "batch", sys.stderr, enabled=progress)
         with translated(self._connection.target), bar:
             responses = _batch.run(start, requests, max_concurrency, bar.advance)
-        return [_answers.to_completion(response) for response in responses]
+        return [answers.to_completion(response) for response in responses]
 
     def tokenize(
         self,
@@ -170,7 +171,7 @@ class Client:
 
         Raises PagewireError.
         """
-        request = _convert.to_tokenize(text, model, add_special_tokens, options)
+        request = convert.to_tokenize(text, model, add_special_tokens, options)
         response = self._call(self._stub.Tokenize, request, timeout_s)
         return tuple(response.token_ids)
 
@@ -191,9 +192,9 @@ class Client:
 
         >>> client.embed(["a cat", "a dog"]).vectors  # doctest: +SKIP
         """
-        request = _convert.to_embed(inputs, pooling, normalize, model, request_id)
+        request = convert.to_embed(inputs, pooling, normalize, model, request_id)
         response = self._call(self._embedding_stub.Embed, request, timeout_s)
-        return _answers.to_embeddings(response)
+        return answers.to_embeddings(response)
 
     def detokenize(
         self,
@@ -204,14 +205,14 @@ class Client:
         timeout_s: float | None = None,
     ) -> str:
         """Returns the text of token ids. Raises PagewireError."""
-        request = _convert.to_detokenize(token_ids, model, skip_special_tokens)
+        request = convert.to_detokenize(token_ids, model, skip_special_tokens)
         response = self._call(self._stub.Detokenize, request, timeout_s)
         return response.text
 
     def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
         """Returns the served models; empty until a worker is ready. Raises PagewireError."""
         response = self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
-        return _answers.to_models(response)
+        return answers.to_models(response)
 
     def wait_until_ready(self, timeout_s: float = 60.0) -> tuple[Model, ...]:
         """Waits at most `timeout_s` seconds until the server serves a model; returns its models.

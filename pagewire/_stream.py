@@ -13,8 +13,8 @@ from typing import Protocol, Self
 
 import grpc
 
-from pagewire._answers import Assembly
 from pagewire._errors import Cancelled, from_rpc_error
+from pagewire._messages.answers import Assembly
 from pagewire._resume import Reopen, ResumePatience
 from pagewire._types import Completion, Delta
 from pagewire.v1 import inference_pb2 as pb

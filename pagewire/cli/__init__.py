@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pagewire import __version__
 from pagewire._errors import PagewireError
 from pagewire._terminal import Style
-from pagewire.cli import bench, chat, complete, explain, replay, simulate, status, up
+from pagewire.cli import chat, complete, explain, replay, simulate, status
+from pagewire.cli.benchmark import bench
+from pagewire.cli.launcher import up
 from pagewire.cli.options import CommandError
 
 INTERRUPTED = 130  # as shells report SIGINT

@@ -7,7 +7,8 @@ import time
 import pytest
 
 import pagewire
-from pagewire import FinishReason, Message, SamplingParams, TokenLogprobs, Usage, _answers
+from pagewire import FinishReason, Message, SamplingParams, TokenLogprobs, Usage
+from pagewire._messages import answers
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import types_pb2
 from tests.pace import patience
@@ -93,11 +94,11 @@ def test_logprobs_come_with_their_tokens():
     delta = pb.OutputDelta(
         token_ids=[4], logprobs=[token], finish_reason=types_pb2.FINISH_REASON_STOP
     )
-    assembly = _answers.Assembly()
+    assembly = answers.Assembly()
     read = assembly.read(pb.GenerateStreamResponse(delta=delta))
     assert read.logprobs == assembly.completion().logprobs == (expected,)
     output = pb.Output(token_ids=[4], logprobs=[token], finish_reason=types_pb2.FINISH_REASON_STOP)
-    whole = _answers.to_completion(pb.GenerateResponse(output=output))
+    whole = answers.to_completion(pb.GenerateResponse(output=output))
     assert whole.logprobs == (expected,)
 
 
@@ -108,11 +109,11 @@ def test_prompt_logprobs_come_with_the_prompt_and_nothing_for_its_first_token(cl
     told = {"prompt_token_ids": [7, 8], "prompt_logprobs": [token]}
     expected = (None, TokenLogprobs(-0.5, 1))
     end = pb.OutputDelta(token_ids=[4], finish_reason=types_pb2.FINISH_REASON_STOP)
-    assembly = _answers.Assembly()
+    assembly = answers.Assembly()
     read = assembly.read(pb.GenerateStreamResponse(delta=pb.OutputDelta(**told)))
     assert assembly.read(pb.GenerateStreamResponse(delta=end)).prompt_logprobs == ()
     output = pb.Output(finish_reason=types_pb2.FINISH_REASON_STOP, **told)
-    whole = _answers.to_completion(pb.GenerateResponse(output=output))
+    whole = answers.to_completion(pb.GenerateResponse(output=output))
     for found in (read, assembly.completion(), whole):
         assert (found.prompt_token_ids, found.prompt_logprobs) == ((7, 8), expected)
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from pagewire import Prompt, Usage
-from pagewire.cli.load import (
+from pagewire.cli.benchmark.load import (
     LoadSettings,
     Objective,
     RequestFailed,

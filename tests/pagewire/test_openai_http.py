@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pagewire import Usage
-from pagewire.cli.load import RequestFailed, StreamArrival
-from pagewire.cli.openai_http import OpenAIServer
+from pagewire.cli.benchmark.load import RequestFailed, StreamArrival
+from pagewire.cli.benchmark.openai_http import OpenAIServer
 
 EVENTS = [
     {"choices": [{"text": "é"}], "usage": None},

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.cli.processes import Quiet
+from pagewire.cli.launcher.processes import Quiet
 from tests.pace import patience
 from tests.ports import free_port
 
@@ -295,7 +295,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("how", ["close", "terminate"])
 def test_a_guard_kills_what_does_not_listen_and_what_that_has_started(how):
-    guard_path = importlib.util.find_spec("pagewire.cli.guard").origin
+    guard_path = importlib.util.find_spec("pagewire.cli.launcher.guard").origin
     command = [sys.executable, guard_path, "0.3", sys.executable, "-c", STUBBORN]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as guard:
@@ -307,7 +307,7 @@ def test_a_guard_kills_what_does_not_listen_and_what_that_has_started(how):
 
 
 def test_a_guard_passes_the_status_on():
-    guard_path = importlib.util.find_spec("pagewire.cli.guard").origin
+    guard_path = importlib.util.find_spec("pagewire.cli.launcher.guard").origin
     command = [sys.executable, guard_path, "5", sys.executable, "-c", "raise SystemExit(7)"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as guard:
         assert guard.wait(patience(10)) == 7

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from pagewire._types import Prompt, Usage
-from pagewire.cli.load import RequestFailed, StreamArrival
+from pagewire.cli.benchmark.load import RequestFailed, StreamArrival
 
 DONE = "[DONE]"
 MAX_LINE_BYTES = 2**24

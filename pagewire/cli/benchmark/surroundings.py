@@ -11,7 +11,7 @@ import grpc
 
 import pagewire
 
-HERE = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parents[3]
 
 
 def describe() -> dict[str, object]:

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pagewire.cli import guard
+from pagewire.cli.launcher import guard
+from pagewire.cli.launcher.services import ServiceSpec
 from pagewire.cli.options import CommandError
-from pagewire.cli.services import ServiceSpec
 
 GRACE_S = 10.0
 TAIL_LINES = 20

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from pagewire._aio import AsyncClient
 from pagewire._terminal import Progress, Style
 from pagewire._types import Prompt
-from pagewire.cli import surroundings
-from pagewire.cli.load import (
+from pagewire.cli.benchmark import surroundings
+from pagewire.cli.benchmark.load import (
     Ask,
     LoadSettings,
     Objective,
@@ -28,7 +28,7 @@ from pagewire.cli.load import (
     run_load,
     summarize,
 )
-from pagewire.cli.openai_http import OpenAIServer
+from pagewire.cli.benchmark.openai_http import OpenAIServer
 from pagewire.cli.options import CommandError, add_command, add_connection, to_connection
 
 if TYPE_CHECKING:

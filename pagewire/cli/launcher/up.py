@@ -20,9 +20,9 @@ from pagewire._channel import Connection, open_channel
 from pagewire._client import Client
 from pagewire._terminal import StatusLine, Style
 from pagewire.cli import health
+from pagewire.cli.launcher.processes import POLL_S, Services
+from pagewire.cli.launcher.services import ServiceSpec, Settings, check_ports, find_checkout, plan
 from pagewire.cli.options import CommandError, add_command
-from pagewire.cli.processes import POLL_S, Services
-from pagewire.cli.services import ServiceSpec, Settings, check_ports, find_checkout, plan
 
 if TYPE_CHECKING:
     from pagewire.cli.options import Subparsers
@@ -31,7 +31,7 @@ QUESTION = "What is the capital of France?"
 MAX_SAMPLE_TOKENS = 32
 PROBE_S = 5.0  # a service that loads a model may take long to answer
 REPORT_S = 10.0  # interval of progress lines where they cannot be rewritten
-HERE = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parents[3]
 
 
 class StopRequested(BaseException):

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from pagewire._chat import ChatOptions, Messages, to_chat_options, to_messages
 from pagewire._errors import InvalidArgument
-from pagewire._fields import extend, set_fields
+from pagewire._messages.fields import extend, set_fields
 from pagewire._structure import to_structured_output
 from pagewire._types import (
     CallOptions,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pagewire.cli import bench_serve, checkout, options
+from pagewire.cli import checkout, options
+from pagewire.cli.benchmark import bench_serve
 
 if TYPE_CHECKING:
     from pagewire.cli.options import Subparsers
