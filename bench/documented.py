@@ -20,9 +20,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import checkpoints
-from bench.product import ROOT
-from bench.records import STDOUT, add_json
+from bench.harness import checkpoints
+from bench.harness.records import STDOUT, add_json
+from bench.harness.services import ROOT
 
 PART_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 30.0
@@ -117,7 +117,7 @@ def _model(
     folder = models.get(shape)
     if folder is None:
         folder = on.enter_context(checkpoints.room(shape))
-        if not execute("bench.checkpoints", ("--shape", shape, str(folder))):
+        if not execute("bench.harness.checkpoints", ("--shape", shape, str(folder))):
             return None
     return ("--shape", shape, "--model", str(folder.resolve()))
 

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import checkpoints
-from bench.records import Results, add_json, spread
+from bench.harness import checkpoints
+from bench.harness.records import Results, add_json, spread
 from worker_svc.config import ALL_REDUCES, ATTENTION_BACKENDS, PRODUCTS, WorkerConfig
 from worker_svc.device.device import resolve_device, set_num_threads
 from worker_svc.parallel import group as parallel

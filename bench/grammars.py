@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import tokenizers
 
-from bench.product import commit, hardware
+from bench.harness.services import commit, hardware
 from gateway.structure.structure import JsonSchema
 from rpc.grammar import Matcher, new_matcher, read_vocabulary
 

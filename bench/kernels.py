@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench.records import Results, add_json
+from bench.harness.records import Results, add_json
 from kernels.attention.decode_attention import decode_workspace, paged_decode_attention
 from kernels.attention.prefill_attention import paged_attention
 from kernels.attention.rope import norm_rope_write_kv

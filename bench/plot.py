@@ -3,7 +3,7 @@
     python -m bench.plot documented.jsonl --to docs/performance
 
 Of several results for the same measurement the last counts. Results of other engines are in
-`bench.peers`.
+`bench.compare.peers`.
 """
 
 import argparse
@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import peers
-from bench.bars import Chart, svg
-from bench.peers import CEILING, FLOOR, NANO_VLLM, VLLM
+from bench.compare import peers
+from bench.compare.peers import CEILING, FLOOR, NANO_VLLM, VLLM
+from bench.harness.bars import Chart, svg
 
 OURS = "pagewire"
 TENSOR_PARALLEL = "--tensor-parallel-size"

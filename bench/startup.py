@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import checkpoints
-from bench.client import drive
-from bench.deployment import serving
-from bench.records import Results, add_json
-from bench.workloads import WorkloadRequest
+from bench.harness import checkpoints
+from bench.harness.client import drive
+from bench.harness.deployment import serving
+from bench.harness.records import Results, add_json
+from bench.harness.workloads import WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from bench.deployment import attached, own_pid
-from bench.product import free_ports, hardware
+from bench.harness.deployment import attached, own_pid
+from bench.harness.services import free_ports, hardware
 from bench.scheduler_core import commit
 from pagewire.cli.launcher.services import ServiceSpec
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2, worker_pb2

@@ -11,8 +11,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench import split
-from bench.records import Results
+from bench.harness import split
+from bench.harness.records import Results
 
 BATCHES = (1, 8, 32, 128, 256)
 

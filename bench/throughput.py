@@ -12,8 +12,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench import split
-from bench.records import Results
+from bench.harness import split
+from bench.harness.records import Results
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -7,9 +7,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from bench import cpu_vs_transformers as bench
-from bench import product
-from bench.cpu_vs_transformers import ConcurrentRun, StreamTimes
+from bench.compare import cpu_vs_transformers as bench
+from bench.compare.cpu_vs_transformers import ConcurrentRun, StreamTimes
+from bench.harness import services
 from pagewire.cli.options import CommandError
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
@@ -87,7 +87,7 @@ async def test_a_run_streams_all_its_prompts_and_the_warm_up_is_dropped(num_toke
     try:
         batches = [[[20], [21]], [[22], [23]], [[24], [25]]]
         runs = await bench.measure_pagewire(f"127.0.0.1:{port}", batches, num_tokens)
-        with pytest.raises(product.ProductFailed, match=f"asked for 99 tokens, got {num_tokens}"):
+        with pytest.raises(services.ProductFailed, match=f"asked for 99 tokens, got {num_tokens}"):
             await bench.measure_pagewire(f"127.0.0.1:{port}", [[[20]]], 99)
     finally:
         await server.stop(None)
@@ -99,13 +99,13 @@ async def test_a_run_streams_all_its_prompts_and_the_warm_up_is_dropped(num_toke
 
 
 def test_ports_differ_from_each_other() -> None:
-    ports = product.free_ports()
+    ports = services.free_ports()
     assert len({ports.worker, ports.scheduler, ports.gateway_http, ports.gateway_grpc}) == 4
 
 
 def test_a_service_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
     last_words = r"(?s)the (worker|gateway) ended with status \d+; .*" + re.escape(str(tmp_path))
-    with pytest.raises(CommandError, match=last_words), product.running(tmp_path):
+    with pytest.raises(CommandError, match=last_words), services.running(tmp_path):
         pytest.fail("an empty folder cannot be served")
 
 

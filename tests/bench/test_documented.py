@@ -25,14 +25,16 @@ def test_a_part_that_fails_is_named_and_the_others_run(
 ) -> None:
     chosen = [
         DocumentedBench("bad", "no_such_benchmark", "tiny"),
-        DocumentedBench("good", "bars", "tiny"),  # has no command line: it runs and ends well
-        DocumentedBench("without a model", "bars", None, ("--only", "decode")),
+        DocumentedBench(
+            "good", "harness.bars", "tiny"
+        ),  # has no command line: it runs and ends well
+        DocumentedBench("without a model", "harness.bars", None, ("--only", "decode")),
     ]
     assert run_all(chosen, "results.jsonl", {}) == ["bad"]
     told = capfd.readouterr().err
-    assert "$ python -m bench.checkpoints --shape tiny" in told
-    assert "$ python -m bench.bars --shape tiny --model" in told
-    assert f"$ python -m bench.bars --json {Path.cwd()}/results.jsonl --only decode" in told
+    assert "$ python -m bench.harness.checkpoints --shape tiny" in told
+    assert "$ python -m bench.harness.bars --shape tiny --model" in told
+    assert f"$ python -m bench.harness.bars --json {Path.cwd()}/results.jsonl --only decode" in told
     assert f"--json {Path.cwd()}/results.jsonl" in told  # parts run elsewhere
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from bench.h2_reader import StreamFailed, read_all
+from bench.gateway.h2_reader import StreamFailed, read_all
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 from tests.pace import patience

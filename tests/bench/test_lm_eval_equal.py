@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.lm_eval_equal import FOLDER, TASKS, compare
+from bench.compare.lm_eval_equal import FOLDER, TASKS, compare
 
 
 def results() -> dict[str, Any]:

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from bench import plot
-from bench.bars import BOTTOM, HEIGHT, TOP, Chart, svg
-from bench.records import spread
+from bench.harness.bars import BOTTOM, HEIGHT, TOP, Chart, svg
+from bench.harness.records import spread
 
 SVG = "{http://www.w3.org/2000/svg}"
 

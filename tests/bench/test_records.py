@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import product
-from bench.records import Results, spread
+from bench.harness import services
+from bench.harness.records import Results, spread
 
 
 def test_results_are_appended_as_lines_with_their_command(tmp_path: Path) -> None:
@@ -27,20 +27,20 @@ def test_results_are_appended_as_lines_with_their_command(tmp_path: Path) -> Non
 def test_an_archive_says_of_which_commit_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not (product.ROOT / ".git").exists():
+    if not (services.ROOT / ".git").exists():
         pytest.skip("not a checkout")
     archive = subprocess.run(
         ["git", "archive", "HEAD", "bench/archived_commit.txt"],
-        cwd=product.ROOT,
+        cwd=services.ROOT,
         capture_output=True,
         check=True,
     ).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(tmp_path, filter="data")
-    here = product.commit()
-    monkeypatch.setattr(product, "ROOT", tmp_path)
-    monkeypatch.setattr(product, "ARCHIVED_COMMIT", tmp_path / "bench" / "archived_commit.txt")
-    archived = product.commit()
+    here = services.commit()
+    monkeypatch.setattr(services, "ROOT", tmp_path)
+    monkeypatch.setattr(services, "ARCHIVED_COMMIT", tmp_path / "bench" / "archived_commit.txt")
+    archived = services.commit()
     assert len(archived) >= 7
     assert here.startswith(archived)
 
@@ -48,5 +48,5 @@ def test_an_archive_says_of_which_commit_it_is(
 def test_a_copy_that_is_no_archive_is_of_an_unknown_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(product, "ROOT", tmp_path)
-    assert product.commit() == "unknown"
+    monkeypatch.setattr(services, "ROOT", tmp_path)
+    assert services.commit() == "unknown"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import steps
-from bench.split import idle_share, side_by_side
+from bench.harness.split import idle_share, side_by_side
 from pagewire.v1 import debug_pb2
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import lm_eval_equal
+from bench.compare import lm_eval_equal
 from tests.e2e.conftest import Product
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'lm-eval[api]'")

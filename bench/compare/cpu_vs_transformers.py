@@ -1,7 +1,7 @@
 """CPU: tokens per second through the three services, compared with transformers' generate.
 
-    python -m bench.cpu_vs_transformers                       starts the services itself
-    python -m bench.cpu_vs_transformers --target HOST:PORT    a running gateway
+    python -m bench.compare.cpu_vs_transformers                       starts the services itself
+    python -m bench.compare.cpu_vs_transformers --target HOST:PORT    a running gateway
 
 With --isa (avx512, avx2) both sides are held to that instruction set: pagewire by PAGEWIRE_CPU_ISA,
 transformers by the variables of torch, oneDNN and MKL, in a process of its own, since they are read
@@ -38,7 +38,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from bench import product
+from bench.harness import services
 from default_model import folder
 from pagewire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
@@ -216,7 +216,7 @@ async def _stream(
         if first_token_s is None and token_ids:
             first_token_s = time.perf_counter() - began_s
     if first_token_s is None or len(token_ids) != num_tokens:
-        raise product.ProductFailed(f"asked for {num_tokens} tokens, got {len(token_ids)}")
+        raise services.ProductFailed(f"asked for {num_tokens} tokens, got {len(token_ids)}")
     return StreamTimes(tuple(token_ids), first_token_s, time.perf_counter() - began_s)
 
 
@@ -235,17 +235,17 @@ def environment(load_before: float) -> dict[str, object]:
     """The environment of the run; a load above zero means that other processes were running."""
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
     return {
-        "hardware": product.hardware(),
+        "hardware": services.hardware(),
         "load_before": round(load_before, 2),
         "versions": {"python": platform.python_version(), **versions},
-        "commit": product.commit(),
-        "command": " ".join(["python -m bench.cpu_vs_transformers", *sys.argv[1:]]),
+        "commit": services.commit(),
+        "command": " ".join(["python -m bench.compare.cpu_vs_transformers", *sys.argv[1:]]),
     }
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.cpu_vs_transformers",
+        prog="python -m bench.compare.cpu_vs_transformers",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--model", type=Path, help="model folder (default: the default model)")
@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         served = (
             contextlib.nullcontext(options.target)
             if options.target
-            else product.running(model_folder, worker_options)
+            else services.running(model_folder, worker_options)
         )
         with served as address:
             for count in options.streams:

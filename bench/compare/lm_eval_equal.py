@@ -1,6 +1,7 @@
 """Checks that lm-eval gets the same results through the gateway as in its own process.
 
-    python -m bench.lm_eval_equal --url http://127.0.0.1:8000 --model FOLDER [--json results.jsonl]
+    python -m bench.compare.lm_eval_equal --url http://127.0.0.1:8000 --model FOLDER \\
+        [--json results.jsonl]
 
 The tasks of `bench/lm_eval_tasks` run twice: through `local-completions` against a running gateway
 (prompts of token ids, `echo`, `logprobs`), and through the harness's `hf` class on the same weights
@@ -113,7 +114,7 @@ def run(url: str, name: str, model: Path) -> list[Comparison]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints a line per metric; exits with 1 where the sides differ."""
-    parser = argparse.ArgumentParser(prog="python -m bench.lm_eval_equal")
+    parser = argparse.ArgumentParser(prog="python -m bench.compare.lm_eval_equal")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="URL of a running gateway")
     parser.add_argument("--model", type=Path, required=True, help="the served model's folder")
     parser.add_argument("--served-name", help="name of the model; else that of its folder")

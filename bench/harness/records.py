@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.product import commit, hardware
+from bench.harness.services import commit, hardware
 
 LIBRARIES = ("torch", "triton", "grpcio", "protobuf", "numpy", "safetensors")
 

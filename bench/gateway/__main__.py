@@ -27,7 +27,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from bench.product import ROOT, Ports, commit, free_ports, hardware
+from bench.harness.services import ROOT, Ports, commit, free_ports, hardware
 from default_model import folder
 
 RATES = (5_000, 10_000, 20_000, 30_000, 0)  # 0: without limit
@@ -107,7 +107,7 @@ class GatewayBench:
         self, ports: Ports, streams: int, tokens: int, rate: float
     ) -> Iterator[tuple[GatewayProcess, "subprocess.Popen[bytes]"]]:
         size = ("--streams", str(streams), "--tokens", str(tokens), "--rate", str(rate))
-        source = ("bench.gateway_peers", "source", "--model", str(self._model))
+        source = ("bench.gateway.peers", "source", "--model", str(self._model))
         gateway = ("gateway", "--model", str(self._model))
         with ExitStack() as stack:
             where = ("--port", str(ports.scheduler))
@@ -131,7 +131,7 @@ class GatewayBench:
         size = ("--streams", str(streams), "--tokens", str(tokens), "--repeat", str(repeat))
         arguments = ("readers", "--model", str(self._model), "--api", api, "--port", str(port))
         return subprocess.Popen(
-            [sys.executable, "-m", "bench.gateway_peers", *arguments, *size],
+            [sys.executable, "-m", "bench.gateway.peers", *arguments, *size],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=self._log,
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The two processes around the gateway measured by `bench.gateway`, each with its own core.
 
-    python -m bench.gateway_peers source ...     a scheduler: scripted tokens at a given rate
-    python -m bench.gateway_peers readers ...    the clients: as many streams as wished
+    python -m bench.gateway.peers source ...     a scheduler: scripted tokens at a given rate
+    python -m bench.gateway.peers readers ...    the clients: as many streams as wished
 
 Neither is counted. Both note times by the clock that all processes of a host share.
 """
@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 import uvloop
 
-from bench.h2_reader import read_all
+from bench.gateway.h2_reader import read_all
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import inference_pb2, scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc import columns

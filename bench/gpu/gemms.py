@@ -1,6 +1,6 @@
 """Times a layer's GEMMs with all algorithms that the worker tries, and with torch's own choice.
 
-    python -m bench.products --shape qwen3-8b
+    python -m bench.gpu.gemms --shape qwen3-8b
 
 Random weights of a real shape, each GEMM in a CUDA graph as the worker measures it at its start; an
 algorithm that saves no significant part of torch's time is reported as torch's.
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from bench.checkpoints import SHAPES, CheckpointShape
-from bench.records import Results, add_json
+from bench.harness.checkpoints import SHAPES, CheckpointShape
+from bench.harness.records import Results, add_json
 from kernels.gemm import cublas_lt
 from kernels.gemm.cublas_lt import ProductKind, ProductShape
 from worker_svc.models.fused_gemms import is_librarys
@@ -66,7 +66,7 @@ def measure(kind: ProductKind, row_counts: Sequence[int]) -> Iterator[dict[str, 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.products", description=__doc__, allow_abbrev=False,
+        prog="python -m bench.gpu.gemms", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-8b")
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[*batch_sizes(256), 8192])
     add_json(parser)
     options = parser.parse_args(arguments)
-    told = Results(options.json, ["python", "-m", "bench.products", *arguments])
+    told = Results(options.json, ["python", "-m", "bench.gpu.gemms", *arguments])
     for name, kind in kinds(SHAPES[options.shape], options.tensor_parallel_size).items():
         found = list(measure(kind, options.rows))
         for one in found:

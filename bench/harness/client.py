@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from bench.workloads import WorkloadRequest
+from bench.harness.workloads import WorkloadRequest
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from rpc.columns import UINT32, pack, unpack
 

@@ -1,6 +1,6 @@
 """Random checkpoints of real shapes for benchmarks: speed does not depend on what a model knows.
 
-python -m bench.checkpoints --shape qwen3-8b FOLDER
+python -m bench.harness.checkpoints --shape qwen3-8b FOLDER
 """
 
 import argparse
@@ -142,7 +142,7 @@ def _parts(shape: CheckpointShape) -> Iterator[dict[str, tuple[int, ...]]]:
 def main(arguments: Sequence[str]) -> int:
     """Writes a checkpoint."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.checkpoints", description=__doc__, allow_abbrev=False,
+        prog="python -m bench.harness.checkpoints", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--shape", choices=SHAPES, required=True)

@@ -14,7 +14,7 @@ from pagewire.cli.launcher import services
 from pagewire.cli.launcher.processes import Services
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ARCHIVED_COMMIT = ROOT / "bench" / "archived_commit.txt"
 START_TIMEOUT_S = 240.0
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from bench import checkpoints
-from bench.client import Run, drive
-from bench.deployment import Deployment, serving
-from bench.records import Results, add_json, spread
-from bench.workloads import PREFILL_LENGTH, WorkloadRequest, alike, prefills, workload
+from bench.harness import checkpoints
+from bench.harness.client import Run, drive
+from bench.harness.deployment import Deployment, serving
+from bench.harness.records import Results, add_json, spread
+from bench.harness.workloads import PREFILL_LENGTH, WorkloadRequest, alike, prefills, workload
 from pagewire.v1 import debug_pb2
 
 WARM_TOKENS = 32

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from bench.product import free_ports, launched, settings
+from bench.harness.services import free_ports, launched, settings
 from pagewire.cli.launcher.processes import Service, Services
 from pagewire.cli.launcher.services import ServiceSpec, plan
 from pagewire.v1 import (

@@ -1,6 +1,6 @@
 """Times sums over the GPUs of a host: NCCL followed by an add and a norm, and the own kernel.
 
-    python -m bench.all_reduce --size 2
+    python -m bench.gpu.all_reduce --size 2
 
 Each number is one call inside a CUDA graph of many; each call waits for the previous one and for
 all ranks. The link's rate is the bytes that a rank sends, divided by the time of the whole call.
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from bench.records import Results, add_json
+from bench.harness.records import Results, add_json
 from kernels.comm.all_gather import all_gather
 from kernels.comm.all_reduce import all_reduce
 from kernels.norm.rms_norm import add_rms_norm
@@ -122,7 +122,14 @@ def run(rank: int, size: int, port: int, width: int, report: Callable[..., None]
     """Runs one rank; rank 0 starts the others and reports."""
     device = parallel.device_of(rank, size, torch.device("cuda"))
     store = parallel.reach_store(port, size) if rank else parallel.host_store(size)
-    command = [sys.executable, "-m", "bench.all_reduce", *sys.argv[1:], "--port", str(store.port)]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.gpu.all_reduce",
+        *sys.argv[1:],
+        "--port",
+        str(store.port),
+    ]
     if rank == 0:
         for other in range(1, size):
             subprocess.Popen([*command, "--rank", str(other)])
@@ -137,7 +144,7 @@ def run(rank: int, size: int, port: int, width: int, report: Callable[..., None]
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.all_reduce", description=__doc__, allow_abbrev=False,
+        prog="python -m bench.gpu.all_reduce", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--size", type=int, default=2, help="GPUs")
@@ -148,7 +155,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     is_first = options.rank == 0
     told = Results(
-        options.json if is_first else None, ["python", "-m", "bench.all_reduce", *arguments]
+        options.json if is_first else None, ["python", "-m", "bench.gpu.all_reduce", *arguments]
     )
 
     def report(benchmark: str, values: dict[str, float]) -> None:
