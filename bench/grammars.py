@@ -18,7 +18,7 @@ import tokenizers
 
 from bench.harness.services import commit, hardware
 from gateway.structure.structure import JsonSchema
-from rpc.grammar import Matcher, new_matcher, read_vocabulary
+from wire.grammar import Matcher, new_matcher, read_vocabulary
 
 ADDRESS = {
     "type": "object",

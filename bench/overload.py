@@ -21,13 +21,13 @@ from google.rpc.error_details_pb2 import RetryInfo
 from grpc_status import rpc_status
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from rpc.server import SERVER_OPTIONS, bind
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Policy
 from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
 from simulator.workers.fake_worker import FakeModel, FakeWorker, start
+from wire.server import SERVER_OPTIONS, bind
 
 NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS, NUM_SLOTS = 64, 16, 8
 STEP_TIME = StepTime(base_s=0.020, per_token_s=20e-6)

@@ -28,10 +28,10 @@ from bench.harness.services import free_ports, hardware
 from bench.scheduler_core import commit
 from pagewire.cli.launcher.services import ServiceSpec
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2, worker_pb2
-from rpc.columns import pack
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.workers.fake_worker import FakeModel
 from simulator.workers.loopback import Device, DeviceStep, wake_on_time
+from wire.columns import pack
 
 PROMPT_TOKENS = 64
 BLOCK_SIZE = 16

@@ -11,7 +11,7 @@ from gateway.config import parse_args
 from gateway.server import serve
 from gateway.supervisor import die_with_parent, supervise
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
-from rpc.server import PortInUse
+from wire.server import PortInUse
 
 
 def main() -> int:

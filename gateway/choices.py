@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 from gateway.errors import invalid
 from gateway.generation import GenerationRequest, Usage
-from rpc.sampling import GREEDY_TEMPERATURE
+from wire.sampling import GREEDY_TEMPERATURE
 
 MAX_CHOICES = 16
 

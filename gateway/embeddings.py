@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gateway.errors import ErrorKind, RequestError
 from gateway.generation import Usage
-from rpc.prompt_reports import HiddenMean, PromptReport
+from wire.prompt_outputs import HiddenMean, PromptReport
 
 
 @dataclass(frozen=True, slots=True)

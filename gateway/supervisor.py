@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from gateway.config import GatewayConfig
-from rpc.server import PortInUse
+from wire.server import PortInUse
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FIRST_BACKOFF_S = 0.2

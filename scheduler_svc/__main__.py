@@ -10,13 +10,13 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pagewire.v1 import debug_pb2_grpc, scheduler_pb2_grpc
-from rpc.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
 from scheduler_svc.config import ServiceConfig, parse
 from scheduler_svc.debug import DebugService
 from scheduler_svc.engine import Engine
 from scheduler_svc.journal.recorder import SWITCH_INTERVAL_S
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker.link import FencedOut
+from wire.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
 
 logger = logging.getLogger("scheduler_svc")
 

@@ -7,10 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, types_pb2, worker_pb2
-from rpc.columns import INT32, UINT8, UINT32, pack, unpack
-from rpc.logprobs import LogprobColumns
-from rpc.prompt_reports import PromptReport
-from rpc.state_hash import StateHashes
 from scheduler_svc.core import (
     BlockMoves,
     EnteringSequence,
@@ -22,6 +18,10 @@ from scheduler_svc.core import (
     StepResult,
 )
 from scheduler_svc.sampling import BadSampling, Sampling, resolve
+from wire.columns import INT32, UINT8, UINT32, pack, unpack
+from wire.logprobs import LogprobColumns
+from wire.prompt_outputs import PromptReport
+from wire.state_hash import StateHashes
 
 FINISH_REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,

@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from rpc.columns import BadColumn, unpack
-from rpc.prompt_reports import HiddenMean
 from scheduler_svc.clients.outbox import Outbox, RequestEnd
 from scheduler_svc.convert import (
     FINISH_REASONS,
@@ -34,6 +32,8 @@ from scheduler_svc.engine import Engine, NotReady, QueueFull
 from scheduler_svc.sampling import BadSampling
 from scheduler_svc.status import status_of
 from scheduler_svc.statuses import overloaded_metadata
+from wire.columns import BadColumn, unpack
+from wire.prompt_outputs import HiddenMean
 
 MAX_REQUEST_ID_BYTES = 256
 _REFUSALS = {

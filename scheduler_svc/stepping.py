@@ -7,7 +7,6 @@ next steps before it has finished the last, whatever the latency. A change cuts 
 import time
 
 from pagewire.v1 import worker_pb2
-from rpc.columns import BadColumn
 from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.convert import to_logprobs, to_reports, to_result, to_state, to_step
@@ -16,6 +15,7 @@ from scheduler_svc.explain.trace import Trace
 from scheduler_svc.worker.link import Answer, LinkLost, WorkerLink
 from scheduler_svc.worker.pace import Pace
 from scheduler_svc.worker.state_check import StateCheck, StateDiffers
+from wire.columns import BadColumn
 
 
 class Stepping:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from rpc.server import PortInUse
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.capacity.step_times import BadStepTime, parse_step_time
 from simulator.workers.fake_worker import FakeModel
 from simulator.workers.loopback import DeviceStep, LoopbackWorker, start
+from wire.server import PortInUse
 
 logger = logging.getLogger("simulator")
 

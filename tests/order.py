@@ -10,7 +10,7 @@ PRODUCTS = ("tiny_product", "product")  # fixtures that start services; a file i
 
 # Folders by what their tests cost. What is in none of them costs as much as the middle.
 FOLDERS = (
-    ("rpc", "protos", "simulator", "scheduler_svc/core"),
+    ("wire", "protos", "simulator", "scheduler_svc/core"),
     ("scheduler_svc", "gateway", "pagewire", "bench"),
     (".", "default_model"),
     ("kernels", "worker_svc"),

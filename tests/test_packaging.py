@@ -88,7 +88,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     ignored = shutil.ignore_patterns("__pycache__")
-    for package in ("pagewire", "gateway", "scheduler_svc", "worker_svc", "kernels", "rpc"):
+    for package in ("pagewire", "gateway", "scheduler_svc", "worker_svc", "kernels", "wire"):
         shutil.copytree(ROOT / package, tree / package, ignore=ignored)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     options = ["--no-index", "--quiet", "--disable-pip-version-check", "--wheel-dir"]

@@ -23,8 +23,8 @@ import uvloop
 from bench.gateway.h2_reader import read_all
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import inference_pb2, scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from rpc import columns
-from rpc.server import SERVER_OPTIONS, bind
+from wire import columns
+from wire.server import SERVER_OPTIONS, bind
 
 GENERATE_STREAM = "/pagewire.v1.InferenceService/GenerateStream"
 MODEL_NAME = "scripted"

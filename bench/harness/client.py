@@ -9,7 +9,7 @@ import grpc
 
 from bench.harness.workloads import WorkloadRequest
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from rpc.columns import UINT32, pack, unpack
+from wire.columns import UINT32, pack, unpack
 
 CONNECT_TIMEOUT_S = 10.0
 SETTLED = 8  # tokens of every request before steps are timed

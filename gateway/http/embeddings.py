@@ -19,7 +19,7 @@ from gateway.http.completions import unless_disconnected
 from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.schema import PROMPT_SCHEMA, Body, Neutral, parse_prompts
 from gateway.pipeline import Pipeline
-from rpc.logprobs import FLOAT32
+from wire.logprobs import FLOAT32
 
 
 def _parse_inputs(value: Any) -> list[str | tuple[int, ...]]:

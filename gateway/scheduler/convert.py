@@ -32,8 +32,8 @@ from gateway.structure.structure import (
 from gateway.text.logprobs import OutputTokenLogprobs, RawLogprobs, raw_logprobs
 from gateway.text.prompt_outputs import PromptTold
 from pagewire.v1 import inference_pb2, scheduler_pb2, types_pb2
-from rpc import columns
-from rpc.logprobs import LogprobColumns
+from wire import columns
+from wire.logprobs import LogprobColumns
 
 REASON_TO_PROTO = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,

@@ -27,8 +27,8 @@ from gateway.scheduler.convert import (
 )
 from gateway.scheduler.live_request import LiveRequest, Submission
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
-from rpc import columns
-from rpc.prompt_reports import PromptReport
+from wire import columns
+from wire.prompt_outputs import PromptReport
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gateway.errors import RequestError
 from gateway.generation import Finish, PrefixReuse, PromptPooling, SamplingParams, Standing
 from gateway.text.logprobs import RawLogprobs
-from rpc.prompt_reports import PromptReport
+from wire.prompt_outputs import PromptReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from gateway.scheduler.convert import model_from_proto
 from gateway.scheduler.link import SchedulerLink
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
-from rpc.grammar import LLGUIDANCE_VERSION
-from rpc.patience import Patience
+from wire.grammar import LLGUIDANCE_VERSION
+from wire.patience import Patience
 
 POLL_INTERVAL_S = 1.0
 POLL_TIMEOUT_S = 2.0

@@ -8,7 +8,7 @@ from typing import Any
 from gateway.errors import RequestError, invalid, unsupported
 from gateway.structure import json_schema
 from gateway.structure.structure import CallList, JsonSchema, Structure
-from rpc.grammar import BadGrammar, BadVocabulary, Vocabulary, new_matcher, read_vocabulary
+from wire.grammar import BadGrammar, BadVocabulary, Vocabulary, new_matcher, read_vocabulary
 
 MAX_KNOWN_GRAMMARS = 256
 

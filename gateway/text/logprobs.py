@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.text.detokenizer import Detokenizer
-from rpc.logprobs import LogprobColumns
+from wire.logprobs import LogprobColumns
 
 Spell = Callable[[int], bytes]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from gateway.errors import ErrorKind, RequestError
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.logprobs import LogprobReader, OutputTokenLogprobs, Spell, raw_logprobs
-from rpc.prompt_reports import PromptReport
+from wire.prompt_outputs import PromptReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rpc.logprobs import LogprobColumns, join
-from rpc.prompt_reports import PromptReport
 from scheduler_svc.core import Finished
+from wire.logprobs import LogprobColumns, join
+from wire.prompt_outputs import PromptReport
 
 
 @dataclass(frozen=True, slots=True)

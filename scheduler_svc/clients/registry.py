@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from rpc.logprobs import LogprobColumns
-from rpc.prompt_reports import PromptReport
 from scheduler_svc.clients.outbox import Admitted, Outbox, RequestEnd
 from scheduler_svc.core import Finished, FinishReason, StepOutputs, StepPlan
+from wire.logprobs import LogprobColumns
+from wire.prompt_outputs import PromptReport
 
 _STATUS_CODES = {  # gRPC status codes
     FinishReason.ERROR: 13,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagewire.v1.journal_pb2 import JournalEvent, JournalPlanFacts
-from rpc.columns import pack
 from scheduler_svc.convert import to_step
 from scheduler_svc.core import (
     Cut,
@@ -24,6 +23,7 @@ from scheduler_svc.core import (
 from scheduler_svc.journal import values
 from scheduler_svc.journal.calls import SET_STOP_IDS
 from scheduler_svc.journal.mask import Mask
+from wire.columns import pack
 
 
 @dataclass(frozen=True, slots=True)

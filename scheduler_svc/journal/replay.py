@@ -8,11 +8,11 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from pagewire.v1.journal_pb2 import JournalEvent
-from rpc.columns import INT32, unpack
 from scheduler_svc.core import OutOfStep, Refused, Scheduler
 from scheduler_svc.journal.calls import perform
 from scheduler_svc.journal.events import Call, arguments_of, outcome_of, to_event
 from scheduler_svc.journal.recording import Recording
+from wire.columns import INT32, unpack
 
 _COMPARED = ("raised", "outcome", "step", "plan")
 _SHOWN = 12  # elements of a column shown in a report

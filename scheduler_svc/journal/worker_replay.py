@@ -12,13 +12,13 @@ import numpy as np
 
 from pagewire.v1 import worker_pb2
 from pagewire.v1.journal_pb2 import JournalEvent
-from rpc.columns import unpack
 from scheduler_svc.convert import to_result
 from scheduler_svc.core import StepResult
 from scheduler_svc.journal.events import arguments_of
 from scheduler_svc.journal.recording import NotReplayable, Recording
 from scheduler_svc.journal.replay import Divergence, ReplayReport, is_answer_to
 from scheduler_svc.worker.link import LinkLost, WorkerClient, WorkerLink
+from wire.columns import unpack
 
 _HEARTBEAT_TIMEOUT_S = 10.0
 # Limits that must be at least those of the recorded worker.

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import grpc
 
 from pagewire.v1 import worker_pb2, worker_pb2_grpc
-from rpc.patience import Patience
-from rpc.server import CHANNEL_OPTIONS
 from scheduler_svc.worker.watch import Watch, silence_patience
+from wire.patience import Patience
+from wire.server import CHANNEL_OPTIONS
 
 PROTOCOL_VERSION = 1
 _DESCRIBE_TIMEOUT_S = 2.0

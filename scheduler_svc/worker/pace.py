@@ -7,10 +7,10 @@ every refusal.
 from collections.abc import Iterable
 
 from pagewire.v1 import timing_pb2
-from rpc.step_pace import StepPace
 from scheduler_svc.core import Request, Scheduler, StepPlan
 from scheduler_svc.core.estimate.forecast import Forecast, forecast
 from scheduler_svc.core.estimate.step_time import StepTime, StepTimeFit
+from wire.step_pace import StepPace
 
 _FRESH_S = 0.05  # reuse a forecast for this long
 _UNKNOWN_S = 1.0  # time to retry after, before any step was measured

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rpc.state_hash import Hashes, StateHashes, block_weights, slot_hashes
 from scheduler_svc.core import Scheduler, Sequence, StepPlan
 from scheduler_svc.core.kv.slots import Index
+from wire.state_hash import Hashes, StateHashes, block_weights, slot_hashes
 
 _NAMED_SLOTS = 8  # most slots named in a message
 _FEW_BLOCKS = 8  # appended since the last check; more are summed slot by slot

@@ -2,13 +2,13 @@
 
 Time comes in as ticks, and a tick counts for little more than it should have taken: a process that
 was stopped itself cannot say how long others were silent, and first reads what has come meanwhile.
-How long a silence may be follows how long silences were that ended well: `rpc.patience`.
+How long a silence may be follows how long silences were that ended well: `wire.patience`.
 """
 
 from collections import deque
 
 from pagewire.v1 import worker_pb2
-from rpc.patience import Patience
+from wire.patience import Patience
 
 TICK_S = 0.25
 _LONGEST_TICK_S = 2 * TICK_S

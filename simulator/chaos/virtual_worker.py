@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import grpc
 
 from pagewire.v1 import types_pb2, worker_pb2
-from rpc.columns import BadColumn, pack
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.chaos.virtual_network import Weather, WorkerEnd
 from simulator.workers.fake_worker import FakeModel
 from simulator.workers.slots import MAX_GRANTED_STEPS, FakeSlots, InconsistentStep
 from simulator.workers.stream import steps_of
+from wire.columns import BadColumn, pack
 
 
 @dataclass(slots=True)

@@ -15,12 +15,12 @@ import grpc
 import numpy as np
 
 from pagewire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
-from rpc.columns import BadColumn, pack
-from rpc.server import SERVER_OPTIONS, bind
-from rpc.state_hash import StateHashes
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.workers.slots import MAX_GRANTED_STEPS, FakeSlots, InconsistentStep, Outcome
 from simulator.workers.stream import FrameRefused, WorkerStream, steps_of
+from wire.columns import BadColumn, pack
+from wire.server import SERVER_OPTIONS, bind
+from wire.state_hash import StateHashes
 
 Context = grpc.aio.ServicerContext[Any, Any]
 INSTANT = StepTime()

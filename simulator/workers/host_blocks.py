@@ -3,7 +3,7 @@
 import numpy as np
 
 from pagewire.v1.worker_pb2 import SchedulerOutput
-from rpc.columns import unpack
+from wire.columns import unpack
 
 
 class InconsistentStep(ValueError):

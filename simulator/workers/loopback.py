@@ -20,12 +20,12 @@ from typing import Any
 import grpc
 
 from pagewire.v1 import worker_pb2
-from rpc.columns import BadColumn
-from rpc.server import SERVER_OPTIONS, bind
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.workers.fake_worker import FakeModel, describe, to_output
 from simulator.workers.slots import FakeSlots, InconsistentStep
 from simulator.workers.stream import FrameRefused, StepProgress, steps_of
+from wire.columns import BadColumn
+from wire.server import SERVER_OPTIONS, bind
 
 SERVICE = "pagewire.v1.WorkerService"
 _SPIN_S = 200e-6  # a sleep may end this much late
@@ -222,7 +222,7 @@ class LoopbackWorker:
 
 
 def start(worker: LoopbackWorker, address: str) -> tuple[grpc.Server, int]:
-    """Serves a worker; returns the server and its port. Raises rpc.server.PortInUse."""
+    """Serves a worker; returns the server and its port. Raises wire.server.PortInUse."""
     server = grpc.server(ThreadPoolExecutor(8), options=SERVER_OPTIONS)
     handlers: dict[str, Any] = {
         "Describe": grpc.unary_unary_rpc_method_handler(

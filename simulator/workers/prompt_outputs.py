@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from pagewire.v1 import types_pb2
 from pagewire.v1.worker_pb2 import NewSequence
-from rpc.columns import unpack
-from rpc.logprobs import LogprobColumns
-from rpc.prompt_reports import PromptReport
+from wire.columns import unpack
+from wire.logprobs import LogprobColumns
+from wire.prompt_outputs import PromptReport
 
 HIDDEN_SIZE = 8
 

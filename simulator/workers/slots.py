@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.v1.worker_pb2 import NewSequence, SchedulerOutput
-from rpc.columns import unpack
-from rpc.logprobs import LogprobColumns
-from rpc.prompt_reports import PromptReport
-from rpc.state_hash import StateHashes, block_weights, slot_hashes, table_sums
 from simulator.workers.host_blocks import HostBlocks
 from simulator.workers.host_blocks import InconsistentStep as InconsistentStep
 from simulator.workers.prompt_outputs import Question, logprob_of
+from wire.columns import unpack
+from wire.logprobs import LogprobColumns
+from wire.prompt_outputs import PromptReport
+from wire.state_hash import StateHashes, block_weights, slot_hashes, table_sums
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)

@@ -18,9 +18,9 @@ from gateway.config import GatewayConfig
 from gateway.server import Gateway
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from rpc import columns
 from simulator.workers.prompt_outputs import Question
 from tests.pace import paced, patience
+from wire import columns
 
 CORPUS = [
     "Hello world, how are you today? The capital of France is Paris.",

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, types_pb2
-from rpc import columns
-from rpc.logprobs import LogprobColumns
+from wire import columns
+from wire.logprobs import LogprobColumns
 
 from .conftest import FakeScheduler, tell_of_prompt
 

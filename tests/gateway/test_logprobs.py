@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, types_pb2
-from rpc import columns
-from rpc.logprobs import LogprobColumns
+from wire import columns
+from wire.logprobs import LogprobColumns
 
 from .http_calls import post, telling_logprobs
 

@@ -12,8 +12,8 @@ from pagewire.v1 import (
     inference_pb2_grpc,
     types_pb2,
 )
-from rpc.logprobs import LogprobColumns
 from simulator.workers.prompt_outputs import logprob_of
+from wire.logprobs import LogprobColumns
 
 from .http_calls import post, refusal, telling_logprobs
 

@@ -15,7 +15,7 @@ from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import scheduler_pb2
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
-from rpc import columns
+from wire import columns
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -12,10 +12,10 @@ from gateway.scheduler.link import WAKES_PER_ROUND, SchedulerLink, WakeQueue
 from gateway.scheduler.live_request import LiveRequest, Submission, TokenArrival
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
-from rpc import columns
-from rpc.grammar import LLGUIDANCE_VERSION
-from rpc.server import SERVER_OPTIONS, PortInUse, bind
 from tests.pace import patience
+from wire import columns
+from wire.grammar import LLGUIDANCE_VERSION
+from wire.server import SERVER_OPTIONS, PortInUse, bind
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

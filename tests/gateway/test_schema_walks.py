@@ -15,8 +15,8 @@ import tokenizers
 
 from default_model.folder import ensure
 from gateway.structure.structure import JsonSchema
-from rpc.grammar import Vocabulary, new_matcher, read_vocabulary
 from tests.schemas import make_schema
+from wire.grammar import Vocabulary, new_matcher, read_vocabulary
 
 VOCAB_SIZE, EOS = 49152, 2
 MAX_TOKENS = 600

@@ -13,7 +13,7 @@ from gateway import limits
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, types_pb2
-from rpc.grammar import new_matcher, read_vocabulary
+from wire.grammar import new_matcher, read_vocabulary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

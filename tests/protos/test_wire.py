@@ -28,8 +28,8 @@ from pagewire.v1 import (
     types_pb2,
     worker_pb2,
 )
-from rpc.columns import UINT8, UINT32, pack
-from rpc.logprobs import LogprobColumns
+from wire.columns import UINT8, UINT32, pack
+from wire.logprobs import LogprobColumns
 
 FOLDER = Path(__file__).parent
 MODULES = (

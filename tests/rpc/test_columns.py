@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.columns import INT32, UINT8, UINT32, BadColumn, pack, unpack
+from wire.columns import INT32, UINT8, UINT32, BadColumn, pack, unpack
 
 
 @given(st.lists(st.integers(-(1 << 31), (1 << 31) - 1)))

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.v1 import types_pb2
-from rpc.columns import BadColumn, pack
-from rpc.logprobs import LogprobColumns, join
+from wire.columns import BadColumn, pack
+from wire.logprobs import LogprobColumns, join
 
 
 def columns_of(tokens: dict[int, float], width: int = 2) -> LogprobColumns:

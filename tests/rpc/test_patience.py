@@ -2,7 +2,7 @@
 
 import pytest
 
-from rpc.patience import Patience
+from wire.patience import Patience
 
 
 def test_a_peer_that_is_in_time_has_the_least_limit() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pagewire.v1 import types_pb2
-from rpc.columns import BadColumn
-from rpc.logprobs import LogprobColumns
-from rpc.prompt_reports import HiddenMean, PromptReport
+from wire.columns import BadColumn
+from wire.logprobs import LogprobColumns
+from wire.prompt_outputs import HiddenMean, PromptReport
 
 
 def columns(num_rows: int, num_top: int) -> LogprobColumns:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rpc.step_pace import StepPace
+from wire.step_pace import StepPace
 
 
 def test_nothing_is_expected_before_anything_was_measured() -> None:

@@ -10,7 +10,6 @@ import grpc
 import pytest
 
 from pagewire.v1 import debug_pb2_grpc, scheduler_pb2_grpc
-from rpc.server import SERVER_OPTIONS, PortInUse, bind
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Scheduler
 from scheduler_svc.core.estimate.step_time import StepTime
@@ -20,6 +19,7 @@ from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker.link import FencedOut
 from simulator.workers.fake_worker import FakeModel, FakeWorker, start
 from tests.pace import paced, patience
+from wire.server import SERVER_OPTIONS, PortInUse, bind
 
 T = TypeVar("T")
 

@@ -11,13 +11,13 @@ from google.rpc.error_details_pb2 import RetryInfo
 from grpc_status import rpc_status
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
-from rpc.columns import pack
 from scheduler_svc.config import parse
 from scheduler_svc.core import Policy
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.workers.fake_worker import FakeModel
 from tests.pace import paced
 from tests.scheduler_svc.conftest import obey, pushback_s
+from wire.columns import pack
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 STEPS, SLOW_STEPS = StepTime(base_s=0.004), StepTime(base_s=paced(0.02))

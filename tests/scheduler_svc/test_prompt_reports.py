@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
-from rpc.columns import UINT32, pack, unpack
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.workers.fake_worker import FakeModel
 from simulator.workers.prompt_outputs import hidden_of, logprob_of
 from tests.scheduler_svc.conftest import start_again
+from wire.columns import UINT32, pack, unpack
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 LAST, MEAN = types_pb2.POOLING_LAST, types_pb2.POOLING_MEAN

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from pagewire.v1 import scheduler_pb2, types_pb2
-from rpc.columns import pack
 from scheduler_svc.core import Policy, Preemption
 from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.engine import Engine
@@ -18,6 +17,7 @@ from simulator.workers.fake_worker import FakeModel, FakeWorker, start
 from simulator.workers.slots import token_at
 from tests.pace import patience
 from tests.scheduler_svc.conftest import service_config
+from wire.columns import pack
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 

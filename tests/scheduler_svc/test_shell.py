@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2, worker_pb2
-from rpc.columns import UINT32, pack, unpack
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.workers.fake_worker import FakeModel
 from simulator.workers.slots import token_at
 from tests.pace import patience
 from tests.scheduler_svc.conftest import start_again
+from wire.columns import UINT32, pack, unpack
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 Generate = scheduler_pb2.SchedulerServiceGenerateRequest

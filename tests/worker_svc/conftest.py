@@ -14,8 +14,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagewire.v1 import worker_pb2
-from rpc.columns import pack, unpack
 from tests.pace import patience
+from wire.columns import pack, unpack
 from worker_svc.config import WorkerConfig
 from worker_svc.process.compute_thread import ComputeThread
 from worker_svc.serving.server import WorkerServer

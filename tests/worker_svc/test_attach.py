@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from pagewire.v1 import worker_pb2
-from rpc.columns import pack
+from wire.columns import pack
 
 from .conftest import VOCAB_SIZE, Attachment, Worker, make_sequence
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.v1 import types_pb2, worker_pb2
-from rpc.columns import UINT8, pack, unpack
+from wire.columns import UINT8, pack, unpack
 from worker_svc.protocol.codec import decode_hello, decode_step, encode_output
 from worker_svc.protocol.step import BadStep, Limits, RowSampling, StepOutput, StepTimings
 

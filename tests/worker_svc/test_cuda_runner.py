@@ -21,7 +21,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rpc.state_hash import block_weights, slot_hashes
+from wire.state_hash import block_weights, slot_hashes
 from worker_svc.config import WorkerConfig
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput

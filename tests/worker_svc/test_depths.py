@@ -10,12 +10,12 @@ import grpc
 import pytest
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from rpc.server import SERVER_OPTIONS, bind
 from scheduler_svc.core import Preemption
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
 from tests.pace import patience
 from tests.scheduler_svc.conftest import service_config
+from wire.server import SERVER_OPTIONS, bind
 
 from .conftest import WORKER_CONFIG, Worker, make_prompt, serving
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pagewire.v1 import worker_pb2
-from rpc.columns import pack, unpack
+from wire.columns import pack, unpack
 from worker_svc.config import parse
 from worker_svc.process.failpoints import DEFAULT_STALL_S, Failpoint, Failpoints, Fault
 

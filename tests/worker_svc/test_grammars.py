@@ -13,8 +13,8 @@ import pytest
 import tokenizers
 import torch
 
-import rpc.grammar
-from rpc.grammar import Matcher, Vocabulary, read_vocabulary
+import wire.grammar
+from wire.grammar import Matcher, Vocabulary, read_vocabulary
 from worker_svc.protocol.step import ROW_DEAD_END, NewSequence, RowSampling, StepInput, StepOutput
 from worker_svc.runner.model_runner import NO_TOKEN_LEFT, ModelRunner
 from worker_svc.sampling.grammars import GrammarPlace, Grammars
@@ -254,7 +254,7 @@ def test_outputs_do_not_use_up_each_others_limits(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = llguidance.LLParserLimits(max_lexer_states=500, verbose_errors=False)
-    monkeypatch.setattr(rpc.grammar, "LIMITS", limits)
+    monkeypatch.setattr(wire.grammar, "LIMITS", limits)
     words = Matcher.grammar_from_regex("([a-m]{3,40}x|[n-z]{2,90}y|[a-f]{1,30}[u-z]{1,40}){1,60}")
     grammars, dice = Grammars(VOCAB_SIZE, lambda: vocabulary), np.random.default_rng(1)
     for _ in range(100):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pagewire.v1 import types_pb2, worker_pb2
-from rpc.columns import pack, unpack
-from rpc.state_hash import StateHashes, block_weights, slot_hashes
+from wire.columns import pack, unpack
+from wire.state_hash import StateHashes, block_weights, slot_hashes
 
 from .conftest import Attachment, Worker, make_prompt, make_sequence
 

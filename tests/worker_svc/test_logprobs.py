@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, types_pb2, worker_pb2
-from rpc.logprobs import LogprobColumns
+from wire.logprobs import LogprobColumns
 from worker_svc.sampling.sampler import SamplingRows, sample
 
 from .conftest import VOCAB_SIZE, Worker, make_prompt, make_sequence

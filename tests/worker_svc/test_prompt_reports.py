@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, types_pb2, worker_pb2
-from rpc.prompt_reports import HiddenMean, PromptReport
+from wire.prompt_outputs import HiddenMean, PromptReport
 from worker_svc.sampling import prompt_outputs
 
 from .conftest import VOCAB_SIZE, Attachment, Worker, make_prompt, make_sequence

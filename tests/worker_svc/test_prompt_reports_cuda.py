@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from rpc.prompt_reports import HiddenMean, PromptReport
+from wire.prompt_outputs import HiddenMean, PromptReport
 from worker_svc.config import WorkerConfig
 from worker_svc.protocol.step import NewSequence, Pooling, RowSampling, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner

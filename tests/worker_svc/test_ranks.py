@@ -25,13 +25,13 @@ from pagewire.v1.scheduler_pb2_grpc import (
     SchedulerServiceStub,
     add_SchedulerServiceServicer_to_server,
 )
-from rpc.columns import unpack
-from rpc.server import SERVER_OPTIONS, bind
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker.link import FencedOut
 from tests.pace import paced, patience
 from tests.scheduler_svc.conftest import service_config
+from wire.columns import unpack
+from wire.server import SERVER_OPTIONS, bind
 from worker_svc.config import WorkerConfig
 
 from .conftest import TIMEOUT_S, WORKER_CONFIG, Attachment, Worker, make_prompt, make_sequence

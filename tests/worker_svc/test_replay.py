@@ -14,7 +14,6 @@ from torch import Tensor
 from kernels.cpu.library import Library
 from pagewire.v1 import worker_pb2
 from pagewire.v1.journal_pb2 import JournalEvent
-from rpc.columns import unpack
 from scheduler_svc.convert import to_result, to_step
 from scheduler_svc.core import Policy, Request, Scheduler, SchedulerConfig
 from scheduler_svc.journal.recording import NotReplayable, Recording
@@ -24,6 +23,7 @@ from scheduler_svc.journal.worker_replay import replay_on
 from scheduler_svc.sampling import Sampling
 from scheduler_svc.worker.link import WorkerClient, WorkerLink
 from tests.worker_svc.conftest import VOCAB_SIZE, WORKER_CONFIG, serving
+from wire.columns import unpack
 from worker_svc.protocol.step import StepInput
 from worker_svc.runner.model_runner import ModelRunner
 

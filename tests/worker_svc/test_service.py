@@ -10,7 +10,7 @@ import torch
 
 from kernels.gemm.cublas_lt import ProductKind, ProductShape
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, timing_pb2, worker_pb2
-from rpc.grammar import LLGUIDANCE_VERSION
+from wire.grammar import LLGUIDANCE_VERSION
 from worker_svc.models.gemm_choices import GemmChoice
 from worker_svc.serving.service import to_description
 

@@ -3,8 +3,8 @@
 import pytest
 
 from pagewire.v1 import worker_pb2
-from rpc.columns import pack
 from tests.pace import patience
+from wire.columns import pack
 from worker_svc.protocol.step import BadStep
 from worker_svc.serving.session import MAX_STEPS_LAUNCHED, SchedulerStream, Session
 

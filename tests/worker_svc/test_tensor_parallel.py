@@ -21,8 +21,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rpc.logprobs import LogprobColumns
 from tests.pace import paced
+from wire.logprobs import LogprobColumns
 from worker_svc.config import WorkerConfig
 from worker_svc.models import config
 from worker_svc.models.config import UnsupportedModel

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pagewire.v1 import worker_pb2
-from rpc.columns import INT32
+from wire.columns import INT32
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 
-from rpc.step_pace import StepPace
+from wire.step_pace import StepPace
 from worker_svc.process.exit_codes import Ending, end_process
 
 TICK_S = 0.25

@@ -13,8 +13,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from pagewire.v1 import timing_pb2, types_pb2, worker_pb2
-from rpc.columns import UINT8, pack
-from rpc.prompt_reports import PromptReport
+from wire.columns import UINT8, pack
+from wire.prompt_outputs import PromptReport
 from worker_svc.protocol import columns
 from worker_svc.protocol.step import (
     BadStep,

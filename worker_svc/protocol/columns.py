@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpc.columns import BadColumn, unpack
+from wire.columns import BadColumn, unpack
 from worker_svc.protocol.step import BadStep, IntColumn, Limits
 
 Integers = NDArray[np.integer[Any]]

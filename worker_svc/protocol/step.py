@@ -10,10 +10,10 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from rpc.logprobs import LogprobColumns
-from rpc.prompt_reports import PromptReport
-from rpc.sampling import GREEDY_TEMPERATURE
-from rpc.state_hash import StateHashes
+from wire.logprobs import LogprobColumns
+from wire.prompt_outputs import PromptReport
+from wire.sampling import GREEDY_TEMPERATURE
+from wire.state_hash import StateHashes
 
 IntColumn = NDArray[np.int64]
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from rpc.patience import Patience
+from wire.patience import Patience
 from worker_svc.config import WorkerConfig
 from worker_svc.process.exit_codes import Ending, meaning
 from worker_svc.process.heartbeat import BEAT_S, Silence, hear

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rpc.state_hash import StateHashes, block_weights, slot_hashes, table_sums
+from wire.state_hash import StateHashes, block_weights, slot_hashes, table_sums
 from worker_svc.device.transfer import upload
 from worker_svc.protocol.step import (
     BadStep,

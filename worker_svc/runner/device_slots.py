@@ -24,7 +24,7 @@ from kernels.sampling.slot_state import (
     TOP_K,
     TOP_P,
 )
-from rpc.state_hash import StateHashes, block_weights, slot_hashes
+from wire.state_hash import StateHashes, block_weights, slot_hashes
 from worker_svc.device.transfer import upload
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import IntColumn

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rpc.logprobs import LogprobColumns
+from wire.logprobs import LogprobColumns
 from worker_svc.device.step_clock import StepClock
 from worker_svc.protocol.step import StepOutput, StepTimings
 from worker_svc.runner import inputs

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rpc.logprobs import LogprobColumns
+from wire.logprobs import LogprobColumns
 from worker_svc.attention.batch import LastTokens
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.device.device import end_if_lost

@@ -15,8 +15,8 @@ import llguidance.numpy
 import numpy as np
 from numpy.typing import NDArray
 
-from rpc import grammar as grammars
-from rpc.grammar import BadGrammar, Matcher, Vocabulary
+from wire import grammar as grammars
+from wire.grammar import BadGrammar, Matcher, Vocabulary
 from worker_svc.protocol.step import IntColumn
 
 MAX_THREADS = 8

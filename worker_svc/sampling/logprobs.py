@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rpc.logprobs import LogprobColumns
+from wire.logprobs import LogprobColumns
 from worker_svc.protocol.step import IntColumn
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rpc.logprobs import LogprobColumns, join
-from rpc.prompt_reports import PromptReport
+from wire.logprobs import LogprobColumns, join
+from wire.prompt_outputs import PromptReport
 from worker_svc.sampling.logprobs import Logprobs, look_up
 
 ToLogits = Callable[[Tensor], Tensor]  # [R, hidden] -> float32 [R, V]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rpc.sampling import GREEDY_TEMPERATURE
+from wire.sampling import GREEDY_TEMPERATURE
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import IntColumn, no_entries
 from worker_svc.sampling import logprobs

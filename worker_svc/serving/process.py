@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from types import FrameType
 
-from rpc.server import PortInUse
+from wire.server import PortInUse
 from worker_svc.config import WorkerConfig
 from worker_svc.device.device import set_num_threads
 from worker_svc.serving.server import RankServer, WorkerServer

@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pagewire.v1 import debug_pb2_grpc
-from rpc.server import SERVER_OPTIONS, add_reflection, bind
+from wire.server import SERVER_OPTIONS, add_reflection, bind
 from worker_svc.config import WorkerConfig
 from worker_svc.parallel.leader import Ranks
 from worker_svc.process.compute_thread import ComputeThread

@@ -10,7 +10,7 @@ import grpc
 import torch
 
 from pagewire.v1 import timing_pb2, types_pb2, worker_pb2
-from rpc.grammar import LLGUIDANCE_VERSION
+from wire.grammar import LLGUIDANCE_VERSION
 from worker_svc.config import DTYPES
 from worker_svc.device.step_clock import DecodeTime
 from worker_svc.protocol import codec

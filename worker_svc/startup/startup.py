@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from kernels.gemm import cublas_lt
-from rpc.grammar import Vocabulary, read_vocabulary
+from wire.grammar import Vocabulary, read_vocabulary
 from worker_svc.attention.flash_attn import Setup
 from worker_svc.attention.kv_cache import KVCache, block_bytes
 from worker_svc.config import WorkerConfig

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from rpc.grammar import new_matcher, read_vocabulary
+from wire.grammar import new_matcher, read_vocabulary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

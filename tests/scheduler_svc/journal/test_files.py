@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rpc.columns import pack
 from scheduler_svc.journal import records, segments
 from scheduler_svc.journal.calls import TappedScheduler
 from scheduler_svc.journal.mask import Mask
@@ -22,6 +21,7 @@ from scheduler_svc.sampling import Sampling
 from tests.pace import patience
 from tests.scheduler_svc.core.builders import SMALL, make_request, step
 from tests.scheduler_svc.journal.recorded import KEY, MIB, Run, header_for
+from wire.columns import pack
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rpc.columns import INT32, BadColumn, pack, unpack
+from wire.columns import INT32, BadColumn, pack, unpack
 
 FLOAT32 = np.dtype("<f4")
 Element = TypeVar("Element", bound=np.generic)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rpc.columns import INT32, BadColumn, unpack
+from wire.columns import INT32, BadColumn, unpack
 
 UINT64 = np.dtype("<u8")
 Hashes = NDArray[np.uint64]

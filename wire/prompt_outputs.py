@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rpc.columns import BadColumn
-from rpc.logprobs import FLOAT32, LogprobColumns, Packed
+from wire.columns import BadColumn
+from wire.logprobs import FLOAT32, LogprobColumns, Packed
 
 
 class PackedReport(Protocol):

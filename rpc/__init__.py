@@ -1,1 +1,0 @@
-"""Wire formats and server setup shared by the three services."""
