@@ -13,12 +13,12 @@ FOLDERS = (
     ("wire", "protos", "simulator", "scheduler_svc/core"),
     ("scheduler_svc", "gateway", "pagewire", "bench"),
     (".", "default_model"),
-    ("kernels", "worker_svc"),
+    ("kernels", "worker_svc", "gpu"),
     ("e2e",),
 )
 RANKS = {folder: rank for rank, folders in enumerate(FOLDERS) for folder in folders}
 # What the fast run leaves out: folders, and files that walk at random or start many processes.
-SLOW_FOLDERS = ("default_model", "kernels", "worker_svc", "e2e")
+SLOW_FOLDERS = ("default_model", "kernels", "worker_svc", "gpu", "e2e")
 SLOW_FILES = (
     "test_chaos", "test_cpu_vs_transformers", "test_documented", "test_files", "test_machine",
     "test_modules", "test_planted_moves", "test_process", "test_random_walks", "test_replay",

@@ -7,7 +7,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterable
 
-from .test_repository import GENERATED, files, relative
+from tests.test_repository import GENERATED, files, relative
 
 MAX_SHARED = 10
 _SDK_SPEAKS = "the SDK's public word; the gateway means the same, and neither may import the other"

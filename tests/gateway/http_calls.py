@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, types_pb2
+from tests.gateway.conftest import FakeScheduler, tell_of_prompt
 from wire import columns
 from wire.logprobs import LogprobColumns
-
-from .conftest import FakeScheduler, tell_of_prompt
 
 
 async def post(running: Any, route: str, body: dict[str, Any]) -> dict[str, Any]:

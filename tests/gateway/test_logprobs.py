@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, types_pb2
+from tests.gateway.http_calls import post, telling_logprobs
 from wire import columns
 from wire.logprobs import LogprobColumns
-
-from .http_calls import post, telling_logprobs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

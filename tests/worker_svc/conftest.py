@@ -15,13 +15,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagewire.v1 import worker_pb2
 from tests.pace import patience
+from tests.worker_svc.session_fakes import FakeLifecycle, FakeRunner, SlowRunner
 from wire.columns import pack, unpack
 from worker_svc.config import WorkerConfig
 from worker_svc.process.compute_thread import ComputeThread
 from worker_svc.serving.server import WorkerServer
 from worker_svc.serving.session import Session
-
-from .session_fakes import FakeLifecycle, FakeRunner, SlowRunner
 
 VOCAB_SIZE = 128
 TIMEOUT_S = patience(30)
