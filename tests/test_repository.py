@@ -147,3 +147,14 @@ def test_no_file_says_where_packages_come_from() -> None:
 def test_no_module_has_a_name_that_says_nothing() -> None:
     nameless = {"utils.py", "util.py", "helpers.py", "common.py", "misc.py"}
     assert [relative(path) for path in files() if path.name in nameless] == []
+
+
+def test_no_folder_holds_more_files_than_one_can_survey() -> None:
+    folders = [
+        relative(path).rpartition("/")[0]
+        for path in files()
+        if path.suffix == ".py" and path.name != "__init__.py"
+    ]
+    most = {folder: 20 if folder.split("/")[0] == "tests" else 15 for folder in folders}
+    counts = {folder: folders.count(folder) for folder in most if f"{folder}/" != GENERATED}
+    assert {folder: count for folder, count in counts.items() if count > most[folder]} == {}
