@@ -218,7 +218,7 @@ class Heartbeat(_message.Message):
     def __init__(self, num_frames_received: _Optional[int] = ..., num_frames_sent: _Optional[int] = ..., running_step_id: _Optional[int] = ..., running_ms: _Optional[int] = ...) -> None: ...
 
 class SchedulerOutput(_message.Message):
-    __slots__ = ("step_id", "ack_step_id", "reset", "freed_slots", "new_sequences", "appended_slots", "appended_block_ids", "same_rows", "slots", "num_scheduled", "swapped_out_block_ids", "to_host_block_ids", "from_host_block_ids", "swapped_in_block_ids", "copied_from_block_ids", "copied_to_block_ids", "granted_steps", "wants_state")
+    __slots__ = ("step_id", "ack_step_id", "reset", "freed_slots", "new_sequences", "appended_slots", "appended_block_ids", "same_rows", "slots", "num_scheduled", "granted_steps", "wants_state", "swapped_out_block_ids", "to_host_block_ids", "from_host_block_ids", "swapped_in_block_ids", "copied_from_block_ids", "copied_to_block_ids")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ACK_STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
@@ -229,14 +229,14 @@ class SchedulerOutput(_message.Message):
     SAME_ROWS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     NUM_SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_STATE_FIELD_NUMBER: _ClassVar[int]
     SWAPPED_OUT_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     TO_HOST_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     FROM_HOST_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     SWAPPED_IN_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     COPIED_FROM_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     COPIED_TO_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
-    GRANTED_STEPS_FIELD_NUMBER: _ClassVar[int]
-    WANTS_STATE_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     ack_step_id: int
     reset: bool
@@ -247,15 +247,15 @@ class SchedulerOutput(_message.Message):
     same_rows: bool
     slots: bytes
     num_scheduled: bytes
+    granted_steps: int
+    wants_state: bool
     swapped_out_block_ids: bytes
     to_host_block_ids: bytes
     from_host_block_ids: bytes
     swapped_in_block_ids: bytes
     copied_from_block_ids: bytes
     copied_to_block_ids: bytes
-    granted_steps: int
-    wants_state: bool
-    def __init__(self, step_id: _Optional[int] = ..., ack_step_id: _Optional[int] = ..., reset: bool = ..., freed_slots: _Optional[bytes] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., appended_slots: _Optional[bytes] = ..., appended_block_ids: _Optional[bytes] = ..., same_rows: bool = ..., slots: _Optional[bytes] = ..., num_scheduled: _Optional[bytes] = ..., swapped_out_block_ids: _Optional[bytes] = ..., to_host_block_ids: _Optional[bytes] = ..., from_host_block_ids: _Optional[bytes] = ..., swapped_in_block_ids: _Optional[bytes] = ..., copied_from_block_ids: _Optional[bytes] = ..., copied_to_block_ids: _Optional[bytes] = ..., granted_steps: _Optional[int] = ..., wants_state: bool = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., ack_step_id: _Optional[int] = ..., reset: bool = ..., freed_slots: _Optional[bytes] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., appended_slots: _Optional[bytes] = ..., appended_block_ids: _Optional[bytes] = ..., same_rows: bool = ..., slots: _Optional[bytes] = ..., num_scheduled: _Optional[bytes] = ..., granted_steps: _Optional[int] = ..., wants_state: bool = ..., swapped_out_block_ids: _Optional[bytes] = ..., to_host_block_ids: _Optional[bytes] = ..., from_host_block_ids: _Optional[bytes] = ..., swapped_in_block_ids: _Optional[bytes] = ..., copied_from_block_ids: _Optional[bytes] = ..., copied_to_block_ids: _Optional[bytes] = ...) -> None: ...
 
 class NewSequence(_message.Message):
     __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "report_begin", "prompt_only")

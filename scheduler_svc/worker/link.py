@@ -15,7 +15,7 @@ from scheduler_svc.worker.watch import Watch, silence_patience
 from wire.patience import Patience
 from wire.server import CHANNEL_OPTIONS
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _DESCRIBE_TIMEOUT_S = 2.0
 _LONGEST_DESCRIBE_S = 30.0  # of a worker that did not answer in time before
 _ATTACH_TIMEOUT_S = 10.0

@@ -365,7 +365,7 @@ async def test_a_scheduler_with_a_higher_epoch_fences_the_older_one(
                 request_serializer=worker_pb2.AttachRequest.SerializeToString,
                 response_deserializer=worker_pb2.AttachResponse.FromString,
             )()
-            hello = worker_pb2.Hello(protocol_version=1, epoch=99, first_step_id=1)
+            hello = worker_pb2.Hello(protocol_version=2, epoch=99, first_step_id=1)
             await attach.write(worker_pb2.AttachRequest(hello=hello))
             await attach.read()
             call = cluster.scheduler.Generate(Generate(prompt_token_ids=[1], sampling=params()))

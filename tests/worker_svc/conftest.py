@@ -108,7 +108,7 @@ class Attachment:
         )
         self.call = call(iter(self._outbox.get, None), timeout=TIMEOUT_S)
         self._step_ids = count(1)
-        hello = worker_pb2.Hello(protocol_version=1, epoch=epoch, first_step_id=1, **hello_fields)
+        hello = worker_pb2.Hello(protocol_version=2, epoch=epoch, first_step_id=1, **hello_fields)
         self.send_raw(worker_pb2.AttachRequest(hello=hello))
         self.last_step_id = 0
 

@@ -95,7 +95,7 @@ class SlowRunner(FakeRunner):
 
 
 def attach(session: Session, epoch: int) -> SchedulerStream:
-    return session.attach(Hello(protocol_version=1, epoch=epoch, first_step_id=1))
+    return session.attach(Hello(protocol_version=2, epoch=epoch, first_step_id=1))
 
 
 def submit(

@@ -29,7 +29,7 @@ from worker_svc.protocol.step import (
     StepOutput,
 )
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_GRANTED_STEPS = 64  # most steps of a frame, which run without a message in between
 _MAX_CUT_BYTES = 32
 _MOVES = (

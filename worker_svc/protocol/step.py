@@ -20,7 +20,7 @@ IntColumn = NDArray[np.int64]
 # A row's outcome, as numbered by the contract's RowStatus.
 ROW_OK = 0
 ROW_NOT_FINITE = 1
-ROW_DEAD_END = 60
+ROW_DEAD_END = 2
 
 
 def no_entries() -> IntColumn:

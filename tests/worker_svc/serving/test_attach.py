@@ -155,11 +155,11 @@ def test_another_protocol_version_is_refused_by_number(worker: Worker) -> None:
         "/pagewire.v1.WorkerService/Attach",
         request_serializer=worker_pb2.AttachRequest.SerializeToString,
         response_deserializer=worker_pb2.AttachResponse.FromString,
-    )(iter([worker_pb2.AttachRequest(hello=worker_pb2.Hello(protocol_version=2, epoch=1 << 40))]))
+    )(iter([worker_pb2.AttachRequest(hello=worker_pb2.Hello(protocol_version=1, epoch=1 << 40))]))
     with pytest.raises(grpc.RpcError):
         next(call)
     assert call.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "protocol_version 2" in call.details()
+    assert "protocol_version 1" in call.details()
     assert attachment.step() == []
 
 

@@ -170,7 +170,7 @@ def test_a_scheduler_is_greeted_once_the_step_of_the_one_before_is_over(
 def test_a_heartbeat_says_which_step_runs_and_what_was_received(
     session: Session, runner: FakeRunner
 ) -> None:
-    hello = Hello(protocol_version=1, epoch=1, first_step_id=1, heartbeat_interval_s=0.02)
+    hello = Hello(protocol_version=2, epoch=1, first_step_id=1, heartbeat_interval_s=0.02)
     stream = session.attach(hello)
     session.greet(stream, b"hello")
     assert stream.next_frame() == b"hello"
