@@ -22,13 +22,13 @@ CHILD = """
 import sys
 from pathlib import Path
 from default_model.folder import materialize
-from default_model.source import Source
+from default_model.source import GgufSource
 
 def pause(line):
     print(line, flush=True)
     sys.stdin.readline()
 
-print(materialize(Source(Path(sys.argv[1]), "tiny-1.0"), Path(sys.argv[2]), pause), flush=True)
+print(materialize(GgufSource(Path(sys.argv[1]), "tiny-1.0"), Path(sys.argv[2]), pause), flush=True)
 """
 
 

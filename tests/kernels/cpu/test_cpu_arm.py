@@ -19,6 +19,7 @@ from kernels import reference
 from kernels.cpu import build, isa
 from kernels.cpu.library import SOURCE, STORED
 from tests.kernels.cpu.cpu_cases import DTYPES, randn
+from tests.pace import patience
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 HARNESS = Path(__file__).with_name("harness.c")
@@ -46,7 +47,7 @@ class Emulated:
         contents = [x.contiguous().view(torch.uint8).numpy().tobytes() for x in operands]
         source.write_bytes(struct.pack("<4q", operation, rows, a, b) + b"".join(contents))
         command = [EMULATOR, str(self.program), str(source), str(result)]
-        subprocess.run(command, check=True, timeout=300)
+        subprocess.run(command, check=True, timeout=patience(300))
         return torch.frombuffer(bytearray(result.read_bytes()), dtype=self.dtype)
 
 
@@ -80,7 +81,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, torch.d
                 COMPILER, *build.FLAGS, *flags, STORED[dtype], "-static", f"-I{SOURCE.parent}",
                 str(HARNESS), "-lm", "-o", str(path),
             ],
-            check=True, timeout=300, stderr=subprocess.DEVNULL,
+            check=True, timeout=patience(300), stderr=subprocess.DEVNULL,
         )  # fmt: skip
         return path
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.cpu import isa
 from kernels.cpu.library import Library, PackedLinear, Product
 from tests.kernels.cpu.cpu_cases import DTYPES, randn, require
+from tests.pace import patience
 
 SIZES = ((1, 1, 1), (1, 577, 33), (3, 16, 70), (9, 31, 17), (33, 50, 48))
 PROT_NONE, PROT_ALL = 0, mmap.PROT_READ | mmap.PROT_WRITE
@@ -70,6 +71,10 @@ def test_nothing_is_touched_after_the_end(name: str) -> None:
     require(name, torch.float32)
     program = f"from tests.kernels.cpu.test_cpu_bounds import run; run({name!r})"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=patience(300),
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
