@@ -211,15 +211,14 @@ class BatchState:
         """Refuses same_rows until rows are named again: both sides may mean different ones."""
         self._last_slots = None
 
-    def state_hashes(self) -> StateHashes:
-        """What every live slot holds; reads the rows of a device that is the host."""
-        slots = self.table.live_slots
-        columns = self.table.columns[slots]
-        width = int(columns["num_blocks"].max(initial=0))
+    def state_hashes(self, staged: Staged) -> StateHashes:
+        """What every live slot holds after a step; reads the rows of a device that is the host."""
+        slots, num_computed, _ = staged.counts_after()
+        width = int(staged.table.columns["num_blocks"][slots].max(initial=0))
         tables = self.block_tables[:, :width].numpy()[slots]
-        tokens = self.token_rows.numpy()[slots, np.maximum(columns["num_computed"] - 1, 0)]
+        tokens = self.token_rows.numpy()[slots, np.maximum(num_computed - 1, 0)]
         sums = table_sums(tables, self._block_weights)
-        return StateHashes(slots, slot_hashes(slots, sums, columns["num_computed"], tokens))
+        return StateHashes(slots, slot_hashes(slots, sums, num_computed, tokens))
 
     def prompt_parts(self, staged: Staged) -> list[Part]:
         """What this step computes of prompts that are asked about, in batch order."""

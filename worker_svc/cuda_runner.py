@@ -7,7 +7,6 @@ the step's last event has come.
 
 import gc
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from worker_svc import inputs, logprobs
-from worker_svc.adjustments import Adjustments, adjust
+from worker_svc.adjustments import Adjustments
 from worker_svc.batch_state import Staged
 from worker_svc.decode_graphs import DecodeGraphs
 from worker_svc.grammars import Grammars
@@ -26,12 +25,11 @@ from worker_svc.logprobs import Logprobs
 from worker_svc.model_runner import NO_CHOICE, ModelRunner, failed, to_output, us_since
 from worker_svc.models import Decoder
 from worker_svc.prompt_reports import Found
-from worker_svc.sampler import SamplingRows, is_filtered
+from worker_svc.sampler import SamplingRows, adjust_and_check, is_filtered
 from worker_svc.slots_on_device import Seen, SlotsOnDevice
 from worker_svc.step import (
     IntColumn,
     Limits,
-    StepInput,
     StepOutput,
     StepTimings,
 )
@@ -46,7 +44,7 @@ class Beside:
     """What a step brings beside tokens; the default if no row asks for anything."""
 
     logprobs: Logprobs | None = None
-    has_choice: Tensor | None = None  # [R] bool
+    has_choice: Tensor | None = None  # [R] bool, as of `Checked`
     adjustments: Adjustments = field(default_factory=Adjustments)
 
 
@@ -126,41 +124,13 @@ class CudaRunner(ModelRunner):
         grammars: Grammars | None = None,
     ) -> None:
         super().__init__(model, kv_cache, limits, device, grammars)
-        assert model.fused is not None  # what it cannot run goes to a ModelRunner
+        assert model.fused is not None  # what it cannot run goes to an EagerRunner
         self.slots = SlotsOnDevice(self.state)
         self._graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
 
     @property
     def graph_batch_sizes(self) -> tuple[int, ...]:
         return self._graphs.sizes
-
-    def execute(self, step: StepInput, queue_us: int = 0) -> StepOutput:
-        launched = self.launch(step, queue_us)
-        if isinstance(launched, StepOutput):
-            return launched
-        output = launched.result()
-        launched.record(output)
-        return output
-
-    @torch.inference_mode()
-    def launch(self, step: StepInput, queue_us: int = 0) -> StepOutput | InFlight:
-        """Starts one step. Raises BadStep, or answers with an error, without a trace of it."""
-        started = time.perf_counter()
-        staged = self.state.stage(step)
-        try:
-            flight = self._launch(staged, queue_us, started)
-        except Exception as error:  # whatever the device raises, the process and the state live on
-            log.exception("step %d failed", step.step_id)
-            self._undo()
-            self.end_if_lost(error)
-            self._model.group.confirm_failure()
-            if isinstance(error, torch.OutOfMemoryError):
-                torch.cuda.empty_cache()
-            output = failed(step.step_id, f"{type(error).__name__}: {error}")
-            self.record(staged, output, started)
-            return output
-        self.state.commit(staged)
-        return flight
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -289,16 +259,12 @@ class CudaRunner(ModelRunner):
             return Beside()
         logits = part.whole().float()  # [R, V]
         raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
-        finite = logits.sum(-1).isfinite()
-        adjust(logits, sampling.adjustments)
-        largest = logits.amax(-1)
-        has_choice = largest != float("-inf")
-        finite &= largest.isfinite() | ~has_choice
+        checked = adjust_and_check(logits, sampling.adjustments)
         # A masked token weighs nothing; for the kernel, only a row that failed is not finite.
         logits.clamp_(min=torch.finfo(torch.float32).min)
-        logits.masked_fill_(~(finite & has_choice)[:, None], float("nan"))
+        logits.masked_fill_(~checked.is_good[:, None], float("nan"))
         self.slots.sample(VocabPart(logits), slots, filters)
-        beside = Beside(None, has_choice | ~finite, sampling.adjustments)
+        beside = Beside(None, checked.has_choice, sampling.adjustments)
         if raw is None:
             return beside
         ends = staged.table.columns["num_tokens"][slots]  # where the tokens were written
@@ -311,7 +277,7 @@ class CudaRunner(ModelRunner):
         return self.slots.token_rows.view(-1)[index.to(self._device)].long()
 
     def _undo(self) -> None:
-        self.state.rollback()
+        super()._undo()
         try:
             self.slots.restore(self.state.table)
         except RuntimeError:

@@ -1,10 +1,12 @@
-"""Runs steps: deltas to state, state to model inputs, logits to tokens.
+"""The transaction around a step: staged, launched, then committed or rolled back.
 
-Decides nothing and knows no protocol. A step either works or leaves no trace.
+A step either works or leaves no trace. How it computes, and whether `launch` waits for the device,
+is the middle that `EagerRunner` and `CudaRunner` add. Decides nothing and knows no protocol.
 """
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from rpc.logprobs import LogprobColumns
-from worker_svc import inputs
-from worker_svc.batch_state import BatchState, Rows, Staged
+from worker_svc.batch_state import BatchState, Staged
 from worker_svc.block_mover import BlockMover
 from worker_svc.device import end_if_lost
 from worker_svc.grammars import Grammars
@@ -25,7 +26,6 @@ from worker_svc.inputs import LastTokens, ModelInputs
 from worker_svc.kv_cache import KVCache
 from worker_svc.models import Decoder
 from worker_svc.prompt_reports import Found, Part, find_out
-from worker_svc.sampler import Sampled, SamplingRows, sample, sample_part
 from worker_svc.step import (
     ROW_DEAD_END,
     ROW_NOT_FINITE,
@@ -61,10 +61,10 @@ class Pending(Protocol):
         """Notes it for the debug service; to be called once, behind the answer."""
 
 
-class ModelRunner:
+class ModelRunner(ABC):
     """A loaded model with its cache and its slots; complete once built."""
 
-    is_asynchronous = False
+    is_asynchronous: bool  # whether a launched step may still run on the device
 
     def __init__(
         self,
@@ -90,80 +90,54 @@ class ModelRunner:
         return ()
 
     @torch.inference_mode()
-    def execute(self, step: StepInput, queue_us: int = 0) -> StepOutput:
-        """Computes one step. Raises BadStep, or answers with an error, without a trace of it."""
+    def launch(self, step: StepInput, queue_us: int = 0) -> StepOutput | Pending:
+        """Starts one step. Raises BadStep, or answers with an error, without a trace of it."""
         started = time.perf_counter()
         staged = self.state.stage(step)
         try:
-            output = self._compute(staged, queue_us, started)
+            launched = self._launch(staged, queue_us, started)
         except Exception as error:  # whatever the device raises, the process and the state live on
             log.exception("step %d failed", step.step_id)
-            self.state.rollback()
+            self._undo()
             self.end_if_lost(error)
             self._model.group.confirm_failure()
-            if isinstance(error, torch.cuda.OutOfMemoryError):
+            if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
-            output = failed(step.step_id, f"{type(error).__name__}: {error}")
+            launched = failed(step.step_id, f"{type(error).__name__}: {error}")
         else:
             self.state.commit(staged)
-            if step.wants_state:
-                output = replace(output, state=self.state.state_hashes())
-        self.record(staged, output, started)
+        if isinstance(launched, StepOutput):
+            self.record(staged, launched, started)
+        return launched
+
+    def execute(self, step: StepInput, queue_us: int = 0) -> StepOutput:
+        """Launches one step and waits for its answer."""
+        launched = self.launch(step, queue_us)
+        if isinstance(launched, StepOutput):
+            return launched
+        output = launched.result()
+        launched.record(output)
         return output
 
-    def launch(self, step: StepInput, queue_us: int = 0) -> "StepOutput | Pending":
-        """Starts one step; here it is finished when this returns."""
-        return self.execute(step, queue_us)
-
-    @torch.inference_mode()
+    @abstractmethod
     def warm_up(self) -> None:
-        """Runs the largest prefill, the smallest and the largest decode; touches no state."""
-        self.state.grammars.prepare()
-        limits = self.limits
-        full, rest = divmod(limits.max_step_tokens, limits.max_model_len)
-        for lengths in (
-            [limits.max_model_len] * full + [rest] * (rest > 0),
-            [1],
-            [1] * limits.max_decode_rows,
-        ):
-            model_inputs = inputs.build_idle(limits, lengths, self._device)
-            hidden = self._forward(model_inputs)
-            logits = self._model.logits(hidden[: len(lengths)])
-            for temperature in (0.0, 1.0):
-                sample(logits, SamplingRows.alike(len(lengths), temperature, top_p=0.9))
+        """Runs the kinds of step that serving brings; touches no state."""
 
+    @abstractmethod
     def profile(self) -> None:
         """Takes the memory that serving takes, so that it can be measured."""
-        self.warm_up()
+
+    @abstractmethod
+    def _launch(self, staged: Staged, queue_us: int, started: float) -> StepOutput | Pending:
+        """Writes a staged step's deltas and computes it, or starts to."""
+
+    def _undo(self) -> None:
+        """Leaves no trace of a step whose launch failed part of the way."""
+        self.state.rollback()
 
     def end_if_lost(self, error: Exception) -> None:
         """Ends the process if the device that raised an error will do nothing else any more."""
         end_if_lost(self._device, error)
-
-    def _compute(self, staged: Staged, queue_us: int, started: float) -> StepOutput:
-        self.state.write(staged)
-        self._move_blocks(staged)
-        rows, step_id = staged.rows, staged.step.step_id
-        if not len(rows.slots):
-            timings = StepTimings(queue_us=queue_us, prepare_us=us_since(started))
-            return StepOutput(step_id, np.zeros(0, dtype=np.int32), timings=timings)
-        model_inputs = inputs.build(self.state, rows)
-        sampling = self.state.sampling_rows(staged)
-        prepare_us = us_since(started)
-        clock = self._new_clock()
-        clock.mark()
-        hidden = self._forward(model_inputs)  # [T, hidden]
-        clock.mark()
-        parts = self.state.prompt_parts(staged)
-        reports = tuple(found.to_host() for found in self._find_out(parts, hidden))
-        if model_inputs.logit_rows is not None:
-            hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
-        tokens, logprobs = self._sample(hidden, sampling, rows, clock)
-        forward_us, sample_us, copy_us = clock.spans_us()
-        timings = StepTimings(queue_us, prepare_us, forward_us, sample_us, copy_us, clock.idle_us())
-        problems = sampling.adjustments.problems()
-        output = to_output(step_id, tokens, timings, logprobs, problems)
-        return replace(output, prompt_reports=reports) if reports else output
 
     def _new_clock(self) -> StepClock:
         """For a step that computes something."""
@@ -188,21 +162,6 @@ class ModelRunner:
             model_inputs.attention,
             last,
         )
-
-    def _sample(
-        self, hidden: torch.Tensor, sampling: SamplingRows, rows: Rows, clock: StepClock
-    ) -> tuple[NDArray[np.int32], LogprobColumns | None]:
-        if not len(sampling):
-            clock.mark()
-            clock.mark()
-            return np.zeros(0, dtype=np.int32), None
-        sampled = sample_part(self._model.vocab_part(hidden), sampling)
-        self.state.write_sampled(rows, sampled.token_ids)
-        clock.mark()
-        tokens = _to_host(sampled)
-        logprobs = None if sampled.logprobs is None else sampled.logprobs.to_host()
-        clock.mark()
-        return tokens, logprobs
 
     def record(self, staged: Staged, output: StepOutput, started: float) -> None:
         """Notes a finished step for those who ask about them."""
@@ -254,15 +213,6 @@ def to_output(
     token_ids = np.where(bad, 0, tokens)
     output = StepOutput(step_id, token_ids, status, timings=timings, logprobs=logprobs)
     return replace(output, row_errors=errors)
-
-
-def _to_host(sampled: Sampled) -> NDArray[np.int32]:
-    """One transfer: what is wrong with a row travels in place of its token."""
-    packed = sampled.token_ids.int()
-    if sampled.has_choice is not None:
-        packed.masked_fill_(~sampled.has_choice, NO_CHOICE)
-    tokens: NDArray[np.int32] = packed.masked_fill_(~sampled.finite, NOT_FINITE).cpu().numpy()
-    return tokens
 
 
 def us_since(started: float) -> int:

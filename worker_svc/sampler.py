@@ -74,13 +74,27 @@ class SamplingRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """Which rows of adjusted logits can be sampled from."""
+
+    finite: Tensor  # [R] bool
+    # [R] bool: the adjustments left a token, or the row is not finite anyway; None: of all rows.
+    has_choice: Tensor | None = None
+
+    @property
+    def is_good(self) -> Tensor:
+        """Rows [R] that are finite and have a choice."""
+        return self.finite if self.has_choice is None else self.finite & self.has_choice
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     """One token per row, and whether its logits were finite (if not, the token is 0)."""
 
     token_ids: Tensor  # [R] int64
     finite: Tensor  # [R] bool
     logprobs: Logprobs | None = None  # of the rows that want them
-    has_choice: Tensor | None = None  # [R] bool: adjustments left a token; None: all of them
+    has_choice: Tensor | None = None  # [R] bool, as of `Checked`
 
 
 def is_filtered(
@@ -113,22 +127,28 @@ def sample_part(part: VocabPart, rows: SamplingRows) -> Sampled:
 
 def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     """Chooses a token per row of logits [R, V] float32, which it may overwrite."""
-    # A sum is finite only if every term is: one reduction in place of a mask of the whole matrix.
-    finite = logits.sum(-1).isfinite()  # [R]
     wanted = rows.logprob_rows
     raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
-    has_choice, is_good = None, finite
-    if rows.adjustments:
-        adjust(logits, rows.adjustments)
-        largest = logits.amax(-1)
-        has_choice = largest != float("-inf")
-        finite &= largest.isfinite() | ~has_choice
-        is_good = finite & has_choice
+    checked = adjust_and_check(logits, rows.adjustments)
+    is_good = checked.is_good
     token_ids = _choose(logits, rows, is_good).masked_fill_(~is_good, 0)
     if raw is None:
-        return Sampled(token_ids, finite, None, has_choice)
+        return Sampled(token_ids, checked.finite, None, checked.has_choice)
     found = logprobs.look_up(raw, wanted, token_ids, rows.num_top)
-    return Sampled(token_ids, finite, found, has_choice)
+    return Sampled(token_ids, checked.finite, found, checked.has_choice)
+
+
+def adjust_and_check(logits: Tensor, adjustments: Adjustments) -> Checked:
+    """Changes logits [R, V] as the adjustments say; returns which rows can be sampled from."""
+    # A sum is finite only if every term is: one reduction in place of a mask of the whole matrix.
+    finite = logits.sum(-1).isfinite()  # [R]
+    if not adjustments:
+        return Checked(finite)
+    adjust(logits, adjustments)
+    largest = logits.amax(-1)
+    has_choice = largest != float("-inf")
+    finite &= largest.isfinite() | ~has_choice
+    return Checked(finite, has_choice | ~finite)
 
 
 def _choose(logits: Tensor, rows: SamplingRows, finite: Tensor) -> Tensor:

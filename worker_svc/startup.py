@@ -16,6 +16,7 @@ from worker_svc.compile_ahead import CompileAhead
 from worker_svc.config import WorkerConfig
 from worker_svc.description import Description, ModelFacts
 from worker_svc.device import resolve_device, resolve_dtype
+from worker_svc.eager_runner import EagerRunner
 from worker_svc.flash_attention import Setup
 from worker_svc.grammars import Grammars
 from worker_svc.kv_cache import KVCache, block_bytes
@@ -214,7 +215,7 @@ def _runner(
     limits = _limits(config, model, num_blocks, num_host_blocks)
     grammars = _grammars(model)
     if model.decoder.fused is None:
-        return ModelRunner(model.decoder, kv_cache, limits, model.device, grammars)
+        return EagerRunner(model.decoder, kv_cache, limits, model.device, grammars)
     from worker_svc.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton is only where CUDA is
 
     return CudaRunner(model.decoder, kv_cache, limits, model.device, grammars)

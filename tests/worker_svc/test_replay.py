@@ -204,9 +204,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, step_id: int, row: int) -> Callable[[
     """Makes one call of the attention kernel wrong in one row; tells whether it was called."""
     now: list[int] = [0]
     calls: list[int] = []
-    run, attend = ModelRunner.execute, Library.decode_attention
+    run, attend = ModelRunner.launch, Library.decode_attention
 
-    def execute(self: ModelRunner, step: StepInput, *rest: Any, **more: Any) -> Any:
+    def launch(self: ModelRunner, step: StepInput, *rest: Any, **more: Any) -> Any:
         now[0] = step.step_id
         return run(self, step, *rest, **more)
 
@@ -218,7 +218,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, step_id: int, row: int) -> Callable[[
             calls.append(step_id)
             attended[row].mul_(-7)
 
-    monkeypatch.setattr(ModelRunner, "execute", execute)
+    monkeypatch.setattr(ModelRunner, "launch", launch)
     monkeypatch.setattr(Library, "decode_attention", decode_attention)
     return lambda: bool(calls)
 
