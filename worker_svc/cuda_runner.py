@@ -1,8 +1,9 @@
 """The runner on CUDA: launches steps and leaves waiting for them to somebody else.
 
-A decode step is one graph replay; any other step runs eagerly over flat tensors. Neither waits for
-the device: the host advances its table when the launch has worked, and the tokens are read once
-the step's last event has come.
+A decode step is one graph replay, a step with prompts two. Kernel by kernel are launched what some
+rows ask for in addition to tokens, after the graph that computes all of them, and steps that are
+larger than every graph. Nothing waits for the device: the host advances its table when the launch
+has worked, and the tokens are read once the step's last event has come.
 """
 
 import gc
@@ -21,10 +22,11 @@ from worker_svc.batch_state import Staged
 from worker_svc.decode_graphs import DecodeGraphs
 from worker_svc.grammars import Grammars
 from worker_svc.kv_cache import KVCache
+from worker_svc.kv_sizing import GIB
 from worker_svc.logprobs import Logprobs
 from worker_svc.model_runner import NO_CHOICE, ModelRunner, failed, to_output, us_since
 from worker_svc.models import Decoder
-from worker_svc.prompt_reports import Found
+from worker_svc.prompt_reports import Found, Part
 from worker_svc.sampler import SamplingRows, adjust_and_check, is_filtered
 from worker_svc.slots_on_device import Seen, SlotsOnDevice
 from worker_svc.step import (
@@ -34,6 +36,9 @@ from worker_svc.step import (
     StepTimings,
 )
 from worker_svc.step_clock import StepClock
+from worker_svc.step_graphs import StepGraphs
+from worker_svc.step_map import StepMap
+from worker_svc.transfer import upload
 from worker_svc.vocab_part import VocabPart
 
 log = logging.getLogger(__name__)
@@ -49,6 +54,16 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True)
+class Computed:
+    """What a launch will bring; the default if it has no rows."""
+
+    prepare_us: int = 0  # from its begin to the first of its work on the device; 0: it has none
+    places: IntColumn | None = None  # of tokens in the ring's row; None: in the rows' order
+    beside: Beside = field(default_factory=Beside)
+    asked: tuple[Found, ...] = ()  # of prompts
+
+
+@dataclass(frozen=True, slots=True)
 class InFlight:
     """A step that runs on the device."""
 
@@ -56,11 +71,9 @@ class InFlight:
     staged: Staged
     clock: StepClock
     ring_row: int | None  # None: no row samples
-    places: IntColumn | None  # where in it each row's token is; None: in the rows' order
-    beside: Beside
+    computed: "Computed"
     timings: StepTimings
     started: float
-    asked: tuple[Found, ...] = ()  # of prompts
     seen: Seen | None = None  # the slots after it, if it wants their state
 
     def result(self) -> StepOutput:
@@ -68,12 +81,13 @@ class InFlight:
         step_id = self.staged.step.step_id
         try:
             self.clock.wait()
-            tokens, found = self._tokens(), self.beside.logprobs
+            beside = self.computed.beside
+            tokens, found = self._tokens(), beside.logprobs
             columns = None if found is None else found.to_host()
-            problems = self.beside.adjustments.problems()
+            problems = beside.adjustments.problems()
             output = to_output(step_id, tokens, self._timings(), columns, problems)
-            if self.asked:
-                reports = tuple(found.to_host() for found in self.asked)
+            if self.computed.asked:
+                reports = tuple(found.to_host() for found in self.computed.asked)
                 output = replace(output, prompt_reports=reports)
             if self.seen is not None:
                 output = replace(output, state=self.seen.hashes())
@@ -92,10 +106,10 @@ class InFlight:
             return np.zeros(0, dtype=np.int32)
         num_sampled = int(np.count_nonzero(self.staged.rows.samples))
         tokens = self.runner.slots.tokens(self.ring_row, num_sampled)
-        if self.places is not None:
-            tokens = tokens[self.places]
-        if self.beside.has_choice is not None:
-            tokens[~self.beside.has_choice.cpu().numpy()] = NO_CHOICE
+        if self.computed.places is not None:
+            tokens = tokens[self.computed.places]
+        if self.computed.beside.has_choice is not None:
+            tokens[~self.computed.beside.has_choice.cpu().numpy()] = NO_CHOICE
         return tokens
 
     def _timings(self) -> StepTimings:
@@ -126,18 +140,24 @@ class CudaRunner(ModelRunner):
         super().__init__(model, kv_cache, limits, device, grammars)
         assert model.fused is not None  # what it cannot run goes to an EagerRunner
         self.slots = SlotsOnDevice(self.state)
-        self._graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
+        self._decode_graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
+        self._step_graphs = StepGraphs(model, kv_cache, self.slots, limits)
 
     @property
     def graph_batch_sizes(self) -> tuple[int, ...]:
-        return self._graphs.sizes
+        return self._decode_graphs.sizes
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Runs the largest prefill and captures every decode step; touches no state."""
         self.state.grammars.prepare()
         self._rehearse_prefills(self._prefill_lengths())
-        self._graphs.capture()
+        free = torch.cuda.mem_get_info(self._device)[0]
+        pool = torch.cuda.graph_pool_handle()
+        self._step_graphs.capture(pool)
+        self._decode_graphs.capture(pool)
+        taken = free - torch.cuda.mem_get_info(self._device)[0]
+        log.info("graphs take %.2f GiB", taken / GIB)
         self.slots.restore(self.state.table)
         torch.cuda.synchronize(self._device)
         # All this lives as long as the process: searching it for garbage would hold up a step.
@@ -148,7 +168,9 @@ class CudaRunner(ModelRunner):
     def profile(self) -> None:
         """Takes the memory that serving takes: the largest steps, and graphs for the largest."""
         self._rehearse_prefills(self._largest_prefills())
-        self._graphs.capture(self._graphs.sizes[-1:])
+        pool = torch.cuda.graph_pool_handle()
+        self._step_graphs.capture(pool, largest_only=True)
+        self._decode_graphs.capture(pool, self._decode_graphs.sizes[-1:])
         torch.cuda.synchronize(self._device)
 
     def rehearsals(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
@@ -156,7 +178,7 @@ class CudaRunner(ModelRunner):
         prefills: list[Callable[[], None]] = [
             partial(self._rehearse, lengths) for lengths in self._prefill_lengths()
         ]
-        return prefills, self._graphs.rehearsals()
+        return [*prefills, *self._step_graphs.rehearsals()], self._decode_graphs.rehearsals()
 
     def _largest_prefills(self) -> list[list[int]]:
         """Whole prompts, and as many short ones as there may be, whose logits are the largest."""
@@ -190,34 +212,9 @@ class CudaRunner(ModelRunner):
         self._move_blocks(staged)
         new_slots = [sequence.slot for sequence in staged.step.new_sequences]
         self.slots.write(staged.table, np.array(new_slots, dtype=np.int64))
-        clock = self._new_clock() if len(staged.rows.slots) else StepClock(self._device)
-        beside, places, rows = Beside(), None, staged.rows
-        asked: list[Found] = []
-        is_sampling = bool(rows.samples.any())
-        if len(rows.slots) and rows.is_decode and self._is_plain(staged):
-            prepare_us = us_since(started)
-            clock.mark()
-            places = self._graphs.replay(rows.slots, rows.num_computed, self._filters(staged))
-            clock.mark()
-        elif len(rows.slots):
-            model_inputs = inputs.build(self.state, rows)
-            # Before the model is launched, so that masks are filled while it computes.
-            sampling = self.state.sampling_rows(staged) if is_sampling else None
-            prepare_us = us_since(started)
-            clock.mark()
-            parts = self.state.prompt_parts(staged)
-            # Who asks about a prompt wants the hidden states of all its tokens.
-            last = None if parts else model_inputs.last
-            hidden = self._forward(model_inputs, last)  # [T, hidden], or of the last tokens
-            clock.mark()
-            asked = self._find_out(parts, hidden)
-            if sampling is not None:
-                if last is None and model_inputs.logit_rows is not None:
-                    hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
-                beside = self._sample_eagerly(hidden, staged, sampling)
-            clock.mark()
-        else:
-            prepare_us = us_since(started)
+        rows = staged.rows
+        clock = self._new_clock() if len(rows.slots) else StepClock(self._device)
+        computed = self._compute(staged, clock, started) if len(rows.slots) else Computed()
         seen = None
         if staged.step.wants_state:
             seen = self.slots.look(staged)
@@ -226,18 +223,77 @@ class CudaRunner(ModelRunner):
             runner=self,
             staged=staged,
             clock=clock,
-            ring_row=self.slots.count() if is_sampling else None,
-            places=places,
-            beside=beside,
-            asked=tuple(asked),
-            timings=StepTimings(queue_us=queue_us, prepare_us=prepare_us),
+            ring_row=self.slots.count() if rows.samples.any() else None,
+            computed=computed,
+            timings=StepTimings(
+                queue_us=queue_us, prepare_us=computed.prepare_us or us_since(started)
+            ),
             started=started,
             seen=seen,
         )
 
+    def _compute(self, staged: Staged, clock: StepClock, started: float) -> Computed:
+        """Launches what the rows need, in the graphs that hold them."""
+        rows, is_plain = staged.rows, self._is_plain(staged)
+        if rows.is_decode and is_plain:
+            prepare_us = us_since(started)
+            clock.mark()
+            filters = self._filters(staged)
+            places = self._decode_graphs.replay(rows.slots, rows.num_computed, filters)
+            clock.mark()
+            return Computed(prepare_us, places)
+        parts = self.state.prompt_parts(staged)
+        step_map = None if parts else self._step_graphs.map(rows)
+        if step_map is None:
+            return self._compute_eagerly(staged, parts, clock, started)
+        return self._compute_mapped(staged, step_map, is_plain, clock, started)
+
+    def _compute_mapped(
+        self, staged: Staged, step_map: StepMap, is_plain: bool, clock: StepClock, started: float
+    ) -> Computed:
+        """By the graphs of steps; what rows ask for in addition is launched after the first."""
+        # Before the model is launched, so that masks are filled while it computes.
+        sampling = None if is_plain else self.state.sampling_rows(staged)
+        prepare_us = us_since(started)
+        clock.mark()
+        self._step_graphs.begin(step_map)
+        clock.mark()
+        if not step_map.num_sampled:
+            clock.mark()
+            return Computed(prepare_us)
+        if sampling is None:
+            self._step_graphs.sample(step_map, self._filters(staged))
+            clock.mark()
+            return Computed(prepare_us, step_map.places)
+        hidden = self._step_graphs.hidden(step_map)
+        (places,) = upload(self._device, step_map.places)
+        beside = self._sample_eagerly(hidden.index_select(0, places), staged, sampling)
+        clock.mark()
+        return Computed(prepare_us, beside=beside)
+
+    def _compute_eagerly(
+        self, staged: Staged, parts: list[Part], clock: StepClock, started: float
+    ) -> Computed:
+        """Kernel by kernel: steps that no graph holds, and those that say something of prompts."""
+        model_inputs = inputs.build(self.state, staged.rows)
+        sampling = self.state.sampling_rows(staged) if staged.rows.samples.any() else None
+        prepare_us = us_since(started)
+        clock.mark()
+        # Who asks about a prompt wants the hidden states of all its tokens.
+        last = None if parts else model_inputs.last
+        hidden = self._forward(model_inputs, last)  # [T, hidden], or of the last tokens
+        clock.mark()
+        asked, beside = self._find_out(parts, hidden), Beside()
+        if sampling is not None:
+            if last is None and model_inputs.logit_rows is not None:
+                hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
+            beside = self._sample_eagerly(hidden, staged, sampling)
+        clock.mark()
+        return Computed(prepare_us, beside=beside, asked=tuple(asked))
+
     def _is_plain(self, staged: Staged) -> bool:
-        """Whether no row wants its logits changed or reported."""
-        columns = staged.table.columns[staged.rows.slots]
+        """Whether no row that samples wants its logits changed or reported."""
+        columns = staged.table.columns[staged.rows.slots[staged.rows.samples]]
         is_short = columns["num_tokens"] - columns["num_prompt"] < columns["min_tokens"]
         return not (columns["has_rules"] | columns["has_logprobs"] | is_short).any()
 
@@ -282,4 +338,4 @@ class CudaRunner(ModelRunner):
             self.slots.restore(self.state.table)
         except RuntimeError:
             log.exception("the device does not answer")
-        self._graphs.forget()
+        self._decode_graphs.forget()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,13 +75,12 @@ class DecodeGraphs:
         """Everything that `capture` captures, as calls that run it for nobody."""
         return [partial(self._rehearse, size) for size in self.sizes]
 
-    def capture(self, sizes: tuple[int, ...] | None = None) -> None:
+    def capture(self, pool: Any, sizes: tuple[int, ...] | None = None) -> None:
         """Captures all sizes or those given, largest first, since it decides the memory."""
         started = time.perf_counter()
         self._batch_slots.fill_(NO_SLOT)
         self._loaded = None
         torch.cuda.synchronize(self._slots.device)
-        pool = torch.cuda.graph_pool_handle()
         stream = capture_stream(self._slots.device)
         with torch.cuda.stream(stream):
             for size in sorted(sizes or self.sizes, reverse=True):

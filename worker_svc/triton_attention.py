@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from kernels.decode_attention import decode_workspace, paged_decode_attention
-from kernels.prefill_attention import paged_attention
-from worker_svc.attention import AttentionBatch, HeadLayout
+from kernels.decode_attention import attend_leading, decode_workspace, paged_decode_attention
+from kernels.prefill_attention import attend_tiles, paged_attention
+from worker_svc.attention import AttentionBatch, HeadLayout, Shares
 
 
 class TritonAttention:
@@ -49,3 +49,18 @@ class TritonAttention:
             q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q,
             batch.max_seqlen_q, self._scale, out,
         )  # fmt: skip
+
+    def shared(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, shares: Shares
+    ) -> Tensor:
+        """Decodes and prompts of a step whose shape the device knows; of padding anything."""
+        out = torch.empty_like(q)
+        attend_leading(
+            q, k_cache, v_cache, batch.block_tables, shares.decode_lens, shares.num_decodes,
+            self._scale, out, self._workspace,
+        )  # fmt: skip
+        attend_tiles(
+            q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q,
+            shares.tiles, self._scale, out,
+        )  # fmt: skip
+        return out

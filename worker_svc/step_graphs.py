@@ -1,0 +1,195 @@
+"""Steps with prompts as CUDA graphs: two launches, whatever their rows are.
+
+The first graph, of a number of tokens, computes everything before the last layer's attention; the
+second, of a number of rows, what is left for the tokens that are sampled after, and samples. So a
+graph for each number of tokens and one for each number of rows serve every combination. Lengths
+and places come in one buffer that is copied to the device before.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.paged import Tiles
+from kernels.prefill_attention import tokens_per_tile
+from kernels.step_inputs import StepColumns, StepInputs, gather_last, gather_step_inputs
+from worker_svc.attention import AttentionBatch, Shares
+from worker_svc.batch_state import Rows
+from worker_svc.capture_stream import capture_stream, captured
+from worker_svc.decode_graphs import size_for
+from worker_svc.kv_cache import KVCache
+from worker_svc.models.decoder import Decoder
+from worker_svc.models.fused import FusedDecoder
+from worker_svc.models.fused_products import Hidden
+from worker_svc.slots_on_device import SlotsOnDevice
+from worker_svc.step import Limits
+from worker_svc.step_map import Layout, StepMap, bucket_sizes, map_step, max_tiles
+from worker_svc.transfer import upload_array
+
+log = logging.getLogger(__name__)
+
+NO_SLOT = -1
+
+
+def row_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Numbers of sampling rows to capture: powers of two, and the limit."""
+    powers = {1 << n for n in range(max_num_seqs.bit_length())}
+    return tuple(sorted(powers | {max_num_seqs}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """What a graph of the second kind is captured for."""
+
+    num_rows: int
+    filters: bool  # whether a row may filter what it samples from
+
+
+class StepGraphs:
+    """Graphs of one runner, valid as long as its cache, its slots and its model stay in place."""
+
+    def __init__(
+        self, model: Decoder, kv_cache: KVCache, slots: SlotsOnDevice, limits: Limits
+    ) -> None:
+        assert model.fused is not None  # graphs are for the fused layers only
+        self._model = model
+        self._layers = model.fused
+        # One in front of another, and the last: no other layer has a kernel or shape of its own.
+        self._few_layers = model.fused.shortened(2)
+        self._kv_cache = kv_cache
+        self._slots = slots
+        self._limits = limits
+        self.sizes = bucket_sizes(limits.max_step_tokens)
+        self.row_sizes = row_sizes(limits.max_num_seqs)
+        most_tiles = max(max_tiles(size, self._tile_tokens(size)) for size in self.sizes)
+        self._layout = Layout(limits.max_num_seqs, most_tiles)
+        device, most = slots.device, limits.max_num_seqs
+        buffer = torch.zeros(self._layout.num_words, dtype=torch.int32, device=device)
+        self._buffer, self._columns = buffer, self._layout.columns(buffer)
+        self._inputs = StepInputs.empty(self.sizes[-1], most, limits.max_blocks_per_seq, device)
+        config = model.config
+        # What goes from the first graph to the second.
+        self._residual, self._q = (
+            torch.zeros((most, width), dtype=model.dtype, device=device)
+            for width in (config.hidden_size, config.num_heads * config.head_dim)
+        )
+        self._beginnings: dict[int, torch.cuda.CUDAGraph] = {}
+        self._endings: dict[_Ending, torch.cuda.CUDAGraph] = {}
+
+    def rehearsals(self) -> list[Callable[[], None]]:
+        """Everything that `capture` captures, as calls that run it for nobody."""
+        beginnings = [partial(self._begin, self._few_layers, size) for size in self.sizes]
+        return [
+            *beginnings,
+            *(partial(self._rehearse_end, num_rows) for num_rows in self.row_sizes),
+        ]
+
+    def capture(self, pool: Any, largest_only: bool = False) -> None:
+        """Captures all graphs, or the largest of each kind, those first: they decide the memory."""
+        started = time.perf_counter()
+        self._forget()
+        torch.cuda.synchronize(self._slots.device)
+        stream = capture_stream(self._slots.device)
+        with torch.cuda.stream(stream):
+            for size in _largest_first(self.sizes, largest_only):
+                self._begin(self._few_layers, size)  # compiles; the libraries make workspaces
+                self._beginnings[size] = captured(partial(self._begin, self._layers, size), pool)
+            for num_rows in _largest_first(self.row_sizes, largest_only):
+                self._rehearse_end(num_rows)
+                for filters in (False, True):
+                    ending = _Ending(num_rows, filters)
+                    self._endings[ending] = captured(partial(self._end, ending), pool)
+        stream.synchronize()
+        number = len(self._beginnings) + len(self._endings)
+        log.info("%d graphs of steps captured in %.1f s", number, time.perf_counter() - started)
+
+    def map(self, rows: Rows) -> StepMap | None:
+        """How the rows lie in a graph; None: they are too many, or too many short prompts."""
+        return map_step(rows, self.sizes, self._tile_tokens, self._layout)
+
+    def begin(self, step: StepMap) -> None:
+        """Computes the step's tokens up to the last layer's attention."""
+        self._buffer.copy_(upload_array(self._slots.device, step.buffer), non_blocking=True)
+        self._beginnings[step.size].replay()
+
+    def sample(self, step: StepMap, filters: bool) -> None:
+        """Samples after the last tokens; each row's token is at its place in the ring's row."""
+        num_rows = size_for(self.row_sizes, step.num_sampled)
+        self._endings[_Ending(num_rows, filters)].replay()
+
+    def hidden(self, step: StepMap) -> Tensor:
+        """Normed hidden states [R, hidden] of the last tokens, launched kernel by kernel."""
+        return self._finish(self._layers, step.num_sampled)
+
+    def _tile_tokens(self, size: int) -> int:
+        heads, dtype = self._model.heads, self._model.dtype
+        both = heads.num_heads, heads.num_kv_heads
+        return tokens_per_tile(size, both, heads.head_dim, dtype.itemsize)
+
+    def _forget(self) -> None:
+        """The buffer describes a step without tokens from here on."""
+        self._buffer.zero_()
+        self._columns.samplers.fill_(NO_SLOT)
+        self._columns.tile_rows.fill_(NO_SLOT)
+
+    def _begin(self, layers: FusedDecoder, size: int) -> None:
+        held, columns, inputs = self._slots, self._columns, self._inputs.first(size)
+        given = StepColumns(
+            columns.counts, columns.num_decodes, columns.slots, columns.starts, columns.firsts
+        )
+        gather_step_inputs(
+            given, held.token_rows, held.block_tables, self._limits.block_size, inputs
+        )
+        hidden, q = layers.begin(
+            inputs.token_ids, inputs.positions, self._kv_cache, self._batch(size, inputs)
+        )
+        gather_last(hidden.residual, q.flatten(1), inputs.last_rows, self._residual, self._q)
+
+    def _batch(self, size: int, inputs: StepInputs) -> AttentionBatch:
+        columns = self._columns
+        num_tiles = max_tiles(size, self._tile_tokens(size))
+        tiles = Tiles(columns.tile_rows[:num_tiles], columns.tile_firsts[:num_tiles], size)
+        return AttentionBatch(
+            slot_mapping=inputs.slot_mapping,
+            block_tables=inputs.block_tables,
+            context_lens=inputs.context_lens,
+            cu_seqlens_q=columns.firsts,
+            max_seqlen_q=size,
+            max_context_len=self._limits.max_model_len,
+            shares=Shares(columns.num_decodes, inputs.decode_lens, tiles),
+        )
+
+    def _rehearse_end(self, num_rows: int) -> None:
+        """Everything that graphs of so many rows launch."""
+        part = self._model.vocab_part(self._finish(self._layers, num_rows))
+        for filters in (False, True):
+            self._slots.draw(part, self._columns.samplers[:num_rows], filters)
+
+    def _end(self, ending: _Ending) -> None:
+        part = self._model.vocab_part(self._finish(self._layers, ending.num_rows))
+        self._slots.num_steps.add_(1)
+        self._slots.draw(part, self._columns.samplers[: ending.num_rows], ending.filters)
+
+    def _finish(self, layers: FusedDecoder, num_rows: int) -> Tensor:
+        inputs, heads = self._inputs, self._model.heads
+        lengths = inputs.context_lens[:num_rows]
+        batch = AttentionBatch(
+            slot_mapping=inputs.slot_mapping,
+            block_tables=inputs.block_tables[:num_rows],
+            context_lens=lengths,
+            cu_seqlens_q=lengths,  # a decode batch does not look at it
+            max_seqlen_q=1,
+            max_context_len=self._limits.max_model_len,
+        )
+        q = self._q[:num_rows].view(num_rows, -1, heads.head_dim)
+        return layers.finish(Hidden(self._residual[:num_rows]), q, self._kv_cache, batch)
+
+
+def _largest_first(sizes: Sequence[int], largest_only: bool) -> list[int]:
+    return sorted(sizes, reverse=True)[: 1 if largest_only else None]

@@ -1,0 +1,137 @@
+"""How the rows of a step lie in a graph of a fixed size: one buffer of int32 says all of it.
+
+Sequences that decode come first, the longest ahead, then prompts that sample, then the others; the
+tokens of all of them back to back. Plain arithmetic: knows neither graphs nor the device.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker_svc.batch_state import Rows
+from worker_svc.step import IntColumn
+
+# Tokens of the largest graph. A step of more keeps the device busy for longer than it is launched.
+MOST_TOKENS = 4096
+_ALIGNMENT = 4  # words: columns start at multiples of 16 bytes
+_FEWEST_PROMPTS = 4  # that may begin a tile of their own in any graph
+_TOKENS_OF_A_PROMPT = 16  # in a graph filled with prompts of so many each has its tiles
+
+Column = TypeVar("Column", NDArray[np.int32], Tensor)
+
+
+def bucket_sizes(max_step_tokens: int) -> tuple[int, ...]:
+    """Numbers of tokens to capture: 16 apart up to 128, then a quarter to an eighth of padding."""
+    sizes = {*range(16, 129, 16)}
+    for power in (128, 256, 512, 1024, 2048):
+        sizes |= set(range(power, 2 * power + 1, power // 4))
+    most = min(max_step_tokens, MOST_TOKENS)
+    return tuple(sorted({size for size in sizes if size < most} | {most}))
+
+
+def max_tiles(num_tokens: int, tile_tokens: int) -> int:
+    """Tiles of queries that a graph of so many tokens has programs for."""
+    return num_tokens // tile_tokens + max(_FEWEST_PROMPTS, num_tokens // _TOKENS_OF_A_PROMPT)
+
+
+class Columns(NamedTuple, Generic[Column]):
+    """The parts of a step's buffer, as views of it."""
+
+    counts: Column  # [2]: tokens and sequences
+    num_decodes: Column  # [1]: the leading sequences that compute one token and sample
+    slots: Column  # [B]
+    starts: Column  # [B]
+    firsts: Column  # [B + 1]
+    samplers: Column  # [B]: the slot that samples the sequence's next token; -1: none
+    tile_rows: Column  # [N]
+    tile_firsts: Column  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the parts lie, on the host as on the device."""
+
+    max_sequences: int
+    num_tiles: int
+
+    @property
+    def num_words(self) -> int:
+        """Length of the buffer."""
+        return self._ends()[-1]
+
+    def columns(self, buffer: Column) -> "Columns[Column]":
+        """The parts of a buffer [num_words]."""
+        starts = (0, *self._ends())
+        parts = zip(pairwise(starts), self._lengths(), strict=True)
+        return Columns(*(buffer[start : start + length] for (start, _), length in parts))
+
+    def _lengths(self) -> tuple[int, ...]:
+        most, tiles = self.max_sequences, self.num_tiles
+        return (2, 1, most, most, most + 1, most, tiles, tiles)
+
+    def _ends(self) -> tuple[int, ...]:
+        return tuple(accumulate(-(-n // _ALIGNMENT) * _ALIGNMENT for n in self._lengths()))
+
+
+@dataclass(frozen=True, slots=True)
+class StepMap:
+    """A step in a graph of `size` tokens."""
+
+    size: int
+    num_sampled: int  # of the first sequences
+    places: IntColumn  # of the rows that sample, in their order: which sequence each one is
+    buffer: NDArray[np.int32]
+
+
+def map_step(
+    rows: Rows, sizes: Sequence[int], tile_tokens: Callable[[int], int], layout: Layout
+) -> StepMap | None:
+    """The rows in the smallest graph that holds them; None: none does."""
+    num_tokens, num_rows = int(rows.num_scheduled.sum()), len(rows.slots)
+    if num_tokens > sizes[-1] or num_rows > layout.max_sequences:
+        return None
+    is_decode = rows.samples & (rows.num_scheduled == 1)
+    num_decodes = int(np.count_nonzero(is_decode))
+    order = np.lexsort((-rows.num_computed, ~is_decode, ~rows.samples))
+    starts, lengths = rows.num_computed[order], rows.num_scheduled[order]
+    for size in sizes[int(np.searchsorted(sizes, num_tokens)) :]:
+        tiles = _tiles(num_decodes, starts, lengths, tile_tokens(size))
+        if len(tiles[0]) <= max_tiles(size, tile_tokens(size)):
+            break
+    else:
+        return None
+    num_sampled = int(np.count_nonzero(rows.samples))
+    buffer = np.zeros(layout.num_words, dtype=np.int32)
+    columns = layout.columns(buffer)
+    columns.counts[:] = num_tokens, num_rows
+    columns.num_decodes[:] = num_decodes
+    columns.slots[:num_rows] = rows.slots[order]
+    columns.starts[:num_rows] = starts
+    columns.firsts[1 : num_rows + 1] = np.cumsum(lengths)
+    columns.samplers[:] = -1
+    columns.samplers[:num_sampled] = columns.slots[:num_sampled]
+    columns.tile_rows[:] = -1
+    columns.tile_rows[: len(tiles[0])], columns.tile_firsts[: len(tiles[0])] = tiles
+    places = np.empty_like(order)
+    places[order] = np.arange(num_rows)
+    return StepMap(size, num_sampled, places[rows.samples], buffer)
+
+
+def _tiles(
+    num_decodes: int, starts: IntColumn, lengths: IntColumn, tile_tokens: int
+) -> tuple[IntColumn, IntColumn]:
+    """(sequence, first query) of each tile of the sequences that do not decode.
+
+    Those that see the most keys come first, so that short ones fill the tail.
+    """
+    counts = -(-lengths[num_decodes:] // tile_tokens)
+    which = np.repeat(np.arange(num_decodes, len(lengths)), counts)
+    within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    firsts = within * tile_tokens
+    order = np.argsort(-(starts[which] + firsts), kind="stable")
+    return which[order], firsts[order]
