@@ -96,12 +96,12 @@ def arrivals(runner: ModelRunner, shape: Shape, context: int, times: int) -> lis
     if shape.num_rows:
         new = tuple(_sequence(slot, context, context - 1, room, PLAIN) for slot in rows.tolist())
         steps.run(new_sequences=new, slots=rows, num_scheduled=np.ones_like(rows))
-    arriving = shape.num_rows
     found = []
     for index in range(WARM_STEPS + times):
+        arriving, before = (shape.num_rows + (index + turn) % 2 for turn in (0, 1))
         found.append(
             steps.run(
-                freed_slots=np.array([arriving] if index else [], dtype=np.int64),
+                freed_slots=np.array([before] if index else [], dtype=np.int64),
                 new_sequences=(_sequence(arriving, shape.num_prompt, 0, room, PLAIN),),
                 slots=np.append(rows, arriving),
                 num_scheduled=np.append(np.ones_like(rows), shape.num_prompt),
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
     told = Results(options.json, ["python", "-m", "bench.arrivals", *arguments])
     shapes = [Shape(0, n) for n in options.prompts] + [Shape.parse(text) for text in options.mixed]
     longest = max([options.context + 100, *(shape.num_prompt for shape in shapes)])
-    most_rows = max([NUM_ASKED, *(1 + shape.num_rows for shape in shapes)])
+    most_rows = max([NUM_ASKED, *(2 + shape.num_rows for shape in shapes)])
     config = WorkerConfig(
         products=options.products,
         max_num_seqs=max(256, most_rows),

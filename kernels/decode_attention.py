@@ -152,21 +152,19 @@ def attend_leading(
     if len(block_tables) != batch or num_rows.dtype != torch.int32:
         raise ValueError(f"{batch} lengths, {len(block_tables)} tables, {num_rows.dtype} num_rows")
     check_heads(q, k_cache, v_cache)
-    group, head_dim = q.shape[1] // num_kv_heads, q.shape[2]
-    config = _leading_config(group, head_dim, q.element_size())
+    config = _leading_config(q.shape[2], q.element_size())
     # A row has a program for each of its KV heads at least.
     programs = max(min(batch, len(q)), _LEADING_PROGRAMS // num_kv_heads)
     _launch(
         q, k_cache, v_cache, block_tables, context_lens, scale, output_for(q, out), workspace,
-        config, (num_kv_heads, programs, 1), num_rows,
+        config, (num_kv_heads, programs, 1), num_rows, ahead=config.block_n,
     )  # fmt: skip
 
 
-def _leading_config(group: int, head_dim: int, itemsize: int) -> _Config:
+def _leading_config(head_dim: int, itemsize: int) -> _Config:
     if head_dim * itemsize > 256:
         return _Config(0, _LEADING_MIN_SPLIT, 16, num_warps=2, num_stages=2)
-    tokens_first = group <= 2
-    return _Config(0, _LEADING_MIN_SPLIT, 32, 1, 2 if tokens_first else 3, tokens_first)
+    return _Config(0, _LEADING_MIN_SPLIT, 32, num_warps=1, num_stages=3)
 
 
 def _launch(
@@ -210,6 +208,7 @@ def _launch(
         MERGED=min(_MAX_MERGED, config.num_splits or _MAX_LEADING_SPLITS),
         TOKENS_FIRST=config.tokens_first,
         AHEAD=ahead,
+        FEW_TO_PREFETCH=_FEW_TO_PREFETCH,
         LINE=min(head_dim, _LINE_BYTES // q.element_size()),
         PDL=has_pdl(q),
         num_warps=config.num_warps,
@@ -225,6 +224,30 @@ def _prefetch(ptrs: tl.tensor) -> None:
         "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [ptrs.to(tl.int64)],
         dtype=tl.int32, is_pure=False, pack=1,
     )  # fmt: skip
+
+
+@triton.jit
+def _fetch_ahead(
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    table: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    head_offset: tl.tensor,
+    stride_block: tl.tensor,
+    stride_token: tl.tensor,
+    D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LINE: tl.constexpr,
+) -> None:
+    """Asks for the first tile: its way to L2 is gone while the kernel before still makes q."""
+    tokens = tl.minimum(start + tl.arange(0, AHEAD), end - 1)
+    blocks = tl.load(table + tokens // BLOCK_SIZE).to(tl.int64)
+    offsets = blocks * stride_block + (tokens % BLOCK_SIZE) * stride_token + head_offset
+    for line in tl.static_range(0, D, LINE):
+        _prefetch(k_ptr + offsets + line)
+        _prefetch(v_ptr + offsets + line)
 
 
 @triton.jit
@@ -257,6 +280,7 @@ def _decode_kernel(
     MERGED: tl.constexpr,
     TOKENS_FIRST: tl.constexpr,
     AHEAD: tl.constexpr,
+    FEW_TO_PREFETCH: tl.constexpr,
     LINE: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
@@ -296,16 +320,13 @@ def _decode_kernel(
         return
 
     table = tables_ptr + seq.to(tl.int64) * stride_table
-    if PDL and AHEAD:
-        # The way from memory to L2 is gone while the kernel before still makes q.
-        ahead = tl.minimum(start + tl.arange(0, AHEAD), end - 1)
-        ahead_blocks = tl.load(table + ahead // BLOCK_SIZE).to(tl.int64)
-        ahead_offsets = ahead_blocks * stride_block + (ahead % BLOCK_SIZE) * stride_token
-        ahead_offsets = ahead_offsets + head * stride_head
-        for line in tl.static_range(0, D, LINE):
-            _prefetch(k_ptr + ahead_offsets + line)
-            _prefetch(v_ptr + ahead_offsets + line)
     if PDL:
+        if AHEAD > 0:
+            if NUM_SPLITS > 0 or num_rows * num_kv_heads <= FEW_TO_PREFETCH:
+                _fetch_ahead(
+                    k_ptr, v_ptr, table, start, end, head * stride_head, stride_block, stride_token,
+                    D, BLOCK_SIZE, AHEAD, LINE,
+                )  # fmt: skip
         gdc_wait()
     q_offsets = seq.to(tl.int64) * stride_q + (head * GROUP + heads)[:, None] * D + dims[None, :]
     q = tl.load(q_ptr + q_offsets, mask=is_head[:, None], other=0.0)  # [GROUP_PAD, D]

@@ -59,11 +59,23 @@ def _config(max_seqlen_q: int, group: int, head_dim: int, itemsize: int) -> _Con
     return _Config(128, 64, pack_heads=packs, num_warps=8, num_stages=2, max_registers=128)
 
 
-def tokens_per_tile(max_seqlen_q: int, heads: tuple[int, int], head_dim: int, itemsize: int) -> int:
-    """Query tokens of a tile in calls for such a length; heads are query heads and KV heads."""
-    group = heads[0] // heads[1]
+def _tiled_config(max_seqlen_q: int, group: int, head_dim: int, itemsize: int) -> _Config:
+    """Of steps of up to a few thousand tokens, whose tiles are few.
+
+    Measured on H200 with head size 128 and two heads to a group: one prompt of 512, 1,024 and 2,048
+    tokens takes 13, 23 and 47 us by tiles of 64 rows, 17, 35 and 69 us by those of 128.
+    """
     config = _config(max_seqlen_q, group, head_dim, itemsize)
-    return config.tokens(group)
+    if config.num_warps < 8:
+        return config
+    rows = max(64, triton.next_power_of_2(config.heads(group)))
+    return _Config(rows, 64, config.pack_heads, num_warps=4, num_stages=3)
+
+
+def tokens_per_tile(max_seqlen_q: int, heads: tuple[int, int], head_dim: int, itemsize: int) -> int:
+    """Query tokens of a tile in `attend_tiles`; heads are query heads and KV heads."""
+    group = heads[0] // heads[1]
+    return _tiled_config(max_seqlen_q, group, head_dim, itemsize).tokens(group)
 
 
 def paged_attention(
@@ -135,7 +147,8 @@ def _attend_all(
     if num_tokens == 0:
         return out
     batch, group = context_lens.shape[0], num_heads // num_kv_heads
-    config = _config(max_seqlen_q, group, head_dim, q.element_size())
+    configure = _config if tiles is None else _tiled_config
+    config = configure(max_seqlen_q, group, head_dim, q.element_size())
     heads_per_tile, tokens_per_tile = config.heads(group), config.tokens(group)
     # A bound that needs no look at the lengths: each sequence wastes less than one tile.
     num_tiles = num_tokens // tokens_per_tile + batch if tiles is None else len(tiles.rows)

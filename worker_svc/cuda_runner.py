@@ -38,7 +38,7 @@ from worker_svc.step import (
 from worker_svc.step_clock import StepClock
 from worker_svc.step_graphs import StepGraphs
 from worker_svc.step_map import StepMap
-from worker_svc.transfer import upload
+from worker_svc.transfer import fetched, upload
 from worker_svc.vocab_part import VocabPart
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class InFlight:
         if self.computed.places is not None:
             tokens = tokens[self.computed.places]
         if self.computed.beside.has_choice is not None:
-            tokens[~self.computed.beside.has_choice.cpu().numpy()] = NO_CHOICE
+            tokens[~self.computed.beside.has_choice.numpy()] = NO_CHOICE
         return tokens
 
     def _timings(self) -> StepTimings:
@@ -152,6 +152,7 @@ class CudaRunner(ModelRunner):
         """Runs the largest prefill and captures every decode step; touches no state."""
         self.state.grammars.prepare()
         self._rehearse_prefills(self._prefill_lengths())
+        self.slots.rehearse_entering()
         free = torch.cuda.mem_get_info(self._device)[0]
         pool = torch.cuda.graph_pool_handle()
         self._step_graphs.capture(pool)
@@ -178,7 +179,8 @@ class CudaRunner(ModelRunner):
         prefills: list[Callable[[], None]] = [
             partial(self._rehearse, lengths) for lengths in self._prefill_lengths()
         ]
-        return [*prefills, *self._step_graphs.rehearsals()], self._decode_graphs.rehearsals()
+        prefills += [*self._step_graphs.rehearsals(), self.slots.rehearse_entering]
+        return prefills, self._decode_graphs.rehearsals()
 
     def _largest_prefills(self) -> list[list[int]]:
         """Whole prompts, and as many short ones as there may be, whose logits are the largest."""
@@ -208,10 +210,8 @@ class CudaRunner(ModelRunner):
             self.slots.sample(self._model.vocab_part(hidden), nobody, filters)
 
     def _launch(self, staged: Staged, queue_us: int, started: float) -> InFlight:
-        self.state.write(staged)
+        self.state.write(staged, self.slots.enter)
         self._move_blocks(staged)
-        new_slots = [sequence.slot for sequence in staged.step.new_sequences]
-        self.slots.write(staged.table, np.array(new_slots, dtype=np.int64))
         rows = staged.rows
         clock = self._new_clock() if len(rows.slots) else StepClock(self._device)
         computed = self._compute(staged, clock, started) if len(rows.slots) else Computed()
@@ -265,9 +265,7 @@ class CudaRunner(ModelRunner):
             self._step_graphs.sample(step_map, self._filters(staged))
             clock.mark()
             return Computed(prepare_us, step_map.places)
-        hidden = self._step_graphs.hidden(step_map)
-        (places,) = upload(self._device, step_map.places)
-        beside = self._sample_eagerly(hidden.index_select(0, places), staged, sampling)
+        beside = self._sample_eagerly(self._step_graphs.logits(step_map), staged, sampling)
         clock.mark()
         return Computed(prepare_us, beside=beside)
 
@@ -287,7 +285,7 @@ class CudaRunner(ModelRunner):
         if sampling is not None:
             if last is None and model_inputs.logit_rows is not None:
                 hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
-            beside = self._sample_eagerly(hidden, staged, sampling)
+            beside = self._sample_eagerly(self._model.vocab_part(hidden), staged, sampling)
         clock.mark()
         return Computed(prepare_us, beside=beside, asked=tuple(asked))
 
@@ -305,8 +303,8 @@ class CudaRunner(ModelRunner):
             ).any()
         )
 
-    def _sample_eagerly(self, hidden: Tensor, staged: Staged, sampling: SamplingRows) -> Beside:
-        part = self._model.vocab_part(hidden)
+    def _sample_eagerly(self, part: VocabPart, staged: Staged, sampling: SamplingRows) -> Beside:
+        """Launches all that the rows ask for; nothing of it waits for the device."""
         slots = staged.rows.slots[staged.rows.samples]
         filters = bool(sampling.is_filtered.any())
         wanted = sampling.logprob_rows
@@ -320,17 +318,18 @@ class CudaRunner(ModelRunner):
         logits.clamp_(min=torch.finfo(torch.float32).min)
         logits.masked_fill_(~checked.is_good[:, None], float("nan"))
         self.slots.sample(VocabPart(logits), slots, filters)
-        beside = Beside(None, checked.has_choice, sampling.adjustments)
+        has_choice = None if checked.has_choice is None else fetched(checked.has_choice)
+        beside = Beside(None, has_choice, sampling.adjustments)
         if raw is None:
             return beside
         ends = staged.table.columns["num_tokens"][slots]  # where the tokens were written
         found = logprobs.look_up(raw, wanted, self._written(slots, ends), sampling.num_top)
-        return replace(beside, logprobs=found)
+        return replace(beside, logprobs=found.fetched())
 
     def _written(self, slots: np.ndarray, positions: np.ndarray) -> Tensor:
         """Tokens [R] at these positions of the token rows."""
-        index = torch.from_numpy(slots * self.slots.token_rows.shape[1] + positions)
-        return self.slots.token_rows.view(-1)[index.to(self._device)].long()
+        (index,) = upload(self._device, slots * self.slots.token_rows.shape[1] + positions)
+        return self.slots.token_rows.view(-1).index_select(0, index).long()
 
     def _undo(self) -> None:
         super()._undo()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.decode_inputs import DecodeInputs, gather_decode_inputs
 from worker_svc.attention import AttentionBatch
-from worker_svc.capture_stream import capture_stream, captured
+from worker_svc.capture_stream import captured, capturing
 from worker_svc.kv_cache import KVCache
 from worker_svc.models.decoder import Decoder
 from worker_svc.models.fused import FusedDecoder
@@ -80,15 +80,12 @@ class DecodeGraphs:
         started = time.perf_counter()
         self._batch_slots.fill_(NO_SLOT)
         self._loaded = None
-        torch.cuda.synchronize(self._slots.device)
-        stream = capture_stream(self._slots.device)
-        with torch.cuda.stream(stream):
+        with capturing(self._slots.device):
             for size in sorted(sizes or self.sizes, reverse=True):
                 self._rehearse(size)  # compiles, and lets the libraries make their workspaces
                 for filters in (False, True):
                     variant = _Variant(size, filters)
                     self._graphs[variant] = captured(partial(self._step, variant), pool)
-        stream.synchronize()
         log.info("%d graphs captured in %.1f s", len(self._graphs), time.perf_counter() - started)
 
     def replay(self, slots: IntColumn, lengths: IntColumn, filters: bool) -> IntColumn:

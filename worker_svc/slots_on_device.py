@@ -5,6 +5,7 @@ are the batch state's. Every step that samples has a number; its tokens appear i
 that number, in memory that host and device share.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.enter_slots import HEADER_WORDS, STATE_AT, enter_slots
 from kernels.filtered_draw import draw_filtered
 from kernels.sample import RING, Tokens, choose, find_candidates, output_ring
 from kernels.slot_state import (
@@ -27,7 +29,7 @@ from kernels.slot_state import (
 from rpc.state_hash import StateHashes, block_weights, slot_hashes
 from worker_svc.batch_state import BatchState, SlotTable, Staged
 from worker_svc.step import IntColumn
-from worker_svc.transfer import upload
+from worker_svc.transfer import upload, upload_array
 from worker_svc.vocab_part import VocabPart
 
 
@@ -54,6 +56,31 @@ class SlotsOnDevice:
         if len(slots):
             index, rows = upload(self.device, slots, _rows(table.columns[slots]).reshape(-1))
             self.slot_state.index_copy_(0, index, rows.view(len(slots), -1))
+
+    def enter(self, staged: Staged) -> None:
+        """Writes the rows of a step's new sequences: one copy, one kernel."""
+        new = staged.step.new_sequences
+        slots = np.array([sequence.slot for sequence in new], dtype=np.int64)
+        words = entering_words(
+            slots,
+            [sequence.token_ids for sequence in new],
+            [sequence.block_ids for sequence in new],
+            _rows(staged.table.columns[slots]),
+        )
+        longest = max(len(sequence.token_ids) for sequence in new)
+        self._enter(words, len(new), longest)
+
+    def rehearse_entering(self) -> None:
+        """Lets a sequence enter no slot."""
+        nothing = [np.zeros(0, dtype=np.int32)]
+        numbers = np.zeros((1, NUM_FIELDS.value), dtype=np.int64)
+        self._enter(entering_words(np.array([-1]), nothing, nothing, numbers), 1, 0)
+
+    def _enter(self, words: NDArray[np.int32], num_sequences: int, longest: int) -> None:
+        enter_slots(
+            upload_array(self.device, words), num_sequences, longest,
+            self.token_rows, self.block_tables, self.slot_state,
+        )  # fmt: skip
 
     def sample(self, part: VocabPart, slots: IntColumn, filters: bool) -> None:
         """Samples a row of logits for each slot, as a step of its own."""
@@ -120,6 +147,25 @@ class Seen:
         num_computed = self.num_computed + num_tokens - self.num_tokens
         hashes = slot_hashes(self.slots, sums.view(np.uint64), num_computed, token_ids)
         return StateHashes(self.slots, hashes)
+
+
+def entering_words(
+    slots: IntColumn,
+    token_ids: Sequence[NDArray[np.int32]],
+    block_ids: Sequence[NDArray[np.int32]],
+    numbers: NDArray[np.int64],
+) -> NDArray[np.int32]:
+    """What `enter_slots` reads: the sequences' headers, then their tokens, then their blocks."""
+    parts = (*token_ids, *block_ids)
+    lengths = np.array([len(part) for part in parts], dtype=np.int64)
+    headers = np.zeros((len(slots), HEADER_WORDS), dtype=np.int32)
+    starts = headers.size + np.cumsum(lengths) - lengths
+    both = slice(len(slots)), slice(len(slots), None)  # tokens, blocks
+    headers[:, 0] = slots
+    headers[:, 1], headers[:, 2] = starts[both[0]], lengths[both[0]]
+    headers[:, 3], headers[:, 4] = starts[both[1]], lengths[both[1]]
+    headers[:, STATE_AT:] = numbers.view(np.int32)
+    return np.concatenate([headers.reshape(-1), *parts], dtype=np.int32)
 
 
 def _rows(columns: NDArray[np.void]) -> NDArray[np.int64]:

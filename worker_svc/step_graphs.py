@@ -21,7 +21,7 @@ from kernels.prefill_attention import tokens_per_tile
 from kernels.step_inputs import StepColumns, StepInputs, gather_last, gather_step_inputs
 from worker_svc.attention import AttentionBatch, Shares
 from worker_svc.batch_state import Rows
-from worker_svc.capture_stream import capture_stream, captured
+from worker_svc.capture_stream import captured, capturing
 from worker_svc.decode_graphs import size_for
 from worker_svc.kv_cache import KVCache
 from worker_svc.models.decoder import Decoder
@@ -30,7 +30,8 @@ from worker_svc.models.fused_products import Hidden
 from worker_svc.slots_on_device import SlotsOnDevice
 from worker_svc.step import Limits
 from worker_svc.step_map import Layout, StepMap, bucket_sizes, map_step, max_tiles
-from worker_svc.transfer import upload_array
+from worker_svc.transfer import PinnedRing, upload
+from worker_svc.vocab_part import VocabPart
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class _Ending:
     """What a graph of the second kind is captured for."""
 
     num_rows: int
-    filters: bool  # whether a row may filter what it samples from
+    filters: bool | None  # whether a row may filter what it samples from; None: nothing is sampled
 
 
 class StepGraphs:
@@ -67,9 +68,15 @@ class StepGraphs:
         self._limits = limits
         self.sizes = bucket_sizes(limits.max_step_tokens)
         self.row_sizes = row_sizes(limits.max_num_seqs)
-        most_tiles = max(max_tiles(size, self._tile_tokens(size)) for size in self.sizes)
+        heads = model.heads
+        both, itemsize = (heads.num_heads, heads.num_kv_heads), model.dtype.itemsize
+        self._tile_tokens = {
+            size: tokens_per_tile(size, both, heads.head_dim, itemsize) for size in self.sizes
+        }
+        most_tiles = max(max_tiles(*size) for size in self._tile_tokens.items())
         self._layout = Layout(limits.max_num_seqs, most_tiles)
         device, most = slots.device, limits.max_num_seqs
+        self._ring = PinnedRing(self._layout.num_words, device)
         buffer = torch.zeros(self._layout.num_words, dtype=torch.int32, device=device)
         self._buffer, self._columns = buffer, self._layout.columns(buffer)
         self._inputs = StepInputs.empty(self.sizes[-1], most, limits.max_blocks_per_seq, device)
@@ -81,6 +88,7 @@ class StepGraphs:
         )
         self._beginnings: dict[int, torch.cuda.CUDAGraph] = {}
         self._endings: dict[_Ending, torch.cuda.CUDAGraph] = {}
+        self._logits: dict[int, VocabPart] = {}  # of the endings that sample nothing
 
     def rehearsals(self) -> list[Callable[[], None]]:
         """Everything that `capture` captures, as calls that run it for nobody."""
@@ -94,18 +102,15 @@ class StepGraphs:
         """Captures all graphs, or the largest of each kind, those first: they decide the memory."""
         started = time.perf_counter()
         self._forget()
-        torch.cuda.synchronize(self._slots.device)
-        stream = capture_stream(self._slots.device)
-        with torch.cuda.stream(stream):
+        with capturing(self._slots.device):
             for size in _largest_first(self.sizes, largest_only):
                 self._begin(self._few_layers, size)  # compiles; the libraries make workspaces
                 self._beginnings[size] = captured(partial(self._begin, self._layers, size), pool)
             for num_rows in _largest_first(self.row_sizes, largest_only):
                 self._rehearse_end(num_rows)
-                for filters in (False, True):
+                for filters in (None, False, True):
                     ending = _Ending(num_rows, filters)
                     self._endings[ending] = captured(partial(self._end, ending), pool)
-        stream.synchronize()
         number = len(self._beginnings) + len(self._endings)
         log.info("%d graphs of steps captured in %.1f s", number, time.perf_counter() - started)
 
@@ -115,7 +120,7 @@ class StepGraphs:
 
     def begin(self, step: StepMap) -> None:
         """Computes the step's tokens up to the last layer's attention."""
-        self._buffer.copy_(upload_array(self._slots.device, step.buffer), non_blocking=True)
+        self._ring.send(step.buffer, self._buffer)
         self._beginnings[step.size].replay()
 
     def sample(self, step: StepMap, filters: bool) -> None:
@@ -123,14 +128,13 @@ class StepGraphs:
         num_rows = size_for(self.row_sizes, step.num_sampled)
         self._endings[_Ending(num_rows, filters)].replay()
 
-    def hidden(self, step: StepMap) -> Tensor:
-        """Normed hidden states [R, hidden] of the last tokens, launched kernel by kernel."""
-        return self._finish(self._layers, step.num_sampled)
-
-    def _tile_tokens(self, size: int) -> int:
-        heads, dtype = self._model.heads, self._model.dtype
-        both = heads.num_heads, heads.num_kv_heads
-        return tokens_per_tile(size, both, heads.head_dim, dtype.itemsize)
+    def logits(self, step: StepMap) -> VocabPart:
+        """Logits [R, N] of this rank's tokens after the last tokens, in the order of the rows."""
+        num_rows = size_for(self.row_sizes, step.num_sampled)
+        self._endings[_Ending(num_rows, None)].replay()
+        part = self._logits[num_rows]
+        (places,) = upload(self._slots.device, step.places)
+        return VocabPart(part.logits.index_select(0, places), part.first_token, part.group)
 
     def _forget(self) -> None:
         """The buffer describes a step without tokens from here on."""
@@ -153,7 +157,7 @@ class StepGraphs:
 
     def _batch(self, size: int, inputs: StepInputs) -> AttentionBatch:
         columns = self._columns
-        num_tiles = max_tiles(size, self._tile_tokens(size))
+        num_tiles = max_tiles(size, self._tile_tokens[size])
         tiles = Tiles(columns.tile_rows[:num_tiles], columns.tile_firsts[:num_tiles], size)
         return AttentionBatch(
             slot_mapping=inputs.slot_mapping,
@@ -173,6 +177,9 @@ class StepGraphs:
 
     def _end(self, ending: _Ending) -> None:
         part = self._model.vocab_part(self._finish(self._layers, ending.num_rows))
+        if ending.filters is None:
+            self._logits[ending.num_rows] = part
+            return
         self._slots.num_steps.add_(1)
         self._slots.draw(part, self._columns.samplers[: ending.num_rows], ending.filters)
 

@@ -4,9 +4,9 @@ Sequences that decode come first, the longest ahead, then prompts that sample, t
 tokens of all of them back to back. Plain arithmetic: knows neither graphs nor the device.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,8 +26,8 @@ Column = TypeVar("Column", NDArray[np.int32], Tensor)
 
 
 def bucket_sizes(max_step_tokens: int) -> tuple[int, ...]:
-    """Numbers of tokens to capture: 16 apart up to 128, then a quarter to an eighth of padding."""
-    sizes = {*range(16, 129, 16)}
+    """Numbers of tokens to capture: 16 apart up to 128, then four to each power of two."""
+    sizes = {8, *range(16, 129, 16)}
     for power in (128, 256, 512, 1024, 2048):
         sizes |= set(range(power, 2 * power + 1, power // 4))
     most = min(max_step_tokens, MOST_TOKENS)
@@ -52,30 +52,21 @@ class Columns(NamedTuple, Generic[Column]):
     tile_firsts: Column  # [N]
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
     """Where the parts lie, on the host as on the device."""
 
-    max_sequences: int
-    num_tiles: int
-
-    @property
-    def num_words(self) -> int:
-        """Length of the buffer."""
-        return self._ends()[-1]
+    def __init__(self, max_sequences: int, num_tiles: int) -> None:
+        self.max_sequences = max_sequences
+        most = max_sequences
+        lengths = (2, 1, most, most, most + 1, most, num_tiles, num_tiles)
+        ends = [*accumulate(-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths)]
+        self.num_words = ends[-1]
+        starts = zip((0, *ends), lengths, strict=False)
+        self._parts = tuple(slice(start, start + length) for start, length in starts)
 
     def columns(self, buffer: Column) -> "Columns[Column]":
         """The parts of a buffer [num_words]."""
-        starts = (0, *self._ends())
-        parts = zip(pairwise(starts), self._lengths(), strict=True)
-        return Columns(*(buffer[start : start + length] for (start, _), length in parts))
-
-    def _lengths(self) -> tuple[int, ...]:
-        most, tiles = self.max_sequences, self.num_tiles
-        return (2, 1, most, most, most + 1, most, tiles, tiles)
-
-    def _ends(self) -> tuple[int, ...]:
-        return tuple(accumulate(-(-n // _ALIGNMENT) * _ALIGNMENT for n in self._lengths()))
+        return Columns(*[buffer[part] for part in self._parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +80,7 @@ class StepMap:
 
 
 def map_step(
-    rows: Rows, sizes: Sequence[int], tile_tokens: Callable[[int], int], layout: Layout
+    rows: Rows, sizes: Sequence[int], tile_tokens: Mapping[int, int], layout: Layout
 ) -> StepMap | None:
     """The rows in the smallest graph that holds them; None: none does."""
     num_tokens, num_rows = int(rows.num_scheduled.sum()), len(rows.slots)
@@ -100,8 +91,8 @@ def map_step(
     order = np.lexsort((-rows.num_computed, ~is_decode, ~rows.samples))
     starts, lengths = rows.num_computed[order], rows.num_scheduled[order]
     for size in sizes[int(np.searchsorted(sizes, num_tokens)) :]:
-        tiles = _tiles(num_decodes, starts, lengths, tile_tokens(size))
-        if len(tiles[0]) <= max_tiles(size, tile_tokens(size)):
+        tiles = _tiles(num_decodes, starts, lengths, tile_tokens[size])
+        if len(tiles[0]) <= max_tiles(size, tile_tokens[size]):
             break
     else:
         return None

@@ -112,7 +112,7 @@ def arriving(client: Client, num_decodes: int, prompts: dict[int, list[int]]) ->
 
 def test_the_largest_graph_is_that_of_the_largest_step(runner: CudaRunner) -> None:
     sizes = runner._step_graphs.sizes
-    assert sizes[:3] == (16, 32, 48) and sizes[-1] == MOST_TOKENS
+    assert sizes[:3] == (8, 16, 32) and sizes[-1] == MOST_TOKENS
 
 
 @pytest.mark.parametrize("num_decodes", [0, 1, 33])
@@ -144,7 +144,7 @@ def test_chunks_of_prompts_go_on_where_they_ended(runner: CudaRunner) -> None:
         for _ in range(4):
             client.launch({5: 1, 0: 1})
 
-    check(runner, play, at_least=5)
+    check(runner, play, at_least=4)
 
 
 def test_cached_prefixes_and_forks_are_read_from_their_blocks(runner: CudaRunner) -> None:

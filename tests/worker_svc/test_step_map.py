@@ -12,6 +12,7 @@ from worker_svc.step_map import Layout, StepMap, bucket_sizes, map_step, max_til
 TILE = 8
 LAYOUT = Layout(max_sequences=9, num_tiles=max_tiles(96, TILE))
 SIZES = (16, 32, 96)
+TILES = dict.fromkeys(SIZES, TILE)
 
 
 def rows(*given: tuple[int, int, int, bool]) -> Rows:
@@ -22,7 +23,7 @@ def rows(*given: tuple[int, int, int, bool]) -> Rows:
 
 
 def mapped(*given: tuple[int, int, int, bool], sizes: Sequence[int] = SIZES) -> StepMap:
-    found = map_step(rows(*given), sizes, lambda size: TILE, LAYOUT)
+    found = map_step(rows(*given), sizes, TILES, LAYOUT)
     assert found is not None
     return found
 
@@ -69,14 +70,14 @@ def test_many_short_prompts_take_a_larger_graph_and_too_many_none() -> None:
     assert mapped(*short[:6]).size == 16
     assert mapped(*short).size == 32
     assert mapped(*short, sizes=(16, 96)).size == 96
-    assert map_step(rows(*short), (16,), lambda size: TILE, LAYOUT) is None
+    assert map_step(rows(*short), (16,), TILES, LAYOUT) is None
 
 
 def test_steps_beyond_every_graph_have_no_map() -> None:
-    assert map_step(rows((0, 0, 97, True)), SIZES, lambda size: TILE, LAYOUT) is None
+    assert map_step(rows((0, 0, 97, True)), SIZES, TILES, LAYOUT) is None
     assert mapped((0, 0, 96, True)).size == 96
     many = [(slot, 4, 1, True) for slot in range(10)]
-    assert map_step(rows(*many), SIZES, lambda size: TILE, LAYOUT) is None
+    assert map_step(rows(*many), SIZES, TILES, LAYOUT) is None
 
 
 def test_columns_are_the_same_places_on_host_and_device_and_are_aligned() -> None:
