@@ -320,13 +320,12 @@ def _decode_kernel(
         return
 
     table = tables_ptr + seq.to(tl.int64) * stride_table
+    if PDL and AHEAD > 0 and (NUM_SPLITS > 0 or num_rows * num_kv_heads <= FEW_TO_PREFETCH):
+        _fetch_ahead(
+            k_ptr, v_ptr, table, start, end, head * stride_head, stride_block, stride_token,
+            D, BLOCK_SIZE, AHEAD, LINE,
+        )  # fmt: skip
     if PDL:
-        if AHEAD > 0:
-            if NUM_SPLITS > 0 or num_rows * num_kv_heads <= FEW_TO_PREFETCH:
-                _fetch_ahead(
-                    k_ptr, v_ptr, table, start, end, head * stride_head, stride_block, stride_token,
-                    D, BLOCK_SIZE, AHEAD, LINE,
-                )  # fmt: skip
         gdc_wait()
     q_offsets = seq.to(tl.int64) * stride_q + (head * GROUP + heads)[:, None] * D + dims[None, :]
     q = tl.load(q_ptr + q_offsets, mask=is_head[:, None], other=0.0)  # [GROUP_PAD, D]

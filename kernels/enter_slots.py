@@ -5,7 +5,7 @@
 
 The words begin with `HEADER_WORDS` for each sequence: its slot, where its tokens begin and how many
 they are, the same of its blocks, and its row of `slot_state`. The rest of its table is filled with
-the null block. A negative slot enters nothing.
+the null block. A negative slot enters nothing. In a graph the device says how many sequences enter.
 """
 
 import torch
@@ -25,17 +25,18 @@ STATE_WORDS = 2 * NUM_FIELDS.value
 HEADER_WORDS = STATE_AT + STATE_WORDS
 
 _CHUNK = 1024
+_PROGRAMS = 4  # to a sequence
 
 
 def enter_slots(
     words: torch.Tensor,
-    num_sequences: int,
-    longest: int,
+    most: int,
     token_rows: torch.Tensor,
     block_tables: torch.Tensor,
     slot_state: torch.Tensor,
+    count: torch.Tensor | None = None,
 ) -> None:
-    """Writes the rows of the slots named in the first headers; `longest` has the most tokens."""
+    """Writes the rows of the slots named in the first `most` headers, or `count` [1] of these."""
     if slot_state.shape[1] != NUM_FIELDS.value or slot_state.dtype != torch.int64:
         raise ValueError(f"slot_state must be int64 [S, {NUM_FIELDS.value}]")
     if not words.dtype == token_rows.dtype == block_tables.dtype == torch.int32:
@@ -43,19 +44,21 @@ def enter_slots(
     for rows in (words, token_rows, block_tables, slot_state):
         if not rows.is_contiguous():
             raise ValueError("words, token_rows, block_tables and slot_state must be contiguous")
-    if len(words) < num_sequences * HEADER_WORDS or longest > token_rows.shape[1]:
-        raise ValueError(f"{len(words)} words for {num_sequences} sequences of up to {longest}")
+    if len(words) < most * HEADER_WORDS:
+        raise ValueError(f"{len(words)} words for {most} sequences")
     width = block_tables.shape[1]
-    _enter_kernel[(num_sequences, triton.cdiv(max(longest, width), _CHUNK))](
-        words, token_rows, block_tables, slot_state.view(torch.int32),
+    _enter_kernel[(most, _PROGRAMS)](
+        words, count, token_rows, block_tables, slot_state.view(torch.int32),
         token_rows.shape[1], width,
-        HEADER=HEADER_WORDS, STATE_LEN=STATE_WORDS, CHUNK=_CHUNK, num_warps=4,
+        HEADER=HEADER_WORDS, STATE_LEN=STATE_WORDS, CHUNK=_CHUNK, COUNTS=count is not None,
+        num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit
 def _enter_kernel(
     words_ptr: tl.tensor,
+    count_ptr: tl.tensor,
     token_rows_ptr: tl.tensor,
     tables_ptr: tl.tensor,
     state_ptr: tl.tensor,
@@ -64,18 +67,29 @@ def _enter_kernel(
     HEADER: tl.constexpr,
     STATE_LEN: tl.constexpr,
     CHUNK: tl.constexpr,
+    COUNTS: tl.constexpr,
 ) -> None:
-    header = words_ptr + tl.program_id(0) * HEADER
+    """The programs of a sequence share its chunks."""
+    row = tl.program_id(0)
+    header = words_ptr + row * HEADER
     slot = tl.load(header + _SLOT).to(tl.int64)
+    if COUNTS:
+        slot = tl.where(row < tl.load(count_ptr), slot, -1)
     if slot >= 0:
-        i = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+        begin = tl.program_id(1) * CHUNK
+        step = tl.num_programs(1) * CHUNK
         num_tokens = tl.load(header + _NUM_TOKENS)
         tokens = words_ptr + tl.load(header + _TOKENS_AT)
-        token_ids = tl.load(tokens + i, mask=i < num_tokens, other=0)
-        tl.store(token_rows_ptr + slot * stride_tokens + i, token_ids, mask=i < num_tokens)
+        for first in range(begin, num_tokens, step):
+            i = first + tl.arange(0, CHUNK)
+            token_ids = tl.load(tokens + i, mask=i < num_tokens, other=0)
+            tl.store(token_rows_ptr + slot * stride_tokens + i, token_ids, mask=i < num_tokens)
+        num_blocks = tl.load(header + _NUM_BLOCKS)
         blocks = words_ptr + tl.load(header + _BLOCKS_AT)
-        ids = tl.load(blocks + i, mask=i < tl.load(header + _NUM_BLOCKS), other=0)
-        tl.store(tables_ptr + slot * width + i, ids, mask=i < width)
+        for first in range(begin, width, step):
+            i = first + tl.arange(0, CHUNK)
+            ids = tl.load(blocks + i, mask=i < num_blocks, other=0)
+            tl.store(tables_ptr + slot * width + i, ids, mask=i < width)
         if tl.program_id(1) == 0:
             word = tl.arange(0, STATE_LEN)
             tl.store(state_ptr + slot * STATE_LEN + word, tl.load(header + _STATE_AT + word))

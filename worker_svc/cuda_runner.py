@@ -64,6 +64,15 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """How a step is computed; without a map by a decode graph or kernel by kernel."""
+
+    is_plain: bool = True  # no row that samples asks for more than a token
+    step_map: StepMap | None = None
+    brings_new: bool = False  # the map has the new sequences, too
+
+
+@dataclass(frozen=True, slots=True)
 class InFlight:
     """A step that runs on the device."""
 
@@ -210,11 +219,13 @@ class CudaRunner(ModelRunner):
             self.slots.sample(self._model.vocab_part(hidden), nobody, filters)
 
     def _launch(self, staged: Staged, queue_us: int, started: float) -> InFlight:
-        self.state.write(staged, self.slots.enter)
-        self._move_blocks(staged)
         rows = staged.rows
+        parts = self.state.prompt_parts(staged)
+        way = self._way(staged, parts)
+        self.state.write(staged, _no_entering if way.brings_new else self.slots.enter)
+        self._move_blocks(staged)
         clock = self._new_clock() if len(rows.slots) else StepClock(self._device)
-        computed = self._compute(staged, clock, started) if len(rows.slots) else Computed()
+        computed = self._compute(staged, way, parts, clock, started)
         seen = None
         if staged.step.wants_state:
             seen = self.slots.look(staged)
@@ -232,21 +243,39 @@ class CudaRunner(ModelRunner):
             seen=seen,
         )
 
-    def _compute(self, staged: Staged, clock: StepClock, started: float) -> Computed:
+    def _way(self, staged: Staged, parts: list[Part]) -> "Way":
+        """How the rows are computed, known before anything is written."""
+        rows, step = staged.rows, staged.step
+        if not len(rows.slots):
+            return Way()
+        is_plain = self._is_plain(staged)
+        if parts or (rows.is_decode and is_plain):
+            return Way(is_plain)
+        step_map = self._step_graphs.map(rows)
+        # Appended blocks are written ahead of the graph, so their sequence must be there by then.
+        new = {sequence.slot for sequence in step.new_sequences}
+        if step_map is None or not new or not new.isdisjoint(step.appended_slots.tolist()):
+            return Way(is_plain, step_map)
+        entering = step_map.with_entering(self.slots.entering(staged), len(new))
+        return Way(is_plain, entering or step_map, brings_new=entering is not None)
+
+    def _compute(
+        self, staged: Staged, way: "Way", parts: list[Part], clock: StepClock, started: float
+    ) -> Computed:
         """Launches what the rows need, in the graphs that hold them."""
-        rows, is_plain = staged.rows, self._is_plain(staged)
-        if rows.is_decode and is_plain:
-            prepare_us = us_since(started)
-            clock.mark()
-            filters = self._filters(staged)
-            places = self._decode_graphs.replay(rows.slots, rows.num_computed, filters)
-            clock.mark()
-            return Computed(prepare_us, places)
-        parts = self.state.prompt_parts(staged)
-        step_map = None if parts else self._step_graphs.map(rows)
-        if step_map is None:
+        rows = staged.rows
+        if not len(rows.slots):
+            return Computed()
+        if way.step_map is not None:
+            return self._compute_mapped(staged, way.step_map, way.is_plain, clock, started)
+        if parts or not (rows.is_decode and way.is_plain):
             return self._compute_eagerly(staged, parts, clock, started)
-        return self._compute_mapped(staged, step_map, is_plain, clock, started)
+        prepare_us = us_since(started)
+        clock.mark()
+        filters = self._filters(staged)
+        places = self._decode_graphs.replay(rows.slots, rows.num_computed, filters)
+        clock.mark()
+        return Computed(prepare_us, places)
 
     def _compute_mapped(
         self, staged: Staged, step_map: StepMap, is_plain: bool, clock: StepClock, started: float
@@ -291,17 +320,19 @@ class CudaRunner(ModelRunner):
 
     def _is_plain(self, staged: Staged) -> bool:
         """Whether no row that samples wants its logits changed or reported."""
-        columns = staged.table.columns[staged.rows.slots[staged.rows.samples]]
-        is_short = columns["num_tokens"] - columns["num_prompt"] < columns["min_tokens"]
-        return not (columns["has_rules"] | columns["has_logprobs"] | is_short).any()
+        columns, slots = staged.table.columns, staged.rows.slots[staged.rows.samples]
+        if columns["has_rules"][slots].any() or columns["has_logprobs"][slots].any():
+            return False
+        if not columns["min_tokens"][slots].any():
+            return True
+        num_output = columns["num_tokens"][slots] - columns["num_prompt"][slots]
+        return not (num_output < columns["min_tokens"][slots]).any()
 
     def _filters(self, staged: Staged) -> bool:
-        columns = staged.table.columns[staged.rows.slots]
-        return bool(
-            is_filtered(
-                columns["temperature"], columns["top_k"], columns["top_p"], columns["min_p"]
-            ).any()
-        )
+        columns, slots = staged.table.columns, staged.rows.slots
+        names = ("temperature", "top_k", "top_p", "min_p")
+        temperature, top_k, top_p, min_p = (columns[name][slots] for name in names)
+        return bool(is_filtered(temperature, top_k, top_p, min_p).any())
 
     def _sample_eagerly(self, part: VocabPart, staged: Staged, sampling: SamplingRows) -> Beside:
         """Launches all that the rows ask for; nothing of it waits for the device."""
@@ -338,3 +369,7 @@ class CudaRunner(ModelRunner):
         except RuntimeError:
             log.exception("the device does not answer")
         self._decode_graphs.forget()
+
+
+def _no_entering(staged: Staged) -> None:
+    """The step's graph lets them enter."""

@@ -57,30 +57,30 @@ class SlotsOnDevice:
             index, rows = upload(self.device, slots, _rows(table.columns[slots]).reshape(-1))
             self.slot_state.index_copy_(0, index, rows.view(len(slots), -1))
 
-    def enter(self, staged: Staged) -> None:
-        """Writes the rows of a step's new sequences: one copy, one kernel."""
+    def entering(self, staged: Staged) -> NDArray[np.int32]:
+        """What `enter_slots` writes for a step's new sequences."""
         new = staged.step.new_sequences
         slots = np.array([sequence.slot for sequence in new], dtype=np.int64)
-        words = entering_words(
+        return entering_words(
             slots,
             [sequence.token_ids for sequence in new],
             [sequence.block_ids for sequence in new],
             _rows(staged.table.columns[slots]),
         )
-        longest = max(len(sequence.token_ids) for sequence in new)
-        self._enter(words, len(new), longest)
+
+    def enter(self, staged: Staged) -> None:
+        """Writes the rows of a step's new sequences: one copy, one kernel."""
+        words = upload_array(self.device, self.entering(staged))
+        self.write_entering(words, len(staged.step.new_sequences))
+
+    def write_entering(self, words: Tensor, most: int, count: Tensor | None = None) -> None:
+        """The kernel alone, for words that are on the device; see `enter_slots`."""
+        enter_slots(words, most, self.token_rows, self.block_tables, self.slot_state, count)
 
     def rehearse_entering(self) -> None:
         """Lets a sequence enter no slot."""
-        nothing = [np.zeros(0, dtype=np.int32)]
-        numbers = np.zeros((1, NUM_FIELDS.value), dtype=np.int64)
-        self._enter(entering_words(np.array([-1]), nothing, nothing, numbers), 1, 0)
-
-    def _enter(self, words: NDArray[np.int32], num_sequences: int, longest: int) -> None:
-        enter_slots(
-            upload_array(self.device, words), num_sequences, longest,
-            self.token_rows, self.block_tables, self.slot_state,
-        )  # fmt: skip
+        words = torch.zeros(HEADER_WORDS, dtype=torch.int32, device=self.device)
+        self.write_entering(words.sub_(1), 1)
 
     def sample(self, part: VocabPart, slots: IntColumn, filters: bool) -> None:
         """Samples a row of logits for each slot, as a step of its own."""

@@ -29,7 +29,15 @@ from worker_svc.models.fused import FusedDecoder
 from worker_svc.models.fused_products import Hidden
 from worker_svc.slots_on_device import SlotsOnDevice
 from worker_svc.step import Limits
-from worker_svc.step_map import Layout, StepMap, bucket_sizes, map_step, max_tiles
+from worker_svc.step_map import (
+    ENTERING_WORDS,
+    MAX_ENTERING,
+    Layout,
+    StepMap,
+    bucket_sizes,
+    map_step,
+    max_tiles,
+)
 from worker_svc.transfer import PinnedRing, upload
 from worker_svc.vocab_part import VocabPart
 
@@ -76,9 +84,11 @@ class StepGraphs:
         most_tiles = max(max_tiles(*size) for size in self._tile_tokens.items())
         self._layout = Layout(limits.max_num_seqs, most_tiles)
         device, most = slots.device, limits.max_num_seqs
-        self._ring = PinnedRing(self._layout.num_words, device)
-        buffer = torch.zeros(self._layout.num_words, dtype=torch.int32, device=device)
+        num_words = self._layout.num_words + ENTERING_WORDS
+        self._ring = PinnedRing(num_words, device)
+        buffer = torch.zeros(num_words, dtype=torch.int32, device=device)
         self._buffer, self._columns = buffer, self._layout.columns(buffer)
+        self._entering = buffer[self._layout.num_words :]
         self._inputs = StepInputs.empty(self.sizes[-1], most, limits.max_blocks_per_seq, device)
         config = model.config
         # What goes from the first graph to the second.
@@ -144,6 +154,7 @@ class StepGraphs:
 
     def _begin(self, layers: FusedDecoder, size: int) -> None:
         held, columns, inputs = self._slots, self._columns, self._inputs.first(size)
+        held.write_entering(self._entering, MAX_ENTERING, columns.num_entering)
         given = StepColumns(
             columns.counts, columns.num_decodes, columns.slots, columns.starts, columns.firsts
         )

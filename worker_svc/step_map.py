@@ -5,7 +5,7 @@ tokens of all of them back to back. Plain arithmetic: knows neither graphs nor t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
@@ -19,6 +19,9 @@ from worker_svc.step import IntColumn
 # Tokens of the largest graph. A step of more keeps the device busy for longer than it is launched.
 MOST_TOKENS = 4096
 _ALIGNMENT = 4  # words: columns start at multiples of 16 bytes
+# Of sequences that enter in a step, in its buffer; more are written before.
+ENTERING_WORDS = 1 << 14
+MAX_ENTERING = 64
 _FEWEST_PROMPTS = 4  # that may begin a tile of their own in any graph
 _TOKENS_OF_A_PROMPT = 16  # in a graph filled with prompts of so many each has its tiles
 
@@ -44,6 +47,7 @@ class Columns(NamedTuple, Generic[Column]):
 
     counts: Column  # [2]: tokens and sequences
     num_decodes: Column  # [1]: the leading sequences that compute one token and sample
+    num_entering: Column  # [1]: sequences whose words come after the columns
     slots: Column  # [B]
     starts: Column  # [B]
     firsts: Column  # [B + 1]
@@ -58,7 +62,7 @@ class Layout:
     def __init__(self, max_sequences: int, num_tiles: int) -> None:
         self.max_sequences = max_sequences
         most = max_sequences
-        lengths = (2, 1, most, most, most + 1, most, num_tiles, num_tiles)
+        lengths = (2, 1, 1, most, most, most + 1, most, num_tiles, num_tiles)
         ends = [*accumulate(-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths)]
         self.num_words = ends[-1]
         starts = zip((0, *ends), lengths, strict=False)
@@ -77,6 +81,14 @@ class StepMap:
     num_sampled: int  # of the first sequences
     places: IntColumn  # of the rows that sample, in their order: which sequence each one is
     buffer: NDArray[np.int32]
+    layout: Layout
+
+    def with_entering(self, words: NDArray[np.int32], number: int) -> "StepMap | None":
+        """The step with so many sequences entering by these words; None: they are too many."""
+        if number > MAX_ENTERING or len(words) > ENTERING_WORDS:
+            return None
+        self.layout.columns(self.buffer).num_entering[:] = number
+        return replace(self, buffer=np.concatenate((self.buffer, words)))
 
 
 def map_step(
@@ -88,7 +100,9 @@ def map_step(
         return None
     is_decode = rows.samples & (rows.num_scheduled == 1)
     num_decodes = int(np.count_nonzero(is_decode))
-    order = np.lexsort((-rows.num_computed, ~is_decode, ~rows.samples))
+    # By kind, then the longest ahead.
+    kind = 2 - rows.samples.astype(np.int64) - is_decode
+    order = np.argsort((kind << 32) - rows.num_computed, kind="stable")
     starts, lengths = rows.num_computed[order], rows.num_scheduled[order]
     for size in sizes[int(np.searchsorted(sizes, num_tokens)) :]:
         tiles = _tiles(num_decodes, starts, lengths, tile_tokens[size])
@@ -110,7 +124,7 @@ def map_step(
     columns.tile_rows[: len(tiles[0])], columns.tile_firsts[: len(tiles[0])] = tiles
     places = np.empty_like(order)
     places[order] = np.arange(num_rows)
-    return StepMap(size, num_sampled, places[rows.samples], buffer)
+    return StepMap(size, num_sampled, places[rows.samples], buffer, layout)
 
 
 def _tiles(

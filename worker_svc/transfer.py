@@ -46,12 +46,13 @@ class PinnedRing:
         self._next = 0
 
     def send(self, words: NDArray[np.int32], into: Tensor) -> None:
-        """Copies int32 words [num_words] in the order of the stream."""
+        """Copies so many int32 words to the begin of `into`, in the order of the stream."""
         turn, self._next = self._next, (self._next + 1) % len(self._buffers)
         if self._is_cuda:
             self._copied[turn].synchronize()
-        self._buffers[turn].numpy()[:] = words
-        into.copy_(self._buffers[turn], non_blocking=True)
+        source = self._buffers[turn][: len(words)]
+        source.numpy()[:] = words
+        into[: len(words)].copy_(source, non_blocking=True)
         if self._is_cuda:
             self._copied[turn].record()
 

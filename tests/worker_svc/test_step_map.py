@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from worker_svc.batch_state import Rows
-from worker_svc.step_map import Layout, StepMap, bucket_sizes, map_step, max_tiles
+from worker_svc.step_map import (
+    ENTERING_WORDS,
+    MAX_ENTERING,
+    Layout,
+    StepMap,
+    bucket_sizes,
+    map_step,
+    max_tiles,
+)
 
 TILE = 8
 LAYOUT = Layout(max_sequences=9, num_tiles=max_tiles(96, TILE))
@@ -89,4 +97,15 @@ def test_columns_are_the_same_places_on_host_and_device_and_are_aligned() -> Non
         assert a.tolist() == b.tolist()
         assert a[0] % 4 == 0 and a[0] >= ends
         ends = a[-1] + 1
-    assert [len(column) for column in layout.columns(host)] == [2, 1, 5, 5, 6, 5, 7, 7]
+    assert [len(column) for column in layout.columns(host)] == [2, 1, 1, 5, 5, 6, 5, 7, 7]
+
+
+def test_entering_words_come_after_the_columns_unless_they_are_too_many() -> None:
+    step = mapped((0, 0, 5, True))
+    words = np.arange(30, dtype=np.int32)
+    entering = step.with_entering(words, 2)
+    assert entering is not None
+    assert entering.buffer[LAYOUT.num_words :].tolist() == words.tolist()
+    assert LAYOUT.columns(entering.buffer).num_entering.tolist() == [2]
+    assert step.with_entering(words, MAX_ENTERING + 1) is None
+    assert step.with_entering(np.zeros(ENTERING_WORDS + 1, dtype=np.int32), 2) is None
