@@ -7,14 +7,16 @@ from taking the step to its tokens, with nothing else under way; `device` is wha
 computed; `host` is what a launch takes of the compute thread. A prompt alone is what an idle server
 computes for its first token. A mixed step has rows that decode at the given context as well, and is
 as long as the pause in all their streams. With `--asking`, decode steps some rows of which ask for
-logprobs, a penalty, or both; and the same step without.
+logprobs, a penalty, or both, and the same steps without, two in flight as they are when served.
 """
 
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +24,7 @@ from bench import checkpoints
 from bench.records import Results, add_json, spread
 from worker_svc import startup
 from worker_svc.config import PRODUCTS, WorkerConfig
-from worker_svc.model_runner import ModelRunner
+from worker_svc.model_runner import ModelRunner, Pending
 from worker_svc.step import NewSequence, RowSampling, StepInput, StepOutput
 
 PROMPTS = (2, 16, 64, 512, 1024, 2048)
@@ -53,23 +55,39 @@ class Steps:
         self._runner = runner
         self._step_id = 0
 
-    def reset(self) -> None:
-        """The next step begins with empty slots."""
-        self._step_id = 0
-
     def run(self, **fields: object) -> Sample:
         """Raises RuntimeError if the step failed."""
+        started = time.perf_counter()
+        launched, host_us = self._launch(fields)
+        device_us = _wait(launched)
+        return Sample((time.perf_counter() - started) * 1e6, device_us, host_us)
+
+    def pipelined(self, times: int, **fields: object) -> list[Sample]:
+        """Steps each launched before the last is waited for; their time is the mean."""
+        pending = deque([self._launch(fields)])
+        parts, started = [], time.perf_counter()
+        for _ in range(times):
+            pending.append(self._launch(fields))
+            launched, host_us = pending.popleft()
+            parts.append((_wait(launched), host_us))
+        step_us = (time.perf_counter() - started) / times * 1e6
+        _wait(pending.popleft()[0])
+        return [Sample(step_us, device_us, host_us) for device_us, host_us in parts]
+
+    def _launch(self, fields: Mapping[str, Any]) -> tuple[StepOutput | Pending, float]:
         self._step_id += 1
-        step = StepInput(step_id=self._step_id, reset=self._step_id == 1, **fields)  # type: ignore[arg-type]
+        step = StepInput(step_id=self._step_id, reset=self._step_id == 1, **fields)
         started = time.perf_counter()
         launched = self._runner.launch(step)
-        host_s = time.perf_counter() - started
-        output = launched if isinstance(launched, StepOutput) else launched.result()
-        step_s = time.perf_counter() - started
-        if output.error:
-            raise RuntimeError(output.error)
-        busy_us = output.timings.forward_us + output.timings.sample_us
-        return Sample(step_s * 1e6, busy_us, host_s * 1e6)
+        return launched, (time.perf_counter() - started) * 1e6
+
+
+def _wait(launched: StepOutput | Pending) -> float:
+    """What of a step the device computed, in microseconds. Raises RuntimeError if it failed."""
+    output = launched if isinstance(launched, StepOutput) else launched.result()
+    if output.error:
+        raise RuntimeError(output.error)
+    return output.timings.forward_us + output.timings.sample_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +131,7 @@ def arrivals(runner: ModelRunner, shape: Shape, context: int, times: int) -> lis
 def asking(
     runner: ModelRunner, kinds: Sequence[RowSampling], context: int, times: int
 ) -> list[Sample]:
-    """Decode steps of as many rows as there are kinds."""
+    """Decode steps of as many rows as there are kinds, two in flight as they are when served."""
     steps = Steps(runner)
     room = -(-(context + WARM_STEPS + times + 1) // runner.limits.block_size)
     rows = np.arange(len(kinds))
@@ -122,8 +140,9 @@ def asking(
         _sequence(slot, context, context - 1, room, kind) for slot, kind in enumerate(kinds)
     )
     steps.run(new_sequences=new, slots=rows, num_scheduled=ones)
-    found = [steps.run(slots=rows, num_scheduled=ones) for _ in range(WARM_STEPS + times)]
-    return found[WARM_STEPS:]
+    for _ in range(WARM_STEPS):
+        steps.run(slots=rows, num_scheduled=ones)
+    return steps.pipelined(times, slots=rows, num_scheduled=ones)
 
 
 def _sequence(
@@ -158,9 +177,14 @@ def main(arguments: Sequence[str]) -> int:
         runner = startup.build_runner(config, model, config.num_kv_blocks)
         started = time.perf_counter()
         runner.warm_up()
-        told.say(f"warm after {time.perf_counter() - started:.1f} s")
+        warm_s = time.perf_counter() - started
+        graph_gib = getattr(runner, "graph_bytes", 0) / (1 << 30)
+        told.say(f"warm after {warm_s:.1f} s; graphs take {graph_gib:.2f} GiB")
     told.say(f"{'step':>24} {'step us':>9} {'device us':>10} {'host us':>8}")
     given = {"shape": options.shape, "layers": options.layers, "context": options.context}
+    told.add(
+        "arrivals_start", given | {"warm_s": round(warm_s, 2), "graph_gib": round(graph_gib, 2)}
+    )
     for shape in shapes:
         runs = [
             arrivals(runner, shape, options.context, options.steps) for _ in range(options.repeat)

@@ -87,6 +87,7 @@ class Adjustments:
     biases: NDArray[np.float32] = field(default_factory=_no_floats)  # one per biased entry
     penalties: Penalties | None = None
     grammars: GrammarRows | None = None  # a row in here may sample what its mask allows
+    rows: IntColumn = field(default_factory=no_entries)  # all that something above may change
 
     def __bool__(self) -> bool:
         return bool(

@@ -38,7 +38,7 @@ from worker_svc.step import (
 from worker_svc.step_clock import StepClock
 from worker_svc.step_graphs import StepGraphs
 from worker_svc.step_map import StepMap
-from worker_svc.transfer import fetched, upload
+from worker_svc.transfer import fetched, upload, upload_array
 from worker_svc.vocab_part import VocabPart
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Beside:
     """What a step brings beside tokens; the default if no row asks for anything."""
 
     logprobs: Logprobs | None = None
-    has_choice: Tensor | None = None  # [R] bool, as of `Checked`
+    has_choice: Tensor | None = None  # [N] bool on the host, as of `Checked`: of adjusted rows
     adjustments: Adjustments = field(default_factory=Adjustments)
 
 
@@ -117,8 +117,9 @@ class InFlight:
         tokens = self.runner.slots.tokens(self.ring_row, num_sampled)
         if self.computed.places is not None:
             tokens = tokens[self.computed.places]
-        if self.computed.beside.has_choice is not None:
-            tokens[~self.computed.beside.has_choice.numpy()] = NO_CHOICE
+        beside = self.computed.beside
+        if beside.has_choice is not None:
+            tokens[beside.adjustments.rows[~beside.has_choice.numpy()]] = NO_CHOICE
         return tokens
 
     def _timings(self) -> StepTimings:
@@ -151,6 +152,7 @@ class CudaRunner(ModelRunner):
         self.slots = SlotsOnDevice(self.state)
         self._decode_graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
         self._step_graphs = StepGraphs(model, kv_cache, self.slots, limits)
+        self.graph_bytes = 0  # of the device's memory; known once warm
 
     @property
     def graph_batch_sizes(self) -> tuple[int, ...]:
@@ -166,8 +168,8 @@ class CudaRunner(ModelRunner):
         pool = torch.cuda.graph_pool_handle()
         self._step_graphs.capture(pool)
         self._decode_graphs.capture(pool)
-        taken = free - torch.cuda.mem_get_info(self._device)[0]
-        log.info("graphs take %.2f GiB", taken / GIB)
+        self.graph_bytes = free - torch.cuda.mem_get_info(self._device)[0]
+        log.info("graphs take %.2f GiB", self.graph_bytes / GIB)
         self.slots.restore(self.state.table)
         torch.cuda.synchronize(self._device)
         # All this lives as long as the process: searching it for garbage would hold up a step.
@@ -342,20 +344,29 @@ class CudaRunner(ModelRunner):
         if not len(wanted) and not sampling.adjustments:
             self.slots.sample(part, slots, filters)
             return Beside()
-        logits = part.whole().float()  # [R, V]
+        logits = part.whole()  # [R, V]
         raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
-        checked = adjust_and_check(logits, sampling.adjustments)
-        # A masked token weighs nothing; for the kernel, only a row that failed is not finite.
-        logits.clamp_(min=torch.finfo(torch.float32).min)
-        logits.masked_fill_(~checked.is_good[:, None], float("nan"))
+        has_choice = None
+        if sampling.adjustments:
+            logits = logits.float()
+            has_choice = fetched(self._adjust(logits, sampling.adjustments))
         self.slots.sample(VocabPart(logits), slots, filters)
-        has_choice = None if checked.has_choice is None else fetched(checked.has_choice)
         beside = Beside(None, has_choice, sampling.adjustments)
         if raw is None:
             return beside
         ends = staged.table.columns["num_tokens"][slots]  # where the tokens were written
         found = logprobs.look_up(raw, wanted, self._written(slots, ends), sampling.num_top)
         return replace(beside, logprobs=found.fetched())
+
+    def _adjust(self, logits: Tensor, adjustments: Adjustments) -> Tensor:
+        """Changes logits [R, V] float32 for the kernels; returns `has_choice` of changed rows."""
+        rows = upload_array(self._device, adjustments.rows)
+        checked = adjust_and_check(logits, adjustments, rows)
+        assert checked.has_choice is not None
+        # A masked token weighs nothing; for the kernel, only a row that failed is not finite.
+        changed = logits.index_select(0, rows).clamp_(min=torch.finfo(torch.float32).min)
+        logits.index_copy_(0, rows, changed.masked_fill_(~checked.is_good[:, None], float("nan")))
+        return checked.has_choice
 
     def _written(self, slots: np.ndarray, positions: np.ndarray) -> Tensor:
         """Tokens [R] at these positions of the token rows."""

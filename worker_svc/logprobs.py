@@ -43,7 +43,7 @@ class Logprobs:
 
 def distributions(logits: Tensor, rows: IntColumn) -> Tensor:
     """Log probabilities [N, V] of some rows of logits [R, V]; a copy."""
-    return logits.index_select(0, upload_array(logits.device, rows)).log_softmax(-1)
+    return logits.index_select(0, upload_array(logits.device, rows)).float().log_softmax(-1)
 
 
 def look_up(logprobs: Tensor, rows: IntColumn, token_ids: Tensor, num_top: int) -> Logprobs:

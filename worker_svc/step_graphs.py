@@ -46,6 +46,11 @@ log = logging.getLogger(__name__)
 NO_SLOT = -1
 
 
+def decode_sizes(max_decode_rows: int) -> tuple[int, ...]:
+    """Numbers of decoding rows that ask for more than a token: powers of two, and the limit."""
+    return tuple(size for size in row_sizes(max_decode_rows) if size >= min(8, max_decode_rows))
+
+
 def row_sizes(max_num_seqs: int) -> tuple[int, ...]:
     """Numbers of sampling rows to capture: powers of two, and the limit."""
     powers = {1 << n for n in range(max_num_seqs.bit_length())}
@@ -76,6 +81,7 @@ class StepGraphs:
         self._limits = limits
         self.sizes = bucket_sizes(limits.max_step_tokens)
         self.row_sizes = row_sizes(limits.max_num_seqs)
+        self.decode_sizes = decode_sizes(min(limits.max_decode_rows, self.sizes[-1]))
         heads = model.heads
         both, itemsize = (heads.num_heads, heads.num_kv_heads), model.dtype.itemsize
         self._tile_tokens = {
@@ -97,6 +103,7 @@ class StepGraphs:
             for width in (config.hidden_size, config.num_heads * config.head_dim)
         )
         self._beginnings: dict[int, torch.cuda.CUDAGraph] = {}
+        self._decodes: dict[int, torch.cuda.CUDAGraph] = {}  # in their place if all rows decode
         self._endings: dict[_Ending, torch.cuda.CUDAGraph] = {}
         self._logits: dict[int, VocabPart] = {}  # of the endings that sample nothing
 
@@ -116,12 +123,16 @@ class StepGraphs:
             for size in _largest_first(self.sizes, largest_only):
                 self._begin(self._few_layers, size)  # compiles; the libraries make workspaces
                 self._beginnings[size] = captured(partial(self._begin, self._layers, size), pool)
+            for size in _largest_first(self.decode_sizes, largest_only):
+                self._begin(self._few_layers, size, is_decode=True)
+                begin = partial(self._begin, self._layers, size, is_decode=True)
+                self._decodes[size] = captured(begin, pool)
             for num_rows in _largest_first(self.row_sizes, largest_only):
                 self._rehearse_end(num_rows)
                 for filters in (None, False, True):
                     ending = _Ending(num_rows, filters)
                     self._endings[ending] = captured(partial(self._end, ending), pool)
-        number = len(self._beginnings) + len(self._endings)
+        number = len(self._beginnings) + len(self._decodes) + len(self._endings)
         log.info("%d graphs of steps captured in %.1f s", number, time.perf_counter() - started)
 
     def map(self, rows: Rows) -> StepMap | None:
@@ -131,7 +142,10 @@ class StepGraphs:
     def begin(self, step: StepMap) -> None:
         """Computes the step's tokens up to the last layer's attention."""
         self._ring.send(step.buffer, self._buffer)
-        self._beginnings[step.size].replay()
+        if step.is_decode:
+            self._decodes[size_for(self.decode_sizes, step.num_sampled)].replay()
+        else:
+            self._beginnings[step.size].replay()
 
     def sample(self, step: StepMap, filters: bool) -> None:
         """Samples after the last tokens; each row's token is at its place in the ring's row."""
@@ -152,7 +166,7 @@ class StepGraphs:
         self._columns.samplers.fill_(NO_SLOT)
         self._columns.tile_rows.fill_(NO_SLOT)
 
-    def _begin(self, layers: FusedDecoder, size: int) -> None:
+    def _begin(self, layers: FusedDecoder, size: int, is_decode: bool = False) -> None:
         held, columns, inputs = self._slots, self._columns, self._inputs.first(size)
         held.write_entering(self._entering, MAX_ENTERING, columns.num_entering)
         given = StepColumns(
@@ -161,9 +175,8 @@ class StepGraphs:
         gather_step_inputs(
             given, held.token_rows, held.block_tables, self._limits.block_size, inputs
         )
-        hidden, q = layers.begin(
-            inputs.token_ids, inputs.positions, self._kv_cache, self._batch(size, inputs)
-        )
+        batch = self._decode_batch(size) if is_decode else self._batch(size, inputs)
+        hidden, q = layers.begin(inputs.token_ids, inputs.positions, self._kv_cache, batch)
         gather_last(hidden.residual, q.flatten(1), inputs.last_rows, self._residual, self._q)
 
     def _batch(self, size: int, inputs: StepInputs) -> AttentionBatch:
@@ -178,6 +191,19 @@ class StepGraphs:
             max_seqlen_q=size,
             max_context_len=self._limits.max_model_len,
             shares=Shares(columns.num_decodes, inputs.decode_lens, tiles),
+        )
+
+    def _decode_batch(self, num_rows: int) -> AttentionBatch:
+        """The first sequences, of each its last token."""
+        inputs = self._inputs
+        lengths = inputs.context_lens[:num_rows]
+        return AttentionBatch(
+            slot_mapping=inputs.slot_mapping[:num_rows],
+            block_tables=inputs.block_tables[:num_rows],
+            context_lens=lengths,
+            cu_seqlens_q=lengths,  # a decode batch does not look at it
+            max_seqlen_q=1,
+            max_context_len=self._limits.max_model_len,
         )
 
     def _rehearse_end(self, num_rows: int) -> None:
@@ -195,16 +221,7 @@ class StepGraphs:
         self._slots.draw(part, self._columns.samplers[: ending.num_rows], ending.filters)
 
     def _finish(self, layers: FusedDecoder, num_rows: int) -> Tensor:
-        inputs, heads = self._inputs, self._model.heads
-        lengths = inputs.context_lens[:num_rows]
-        batch = AttentionBatch(
-            slot_mapping=inputs.slot_mapping,
-            block_tables=inputs.block_tables[:num_rows],
-            context_lens=lengths,
-            cu_seqlens_q=lengths,  # a decode batch does not look at it
-            max_seqlen_q=1,
-            max_context_len=self._limits.max_model_len,
-        )
+        heads, batch = self._model.heads, self._decode_batch(num_rows)
         q = self._q[:num_rows].view(num_rows, -1, heads.head_dim)
         return layers.finish(Hidden(self._residual[:num_rows]), q, self._kv_cache, batch)
 

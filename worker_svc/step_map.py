@@ -82,6 +82,7 @@ class StepMap:
     places: IntColumn  # of the rows that sample, in their order: which sequence each one is
     buffer: NDArray[np.int32]
     layout: Layout
+    is_decode: bool = False  # one token each, all sampling
 
     def with_entering(self, words: NDArray[np.int32], number: int) -> "StepMap | None":
         """The step with so many sequences entering by these words; None: they are too many."""
@@ -98,10 +99,10 @@ def map_step(
     num_tokens, num_rows = int(rows.num_scheduled.sum()), len(rows.slots)
     if num_tokens > sizes[-1] or num_rows > layout.max_sequences:
         return None
-    is_decode = rows.samples & (rows.num_scheduled == 1)
-    num_decodes = int(np.count_nonzero(is_decode))
+    decodes = rows.samples & (rows.num_scheduled == 1)
+    num_decodes = int(np.count_nonzero(decodes))
     # By kind, then the longest ahead.
-    kind = 2 - rows.samples.astype(np.int64) - is_decode
+    kind = 2 - rows.samples.astype(np.int64) - decodes
     order = np.argsort((kind << 32) - rows.num_computed, kind="stable")
     starts, lengths = rows.num_computed[order], rows.num_scheduled[order]
     for size in sizes[int(np.searchsorted(sizes, num_tokens)) :]:
@@ -124,7 +125,8 @@ def map_step(
     columns.tile_rows[: len(tiles[0])], columns.tile_firsts[: len(tiles[0])] = tiles
     places = np.empty_like(order)
     places[order] = np.arange(num_rows)
-    return StepMap(size, num_sampled, places[rows.samples], buffer, layout)
+    is_decode = num_decodes == num_rows
+    return StepMap(size, num_sampled, places[rows.samples], buffer, layout, is_decode)
 
 
 def _tiles(
