@@ -96,7 +96,7 @@ def gather_step_inputs(
     for rows in (token_rows, block_tables, into.block_tables):
         if not rows.is_contiguous():
             raise ValueError("token_rows and block tables must be contiguous")
-    _gather_kernel[(num_sequences + 1, triton.cdiv(num_tokens, _CHUNK))](
+    _gather_step_kernel[(num_sequences + 1, triton.cdiv(num_tokens, _CHUNK))](
         columns.counts, columns.num_decodes, columns.slots, columns.starts, columns.firsts,
         token_rows, block_tables,
         into.token_ids, into.positions, into.slot_mapping, into.block_tables,
@@ -134,7 +134,7 @@ def gather_last(
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _gather_kernel(
+def _gather_step_kernel(
     counts_ptr: tl.tensor,
     num_decodes_ptr: tl.tensor,
     slots_ptr: tl.tensor,

@@ -23,6 +23,7 @@ from worker_svc.models.decoder import Decoder
 from worker_svc.models.fused import FusedDecoder
 from worker_svc.slots_on_device import SlotsOnDevice
 from worker_svc.step import IntColumn, Limits
+from worker_svc.transfer import PinnedRing
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class DecodeGraphs:
         self._batch_slots = torch.full(
             (self.sizes[-1],), NO_SLOT, dtype=torch.int32, device=slots.device
         )
+        self._ring = PinnedRing(self.sizes[-1], slots.device)
         self._loaded: IntColumn | None = None  # the rows whose slots the device holds
         self._places: IntColumn = np.empty(0, dtype=np.int64)  # of these rows in the batch
         self._graphs: dict[_Variant, torch.cuda.CUDAGraph] = {}
@@ -111,8 +113,7 @@ class DecodeGraphs:
         self._places[order] = np.arange(len(order))
         padded = np.full(len(self._batch_slots), NO_SLOT, dtype=np.int32)
         padded[: len(slots)] = slots[order]
-        pinned = torch.from_numpy(padded).pin_memory()
-        self._batch_slots.copy_(pinned, non_blocking=True)
+        self._ring.send(padded, self._batch_slots)
         self._loaded = slots
 
     def _rehearse(self, size: int) -> None:
