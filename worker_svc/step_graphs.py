@@ -43,8 +43,6 @@ from worker_svc.vocab_part import VocabPart
 
 log = logging.getLogger(__name__)
 
-NO_SLOT = -1
-
 
 def decode_sizes(max_decode_rows: int) -> tuple[int, ...]:
     """Numbers of decoding rows that ask for more than a token: powers of two, and the limit."""
@@ -163,8 +161,7 @@ class StepGraphs:
     def _forget(self) -> None:
         """The buffer describes a step without tokens from here on."""
         self._buffer.zero_()
-        self._columns.samplers.fill_(NO_SLOT)
-        self._columns.tile_rows.fill_(NO_SLOT)
+        self._ring.send(self._layout.empty(), self._buffer)
 
     def _begin(self, layers: FusedDecoder, size: int, is_decode: bool = False) -> None:
         held, columns, inputs = self._slots, self._columns, self._inputs.first(size)

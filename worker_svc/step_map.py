@@ -67,6 +67,13 @@ class Layout:
         self.num_words = ends[-1]
         starts = zip((0, *ends), lengths, strict=False)
         self._parts = tuple(slice(start, start + length) for start, length in starts)
+        self._empty = np.zeros(self.num_words, dtype=np.int32)
+        columns = self.columns(self._empty)
+        columns.samplers[:] = columns.tile_rows[:] = -1
+
+    def empty(self) -> NDArray[np.int32]:
+        """The buffer of a step without tokens."""
+        return self._empty.copy()
 
     def columns(self, buffer: Column) -> "Columns[Column]":
         """The parts of a buffer [num_words]."""
@@ -112,16 +119,14 @@ def map_step(
     else:
         return None
     num_sampled = int(np.count_nonzero(rows.samples))
-    buffer = np.zeros(layout.num_words, dtype=np.int32)
+    buffer = layout.empty()
     columns = layout.columns(buffer)
     columns.counts[:] = num_tokens, num_rows
     columns.num_decodes[:] = num_decodes
     columns.slots[:num_rows] = rows.slots[order]
     columns.starts[:num_rows] = starts
     columns.firsts[1 : num_rows + 1] = np.cumsum(lengths)
-    columns.samplers[:] = -1
     columns.samplers[:num_sampled] = columns.slots[:num_sampled]
-    columns.tile_rows[:] = -1
     columns.tile_rows[: len(tiles[0])], columns.tile_firsts[: len(tiles[0])] = tiles
     places = np.empty_like(order)
     places[order] = np.arange(num_rows)
@@ -136,6 +141,9 @@ def _tiles(
 
     Those that see the most keys come first, so that short ones fill the tail.
     """
+    if num_decodes == len(lengths) - 1:  # one prompt arrives
+        backwards = np.arange((int(lengths[-1]) - 1) // tile_tokens, -1, -1)
+        return np.full_like(backwards, num_decodes), backwards * tile_tokens
     counts = -(-lengths[num_decodes:] // tile_tokens)
     which = np.repeat(np.arange(num_decodes, len(lengths)), counts)
     within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -39,6 +39,7 @@ class PinnedRing:
             torch.zeros(num_words, dtype=torch.int32, pin_memory=self._is_cuda)
             for _ in range(length)
         ]
+        self._views = [buffer.numpy() for buffer in self._buffers]
         self._copied = [
             torch.cuda.Event()  # type: ignore[no-untyped-call]
             for _ in range(length if self._is_cuda else 0)
@@ -50,9 +51,9 @@ class PinnedRing:
         turn, self._next = self._next, (self._next + 1) % len(self._buffers)
         if self._is_cuda:
             self._copied[turn].synchronize()
-        source = self._buffers[turn][: len(words)]
-        source.numpy()[:] = words
-        into[: len(words)].copy_(source, non_blocking=True)
+        length = len(words)
+        self._views[turn][:length] = words
+        into[:length].copy_(self._buffers[turn][:length], non_blocking=True)
         if self._is_cuda:
             self._copied[turn].record()
 

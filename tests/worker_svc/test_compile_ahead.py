@@ -102,7 +102,7 @@ def test_every_kernel_of_a_worker_is_found_once_and_compiled_without_a_device(fo
     assert all(
         names.count(name) == 1 for name in ("_find_kernel", "_draw_kernel", "_choose_kernel")
     )
-    assert len(names) < 40
+    assert len(names) < 50
     assert not is_slow
     # Ranks compile theirs with their numbers in them, and with either way to add up.
     assert set(names_of_pair) == {*names, "_all_reduce_kernel", "_all_gather_kernel"}
