@@ -34,10 +34,8 @@ _MANY_PAIRS = 1536
 _LINE_BYTES = 128  # what one prefetch brings
 _FEW_TO_PREFETCH = 256  # pairs; more of them keep the memory busy by themselves
 _MAX_MERGED = 16  # splits that a merge looks at at once
-# Of rows that the device counts: what suits a few dozen of them, whose programs the others leave.
-_LEADING_PROGRAMS = 1024
-_MAX_LEADING_SPLITS = 32
-_LEADING_MIN_SPLIT = 64
+# Of rows that the device counts: what suits a few dozen of them.
+_LEADING_PROGRAMS, _MAX_LEADING_SPLITS, _LEADING_MIN_SPLIT = 1024, 32, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,27 +142,20 @@ def attend_leading(
     out: torch.Tensor,
     workspace: DecodeWorkspace | None = None,
 ) -> None:
-    """Attend with the first `num_rows` [1] int32 of q [T, H, D]; writes no other row of `out`.
-
-    Tables and lengths are of B sequences, as many as those rows may be.
-    """
+    """Attend with the first `num_rows` [1] int32, of B at most, of q [T, H, D]; writes no other."""
     batch, num_kv_heads = len(context_lens), k_cache.shape[2]
     if len(block_tables) != batch or num_rows.dtype != torch.int32:
         raise ValueError(f"{batch} lengths, {len(block_tables)} tables, {num_rows.dtype} num_rows")
     check_heads(q, k_cache, v_cache)
-    config = _leading_config(q.shape[2], q.element_size())
+    is_wide = q.shape[2] * q.element_size() > 256
+    tile = (16, 2, 2) if is_wide else (32, 1, 3)  # tokens, warps, stages
+    config = _Config(0, _LEADING_MIN_SPLIT, *tile)
     # A row has a program for each of its KV heads at least.
     programs = max(min(batch, len(q)), _LEADING_PROGRAMS // num_kv_heads)
     _launch(
         q, k_cache, v_cache, block_tables, context_lens, scale, output_for(q, out), workspace,
         config, (num_kv_heads, programs, 1), num_rows, ahead=config.block_n,
     )  # fmt: skip
-
-
-def _leading_config(head_dim: int, itemsize: int) -> _Config:
-    if head_dim * itemsize > 256:
-        return _Config(0, _LEADING_MIN_SPLIT, 16, num_warps=2, num_stages=2)
-    return _Config(0, _LEADING_MIN_SPLIT, 32, num_warps=1, num_stages=3)
 
 
 def _launch(
