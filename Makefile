@@ -17,7 +17,10 @@ protoc    = export PATH="$(CURDIR)/.venv-proto/bin:$$PATH"; \
             python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_out=$(1) $(PROTOS) && \
             python -m grpc_tools.protoc -I protos --grpc_python_out=$(1) --mypy_grpc_out=$(1) $(SERVICES)
 
-.PHONY: help install serve test lint format proto proto-check bench clean
+# Tests of one file, and all that share a product, run in one process; the order stays that of cost.
+SHARED = -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+
+.PHONY: help install serve test test-fast lint format proto proto-check bench clean
 
 help:         ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -45,16 +48,20 @@ $(PROTOC): pyproject.toml
 serve: $(READY)  ## all three services and a sample answer; ONCE=1 stops after it; MODEL= DTYPE= DEVICE= OPTIONS=
 	@$(BIN)/pagewire up --dtype $(DTYPE) --device $(DEVICE) $(if $(MODEL),--model '$(MODEL)') $(if $(ONCE),--once) $(OPTIONS)
 
-test: $(READY)  ## everything that runs without a GPU
-	$(BIN)/python -m pytest
+test: $(READY)  ## everything that runs without a GPU, cheap tests first, a process per core
+	$(BIN)/python -m pytest $(SHARED)
 
-lint: $(READY) proto-check  ## ruff, mypy, import contracts, buf
+test-fast: $(READY)  ## the first minute's worth of it; says what it leaves out
+	$(BIN)/python -m pytest $(SHARED) --fast
+
+lint: $(READY) proto-check  ## ruff, mypy, import contracts, buf, Markdown
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
+	$(BIN)/pymarkdown --strict-config scan --recurse README.md CONTRIBUTING.md CHANGELOG.md docs
 
 format: $(READY)  ## rewrite to the one format
 	$(BIN)/ruff check --fix .

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from bench import checkpoints
-from bench.records import Results, add_json, spread
-from worker_svc import startup
+from bench.harness import checkpoints
+from bench.harness.records import Results, add_json, spread
 from worker_svc.config import PRODUCTS, WorkerConfig
-from worker_svc.model_runner import ModelRunner, Pending
-from worker_svc.step import NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.runner.model_runner import ModelRunner, Pending
+from worker_svc.startup import startup
 
 PROMPTS = (2, 16, 64, 512, 1024, 2048)
 MIXED = ("32+16", "32+64", "32+512", "32+1024", "128+512")
@@ -40,7 +40,7 @@ FIELDS = ("step_us", "device_us", "host_us")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StepSample:
     """One step, in microseconds."""
 
     step_us: float
@@ -55,14 +55,14 @@ class Steps:
         self._runner = runner
         self._step_id = 0
 
-    def run(self, **fields: object) -> Sample:
+    def run(self, **fields: object) -> StepSample:
         """Raises RuntimeError if the step failed."""
         started = time.perf_counter()
         launched, host_us = self._launch(fields)
         device_us = _wait(launched)
-        return Sample((time.perf_counter() - started) * 1e6, device_us, host_us)
+        return StepSample((time.perf_counter() - started) * 1e6, device_us, host_us)
 
-    def pipelined(self, times: int, **fields: object) -> list[Sample]:
+    def pipelined(self, times: int, **fields: object) -> list[StepSample]:
         """Steps each launched before the last is waited for; their time is the mean."""
         pending = deque([self._launch(fields)])
         parts, started = [], time.perf_counter()
@@ -72,7 +72,7 @@ class Steps:
             parts.append((_wait(launched), host_us))
         step_us = (time.perf_counter() - started) / times * 1e6
         _wait(pending.popleft()[0])
-        return [Sample(step_us, device_us, host_us) for device_us, host_us in parts]
+        return [StepSample(step_us, device_us, host_us) for device_us, host_us in parts]
 
     def _launch(self, fields: Mapping[str, Any]) -> tuple[StepOutput | Pending, float]:
         self._step_id += 1
@@ -91,14 +91,14 @@ def _wait(launched: StepOutput | Pending) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Arrival:
     """Decoding rows and an arriving prompt."""
 
     num_rows: int
     num_prompt: int
 
     @classmethod
-    def parse(cls, text: str) -> "Shape":
+    def parse(cls, text: str) -> "Arrival":
         rows, prompt = text.split("+")
         return cls(int(rows), int(prompt))
 
@@ -106,7 +106,7 @@ class Shape:
         return f"{self.num_rows}+{self.num_prompt}"
 
 
-def arrivals(runner: ModelRunner, shape: Shape, context: int, times: int) -> list[Sample]:
+def arrivals(runner: ModelRunner, shape: Arrival, context: int, times: int) -> list[StepSample]:
     """A prompt of new tokens each time, in a slot of its own, into the rows that decode."""
     steps = Steps(runner)
     room = -(-(max(context + WARM_STEPS + times + 1, shape.num_prompt)) // runner.limits.block_size)
@@ -130,7 +130,7 @@ def arrivals(runner: ModelRunner, shape: Shape, context: int, times: int) -> lis
 
 def asking(
     runner: ModelRunner, kinds: Sequence[RowSampling], context: int, times: int
-) -> list[Sample]:
+) -> list[StepSample]:
     """Decode steps of as many rows as there are kinds, two in flight as they are when served."""
     steps = Steps(runner)
     room = -(-(context + WARM_STEPS + times + 1) // runner.limits.block_size)
@@ -163,7 +163,9 @@ def main(arguments: Sequence[str]) -> int:
     """Measures prompts alone, then mixed steps, then rows that ask."""
     options = parse(arguments)
     told = Results(options.json, ["python", "-m", "bench.arrivals", *arguments])
-    shapes = [Shape(0, n) for n in options.prompts] + [Shape.parse(text) for text in options.mixed]
+    shapes = [Arrival(0, n) for n in options.prompts] + [
+        Arrival.parse(text) for text in options.mixed
+    ]
     longest = max([options.context + 100, *(shape.num_prompt for shape in shapes)])
     most_rows = max([NUM_ASKED, *(2 + shape.num_rows for shape in shapes)])
     config = WorkerConfig(
@@ -213,7 +215,7 @@ def asked() -> list[tuple[str, list[RowSampling]]]:
 
 
 def _tell(
-    told: Results, given: dict[str, object], name: str, runs: Sequence[Sequence[Sample]]
+    told: Results, given: dict[str, object], name: str, runs: Sequence[Sequence[StepSample]]
 ) -> None:
     """The median of each repetition, and their median."""
     values = {

@@ -1,10 +1,10 @@
-"""What docs/performance.md tells of serving on one GPU, in one run of less than five minutes.
+"""Measures the numbers of docs/performance.md on one GPU, in one run of less than five minutes.
 
     python -m bench.documented --json documented.jsonl
 
 Each part is a benchmark of its own, run as the command that is printed; checkpoints are written
-once, and kernels are compiled once, by the cold start that is measured first. A part that fails is
-named at the end, and the others are measured all the same.
+once, and kernels are compiled once, by the cold start that is measured first. Parts that fail are
+named at the end, without effect on the others.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import checkpoints
-from bench.product import ROOT
-from bench.records import STDOUT, add_json
+from bench.harness import checkpoints
+from bench.harness.records import STDOUT, add_json
+from bench.harness.services import ROOT
 
 PART_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 30.0
@@ -31,17 +31,17 @@ NAMES = ("startup", "split-small", "no-grants", "runner-small", "split-large", "
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DocumentedBench:
     """A benchmark of the run."""
 
     name: str
     module: str
-    shape: str | None  # None: it takes no model
+    shape: str | None  # None: it needs no model
     options: tuple[str, ...] = ()
 
 
-def parts(given: argparse.Namespace, kernels: str) -> tuple[Part, ...]:
-    """What the page tells, in the order of the run: the cold start must come first."""
+def parts(given: argparse.Namespace, kernels: str) -> tuple[DocumentedBench, ...]:
+    """The parts of the page, in order; the cold start must be the first."""
     small, large, repeat = given.small, given.large, ("--repeat", str(given.repeat))
     to_worker = ("--worker", *given.worker) if given.worker else ()
     by_batch = ("--steps", "1", "8", "32", "128", "256", "--prefill", "16")
@@ -49,24 +49,24 @@ def parts(given: argparse.Namespace, kernels: str) -> tuple[Part, ...]:
     by_batch_large = ("--steps", "1", "32", "256")
     cold_first = ("--kernels", kernels, "--warm-starts", "1")
     return (
-        Part("startup", "startup", small, (*cold_first, *to_worker)),
-        Part("split-small", "throughput", small, (*by_batch, *repeat, *to_worker)),
-        Part("no-grants", "throughput", small, (*one_by_one, *repeat, *to_worker)),
-        Part("runner-small", "gpu_steps", small, repeat),
-        Part("split-large", "throughput", large, (*by_batch_large, *repeat, *to_worker)),
-        Part("kernels", "kernels", None, ("--only", "decode", "prefill")),
+        DocumentedBench("startup", "startup", small, (*cold_first, *to_worker)),
+        DocumentedBench("split-small", "throughput", small, (*by_batch, *repeat, *to_worker)),
+        DocumentedBench("no-grants", "throughput", small, (*one_by_one, *repeat, *to_worker)),
+        DocumentedBench("runner-small", "gpu_steps", small, repeat),
+        DocumentedBench("split-large", "throughput", large, (*by_batch_large, *repeat, *to_worker)),
+        DocumentedBench("kernels", "kernels", None, ("--only", "decode", "prefill")),
     )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the parts; 1 if one failed."""
+    """Runs the parts; returns 1 if one failed."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.documented", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
     add("--only", choices=NAMES, nargs="+", default=NAMES, help="parts to run (default: all)")
-    add("--repeat", type=int, default=3, help="how often; medians are told (default: 3)")
+    add("--repeat", type=int, default=3, help="runs per median (default: 3)")
     add("--small", choices=checkpoints.SHAPES, default=SMALL, help=f"(default: {SMALL})")
     add("--large", choices=checkpoints.SHAPES, default=LARGE, help=f"(default: {LARGE})")
     for size in ("small", "large"):
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pagewire-kernels-") as kernels:
-        # Triton keeps what it has compiled here, for all processes to come.
+        # Triton caches compiled kernels here, for all further processes.
         os.environ["TRITON_CACHE_DIR"] = kernels
         chosen = [part for part in parts(options, kernels) if part.name in options.only]
         given = {options.small: options.small_model, options.large: options.large_model}
@@ -88,14 +88,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_all(
-    chosen: Sequence[Part], json_path: str | None, models: Mapping[str, Path | None]
+    chosen: Sequence[DocumentedBench], json_path: str | None, models: Mapping[str, Path | None]
 ) -> list[str]:
     """Runs parts, those of a shape on one checkpoint; returns the names of those that failed.
 
-    `models` has the checkpoints that are there already, by shape; others are written.
+    `models` has existing checkpoints by shape; others are written.
     """
     failed = []
-    # The parts run in the checkout, wherever this does.
+    # The parts run in the checkout, so the path must be absolute.
     path = json_path if json_path in (None, STDOUT) else str(Path(json_path).resolve())
     to_file = () if path is None else ("--json", path)
     for shape in dict.fromkeys(part.shape for part in chosen):
@@ -111,19 +111,19 @@ def run_all(
 def _model(
     shape: str | None, models: Mapping[str, Path | None], on: ExitStack
 ) -> tuple[str, ...] | None:
-    """What names a shape's checkpoint, which lasts as long as `on`; None: there is none."""
+    """The options for a shape's checkpoint, which exists as long as `on`; None: there is none."""
     if shape is None:
         return ()
     folder = models.get(shape)
     if folder is None:
         folder = on.enter_context(checkpoints.room(shape))
-        if not execute("bench.checkpoints", ("--shape", shape, str(folder))):
+        if not execute("bench.harness.checkpoints", ("--shape", shape, str(folder))):
             return None
     return ("--shape", shape, "--model", str(folder.resolve()))
 
 
 def execute(module: str, options: Sequence[str]) -> bool:
-    """Runs a module and says how long it took; False if it failed or took too long."""
+    """Runs a module and prints its time; False if it failed or took too long."""
     command = ["python", "-m", module, *options]
     say(f"$ {shlex.join(command)}")
     started_s = time.monotonic()
@@ -138,7 +138,7 @@ def execute(module: str, options: Sequence[str]) -> bool:
 
 
 def stop(child: "subprocess.Popen[bytes]") -> None:
-    """As Ctrl-C would, so that it takes down what it has started."""
+    """Sends SIGINT, so that the process stops its children."""
     child.send_signal(signal.SIGINT)
     try:
         child.wait(STOP_TIMEOUT_S)
@@ -148,7 +148,7 @@ def stop(child: "subprocess.Popen[bytes]") -> None:
 
 
 def say(text: str) -> None:
-    """Tells people; stdout may be for the lines."""
+    """Prints to stderr, since stdout may be for the JSON lines."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,11 +1,11 @@
-"""Decode steps of the model runner on a GPU: time by batch, and what of it the device was idle.
+"""Decode steps of the model runner on a GPU: time by batch, and the device's idle share.
 
     python -m bench.gpu_steps --shape qwen3-0.6b --json steps.jsonl
     python -m bench.gpu_steps --shape qwen3-8b --tensor-parallel-size 2
 
 Random weights of a real shape, every sequence at about the same context, two steps in flight, no
 wire. `step` is wall time; `device` is from the start to the end of the step's graph, by CUDA
-events; what is between them is the bubble from one replay to the next.
+events; the difference is the bubble from one replay to the next.
 """
 
 import argparse
@@ -22,21 +22,22 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import checkpoints
-from bench.records import Results, add_json, spread
-from worker_svc import parallel, startup
+from bench.harness import checkpoints
+from bench.harness.records import Results, add_json, spread
 from worker_svc.config import ALL_REDUCES, ATTENTION_BACKENDS, PRODUCTS, WorkerConfig
-from worker_svc.device import resolve_device, set_num_threads
-from worker_svc.model_runner import ModelRunner
-from worker_svc.parallel import ALONE, Group
-from worker_svc.step import NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.device.device import resolve_device, set_num_threads
+from worker_svc.parallel import group as parallel
+from worker_svc.parallel.group import ALONE, Group
+from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
+from worker_svc.runner.model_runner import ModelRunner
+from worker_svc.startup import startup
 
 WARM_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is measured."""
+    """The options of a measurement."""
 
     shape: str
     batches: tuple[int, ...]
@@ -47,7 +48,7 @@ class Options:
     device: str
     tensor_parallel_size: int
     repeat: int
-    layers: int  # 0: all that the shape has
+    layers: int  # 0: all of the shape
     all_reduce: str
     attention_backend: str
     products: str
@@ -55,8 +56,8 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Which rank this process is, and what rank 0 has told it; the default is rank 0 itself."""
+class RankPlace:
+    """The rank of this process, and its parameters from rank 0; the default is rank 0."""
 
     rank: int = 0
     store_port: int = 0
@@ -70,7 +71,7 @@ class Result:
     batch: int
     step_us: float
     device_us: float
-    host_us: float  # the compute thread's share: from a launch's begin to its end
+    host_us: float  # of the compute thread, from start to end of a launch
     tokens_per_s: float
 
     @property
@@ -82,14 +83,15 @@ FIELDS = ("step_us", "device_us", "bubble_us", "host_us", "tokens_per_s")
 
 
 def measure(runner: ModelRunner, options: Options, batch: int) -> Result:
-    """Times decode steps centred at the context."""
+    """Times decode steps around the context length."""
     num_steps = WARM_STEPS + options.steps
     first = max(1, options.context - num_steps // 2)
     needed = -(-(first + num_steps + 1) // runner.limits.block_size)
     sampling = RowSampling(temperature=options.temperature, top_p=options.top_p)
     entering = side_by_side(batch, first, needed, sampling)
     pending = deque([runner.launch(entering)])
-    device_us, host_s = [], 0.0
+    device_us: list[float] = []
+    host_s = 0.0
     for index in range(num_steps):
         if index == WARM_STEPS:
             while pending:
@@ -110,9 +112,9 @@ def measure(runner: ModelRunner, options: Options, batch: int) -> Result:
 
 
 def side_by_side(batch: int, context: int, num_blocks: int, sampling: RowSampling) -> StepInput:
-    """A decode step of so many rows that begin with it, each with blocks of its own.
+    """A decode step of `batch` rows with their own blocks, which begin with it.
 
-    Nothing is computed of what is before them: speed does not depend on what a cache holds.
+    No KV before it is computed: speed does not depend on the cache's content.
     """
     new = tuple(
         NewSequence(
@@ -143,10 +145,10 @@ def _finish(pending: deque) -> int:  # type: ignore[type-arg]
     return output.timings.forward_us + output.timings.sample_us
 
 
-def run(options: Options, place: Place) -> dict[int, list[Result]]:
+def run(options: Options, place: RankPlace) -> dict[int, list[Result]]:
     """Loads the model and measures every batch, as one rank of a group that all run the same.
 
-    Returns what each repetition found, by batch.
+    Returns the results of all repetitions, by batch.
     """
     set_num_threads(0, options.tensor_parallel_size)
     largest = max(options.batches)
@@ -178,8 +180,8 @@ def _measure_all(
 
 
 @contextmanager
-def _checkpoint(options: Options, place: Place) -> Iterator[Path]:
-    """The model's folder: rank 0 writes it, and the others read it, too."""
+def _checkpoint(options: Options, place: RankPlace) -> Iterator[Path]:
+    """The model's folder: written by rank 0, read by all."""
     if place.rank > 0:
         yield place.folder
         return
@@ -191,7 +193,7 @@ def _checkpoint(options: Options, place: Place) -> Iterator[Path]:
 
 
 @contextmanager
-def _group(options: Options, place: Place, folder: Path) -> Iterator[Group]:
+def _group(options: Options, place: RankPlace, folder: Path) -> Iterator[Group]:
     """This rank's group; rank 0 starts the others with its own options, and ends them."""
     size = options.tensor_parallel_size
     if size == 1:
@@ -222,7 +224,7 @@ def main(arguments: Sequence[str]) -> int:
     told = Results(json_path, ["python", "-m", "bench.gpu_steps", *arguments])
     results = run(options, place)
     if place.rank > 0:
-        # Communicators would wait at the end for ranks that have ended.
+        # Communicators would wait for ranks that have ended.
         os._exit(0)
     told.say(
         f"{'batch':>6} {'step us':>9} {'device us':>10} {'bubble us':>10} {'host us':>8} tokens/s"
@@ -241,8 +243,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str]) -> tuple[Options, Place, str | None]:
-    """What to measure, as which rank, and where the results go."""
+def parse(arguments: Sequence[str]) -> tuple[Options, RankPlace, str | None]:
+    """The options, the rank, and the file for results."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.gpu_steps", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -252,12 +254,12 @@ def parse(arguments: Sequence[str]) -> tuple[Options, Place, str | None]:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])
     parser.add_argument("--context", type=int, default=576)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--repeat", type=int, default=1, help="measurements; medians are told")
+    parser.add_argument("--repeat", type=int, default=1, help="measurements per median")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
-    parser.add_argument("--layers", type=int, default=0, help="cut the shape to so many")
+    parser.add_argument("--layers", type=int, default=0, help="use only so many layers")
     parser.add_argument("--all-reduce", choices=ALL_REDUCES, default="auto")
     parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto")
     parser.add_argument("--products", choices=PRODUCTS, default="auto")
@@ -266,7 +268,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, Place, str | None]:
     add_json(parser)
     values = vars(parser.parse_args(arguments))
     json_path = values.pop("json")
-    place = Place(**{name: values.pop(name) for name in asdict(Place()) if name in values})
+    place = RankPlace(**{name: values.pop(name) for name in asdict(RankPlace()) if name in values})
     return Options(**values | {"batches": tuple(values["batches"])}), place, json_path
 
 

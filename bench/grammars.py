@@ -1,7 +1,7 @@
-"""Time what structured output costs: reading a vocabulary, building a matcher, filling masks.
+"""Times structured output: reading a vocabulary, building a matcher, filling masks.
 
 Needs a folder with a tokenizer.json, no model. With `--engine xgrammar` the same for that library,
-where it is installed: the comparison behind docs/decisions/0010.
+where it is installed: the comparison of docs/decisions/0010.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import tokenizers
 
-from bench.product import commit, hardware
-from gateway.structure import JsonSchema
-from rpc.grammar import Matcher, new_matcher, read_vocabulary
+from bench.harness.services import commit, hardware
+from gateway.structure.structure import JsonSchema
+from wire.grammar import Matcher, new_matcher, read_vocabulary
 
 ADDRESS = {
     "type": "object",
@@ -57,14 +57,14 @@ CASES: dict[str, tuple[Any, Any]] = {
 }
 
 
-class Place(Protocol):
-    """Where an output stands in its grammar."""
+class OutputPlace(Protocol):
+    """A position of an output in its grammar."""
 
     def fill(self) -> None:
         """Computes the mask of the next token."""
 
     def read(self, token_id: int) -> bool:
-        """Moves on; False if the token does not fit."""
+        """Advances by a token; False if the grammar does not allow it."""
 
 
 class Llguidance:
@@ -73,7 +73,7 @@ class Llguidance:
     def __init__(self, definition: str, vocab_size: int) -> None:
         self._vocabulary = read_vocabulary(definition, vocab_size, [0])
 
-    def start(self, schema: Any) -> Place:
+    def start(self, schema: Any) -> OutputPlace:
         """A matcher with its first mask, as gateway and worker build it."""
         return _Llguidance(new_matcher(self._vocabulary, JsonSchema("", schema).to_grammar()))
 
@@ -104,7 +104,7 @@ class Xgrammar:
         self._mask = self._library.allocate_token_bitmask(1, vocab_size)
         self._compiler = self._library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
-    def start(self, schema: Any) -> Place:
+    def start(self, schema: Any) -> OutputPlace:
         """A matcher with its first mask."""
         compiled = self._compiler.compile_json_schema(json.dumps(schema))
         place = _Xgrammar(self._library.GrammarMatcher(compiled), self._mask)
@@ -128,7 +128,7 @@ ENGINES: dict[str, Callable[[str, int], Any]] = {"llguidance": Llguidance, "xgra
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What work returns, and milliseconds."""
+    """(result of work, milliseconds)."""
     begin = time.perf_counter()
     result = work()
     return result, (time.perf_counter() - begin) * 1e3
@@ -140,7 +140,7 @@ def rss_mib() -> float:
 
 
 def row(engine: Any, schema: Any, token_ids: list[int], repeats: int) -> str:
-    """Milliseconds until the first mask, and microseconds for the masks behind it."""
+    """Milliseconds until the first mask, and microseconds per further mask."""
     starts, masks = [], []
     for _ in range(repeats):
         place, start_ms = timed(lambda: engine.start(schema))
@@ -156,7 +156,7 @@ def row(engine: Any, schema: Any, token_ids: list[int], repeats: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="holds a tokenizer.json")
+    parser.add_argument("folder", type=Path, help="folder with tokenizer.json")
     parser.add_argument("--vocab-size", type=int, help="default: the tokenizer's own")
     parser.add_argument("--engine", choices=ENGINES, default="llguidance")
     parser.add_argument("--repeats", type=int, default=5)

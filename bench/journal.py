@@ -1,9 +1,9 @@
-"""What recording costs: microseconds of the scheduler's thread and of the recorder's, bytes a step.
+"""Costs of recording: microseconds of the scheduler's and the recorder's thread, bytes per step.
 
     python -m bench.journal [--steps 2000] [--json results.jsonl]
 
-A step is what the shell does with the core for it: tell the time twice, plan, apply. Between steps
-lie two milliseconds, as with a worker; in them the recorder writes.
+A step is the shell's calls of the core: set the time twice, plan, apply. Between steps there are
+two milliseconds, as with a worker; in these the recorder writes.
 """
 
 import argparse
@@ -32,18 +32,18 @@ STEP_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one step."""
+    """Costs of one step."""
 
     mode: str
     num_running: int
-    median_us: float  # of the scheduler's thread, waiting for the interpreter included
+    median_us: float  # of the scheduler's thread, including waits for the interpreter
     p99_us: float
     recorder_us: float  # CPU of all other threads
     size_bytes: float
 
 
 def make_config(num_running: int, num_steps: int) -> SchedulerConfig:
-    """Room for everybody."""
+    """Limits with room for all requests."""
     max_len = CONTEXT + num_steps + 1024
     return SchedulerConfig(
         num_blocks=num_running * (-(-max_len // BLOCK_SIZE) + 1) + 1,
@@ -83,7 +83,7 @@ def measure(mode: str, num_running: int, num_steps: int) -> Cost:
 
 
 def fill(core: Scheduler, num_running: int) -> None:
-    """Everybody's prompt is computed, and a step is planned ahead."""
+    """Computes every prompt and plans a step ahead."""
     for number in range(num_running):
         core.add(sampled(number))
     for _ in range(2 + num_running * CONTEXT // 65_536):
@@ -95,7 +95,7 @@ def fill(core: Scheduler, num_running: int) -> None:
 
 
 def sampled(number: int) -> Request:
-    """A request with sampling parameters, as every real one has."""
+    """A request with sampling parameters, as real ones have."""
     request = make_request(number, CONTEXT - number % BLOCK_SIZE)
     return replace(request, sampling=Sampling(0.0, 1.0, 0, 0.0, seed=number))
 

@@ -1,4 +1,4 @@
-"""Time every kernel at the shapes that matter, beside what the chip can do. Needs a CUDA device.
+"""Times every kernel at the shapes that matter, and the chip's limits. Needs a CUDA device.
 
 Each number is one launch inside a CUDA graph of many. Weights and KV caches rotate through several
 times the L2 cache, so that nothing is read from it that a real step would have to fetch.
@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench.records import Results, add_json
-from kernels.decode_attention import decode_workspace, paged_decode_attention
-from kernels.filtered_draw import draw_filtered
-from kernels.linear import linear, pays
-from kernels.prefill_attention import paged_attention
-from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.rope import norm_rope_write_kv
-from kernels.sample import Tokens, choose, find_candidates, output_ring
-from kernels.silu_and_mul import silu_and_mul
-from kernels.slot_state import NUM_FIELDS, SEED, TEMPERATURE, TOP_K, TOP_P
-from kernels.tiled_linear import arrivals, tiled_linear
+from bench.harness.records import Results, add_json
+from kernels.attention.decode_attention import decode_workspace, paged_decode_attention
+from kernels.attention.prefill_attention import paged_attention
+from kernels.attention.rope import norm_rope_write_kv
+from kernels.gemm.linear import linear, pays
+from kernels.gemm.tiled_linear import arrivals, tiled_linear
+from kernels.norm.rms_norm import add_rms_norm, rms_norm
+from kernels.norm.silu_and_mul import silu_and_mul
+from kernels.sampling.filtered_draw import draw_filtered
+from kernels.sampling.sample import Tokens, choose, find_candidates, output_ring
+from kernels.sampling.slot_state import NUM_FIELDS, SEED, TEMPERATURE, TOP_K, TOP_P
 
-COLD_BYTES = 300e6  # what a rotation of buffers adds up to at least
+COLD_BYTES = 300e6  # least size of all buffers in a rotation
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
 EPS = 1e-6
 DECODE = [(1, 1000), (2, 576), (8, 576), (8, 1000), (32, 576), (32, 1000), (64, 576), (128, 576)]
 DECODE += [(256, 576), (256, 800), (256, 2000), (1, 32000)]
 PREFILL = [(8, 4096, 4096), (1, 8192, 8192), (16, 512, 512), (4, 512, 4096)]
-LINEAR = {  # N, K of the weight; gate_up is two halves
+LINEAR = {  # (N, K) of the weight; gate_up is two halves
     "0.6B": {
         "qkv": (4096, 1024),
         "o": (1024, 2048),
@@ -51,8 +51,8 @@ LINEAR = {  # N, K of the weight; gate_up is two halves
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """One line of the report; bytes and flops are the least the shape allows."""
+class KernelTiming:
+    """One line of the report; bytes and flops are the least for the shape."""
 
     kernel: str
     shape: str
@@ -69,7 +69,7 @@ class Timing:
 
 def time_graph(calls: list[Callable[[], object]], rounds: int = 9) -> float:
     """Microseconds of one call, from the median replay of a graph of all of them."""
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         calls[0]()
@@ -81,7 +81,10 @@ def time_graph(calls: list[Callable[[], object]], rounds: int = 9) -> float:
     graph.replay()
     times_ms = []
     for _ in range(rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
         start.record()
         graph.replay()
         end.record()
@@ -91,7 +94,7 @@ def time_graph(calls: list[Callable[[], object]], rounds: int = 9) -> float:
 
 
 def rotation(num_bytes: float) -> int:
-    """How many copies of a working set of so many bytes no cache can hold."""
+    """Number of copies of a working set of `num_bytes` that no cache can hold."""
     return max(2, min(64, int(COLD_BYTES / num_bytes) + 1))
 
 
@@ -99,28 +102,28 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
 
-def ceilings() -> Iterator[Timing]:
-    """What a large copy and a large product through the library reach on this chip."""
+def ceilings() -> Iterator[KernelTiming]:
+    """The rates of a large copy and a large GEMM of the library on this chip."""
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
     num_bytes = 2.0 * source.numel() * source.element_size()
     us = time_graph([partial(torch.add, source, 1.0, out=target)] * 4)
-    yield Timing("copy", "2 GiB", us, num_bytes=num_bytes)
+    yield KernelTiming("copy", "2 GiB", us, num_bytes=num_bytes)
     a = randn(8192, 8192)
-    yield Timing(
+    yield KernelTiming(
         "matmul", "8192^3", time_graph([partial(torch.mm, a, a)] * 10), flops=2.0 * 8192**3
     )
 
 
 def caches(batch: int, context: int, copies: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """So many pairs of K and V caches, and one table of shuffled blocks."""
+    """`copies` pairs of K and V caches, and one table of shuffled blocks."""
     width = -(-context // BLOCK_SIZE)
     shape = (batch * width + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     tables = torch.randperm(batch * width, device="cuda").view(batch, width).int() + 1
     return [(randn(*shape), randn(*shape)) for _ in range(copies)], tables
 
 
-def decode_attention() -> Iterator[Timing]:
+def decode_attention() -> Iterator[KernelTiming]:
     for batch, context in DECODE:
         num_bytes = 4.0 * batch * context * KV_HEADS * HEAD_DIM
         pairs, tables = caches(batch, context, rotation(num_bytes))
@@ -129,11 +132,11 @@ def decode_attention() -> Iterator[Timing]:
         out, workspace = torch.empty_like(q), decode_workspace(q, KV_HEADS)
         rest = (tables, lens, HEAD_DIM**-0.5, out, workspace)
         us = time_graph([partial(paged_decode_attention, q, k, v, *rest) for k, v in pairs])
-        yield Timing("decode_attention", f"{batch} x {context}", us, num_bytes=num_bytes)
+        yield KernelTiming("decode_attention", f"{batch} x {context}", us, num_bytes=num_bytes)
         del pairs
 
 
-def prefill_attention() -> Iterator[Timing]:
+def prefill_attention() -> Iterator[KernelTiming]:
     for batch, queries, context in PREFILL:
         [(k, v)], tables = caches(batch, context, 1)
         lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
@@ -144,21 +147,23 @@ def prefill_attention() -> Iterator[Timing]:
         us = time_graph([partial(paged_attention, *args)] * 4)
         seen = context - (queries - 1) / 2  # keys of the average query
         flops = 4.0 * batch * queries * seen * HEADS * HEAD_DIM
-        yield Timing("prefill_attention", f"{batch} x {queries} of {context}", us, flops=flops)
+        yield KernelTiming(
+            "prefill_attention", f"{batch} x {queries} of {context}", us, flops=flops
+        )
 
 
-def small_linear() -> Iterator[Timing]:
+def small_linear() -> Iterator[KernelTiming]:
     return of_layers(one_linear, (1, 2, 4, 8, 16, 32))
 
 
-def tiled_layers() -> Iterator[Timing]:
+def tiled_layers() -> Iterator[KernelTiming]:
     return of_layers(one_tiled_layer, (2, 4, 8, 16, 24, 32))
 
 
 def of_layers(
-    one: Callable[[str, str, int, list[Tensor]], Timing], row_counts: Sequence[int]
-) -> Iterator[Timing]:
-    """Each layer of each model by so many rows; one layer's weights at a time."""
+    one: Callable[[str, str, int, list[Tensor]], KernelTiming], row_counts: Sequence[int]
+) -> Iterator[KernelTiming]:
+    """Each layer of each model for each row count; one layer's weights at a time."""
     for model, layers in LINEAR.items():
         for name, (n, k) in layers.items():
             weights = [randn(n, k).mul_(k**-0.5) for _ in range(rotation(2.0 * n * k))]
@@ -167,8 +172,8 @@ def of_layers(
             del weights
 
 
-def one_linear(model: str, name: str, rows: int, weights: list[Tensor]) -> Timing:
-    """With the neighbours a layer fuses to it; the library's time is the product alone."""
+def one_linear(model: str, name: str, rows: int, weights: list[Tensor]) -> KernelTiming:
+    """With the fused neighbours of a layer; the library's time is the GEMM alone."""
     n, k = weights[0].shape
     gated, normed = name == "gate_up", name in ("qkv", "gate_up")
     x, norm_weight = randn(rows, k), randn(k) if normed else None
@@ -176,13 +181,13 @@ def one_linear(model: str, name: str, rows: int, weights: list[Tensor]) -> Timin
     ours = partial(linear, norm_weight=norm_weight, eps=EPS, gated=gated, residual=residual)
     us, library_us = beside_library(ours, x, weights)
     chosen = "" if pays(rows, n, k) else ", library preferred"
-    return Timing(
+    return KernelTiming(
         "linear", f"{model} {name}, {rows} rows{chosen}", us, 2.0 * n * k, library_us=library_us
     )
 
 
-def one_tiled_layer(model: str, name: str, rows: int, weights: list[Tensor]) -> Timing:
-    """As above; rows are divided by root mean squares where that takes no kernel of its own."""
+def one_tiled_layer(model: str, name: str, rows: int, weights: list[Tensor]) -> KernelTiming:
+    """As above; rows are divided by root mean squares where this needs no kernel."""
     n, k = weights[0].shape
     gated = name == "gate_up"
     x, arrived = randn(rows, k), arrivals(weights[0])
@@ -191,7 +196,9 @@ def one_tiled_layer(model: str, name: str, rows: int, weights: list[Tensor]) -> 
         tiled_linear, arrived=arrived, residual=residual, gated=gated, divided=gated, eps=EPS
     )
     us, library_us = beside_library(ours, x, weights)
-    return Timing("tiled", f"{model} {name}, {rows} rows", us, 2.0 * n * k, library_us=library_us)
+    return KernelTiming(
+        "tiled", f"{model} {name}, {rows} rows", us, 2.0 * n * k, library_us=library_us
+    )
 
 
 def beside_library(
@@ -203,7 +210,7 @@ def beside_library(
     return us, library_us
 
 
-def pointwise() -> Iterator[Timing]:
+def pointwise() -> Iterator[KernelTiming]:
     hidden, ffn = 1024, 3072
     weight, head_weight = randn(hidden), randn(HEAD_DIM)
     angles = torch.randn(4096, HEAD_DIM, device="cuda")
@@ -230,13 +237,13 @@ def pointwise() -> Iterator[Timing]:
             "norm_rope_write_kv": (4.0 * tokens * width, [partial(norm_rope_write_kv, *rope)] * 8),
         }
         for name, (num_bytes, launches) in calls.items():
-            yield Timing(name, f"{tokens} tokens", time_graph(launches), num_bytes=num_bytes)
+            yield KernelTiming(name, f"{tokens} tokens", time_graph(launches), num_bytes=num_bytes)
 
 
-def sampling() -> Iterator[Timing]:
+def sampling() -> Iterator[KernelTiming]:
     """From logits of Qwen3's vocabulary to tokens; the least is to read the logits once.
 
-    They spread as far as a model's do. Where they are flatter, a filter keeps more than is listed.
+    They spread as a model's do. With flatter ones, a filter keeps more tokens than listed.
     """
     vocab_size = 151_936
     kinds = {"greedy": (0.0, 1.0, 0), "race": (1.0, 1.0, 0), "top-p": (1.0, 0.9, 0)}
@@ -256,13 +263,13 @@ def sampling() -> Iterator[Timing]:
                 choose(found[None], slots, into)
 
             us = time_graph([partial(draw, x) for x in logits])
-            yield Timing("sample", f"{rows} rows, {kind}", us, 2.0 * rows * vocab_size)
+            yield KernelTiming("sample", f"{rows} rows, {kind}", us, 2.0 * rows * vocab_size)
 
 
 def sampling_slots(
     rows: int, temperature: float, top_p: float, top_k: int, num_tokens: int
 ) -> Tokens:
-    """Slots that all sample alike, with room for what a bench makes of so many calls."""
+    """Slots with equal sampling parameters, and room for the tokens of all calls."""
     state = torch.zeros((rows, NUM_FIELDS.value), dtype=torch.int64)
     state[:, SEED.value] = torch.arange(rows)
     state[:, TOP_K.value] = top_k
@@ -274,7 +281,7 @@ def sampling_slots(
     return Tokens(state.cuda(), token_rows, num_steps, output_ring(rows, token_rows.device))
 
 
-GROUPS: dict[str, Callable[[], Iterator[Timing]]] = {
+GROUPS: dict[str, Callable[[], Iterator[KernelTiming]]] = {
     "decode": decode_attention,
     "prefill": prefill_attention,
     "linear": small_linear,
@@ -285,7 +292,7 @@ GROUPS: dict[str, Callable[[], Iterator[Timing]]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Times the ceilings, then the kernels chosen."""
+    """Times the ceilings, then the selected kernels."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
     parser.add_argument(
         "--only", choices=GROUPS, nargs="+", default=list(GROUPS), help="groups (default: all)"

@@ -1,10 +1,10 @@
-"""What the scheduler does under overload: goodput, retries that obey, and fair shares.
+"""The scheduler under overload: goodput, retries at the advised time, and fair shares.
 
     python -m bench.overload [--seconds 6] [--json results.jsonl]
 
 Clients arrive at random (open loop, Poisson) at one to four times what the fake worker can serve,
-over gRPC. Each wants its answer within a deadline. Whoever is refused waits as long as RetryInfo
-says and comes back once, under the same request id.
+over gRPC. Each wants its answer within a deadline. A refused client waits for the time in
+RetryInfo and retries once, with the same request id.
 """
 
 import argparse
@@ -21,12 +21,13 @@ from google.rpc.error_details_pb2 import RetryInfo
 from grpc_status import rpc_status
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from rpc.server import SERVER_OPTIONS, bind
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Policy
+from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
-from simulator.fake_worker import FakeModel, FakeWorker, StepTime, start
+from simulator.workers.fake_worker import FakeModel, FakeWorker, start
+from wire.server import SERVER_OPTIONS, bind
 
 NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS, NUM_SLOTS = 64, 16, 8
 STEP_TIME = StepTime(base_s=0.020, per_token_s=20e-6)
@@ -37,10 +38,10 @@ LOADS = (1.0, 2.0, 3.0, 4.0)
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the clients."""
+    """Results of the clients' requests."""
 
     num_sent: int = 0
-    num_in_time: int = 0  # answered within the deadline, at the first attempt or the second
+    num_in_time: int = 0  # answered within the deadline, at the first or second attempt
     num_refused: int = 0  # at the first attempt
     num_retried_in_time: int = 0
     num_expired: int = 0
@@ -49,20 +50,20 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AdmissionOutcome:
     """One line of the first table."""
 
     admission: str
     load: float
     goodput_per_s: float
     p99_s: float
-    refused: float  # shares of those sent
+    refused: float  # fraction of those sent
     expired: float
-    retries_in_time: float | None  # share of those who came back
+    retries_in_time: float | None  # fraction of those that retried
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TenantShare:
     """One line of the second table."""
 
     policy: str
@@ -72,7 +73,7 @@ class Share:
 
 
 def config(worker_port: int, **options: object) -> ServiceConfig:
-    """The scheduler's options, except for what a measurement is about."""
+    """The scheduler's options, overridden by `options`."""
     return ServiceConfig(
         workers=(f"127.0.0.1:{worker_port}",),
         host="127.0.0.1",
@@ -100,9 +101,11 @@ async def scheduler(
 async def serving(
     **options: object,
 ) -> AsyncIterator[tuple["scheduler_pb2_grpc.SchedulerServiceAsyncStub", Engine]]:
-    """The same, and what is inside."""
+    """The same, with the engine."""
     async with AsyncExitStack() as stack:
-        worker_server, worker_port = await start(FakeWorker(FakeModel(), STEP_TIME), "127.0.0.1:0")
+        # type: the calls that it lacks are answered with UNIMPLEMENTED.
+        worker = FakeWorker(FakeModel(), STEP_TIME)  # type: ignore[abstract]
+        worker_server, worker_port = await start(worker, "127.0.0.1:0")
         stack.push_async_callback(worker_server.stop, None)
         engine = Engine(config(worker_port, **options))
         server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -123,8 +126,8 @@ async def serving(
         yield scheduler_pb2_grpc.SchedulerServiceStub(channel), engine
 
 
-class Client:
-    """Sends requests and keeps count."""
+class CountingClient:
+    """Sends requests and counts their results."""
 
     def __init__(
         self, stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub", tenant: str = "", *, obeys: bool
@@ -135,7 +138,7 @@ class Client:
         self.tally = Tally()
 
     async def one(self, request_id: str) -> None:
-        """One request, and one more attempt when it is refused."""
+        """Sends one request, and retries once when it is refused."""
         self.tally.num_sent += 1
         delay_s = await self._attempt(request_id)
         if delay_s is None:
@@ -147,7 +150,7 @@ class Client:
         await self._attempt(request_id, is_retry=True)
 
     async def _attempt(self, request_id: str, *, is_retry: bool = False) -> float | None:
-        """Seconds to wait when it was refused."""
+        """Seconds to wait when it was refused; None when it was accepted."""
         began_s = time.monotonic()
         request = scheduler_pb2.SchedulerServiceGenerateRequest(
             request_id=request_id,
@@ -171,8 +174,9 @@ class Client:
         return None
 
     async def send(self, rate_per_s: float, seconds: float, seed: int) -> tuple[float, float]:
-        """Arrivals for so long, then waits for everybody; returns when sending began and ended."""
-        rng, tasks = random.Random(seed), []
+        """Sends arrivals for `seconds` and waits for all; returns when sending began and ended."""
+        rng = random.Random(seed)
+        tasks: list[asyncio.Task[None]] = []
         began_s = next_s = time.monotonic()
         while (next_s := next_s + rng.expovariate(rate_per_s)) < began_s + seconds:
             await asyncio.sleep(max(next_s - time.monotonic(), 0))
@@ -183,20 +187,20 @@ class Client:
 
 
 def retry_delay_s(error: grpc.aio.AioRpcError) -> float:
-    """What RetryInfo says; other errors are none that this benchmark expects."""
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    """The time in RetryInfo, in seconds; raises other errors."""
+    status = rpc_status.from_call(error)
     if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED or status is None:
         raise error
     info = RetryInfo()
     if not status.details[0].Unpack(info):
         raise error
-    return info.retry_delay.ToTimedelta().total_seconds()
+    return float(info.retry_delay.ToTimedelta().total_seconds())
 
 
 async def capacity_per_s(seconds: float) -> float:
-    """Requests per second when there is always one more: closed loop, twice the slots."""
+    """Requests per second in a closed loop with twice as many clients as slots."""
     async with scheduler() as stub:
-        client, until_s = Client(stub, obeys=False), time.monotonic() + seconds
+        client, until_s = CountingClient(stub, obeys=False), time.monotonic() + seconds
 
         async def loop(number: int) -> None:
             count = 0
@@ -209,17 +213,19 @@ async def capacity_per_s(seconds: float) -> float:
         return client.tally.num_in_time / (time.monotonic() - began_s)
 
 
-async def overload(rate_per_s: float, load: float, seconds: float, *, is_limited: bool) -> Outcome:
-    """One line: the load offered for so long, and what came of it."""
+async def overload(
+    rate_per_s: float, load: float, seconds: float, *, is_limited: bool
+) -> AdmissionOutcome:
+    """One line: the load offered for `seconds`, and its results."""
     async with scheduler(max_waiting_requests=MAX_WAITING if is_limited else 0) as stub:
-        client = Client(stub, obeys=True)
+        client = CountingClient(stub, obeys=True)
         began_s, ended_s = await client.send(rate_per_s * load, seconds, seed=int(10 * load))
     tally = client.tally
-    # The first deadline's worth of time fills the queue.
+    # Until the first deadline, the queue fills.
     settled_s = began_s + DEADLINE_S
     in_window = sum(settled_s <= at_s < ended_s for at_s in tally.answered_at_s)
     latencies_s = sorted(tally.latencies_s)
-    return Outcome(
+    return AdmissionOutcome(
         admission=f"at most {MAX_WAITING} wait" if is_limited else "no limit",
         load=load,
         goodput_per_s=in_window / (ended_s - settled_s),
@@ -232,27 +238,27 @@ async def overload(rate_per_s: float, load: float, seconds: float, *, is_limited
     )
 
 
-async def shares(rate_per_s: float, seconds: float, policy: Policy) -> Share:
-    """Two tenants, one of them sends ten times as much; either alone could fill half the worker."""
+async def shares(rate_per_s: float, seconds: float, policy: Policy) -> TenantShare:
+    """Two tenants, one of which sends ten times as much; either alone could use half the worker."""
     limit = {"max_waiting_requests_per_tenant": MAX_WAITING // 2}
     if policy is Policy.FCFS:
         limit = {"max_waiting_requests": MAX_WAITING}
     async with scheduler(policy=policy, **limit) as stub:
-        light, heavy = (Client(stub, name, obeys=False) for name in ("light", "heavy"))
+        light, heavy = (CountingClient(stub, name, obeys=False) for name in ("light", "heavy"))
         await asyncio.gather(
             light.send(0.6 * rate_per_s, seconds, seed=1),
             heavy.send(6.0 * rate_per_s, seconds, seed=2),
         )
-    served = [client.tally.num_in_time / seconds for client in (light, heavy)]
-    jain = sum(served) ** 2 / (len(served) * sum(rate**2 for rate in served))
-    return Share(policy.value, *served, jain)
+    light_per_s, heavy_per_s = (each.tally.num_in_time / seconds for each in (light, heavy))
+    jain = (light_per_s + heavy_per_s) ** 2 / (2 * (light_per_s**2 + heavy_per_s**2))
+    return TenantShare(policy.value, light_per_s, heavy_per_s, jain)
 
 
 def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def tell(outcome: Outcome, capacity: float) -> Iterator[str]:
+def tell(outcome: AdmissionOutcome, capacity: float) -> Iterator[str]:
     yield f"{outcome.admission:16}{outcome.load:>5.0f}x{outcome.goodput_per_s:>12.1f}"
     yield f"{percent(outcome.goodput_per_s / capacity):>10}{outcome.p99_s:>9.2f}"
     yield f"{percent(outcome.refused):>10}{percent(outcome.expired):>10}"
@@ -260,7 +266,7 @@ def tell(outcome: Outcome, capacity: float) -> Iterator[str]:
 
 
 async def run(seconds: float) -> AsyncIterator[dict[str, object]]:
-    """Every line, as soon as it is measured."""
+    """Yields every line as soon as it is measured."""
     capacity = await capacity_per_s(min(seconds, 4.0))
     print(f"capacity {capacity:.1f} requests/s, deadline {DEADLINE_S:g} s")
     print(

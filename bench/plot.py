@@ -1,8 +1,9 @@
-"""Draws what `pagewire bench documented` has measured, and prints its tables as Markdown.
+"""Draws the results of `pagewire bench documented`, and prints its tables as Markdown.
 
     python -m bench.plot documented.jsonl --to docs/performance
 
-Of several results for the same thing the last counts. What other engines took is in `bench.peers`.
+Of several results for the same measurement the last counts. Results of other engines are in
+`bench.compare.peers`.
 """
 
 import argparse
@@ -12,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import peers
-from bench.bars import Chart, svg
-from bench.peers import CEILING, FLOOR, NANO_VLLM, VLLM
+from bench.compare import peers
+from bench.compare.peers import CEILING, FLOOR, NANO_VLLM, VLLM
+from bench.harness.bars import Chart, svg
 
 OURS = "pagewire"
 TENSOR_PARALLEL = "--tensor-parallel-size"
@@ -25,7 +26,7 @@ Line = Mapping[str, Any]
 
 
 def read(text: str) -> list[Line]:
-    """The results of a file, the last of each kind."""
+    """The results in a file, the last of each kind."""
     found: dict[tuple[object, ...], Line] = {}
     for line in map(json.loads, filter(None, text.splitlines())):
         kind = ("benchmark", "kernel", "shape", "batch", "max_grant", "seed", "num_prompts")
@@ -34,7 +35,7 @@ def read(text: str) -> list[Line]:
 
 
 def num_gpus(line: Line) -> int:
-    """Of one worker group, from the options that the worker got."""
+    """Of one worker group, from the worker's options."""
     options = line.get("worker", [])
     if TENSOR_PARALLEL in options:
         return int(options[options.index(TENSOR_PARALLEL) + 1])
@@ -42,13 +43,14 @@ def num_gpus(line: Line) -> int:
 
 
 def model(line: Line) -> str:
-    """What was served, in words."""
-    count, name = num_gpus(line), NAMES.get(line["shape"], line["shape"])
+    """The served model, as text."""
+    count, shape = num_gpus(line), str(line["shape"])
+    name = NAMES.get(shape, shape)
     return name if count == 1 else f"{name} on {count} GPUs"
 
 
 def charts(lines: Sequence[Line]) -> Iterator[tuple[str, Chart]]:
-    """A picture of the steps of each shape, and one of the tokens per second; with their names."""
+    """(name, chart): the steps of each shape, and the tokens per second."""
     for (shape, count), others in peers.STEP_MS.items():
         of_shape = [
             line

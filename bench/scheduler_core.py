@@ -1,4 +1,4 @@
-"""What the scheduler's core costs: microseconds of one thread, no worker, no wire.
+"""Measures the scheduler's core: microseconds of one thread, without worker and wire.
 
     python -m bench.scheduler_core [--steps 400] [--json results.jsonl]
 
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from scheduler_svc.core import Request, Scheduler, SchedulerConfig, StepPlan, StepResult
-from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.kv.block_pool import BlockPool
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 150_000
@@ -41,7 +41,7 @@ def make_request(number: int, num_tokens: int) -> Request:
 
 
 def make_scheduler(num_running: int, context: int, num_waiting: int) -> Scheduler:
-    """A scheduler in the middle of its work: everybody decodes, the rest waits."""
+    """A busy scheduler: the running requests decode, the others wait."""
     max_len = context + 4096
     config = SchedulerConfig(
         num_blocks=num_running * (-(-max_len // BLOCK_SIZE) + 1) + 1,
@@ -65,13 +65,13 @@ def make_scheduler(num_running: int, context: int, num_waiting: int) -> Schedule
 
 
 def has_prefill(scheduler: Scheduler) -> bool:
-    """Somebody has more than one token to compute."""
-    table, slots = scheduler.residency.table, scheduler.residency.roster.slots
-    return bool((table.num_planned[slots] - table.num_computed[slots] > 1).any())
+    """Whether a request has more than one token to compute."""
+    view, slots = scheduler.view, scheduler.view.running_slots()
+    return bool((view.num_planned[slots] - view.num_computed[slots] > 1).any())
 
 
 def answer(plan: StepPlan) -> StepResult:
-    """What a worker would say; tokens vary, so that no two blocks are equal."""
+    """A worker's answer; tokens vary, so that no two blocks are equal."""
     num_rows = len(plan.sampled_slots)
     first = 2 + plan.step_id * 7919 % 100_000
     return StepResult(plan.step_id, np.arange(first, first + num_rows, dtype=np.int32))
@@ -85,7 +85,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def summarize(what: str, samples: list[float]) -> Measured:
-    """Median and tail of some samples."""
+    """Median and tail of the samples."""
     return Measured(what, float(np.median(samples)), float(np.percentile(samples, 99)))
 
 
@@ -106,7 +106,7 @@ def decode_steps(num_running: int, context: int, num_waiting: int, num_steps: in
 
 
 def admission(num_tokens: int, num_steps: int) -> Iterator[Measured]:
-    """A long prompt that comes in cold, and again when all of it is cached."""
+    """A long prompt, uncached and then fully cached."""
     scheduler = make_scheduler(2, num_tokens, 0)
     cold: list[float] = []
     warm: list[float] = []
@@ -129,7 +129,7 @@ def admission(num_tokens: int, num_steps: int) -> Iterator[Measured]:
 
 
 def pool_calls(num_blocks: int, num_steps: int) -> Iterator[Measured]:
-    """One block out of a pool of a million, and back; wherever it stands in the free queue."""
+    """Takes one block of a million and returns it, at any position of the free queue."""
     pool = BlockPool(num_blocks, BLOCK_SIZE)
     rng = np.random.default_rng(0)
     chosen = rng.integers(1, num_blocks, size=num_steps).tolist()
@@ -150,14 +150,14 @@ def run_all(num_steps: int) -> Iterator[Measured]:
 
 
 def commit() -> str:
-    """The revision measured, marked when the tree differs from it."""
+    """The measured revision, marked if the tree differs from it."""
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 
 def cpu_name() -> str:
-    """The processor, as the system calls it."""
+    """The processor's name in the system."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             return next(line.split(":")[1].strip() for line in lines if "model name" in line)

@@ -1,4 +1,4 @@
-"""How true `pagewire simulate` is: the same workload, simulated and served for real.
+"""Accuracy of `pagewire simulate`: the same workload, simulated and served for real.
 
     python -m bench.simulation [--seconds 20] [--json results.jsonl]
 
@@ -23,20 +23,20 @@ import numpy as np
 from bench.overload import NUM_SLOTS, STEP_TIME, serving
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from scheduler_svc.core import SchedulerConfig
-from scheduler_svc.core.step_time import StepTime
-from simulator.fake_worker import FakeModel
-from simulator.measures import summarize
-from simulator.virtual_server import VirtualServer
-from simulator.workload import Arrival, Prompts, Range, Synthetic
+from scheduler_svc.core.estimate.step_time import StepTime
+from simulator.capacity.measures import summarize
+from simulator.capacity.virtual_server import VirtualServer
+from simulator.capacity.workload import Arrival, Prompts, Range, Synthetic
+from simulator.workers.fake_worker import FakeModel
 
 LOADS = (0.5, 0.8, 0.95, 1.2)
-MEAN_SERVICE_S = 0.36  # of a request with a slot to itself, at the lengths below
+MEAN_SERVICE_S = 0.36  # of a request with a slot of its own, at the lengths below
 MODEL = FakeModel()
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One number, twice."""
+    """One number, measured and simulated."""
 
     load: float
     what: str
@@ -45,15 +45,20 @@ class Line:
 
     @property
     def error(self) -> float:
-        """Of the simulation, relative."""
+        """Relative error of the simulation."""
         return self.simulated / self.measured - 1
 
 
 def workload(load: float, seconds: float) -> list[Arrival]:
-    """Arrivals for so long at a share of what the worker can serve."""
+    """Arrivals for `seconds` at a fraction of the worker's capacity."""
     rate = load * NUM_SLOTS / MEAN_SERVICE_S
-    lengths = {"prompt_tokens": Range(32, 256), "output_tokens": Range(4, 28)}
-    return Synthetic(rate, round(rate * seconds), seed=int(100 * load), **lengths).arrivals()
+    return Synthetic(
+        rate,
+        round(rate * seconds),
+        prompt_tokens=Range(32, 256),
+        output_tokens=Range(4, 28),
+        seed=int(100 * load),
+    ).arrivals()
 
 
 def simulated(arrivals: Sequence[Arrival], step_time: StepTime) -> list[float]:
@@ -76,8 +81,10 @@ def simulated(arrivals: Sequence[Arrival], step_time: StepTime) -> list[float]:
 
 
 async def measured(arrivals: Sequence[Arrival]) -> tuple[list[float], StepTime]:
-    """The same from real streams, and the step times that the scheduler saw."""
-    ttft_s, e2e_s, prompts = [], [], Prompts(MODEL.vocab_size)
+    """The same from real streams, and the step times measured by the scheduler."""
+    ttft_s: list[float] = []
+    e2e_s: list[float] = []
+    prompts = Prompts(MODEL.vocab_size)
 
     async def one(stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub", arrival: Arrival) -> float:
         prompt = prompts.of(arrival)

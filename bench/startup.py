@@ -1,4 +1,4 @@
-"""From starting the processes to the first token: once with nothing compiled, then with all of it.
+"""Time from starting the processes to the first token: with cold, then with warm kernel caches.
 
     python -m bench.startup --shape qwen3-0.6b --json startup.jsonl
 
@@ -19,29 +19,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import checkpoints
-from bench.client import drive
-from bench.deployment import serving
-from bench.records import Results, add_json
-from bench.workloads import Request
+from bench.harness import checkpoints
+from bench.harness.client import drive
+from bench.harness.deployment import serving
+from bench.harness.records import Results, add_json
+from bench.harness.workloads import WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """One fresh start."""
+class FreshStart:
+    """One start of the processes."""
 
     seconds: float  # until the first token
-    phases: str  # where the worker says that its part went
+    phases: str  # the worker's times per phase
 
 
-def measure(model: Path, worker_options: Sequence[str]) -> Start:
-    """Starts both, asks for a token and stops them."""
+def measure(model: Path, worker_options: Sequence[str]) -> FreshStart:
+    """Starts both processes, requests one token and stops them."""
     started_s = time.perf_counter()
     with serving(model, worker_options, ()) as served:
-        asyncio.run(drive(served.scheduler, [Request(list(range(100, 164)), 1)], 0.0, "first"))
+        asyncio.run(
+            drive(served.scheduler, [WorkloadRequest(list(range(100, 164)), 1)], 0.0, "first")
+        )
         seconds = round(time.perf_counter() - started_s, 1)
         _, _, phases = served.worker_log.read_text().partition("ready after ")
-        return Start(seconds, phases.partition("\n")[0])
+        return FreshStart(seconds, phases.partition("\n")[0])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         kernels = options.kernels or on.enter_context(tempfile.TemporaryDirectory())
         if any(Path(kernels).iterdir()):
             parser.error(f"--kernels: {kernels} is not empty, so no start would be cold")
-        os.environ["TRITON_CACHE_DIR"] = str(kernels)  # for the processes to come
+        os.environ["TRITON_CACHE_DIR"] = str(kernels)  # for the started processes
         starts = []
         for index in range(1 + options.warm_starts):
             start = measure(model, options.worker)

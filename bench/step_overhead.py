@@ -1,8 +1,8 @@
-"""What the scheduler and the wire add to a step: a scheduler process against a fake worker's.
+"""Time that scheduler and wire add to a step, measured with a fake worker's process.
 
     python -m bench.step_overhead [--steps 1500] [--step-time 0.002] [--json results.jsonl]
 
-256 requests decode side by side while every step of the worker takes 2 ms; what lies between two
+256 requests decode together while every step of the worker takes 2 ms; what lies between two
 ends of steps beyond that is what is added. Measured once for each depth of look-ahead without
 grants, and with grants; both processes and the client share this machine's cores. The first line
 is the fake worker's own lateness: the same steps without a scheduler, a wire or another process.
@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import json
 import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -24,14 +23,15 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from bench.deployment import stop, wait_until_ready
-from bench.product import ROOT, free_ports, hardware
+from bench.harness.deployment import attached, own_pid
+from bench.harness.services import free_ports, hardware
 from bench.scheduler_core import commit
+from pagewire.cli.launcher.services import ServiceSpec
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2, worker_pb2
-from rpc.columns import pack
-from scheduler_svc.core.step_time import StepTime
-from simulator.fake_worker import FakeModel
-from simulator.loopback import Device, StepRecord, wake_on_time
+from scheduler_svc.core.estimate.step_time import StepTime
+from simulator.workers.fake_worker import FakeModel
+from simulator.workers.loopback import Device, DeviceStep, wake_on_time
+from wire.columns import pack
 
 PROMPT_TOKENS = 64
 BLOCK_SIZE = 16
@@ -40,7 +40,7 @@ UNSETTLED = 50  # steps left out at either end
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How far ahead the scheduler goes."""
+    """The look-ahead and grants of a scheduler."""
 
     name: str
     lookahead: int
@@ -56,7 +56,7 @@ MODES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class OverheadResult:
     """One line of the table. Up is from the scheduler to the worker."""
 
     mode: str
@@ -70,17 +70,16 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """A scheduler, its worker, and where the worker will write its steps."""
+    """A scheduler, and the file for its worker's steps."""
 
-    scheduler: "subprocess.Popen[bytes]"
-    worker: "subprocess.Popen[bytes]"
+    scheduler_pid: int
     address: str
     records: Path
 
 
-def alone(options: argparse.Namespace) -> Result:
-    """The fake worker's steps by themselves."""
-    records: list[StepRecord] = []
+def alone(options: argparse.Namespace) -> OverheadResult:
+    """The fake worker's steps without a scheduler."""
+    records: list[DeviceStep] = []
     blocks = range(1, 2 + (PROMPT_TOKENS + options.steps) // BLOCK_SIZE)
     model = FakeModel(max_num_seqs=options.requests, block_size=BLOCK_SIZE)
     device = Device(model, StepTime(options.step_time, 0, 0), records.append)
@@ -96,7 +95,7 @@ def alone(options: argparse.Namespace) -> Result:
     return to_result("no scheduler", [asdict(r) for r in records[UNSETTLED:]], options.step_time, 0)
 
 
-def measure(mode: Mode, options: argparse.Namespace) -> Result:
+def measure(mode: Mode, options: argparse.Namespace) -> OverheadResult:
     """Runs the requests once in a mode."""
     with tempfile.TemporaryDirectory(prefix="pagewire-bench-") as folder:
         with running(mode, options, Path(folder)) as processes:
@@ -108,11 +107,11 @@ def measure(mode: Mode, options: argparse.Namespace) -> Result:
 
 def to_result(
     mode: str, steps: list[dict[str, float]], step_time_s: float, cpu_us: float
-) -> Result:
-    """The line of some steps in a row."""
+) -> OverheadResult:
+    """The line for consecutive steps."""
     ended_s = [step["ended_s"] for step in steps]
     added_ms = [(later - before - step_time_s) * 1e3 for before, later in pairwise(ended_s)]
-    return Result(
+    return OverheadResult(
         mode=mode,
         num_steps=len(steps),
         median_ms=round(float(np.median(added_ms)), 4),
@@ -124,7 +123,7 @@ def to_result(
 
 
 def settled(steps: list[dict[str, float]], num_requests: int) -> list[dict[str, float]]:
-    """The steps in which everybody decodes, without the first and the last of them."""
+    """The steps in which all requests decode, without the first and last ones."""
     full = [step for step in steps if step["num_rows"] == step["num_tokens"] == num_requests]
     kept = full[UNSETTLED:-UNSETTLED]
     ids = [step["step_id"] for step in kept]
@@ -135,7 +134,7 @@ def settled(steps: list[dict[str, float]], num_requests: int) -> list[dict[str, 
 
 @contextlib.contextmanager
 def running(mode: Mode, options: argparse.Namespace, folder: Path) -> Iterator[Processes]:
-    """Both processes, until the requests have run; then the worker writes what it saw."""
+    """Both processes, until the requests have ended; then the worker writes its steps."""
     ports, records = free_ports(), folder / "steps.jsonl"
     num_blocks = options.requests * (-(-(PROMPT_TOKENS + options.steps) // BLOCK_SIZE) + 2)
     limits = [*("--max-num-seqs", options.requests), *("--max-num-batched-tokens", 8192)]
@@ -148,24 +147,23 @@ def running(mode: Mode, options: argparse.Namespace, folder: Path) -> Iterator[P
         *("--worker", f"127.0.0.1:{ports.worker}", "--port", ports.scheduler),
         *("--lookahead", mode.lookahead, "--max-grant", mode.max_grant),
     ]
-    with contextlib.ExitStack() as stack:
-        children = []
-        for module, own in (("simulator", worker), ("scheduler_svc", scheduler)):
-            command = [sys.executable, "-m", module, *map(str, [*own, *limits])]
-            log = stack.enter_context((folder / module).open("wb"))
-            child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-            stack.callback(stop, child)
-            children.append((child, folder / module))
-        address = f"127.0.0.1:{ports.scheduler}"
-        wait_until_ready(address, children)
-        (simulator, _), (scheduler_process, _) = children
-        yield Processes(scheduler_process, simulator, address, records)
+    address = f"127.0.0.1:{ports.scheduler}"
+    specs = [
+        ServiceSpec(name, module, tuple(map(str, [*own, *limits])), address)
+        for name, module, own in (
+            ("worker", "simulator", worker),
+            ("scheduler", "scheduler_svc", scheduler),
+        )
+    ]
+    with attached(specs, address) as services:
+        yield Processes(own_pid(services["scheduler"]), address, records)
 
 
 async def drive(processes: Processes, options: argparse.Namespace) -> float:
     """Runs all requests to their end; returns the scheduler's CPU microseconds per step."""
     done, num_left = asyncio.Event(), options.requests
-    num_messages, marks = 0, []
+    num_messages = 0
+    marks: list[tuple[float, float]] = []  # messages per request, CPU seconds
 
     async def frames() -> AsyncIterator[scheduler_pb2.SessionRequest]:
         for number in range(options.requests):
@@ -174,11 +172,11 @@ async def drive(processes: Processes, options: argparse.Namespace) -> float:
 
     async with grpc.aio.insecure_channel(processes.address) as channel:
         async for message in scheduler_pb2_grpc.SchedulerServiceStub(channel).Session(frames()):
-            # A message tells one step, but of a slow moment several.
+            # One message per step, or for several after a delay.
             num_messages += len(message.handles) // 4
             part = num_messages / (options.requests * options.steps)
             if len(marks) < (part > 0.2) + (part > 0.8):
-                marks.append((num_messages / options.requests, cpu_s(processes.scheduler.pid)))
+                marks.append((num_messages / options.requests, cpu_s(processes.scheduler_pid)))
             num_left -= len(message.finished)
             if not num_left:
                 done.set()
@@ -187,7 +185,7 @@ async def drive(processes: Processes, options: argparse.Namespace) -> float:
 
 
 def to_submit(number: int, num_steps: int) -> scheduler_pb2.Submit:
-    """A request whose prompt nobody shares."""
+    """A request with a prompt of its own."""
     prompt = [1 + (number * 7919 + position) % 30_000 for position in range(PROMPT_TOKENS)]
     return scheduler_pb2.Submit(
         handle=number,
@@ -198,13 +196,13 @@ def to_submit(number: int, num_steps: int) -> scheduler_pb2.Submit:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds that all threads of a process have computed."""
+    """CPU seconds of all threads of a process."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options; exits with usage on a bad one."""
+    """The options; exits with a usage message on an invalid one."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.step_overhead", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,

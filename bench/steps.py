@@ -2,17 +2,17 @@
 
     python -m bench.steps --shape qwen3-0.6b --batches 1 8 32 128 256 --json steps.jsonl
 
-A step is the mean time between the tokens that a client gets while all its requests decode side by
-side; `device` is what of it the worker's device computed, `idle` the share of the time in which it
-had nothing to do. Without a wire: `pagewire bench steps --in-runner`, which is `bench.gpu_steps`.
+A step is the mean time between the tokens that a client gets while all its requests decode;
+`device` is the part in which the worker's device computed, `idle` the fraction in which it did
+nothing. Without a wire: `pagewire bench steps --in-runner`, which is `bench.gpu_steps`.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from bench import split
-from bench.records import Results
+from bench.harness import split
+from bench.harness.records import Results
 
 BATCHES = (1, 8, 32, 128, 256)
 

@@ -5,15 +5,15 @@
 The workload is the one other small engines publish: 256 requests, prompts and outputs uniform in
 100..1024 from Python's generator with seed 0, all submitted at once, 133,966 output tokens.
 `--steps` adds the time of one decode step by batch, as the client sees it, at a mean context of
-about 576; `--prefill` so many prompts of 4,096 tokens with one output token each.
+about 576; `--prefill` adds that many prompts of 4,096 tokens with one output token each.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from bench import split
-from bench.records import Results
+from bench.harness import split
+from bench.harness.records import Results
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,8 +24,8 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     add = parser.add_argument
     add("--num-requests", type=int, default=256)
-    add("--runs", type=int, default=1, help="workloads to time: of seeds 0, 2, 4, ... (default: 1)")
-    add("--steps", type=int, nargs="*", default=[], help="batches to time a step of")
+    add("--runs", type=int, default=1, help="workloads to time, seeds 0, 2, 4, ... (default: 1)")
+    add("--steps", type=int, nargs="*", default=[], help="batch sizes to time a step of")
     add("--prefill", type=int, nargs="*", default=[], help="numbers of long prompts to time")
     split.add_options(parser)
     options = parser.parse_args(arguments)

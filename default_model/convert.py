@@ -1,6 +1,7 @@
-"""One GGUF file into one Hugging Face folder.
+"""Converts one GGUF file to one Hugging Face folder.
 
-Writes into a folder that nobody else sees yet. Caching, locking and renaming are the caller's.
+It writes into a folder that no other process uses yet. The caller does caching, locking and
+renaming.
 """
 
 import json
@@ -21,17 +22,17 @@ from default_model.files import (
     write_text,
 )
 from default_model.llama import Tensor, config, special_ids, tensors
-from default_model.source import DefaultModelError, Source
+from default_model.source import DefaultModelError, GgufSource
 from default_model.tokenizer import tokenizer, tokenizer_config
 
-SPARE_BYTES = 16 << 20  # tokenizer, configuration and the file system's own needs
+SPARE_BYTES = 16 << 20  # for tokenizer, configuration and the file system
 PROGRESS_PERCENT = 20
 
 Progress = Callable[[str], None]
 
 
-def fill(gguf: Source, folder: Path, progress: Progress) -> None:
-    """Writes the model, under its name, and the manifest into a folder; all of it is on disk."""
+def fill(gguf: GgufSource, folder: Path, progress: Progress) -> None:
+    """Writes the model, under its name, and the manifest to a folder, synced to disk."""
     progress(f"converting {gguf.model_name} ({gguf.release}); this happens once")
     reader = _open(gguf.path)
     model_config = config(reader)
@@ -56,14 +57,14 @@ def fill(gguf: Source, folder: Path, progress: Progress) -> None:
 
 
 def safetensors_header(weights: Sequence[Tensor]) -> bytes:
-    """What a safetensors file of float32 tensors begins with; their data follows, in this order."""
+    """The header of a safetensors file of float32 tensors, whose data follows in this order."""
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for weight in weights:
         begin, end = end, end + weight.num_bytes
         table[weight.name] = {"dtype": "F32", "shape": weight.shape, "data_offsets": [begin, end]}
     text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the data is aligned
+    text += b" " * (-len(text) % 8)  # aligns the data
     return len(text).to_bytes(8, "little") + text
 
 

@@ -1,6 +1,6 @@
-"""Files that are on the disk once written, and the manifest that proves they still are.
+"""Durable files, and the manifest that verifies them later.
 
-Knows nothing of models.
+It knows nothing about models.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """What a file must be."""
+    """The expected size and hash of a file."""
 
     size_bytes: int
     sha256: str
 
 
 class DurableFile:
-    """A new file that hashes what it is given; on the disk when the `with` block ends well."""
+    """A new file that hashes its content; synced to disk if the `with` block succeeds."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb")
@@ -52,7 +52,7 @@ class DurableFile:
 
     @property
     def entry(self) -> FileEntry:
-        """What has been written so far."""
+        """Size and hash of the content so far."""
         return FileEntry(self._size_bytes, self._hash.hexdigest())
 
 
@@ -70,9 +70,9 @@ def write_manifest(folder: Path, entries: Mapping[str, FileEntry]) -> None:
 
 
 def damage(folder: Path, *, hashes: bool) -> str | None:
-    """What is wrong with a folder, in words; None when every file is what the manifest says.
+    """The first difference between a folder and its manifest, as text; None when there is none.
 
-    Sizes alone take microseconds; hashes read everything.
+    Checking sizes alone takes microseconds; hashes read all content.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
@@ -90,7 +90,7 @@ def damage(folder: Path, *, hashes: bool) -> str | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Puts the folder's list of names on the disk."""
+    """Syncs the folder's list of names to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -20,14 +20,14 @@ from pathlib import Path
 from default_model import source
 from default_model.convert import Progress, fill
 from default_model.files import damage, sync_folder
-from default_model.source import DefaultModelError, Source
+from default_model.source import DefaultModelError, GgufSource
 
-REVISION = 1  # of what we write; raise it when the same source gives other files
+REVISION = 1  # of the conversion; raise it when the same source gives other files
 LOCK_TIMEOUT_S = 600.0
 
 
 def silent(line: str) -> None:
-    """Progress that nobody reads."""
+    """Ignores progress."""
 
 
 def cache_root(environment: Mapping[str, str]) -> Path:
@@ -42,17 +42,18 @@ def cache_root(environment: Mapping[str, str]) -> Path:
 def ensure(cache: Path | None = None, progress: Progress = silent, *, verify: bool = False) -> Path:
     """The folder of the default model, converted now if it is not in the cache.
 
-    A cached folder is believed when its files have the right sizes; `verify` hashes them too. A
-    damaged one is converted again. Raises DefaultModelError, or OSError from the cache's disk.
+    A cached folder is accepted when its files have the right sizes; `verify` also checks their
+    hashes. A damaged one is converted again. Raises DefaultModelError, or OSError from the cache's
+    disk.
     """
     root = cache_root(os.environ) if cache is None else cache
     return materialize(source.find(), root, progress, verify=verify)
 
 
 def materialize(
-    gguf: Source, root: Path, progress: Progress = silent, *, verify: bool = False
+    gguf: GgufSource, root: Path, progress: Progress = silent, *, verify: bool = False
 ) -> Path:
-    """The folder of any supported GGUF file below a cache root; see ensure."""
+    """The folder of any supported GGUF file below a cache root, as `ensure` returns it."""
     home = root / f"{gguf.release}-r{REVISION}"
     if damage(home, hashes=verify) is None:
         return home / gguf.model_name
@@ -88,8 +89,8 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
         yield  # closing the file unlocks it
 
 
-def _convert(gguf: Source, home: Path, progress: Progress) -> None:
-    # The lock is ours, so nobody is working in folders of this pattern.
+def _convert(gguf: GgufSource, home: Path, progress: Progress) -> None:
+    # This process holds the lock, so no other works in folders of this pattern.
     for abandoned in home.parent.glob(f".{home.name}.*.partial"):
         shutil.rmtree(abandoned)
     partial = Path(tempfile.mkdtemp(prefix=f".{home.name}.", suffix=".partial", dir=home.parent))
@@ -97,7 +98,7 @@ def _convert(gguf: Source, home: Path, progress: Progress) -> None:
         partial.chmod(0o755)
         fill(gguf, partial, progress)
         if home.exists():
-            home.rename(partial / "replaced")  # moved, not deleted: some process may be reading it
+            home.rename(partial / "replaced")  # moved, not deleted: it may be in use
         sync_folder(partial)
         partial.rename(home)
         sync_folder(home.parent)

@@ -1,7 +1,7 @@
-"""A Llama model in GGUF: its hyperparameters and tensors, in the words of Hugging Face.
+"""Reads a Llama model in GGUF: hyperparameters and tensors, with the names of Hugging Face.
 
-Knows names, shapes and row order. Knows nothing of files other than the GGUF it is given, and
-refuses by name whatever it would otherwise have to drop.
+It knows names, shapes and row order, but no files except the GGUF. It refuses by name everything
+that it would otherwise have to drop.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ _LAYER = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A weight that is computed when it is asked for."""
+    """A weight that is computed on demand."""
 
     name: str
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ class Tensor:
 
 
 def value(reader: GGUFReader, key: str) -> Any:
-    """One metadata value; its absence is an error that names it."""
+    """One metadata value. Raises an error that names it if it is missing."""
     field = reader.get_field(key)
     if field is None:
         raise DefaultModelError(f"the GGUF file has no {key}")
@@ -105,9 +105,9 @@ def special_ids(reader: GGUFReader) -> dict[str, int]:
 
 
 def tensors(reader: GGUFReader) -> list[Tensor]:
-    """Every weight in float32, named, shaped and ordered as Hugging Face has it.
+    """Every weight in float32, named, shaped and ordered as in Hugging Face.
 
-    float32 because nothing smaller is exact: a Q4_1 weight is a half-precision scale times an
+    float32 because no smaller type is exact: a Q4_1 weight is a half-precision scale times an
     integer plus a half-precision offset. Of these sums float16 would change 42 %, bfloat16 79 %.
     """
     num_layers = int(value(reader, "llama.block_count"))
@@ -124,7 +124,7 @@ def tensors(reader: GGUFReader) -> list[Tensor]:
 
 
 def unpermute(rows: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
-    """Puts the rows of a query or key projection into the order of half-rotation RoPE.
+    """Reorders the rows of a query or key projection for half-rotation RoPE.
 
     GGUF pairs neighbouring rows, (0, 1), (2, 3), ...; Hugging Face rotates row i of a head with row
     i + head_dim / 2.
@@ -159,5 +159,5 @@ def _name(stored: str) -> str:
 
 
 def _number(stored: float) -> float:
-    # The file holds float32; the shortest decimal that means the same is what its author wrote.
+    # The file has float32; the shortest decimal with this value is what its author wrote.
     return stored if isinstance(stored, int) else float(str(np.float32(stored)))

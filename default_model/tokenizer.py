@@ -1,6 +1,6 @@
-"""The tokenizer in a GGUF file, as tokenizer.json and tokenizer_config.json.
+"""Converts the tokenizer in a GGUF file to tokenizer.json and tokenizer_config.json.
 
-One family is understood: byte-level BPE with the pre-tokenizer that GGUF calls `smollm`.
+It supports one family: byte-level BPE with the pre-tokenizer that GGUF calls `smollm`.
 """
 
 from typing import Any

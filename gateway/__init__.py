@@ -1,1 +1,1 @@
-"""The gateway: text in, text out. It turns text into token ids and back and decides nothing."""
+"""The gateway: serves text APIs. It converts text to token ids and back and makes no decisions."""

@@ -1,7 +1,8 @@
-"""`python -m gateway`: one gateway, or several behind one port, until SIGTERM."""
+"""`python -m gateway`: runs one gateway, or several on shared ports, until SIGTERM."""
 
 import logging
 import sys
+import time
 
 import uvloop
 
@@ -9,13 +10,13 @@ from gateway.chat.answer import NoUseForParser
 from gateway.config import parse_args
 from gateway.server import serve
 from gateway.supervisor import die_with_parent, supervise
-from gateway.tokenizer import Tokenizer, TokenizerFolderError
-from rpc.server import PortInUse
+from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
+from wire.server import PortInUse
 
 
 def main() -> int:
-    """Returns the exit code: 0 after a wanted end, 1 when it could not start."""
-    config = parse_args()
+    """Returns the exit code: 0 after a requested stop, 1 when it could not start."""
+    config = parse_args(own_start_s=time.process_time())
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

@@ -1,6 +1,6 @@
-"""The one key that opens this gateway, checked alike on HTTP and gRPC.
+"""API key check, the same for HTTP and gRPC.
 
-Probes and reflection stay open: they tell what runs, never what anybody asked.
+Probes and reflection need no key: they reveal which model runs, but nothing about requests.
 """
 
 import hmac
@@ -19,7 +19,7 @@ Answered = TypeVar("Answered")
 
 
 class ApiKey:
-    """Compares what callers bring with the key, in constant time."""
+    """Compares a caller's key with the configured one in constant time."""
 
     def __init__(self, key: str) -> None:
         self._key = key.encode()

@@ -1,4 +1,4 @@
-"""Several outputs for one prompt: requests that differ in nothing but their id and their seed."""
+"""Several outputs for one prompt: requests that differ only in id and seed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,13 +6,13 @@ from hashlib import blake2b
 
 from gateway.errors import invalid
 from gateway.generation import GenerationRequest, Usage
+from wire.sampling import GREEDY_TEMPERATURE
 
 MAX_CHOICES = 16
-GREEDY_TEMPERATURE = 1e-5
 
 
 def expand(request: GenerationRequest, num_choices: int | None) -> list[GenerationRequest]:
-    """The requests behind `n`, in the order of their choices. Raises RequestError naming n."""
+    """The `n` requests, in the order of their choices. Raises RequestError naming n."""
     if num_choices is None or num_choices == 1:
         return [request]
     if not 1 < num_choices <= MAX_CHOICES:
@@ -32,7 +32,7 @@ def _choice(request: GenerationRequest, index: int) -> GenerationRequest:
         request,
         request_id=f"{request.request_id}-{index}",
         sampling=sampling,
-        # The scheduler computes their prompt once.
+        # The scheduler computes the common prompt once.
         reuse=replace(request.reuse, fork_group=request.request_id),
     )
 
@@ -40,18 +40,18 @@ def _choice(request: GenerationRequest, index: int) -> GenerationRequest:
 def choice_seed(seed: int, index: int) -> int:
     """The seed of one choice: the request's own for the first, unrelated ones for the others.
 
-    Hashed, so that the second choice of seed 1 is not the first choice of seed 2. Without a seed
-    the scheduler draws one for each.
+    Hashed, so that the second choice of seed 1 is not the first choice of seed 2. None without a
+    seed: then the scheduler draws one per choice.
     """
     if index == 0:
         return seed
-    # A seed out of range is refused by its own check, so its bits do not matter here.
+    # A seed out of range is refused elsewhere, so its upper bits do not matter here.
     bits = (seed % (1 << 64)).to_bytes(8, "little") + index.to_bytes(2, "little")
     return int.from_bytes(blake2b(bits, digest_size=8).digest(), "little")
 
 
 def total_usage(usages: Sequence[Usage], num_choices: int) -> Usage:
-    """The counts of all outputs, prompt by prompt and choice by choice; a prompt counts once."""
+    """Total token counts of all outputs; a prompt counts once per `num_choices` outputs."""
     firsts = usages[::num_choices]
     return Usage(
         num_prompt_tokens=sum(usage.num_prompt_tokens for usage in firsts),

@@ -1,4 +1,4 @@
-"""The command line of the gateway as one frozen value, read once."""
+"""Options of the gateway process, read once from the command line."""
 
 import argparse
 from collections.abc import Sequence
@@ -13,11 +13,13 @@ DEFAULT_GRPC_PORT = 50051
 MAX_PORT = 65535
 MAX_PROCESSES = 128
 MAX_TIMEOUT_S = 3600.0
+SCHEDULER_TIMEOUT_S = 30.0
+_STARTS = 20.0  # times what it took this process to start, a scheduler may be gone
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """How this process runs. Port 0 takes a free one."""
+    """The options of this process. Port 0 takes a free one."""
 
     model: Path
     scheduler: str
@@ -29,9 +31,9 @@ class GatewayConfig:
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     shutdown_grace_s: float = 30.0
-    scheduler_timeout_s: float = 30.0
+    scheduler_timeout_s: float = SCHEDULER_TIMEOUT_S
     processes: int = 1
-    share_ports: bool = False  # with the other children of a supervisor
+    share_ports: bool = False  # with the other gateways of a supervisor
 
     def __post_init__(self) -> None:
         if not self.model.is_dir():
@@ -62,8 +64,17 @@ def _is_header_text(key: str) -> bool:
     return key.isascii() and key.isprintable() and key == key.strip() and key != ""
 
 
-def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
-    """The configuration that a command line asks for; exits with a usage message if it is wrong."""
+def scheduler_patience_s(own_start_s: float) -> float:
+    """The default of --scheduler-timeout-s, in seconds.
+
+    `own_start_s` is the CPU time that this process took to start: another scheduler starts about
+    as fast.
+    """
+    return min(max(SCHEDULER_TIMEOUT_S, round(_STARTS * own_start_s)), MAX_TIMEOUT_S)
+
+
+def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> GatewayConfig:
+    """The configuration of this process; exits with a usage message on an invalid option."""
     parser = argparse.ArgumentParser(
         prog="python -m gateway",
         description="Serves text over OpenAI-compatible HTTP and gRPC, in front of a scheduler.",
@@ -72,7 +83,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
     )
     add = parser.add_argument
     add("--model", type=Path, required=True, metavar="DIR", help="folder with tokenizer.json")
-    add("--scheduler", required=True, metavar="HOST:PORT", help="where the scheduler listens")
+    add("--scheduler", required=True, metavar="HOST:PORT", help="address of the scheduler")
     add("--host", default=DEFAULT_HOST, help="address to listen on")
     add("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="OpenAI-compatible API")
     add("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="InferenceService")
@@ -81,30 +92,31 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         "--tool-call-parser",
         choices=TOOL_CALL_PARSERS,
         default=AUTO,
-        help="how the model writes tool calls (auto: what its chat template teaches)",
+        help="format of the model's tool calls (auto: from its chat template)",
     )
     add(
         "--reasoning-parser",
         choices=REASONING_PARSERS,
         default=AUTO,
-        help="how the model marks its reasoning (auto: what its chat template teaches)",
+        help="format of the model's reasoning (auto: from its chat template)",
     )
-    add("--api-key", metavar="KEY", help="clients must send it as a bearer token")
+    add("--api-key", metavar="KEY", help="bearer token that clients must send")
     add(
         "--scheduler-timeout-s",
         type=float,
-        default=30.0,
+        default=scheduler_patience_s(own_start_s),
         metavar="S",
-        help="how long requests wait for a scheduler that is gone (0: they fail at once)",
+        help="seconds that requests wait for a lost scheduler (0: fail at once); by default 30, or "
+        "20 times the CPU time of this process's start if that is longer",
     )
     add(
         "--processes",
         type=int,
         default=1,
         metavar="N",
-        help="gateways behind the same ports; each can serve about what a core can",
+        help="number of gateway processes on the same ports; each uses about one core",
     )
-    add("--share-ports", action="store_true", help=argparse.SUPPRESS)  # for the children
+    add("--share-ports", action="store_true", help=argparse.SUPPRESS)  # set by the supervisor
     try:
         return GatewayConfig(**vars(parser.parse_args(argv)))
     except ValueError as error:

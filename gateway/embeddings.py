@@ -1,4 +1,4 @@
-"""Vectors that stand for prompts."""
+"""Embeddings: one vector per prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,25 +8,25 @@ from numpy.typing import NDArray
 
 from gateway.errors import ErrorKind, RequestError
 from gateway.generation import Usage
-from rpc.prompt_reports import HiddenMean, PromptReport
+from wire.prompt_outputs import HiddenMean, PromptReport
 
 
 @dataclass(frozen=True, slots=True)
-class Embedding:
-    """A prompt's hidden states, pooled."""
+class PromptEmbedding:
+    """The pooled hidden states of a prompt."""
 
     vector: NDArray[np.float32]  # [hidden]
     usage: Usage
 
-    def normalized(self) -> "Embedding":
-        """Of length 1; a vector of zeros stays as it is."""
+    def normalized(self) -> "PromptEmbedding":
+        """Scaled to length 1; a zero vector is unchanged."""
         length = float(np.linalg.norm(self.vector.astype(np.float64)))
         vector = self.vector / np.float32(length) if length else self.vector
-        return Embedding(vector, self.usage)
+        return PromptEmbedding(vector, self.usage)
 
 
-def embedding_of(reports: Sequence[PromptReport], usage: Usage) -> Embedding:
-    """From all that was told of a prompt. Raises RequestError when that is nothing."""
+def embedding_of(reports: Sequence[PromptReport], usage: Usage) -> PromptEmbedding:
+    """The embedding from a prompt's reports. Raises RequestError when there are none."""
     mean = HiddenMean()
     for report in reports:
         if report.hidden_sum is not None:
@@ -34,4 +34,4 @@ def embedding_of(reports: Sequence[PromptReport], usage: Usage) -> Embedding:
     value = mean.value()
     if value is None:
         raise RequestError(ErrorKind.INTERNAL, "the scheduler sent no hidden states")
-    return Embedding(value.astype(np.float32), usage)
+    return PromptEmbedding(value.astype(np.float32), usage)

@@ -1,6 +1,6 @@
-"""What can go wrong with a request, and the one table of how each API says it.
+"""Errors of requests, and the table of their HTTP and gRPC forms.
 
-Code inside the gateway raises `RequestError`; only the two edges (HTTP and gRPC) read the table.
+Code inside the gateway raises `RequestError`; only the API layers (HTTP and gRPC) read the table.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class ErrorKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How one kind of error looks outside."""
+    """The HTTP and gRPC form of one kind of error."""
 
     http_status: int
     grpc_code: grpc.StatusCode
@@ -61,7 +61,7 @@ WIRE: dict[ErrorKind, Wire] = {
     ErrorKind.INTERNAL: Wire(500, _Code.INTERNAL, _SERVER, "internal_error"),
 }
 
-# Several kinds share a code; for a code that came from the scheduler, these are meant.
+# Kinds that share a gRPC code; a code from the scheduler means these.
 _KIND_OF_SHARED_CODE = {
     _Code.INVALID_ARGUMENT: ErrorKind.INVALID,
     _Code.RESOURCE_EXHAUSTED: ErrorKind.OVERLOADED,
@@ -73,14 +73,14 @@ _KIND_OF_CODE: dict[int, ErrorKind] = {
 }
 _KIND_OF_HTTP_STATUS = {wire.http_status: kind for kind, wire in reversed(WIRE.items())}
 
-RETRY_AFTER_S = 1.0  # when the scheduler did not say
+RETRY_AFTER_S = 1.0  # when the scheduler gives no time
 
 
 class RequestError(Exception):
-    """One request is refused or failed; everyone else's go on.
+    """Refuses or fails one request, without effect on others.
 
-    `field` is the name the caller used for what is at fault, where one field is; `retry_after_s` is
-    what the scheduler computed, where it did.
+    `field` is the caller's name of the field at fault, if it is one; `retry_after_s` is the
+    scheduler's estimate, if it made one.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class RequestError(Exception):
 
     @property
     def wire(self) -> Wire:
-        """How this error looks outside."""
+        """The HTTP and gRPC form of this error."""
         return WIRE[self.kind]
 
     def renamed(self, field: str, other: str) -> "RequestError":
-        """The same, if that field is at fault under the name that the caller used for it."""
+        """The same error with the field's name replaced, if `field` is at fault."""
         if self.field != field:
             return self
         message = self.message.replace(f"{field}:", f"{other}:", 1)
@@ -111,34 +111,34 @@ class RequestError(Exception):
 
     @property
     def retry_after_s(self) -> float | None:
-        """When trying again may help; None when it will not."""
+        """Seconds after which to retry; None when a retry cannot help."""
         if self.kind is not ErrorKind.OVERLOADED:
             return None
         return RETRY_AFTER_S if self._retry_after_s is None else self._retry_after_s
 
 
 def invalid(field: str, problem: str) -> RequestError:
-    """A field out of its range; the message starts with the field's name."""
+    """An error for a field with an invalid value; the message starts with the field's name."""
     return RequestError(ErrorKind.INVALID, f"{field}: {problem}", field=field)
 
 
 def unsupported(field: str, problem: str) -> RequestError:
-    """A field that means something, only not here."""
+    """An error for a valid field that is not supported here."""
     return RequestError(ErrorKind.UNSUPPORTED, f"{field}: {problem}", field=field)
 
 
 def unavailable(reason: str) -> RequestError:
-    """No scheduler or no worker."""
+    """An error for a missing scheduler or worker."""
     return RequestError(ErrorKind.UNAVAILABLE, reason)
 
 
 def from_grpc_code(code: int, message: str, retry_after_s: float | None = None) -> RequestError:
-    """The error that a status code of the scheduler stands for; unknown codes are internal."""
+    """The error for a status code from the scheduler; unknown codes are internal errors."""
     kind = _KIND_OF_CODE.get(code, ErrorKind.INTERNAL)
     return RequestError(kind, message, retry_after_s=retry_after_s)
 
 
 def from_http_status(status: int, message: str) -> RequestError:
-    """The error that a status of the HTTP framework stands for."""
+    """The error for a status of the HTTP framework."""
     fallback = ErrorKind.INVALID if status < 500 else ErrorKind.INTERNAL
     return RequestError(_KIND_OF_HTTP_STATUS.get(status, fallback), message)

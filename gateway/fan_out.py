@@ -1,35 +1,35 @@
-"""Several outputs for one call: run side by side, ended together."""
+"""Runs several requests of one call concurrently and ends them together."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from gateway.embeddings import Embedding
+from gateway.embeddings import PromptEmbedding
 from gateway.errors import RequestError
-from gateway.generation import Completion, Delta, GenerationRequest
+from gateway.generation import GenerationRequest, OutputDelta, WholeOutput
 from gateway.pipeline import Pipeline
 
-Indexed = tuple[int, Delta]
+Indexed = tuple[int, OutputDelta]
 Result = TypeVar("Result")
 
 
 async def complete_all(
     pipeline: Pipeline, requests: Sequence[GenerationRequest]
-) -> list[Completion]:
-    """All outputs, in the order of the requests; the first failure ends the others."""
+) -> list[WholeOutput]:
+    """All outputs, in the order of the requests; the first failure cancels the others."""
     return await _all([pipeline.complete(request) for request in requests])
 
 
 async def embed_all(
     pipeline: Pipeline, requests: Sequence[GenerationRequest], field: str, normalizes: bool
-) -> list[Embedding]:
-    """All inputs as vectors, in their order; the first failure ends the others.
+) -> list[PromptEmbedding]:
+    """One vector per input, in order; the first failure cancels the others.
 
-    What is wrong with an input is said of its place in `field`.
+    Errors name the input by its index in `field`.
     """
 
-    async def embed(index: int, request: GenerationRequest) -> Embedding:
+    async def embed(index: int, request: GenerationRequest) -> PromptEmbedding:
         try:
             embedding = await pipeline.embed(request)
         except RequestError as error:
@@ -51,7 +51,7 @@ async def _all(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
 async def generate_all(
     pipeline: Pipeline, requests: Sequence[GenerationRequest]
 ) -> AsyncGenerator[Indexed, None]:
-    """Deltas of all outputs as they come, each with its request's index. Use aclosing()."""
+    """Deltas of all outputs as they arrive, each with its request's index. Use aclosing()."""
     if len(requests) == 1:  # by far the most common; needs no task
         async with aclosing(pipeline.generate(requests[0])) as deltas:
             async for delta in deltas:
@@ -72,7 +72,7 @@ async def generate_all(
             num_running -= 1
             for task in tasks:
                 if task.done():
-                    task.result()  # raises what ended it
+                    task.result()  # raises its error
     finally:
         await _stop(tasks)
 

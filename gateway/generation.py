@@ -1,4 +1,4 @@
-"""The gateway's nouns: what is asked of a model and what comes back, free of any wire format."""
+"""Requests and results of generation, independent of any wire format."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,18 +8,18 @@ from gateway import limits
 from gateway.chat.conversation import Conversation
 from gateway.chat.parts import Content, Part, Reply, reply_of
 from gateway.errors import invalid
-from gateway.logprobs import TokenLogprobs
-from gateway.prompt_told import PromptTold
-from gateway.structure import Structure
+from gateway.structure.structure import Structure
+from gateway.text.logprobs import OutputTokenLogprobs
+from gateway.text.prompt_outputs import PromptTold
 
 MAX_SEED = 2**64 - 1
 MAX_UINT32 = 2**32 - 1
-MAX_FLOAT = 3.4e38  # of the worker's arithmetic
+MAX_FLOAT = 3.4e38  # of the worker's float32 arithmetic
 MAX_LOGPROBS = 20
 
 
 class FinishReason(Enum):
-    """Why an output ended well; a failure is a RequestError instead."""
+    """Why an output ended normally; failures raise RequestError."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -28,7 +28,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens and when to stop; None leaves the default to the scheduler."""
+    """How to sample tokens and when to stop; None leaves the default to the scheduler."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -42,15 +42,15 @@ class SamplingParams:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: tuple[tuple[int, float], ...] = ()  # token id and what is added to its logit
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias added to its logit)
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    num_top_logprobs: int | None = None  # None: report no log probabilities
-    num_prompt_logprobs: int | None = None  # the same of the prompt's tokens
-    grammar: str = ""  # written by the pipeline from the request's structure
+    num_top_logprobs: int | None = None  # None: no log probabilities
+    num_prompt_logprobs: int | None = None  # of the prompt's tokens
+    grammar: str = ""  # set by the pipeline from the request's structure
 
     def check(self, vocab_size: int, *, fewest_tokens: int = 1) -> None:
-        """Raises RequestError naming the first field that is out of its range."""
+        """Raises RequestError naming the first field that is out of range."""
         _check_range("temperature", self.temperature, 0, 2)
         _check_range("top_p", self.top_p, 0, 1, open_below=True)
         _check_range("min_p", self.min_p, 0, 1)
@@ -96,13 +96,13 @@ def _check_range(
     if value is None:
         return
     is_inside = low < value <= high if open_below else low <= value <= high
-    if not is_inside:  # NaN is inside nothing
+    if not is_inside:  # also true for NaN
         bracket = "(" if open_below else "["
         raise invalid(name, f"{value} is outside {bracket}{low}, {high}]")
 
 
 def check_token_ids(name: str, token_ids: tuple[int, ...], vocab_size: int) -> None:
-    """Refuses ids that the vocabulary does not have."""
+    """Raises RequestError for ids outside the vocabulary."""
     if not token_ids:
         return
     worst = min(token_ids) if min(token_ids) < 0 else max(token_ids)
@@ -112,11 +112,11 @@ def check_token_ids(name: str, token_ids: tuple[int, ...], vocab_size: int) -> N
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a request stands among others; what it means is the scheduler's policy."""
+    """Priority, tenant and timeout of a request, for the scheduler's policy."""
 
     priority: int = 0  # smaller is more urgent
     tenant: str = ""
-    timeout_s: float | None = None  # from the submission on
+    timeout_s: float | None = None  # from submission
 
     def __post_init__(self) -> None:
         _check_range("priority", self.priority, -(2**31), 2**31 - 1)
@@ -124,23 +124,23 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
-    """With whom a request shares the KV of its prompt."""
+class PrefixReuse:
+    """Which requests may share the KV of the prompt."""
 
-    cache_salt: str = ""  # of all requests, those of the same salt
-    skip_prefix_cache: bool = False  # with none
-    fork_group: str = ""  # with those of the same group, whose prompt is the same
+    cache_salt: str = ""  # shared only within one salt
+    skip_prefix_cache: bool = False  # shared with none
+    fork_group: str = ""  # shared within a group, all of one prompt
 
     def __post_init__(self) -> None:
         limits.check_bytes("cache_salt", self.cache_salt, limits.MAX_CACHE_SALT_BYTES)
 
 
-# Text is tokenized, ids are used as they are, a conversation is rendered with the chat template.
+# Text is tokenized, ids are used unchanged, a conversation is rendered by the chat template.
 Prompt = str | tuple[int, ...] | Conversation
 
 
-class Pooling(Enum):
-    """Which hidden states stand for a whole prompt."""
+class PromptPooling(Enum):
+    """Which hidden states represent a whole prompt."""
 
     LAST = "last"
     MEAN = "mean"
@@ -148,7 +148,7 @@ class Pooling(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One output that a client wants."""
+    """A request for one output."""
 
     request_id: str
     prompt: Prompt
@@ -160,11 +160,11 @@ class GenerationRequest:
     model: str | None = None
     bad_words: tuple[str, ...] = ()
     standing: Standing = Standing()
-    reuse: Reuse = Reuse()
+    reuse: PrefixReuse = PrefixReuse()
     structure: Structure | None = None  # None: any text
-    resume_token_ids: tuple[int, ...] = ()  # of this output; the client has them
-    echo: bool = False  # the prompt stands in front of the output
-    pooling: Pooling | None = None  # hidden states are wanted instead of an output
+    resume_token_ids: tuple[int, ...] = ()  # output that the client has already
+    echo: bool = False  # the prompt precedes the output
+    pooling: PromptPooling | None = None  # return hidden states instead of an output
 
     def __post_init__(self) -> None:
         if self.structure is not None and self.sampling.ignore_eos:
@@ -183,7 +183,7 @@ class GenerationRequest:
                 raise invalid(f"bad_words[{index}]", "is empty")
 
     def check(self, vocab_size: int) -> None:
-        """Raises RequestError naming the first field that is out of its range."""
+        """Raises RequestError naming the first field that is out of range."""
         asks_about_prompt = self.echo or self.sampling.num_prompt_logprobs is not None
         self.sampling.check(vocab_size, fewest_tokens=0 if asks_about_prompt else 1)
 
@@ -199,7 +199,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How an output ended. At most one of the two stop fields is set."""
+    """The end of an output. At most one of the two stop fields is set."""
 
     reason: FinishReason
     usage: Usage
@@ -208,40 +208,40 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class OutputDelta:
     """A piece of output; the last one has `finish`."""
 
     text: str
     token_ids: list[int]
     finish: Finish | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
-    parts: tuple[Part, ...] | None = None  # of a chat; None: the text is content and nothing else
-    prompt: PromptTold | None = None  # with the first piece, if asked about
+    logprobs: tuple[OutputTokenLogprobs, ...] = ()  # one per token, if requested
+    parts: tuple[Part, ...] | None = None  # of a chat; None: the text is all content
+    prompt: PromptTold | None = None  # with the first piece, if requested
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class WholeOutput:
     """A whole output."""
 
     text: str
     token_ids: list[int]
     finish: Finish
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
-    parts: tuple[Part, ...] | None = None  # of a chat; None: the text is content and nothing else
-    prompt: PromptTold | None = None  # if asked about
+    logprobs: tuple[OutputTokenLogprobs, ...] = ()  # one per token, if requested
+    parts: tuple[Part, ...] | None = None  # of a chat; None: the text is all content
+    prompt: PromptTold | None = None  # if requested
 
     @property
     def reply(self) -> Reply:
-        """The output as the answer of a chat."""
+        """The output as a chat answer."""
         return reply_of([Content(self.text)] if self.parts is None else self.parts)
 
 
-def completion_of(deltas: Sequence[Delta]) -> Completion:
-    """The output that a finished stream of deltas makes up."""
+def completion_of(deltas: Sequence[OutputDelta]) -> WholeOutput:
+    """The whole output from the deltas of a finished stream."""
     finish = deltas[-1].finish
     assert finish is not None, "an output ended without a finish"
     parsed = [delta.parts for delta in deltas if delta.parts is not None]
-    return Completion(
+    return WholeOutput(
         text="".join(delta.text for delta in deltas),
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         finish=finish,
@@ -253,7 +253,7 @@ def completion_of(deltas: Sequence[Delta]) -> Completion:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the scheduler's worker serves."""
+    """The model that the scheduler's worker serves."""
 
     name: str
     architecture: str
@@ -263,4 +263,4 @@ class ServedModel:
     config_sha256: str
     tokenizer_sha256: str
     dtype: str
-    llguidance_version: str = ""  # empty: the worker does not tell
+    llguidance_version: str = ""  # empty: not reported by the worker

@@ -1,6 +1,6 @@
-"""Every list and string a client sends is bounded here; nothing grows because a client says so.
+"""Bounds of all lists and strings that clients send.
 
-Ranges of single numbers live with the sampling parameters, token limits with the model.
+Ranges of single numbers are in the sampling parameters, token limits in the model.
 """
 
 from gateway.errors import invalid
@@ -37,20 +37,20 @@ MAX_DEBUG_ENTRIES = 1000
 
 
 def check_count(field: str, count: int, limit: int) -> None:
-    """Refuses a list that is too long."""
+    """Raises RequestError for a list that is too long."""
     if count > limit:
         raise invalid(field, f"{count} entries, at most {limit} are allowed")
 
 
 def check_bytes(field: str, text: str, limit: int) -> None:
-    """Refuses a string that is too long in UTF-8."""
+    """Raises RequestError for a string with too many UTF-8 bytes."""
     num_bytes = len(utf8(field, text))
     if num_bytes > limit:
         raise invalid(field, f"{num_bytes} bytes, at most {limit} are allowed")
 
 
 def utf8(field: str, text: str) -> bytes:
-    """The text's bytes; refuses lone surrogates, which JSON can carry and UTF-8 cannot."""
+    """The text in UTF-8. Raises RequestError for lone surrogates, which JSON allows."""
     try:
         return text.encode()
     except UnicodeEncodeError:

@@ -1,20 +1,20 @@
-"""One output as its client sees it: what arrives from the scheduler becomes deltas. Pure."""
+"""Converts the arrivals of one output to the deltas that its client receives. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.chat.answer import AnswerReader
 from gateway.errors import ErrorKind, RequestError, invalid
-from gateway.generation import Delta, Finish, FinishReason, Usage
-from gateway.live_request import Arrival
-from gateway.logprobs import LogprobReader
-from gateway.output_text import OutputText
-from gateway.prompt_told import PromptTeller
+from gateway.generation import Finish, FinishReason, OutputDelta, Usage
+from gateway.scheduler.live_request import TokenArrival
+from gateway.text.logprobs import LogprobReader
+from gateway.text.output_text import OutputText
+from gateway.text.prompt_outputs import PromptTeller
 
 
 @dataclass(slots=True)
 class OutputReader:
-    """Reads the arrivals of one output; what nobody asked for is None."""
+    """Reads the arrivals of one output; fields that were not requested are None."""
 
     text: OutputText
     num_prompt_tokens: int
@@ -23,7 +23,10 @@ class OutputReader:
     teller: PromptTeller | None
 
     def catch_up(self, token_ids: Sequence[int]) -> None:
-        """Takes in what the client of a broken stream has, as if it were shown again."""
+        """Advances past the tokens that the client of a broken stream has already.
+
+        Raises RequestError when they end with a stop string.
+        """
         piece = self.text.push(list(token_ids))
         if piece.stop_string is not None:
             raise invalid("resume_token_ids", "the output had ended with a stop string")
@@ -32,12 +35,12 @@ class OutputReader:
                 self.logprobs.skip(token_id)
         if self.answer is not None:
             self.answer.push(piece.text, is_last=False)
-        self.teller = None  # what was to be told of the prompt came before the first token
+        self.teller = None  # the prompt was reported before the first token
 
-    def read(self, arrival: Arrival, num_cached_tokens: int) -> Delta:
-        """What some tokens, and the scheduler's end if it came with them, mean to the client."""
+    def read(self, arrival: TokenArrival, num_cached_tokens: int) -> OutputDelta:
+        """The delta for new tokens, and the end if it came with them."""
         delta = self._read_text(arrival, num_cached_tokens)
-        if self.teller is not None:  # the first arrival brings all that is told of the prompt
+        if self.teller is not None:  # the first arrival has all prompt outputs
             delta, self.teller = _with_prompt(delta, self.teller, arrival), None
         if self.logprobs is not None:
             delta = _with_logprobs(delta, self.logprobs, arrival)
@@ -46,7 +49,7 @@ class OutputReader:
             delta = replace(delta, parts=parts)
         return delta
 
-    def _read_text(self, arrival: Arrival, num_cached_tokens: int) -> Delta:
+    def _read_text(self, arrival: TokenArrival, num_cached_tokens: int) -> OutputDelta:
         piece, end = self.text.push(arrival.token_ids), arrival.end
         text, stop_string = piece.text, piece.stop_string
         if end is not None and stop_string is None:
@@ -55,16 +58,16 @@ class OutputReader:
         if stop_string is not None:
             usage = Usage(self.num_prompt_tokens, self.text.num_tokens, num_cached_tokens)
             end = Finish(FinishReason.STOP, usage, stop_string=stop_string)
-        return Delta(text, piece.token_ids, end)
+        return OutputDelta(text, piece.token_ids, end)
 
 
-def _with_prompt(delta: Delta, teller: PromptTeller, arrival: Arrival) -> Delta:
+def _with_prompt(delta: OutputDelta, teller: PromptTeller, arrival: TokenArrival) -> OutputDelta:
     if delta.finish is not None and delta.finish.reason is FinishReason.ABORT:
-        return delta  # it may have come before the prompt was computed
+        return delta  # it may precede the end of the prompt
     return replace(delta, prompt=teller.tell(arrival.reports))
 
 
-def _with_logprobs(delta: Delta, reader: LogprobReader, arrival: Arrival) -> Delta:
+def _with_logprobs(delta: OutputDelta, reader: LogprobReader, arrival: TokenArrival) -> OutputDelta:
     if len(arrival.logprobs) < len(arrival.token_ids):
         raise RequestError(ErrorKind.INTERNAL, "the scheduler sent tokens without logprobs")
     return replace(delta, logprobs=reader.read(delta.token_ids, arrival.logprobs))

@@ -1,7 +1,7 @@
-"""The one path that every generation takes, whichever API it came by.
+"""The common path of all generations, for every API.
 
-Validate, tokenize, submit, detokenize, look for stop strings, hand out deltas. Leaving the iterator
-early, for whatever reason, aborts the request in the scheduler.
+Validates, tokenizes, submits, detokenizes, matches stop strings and yields deltas. Leaving the
+iterator early, for any reason, aborts the request in the scheduler.
 """
 
 import time
@@ -12,34 +12,34 @@ from dataclasses import dataclass, replace
 from gateway import limits
 from gateway.chat.answer import AnswerReader, ChatFormat
 from gateway.chat.conversation import Conversation
-from gateway.embeddings import Embedding, embedding_of
+from gateway.embeddings import PromptEmbedding, embedding_of
 from gateway.errors import ErrorKind, RequestError
 from gateway.generation import (
-    Completion,
-    Delta,
     Finish,
     FinishReason,
     GenerationRequest,
+    OutputDelta,
     SamplingParams,
     ServedModel,
+    WholeOutput,
     check_token_ids,
     completion_of,
 )
-from gateway.grammars import Grammars
-from gateway.live_request import Submission
-from gateway.logprobs import LogprobReader
 from gateway.output_reader import OutputReader
-from gateway.output_text import OutputText
-from gateway.prompt_told import PromptTeller, PromptWish
-from gateway.prompts import TokenizedPrompt, tokenize
-from gateway.readiness import ReadinessWatch
-from gateway.scheduler_link import SchedulerLink
-from gateway.stops import StopMatcher
-from gateway.tokenizer import Tokenizer
+from gateway.scheduler.link import SchedulerLink
+from gateway.scheduler.live_request import Submission
+from gateway.scheduler.readiness import ReadinessWatch
+from gateway.structure.grammars import GrammarChecker
+from gateway.text.logprobs import LogprobReader
+from gateway.text.output_text import OutputText
+from gateway.text.prompt_outputs import PromptTeller, PromptWish
+from gateway.text.stops import StopMatcher
+from gateway.tokens.prompts import TokenizedPrompt, tokenize
+from gateway.tokens.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
-class Progress:
+class RequestProgress:
     """A live request as the debug service describes it."""
 
     request: GenerationRequest
@@ -66,34 +66,34 @@ class Pipeline:
         self._link = link
         self._readiness = readiness
         self._clock = clock
-        self._grammars = Grammars(tokenizer.definition)
-        self._live: dict[int, Progress] = {}
+        self._grammars = GrammarChecker(tokenizer.definition)
+        self._live: dict[int, RequestProgress] = {}
 
     @property
-    def live(self) -> list[Progress]:
+    def live(self) -> list[RequestProgress]:
         """Live requests, oldest first."""
         return list(self._live.values())
 
     def now(self) -> float:
-        """The clock that Progress is measured by."""
+        """The clock of Progress, in seconds."""
         return self._clock()
 
     def resolve_model(self, name: str | None) -> ServedModel:
-        """The model a request asks for; raises RequestError when it is not the one served."""
+        """The model that a request names. Raises RequestError when it is not the one served."""
         model = self._readiness.require_model()
         if name is not None and name != model.name:
             problem = f"model: {name!r} is not served here, {model.name!r} is"
             raise RequestError(ErrorKind.NOT_FOUND, problem, field="model")
         return model
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
-        """The output piece by piece; the last delta, and only it, has a finish.
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[OutputDelta, None]:
+        """The output piece by piece; the last delta, and only it, has a finish. Use aclosing().
 
-        Raises RequestError before the first delta when the request is refused. Use aclosing().
+        Raises RequestError before the first delta when the request is refused.
         """
         submission, reader = await self._prepare(request)
         live = self._link.submit(submission)
-        progress = Progress(request, reader.num_prompt_tokens, self._clock())
+        progress = RequestProgress(request, reader.num_prompt_tokens, self._clock())
         progress.num_output_tokens = reader.text.num_tokens
         self._live[live.handle] = progress
         finish: Finish | None = None
@@ -107,14 +107,14 @@ class Pipeline:
                 progress.num_output_tokens = reader.text.num_tokens
                 finish = delta.finish
                 if finish is not None:
-                    self._link.close(live)  # after a stop string the scheduler would go on
+                    self._link.close(live)  # at a stop string the scheduler must be stopped
                 yield delta
         finally:
             del self._live[live.handle]
             self._link.close(live)
 
     async def _prepare(self, request: GenerationRequest) -> tuple[Submission, OutputReader]:
-        """What is asked of the scheduler, and what will read its answer."""
+        """The submission for the scheduler, and the reader of its results. Raises RequestError."""
         model = self.resolve_model(request.model)
         request.check(model.vocab_size)
         request = self._with_structure(request)
@@ -123,7 +123,9 @@ class Pipeline:
         sampling = await self._resolve_bad_words(request)
         sampling = replace(sampling, num_prompt_logprobs=wish.most_top)
         if request.structure is not None:
-            grammar = await self._grammars.resolve(request.structure, model)
+            grammar = await self._grammars.resolve(
+                request.structure, model.vocab_size, model.eos_token_ids
+            )
             sampling = replace(sampling, grammar=grammar)
         reader = OutputReader(
             self._output_text(request),
@@ -146,7 +148,7 @@ class Pipeline:
         return submission, reader
 
     def _with_structure(self, request: GenerationRequest) -> GenerationRequest:
-        """A chat with what its tools demand of the answer's form. Raises RequestError."""
+        """A chat with the structure that its tools require. Raises RequestError."""
         chat = request.prompt
         if not isinstance(chat, Conversation):
             return request
@@ -212,7 +214,7 @@ class Pipeline:
     async def _resolve_bad_words(self, request: GenerationRequest) -> SamplingParams:
         """The request's sampling with its bad words as token ids.
 
-        A word is spelled by other tokens after a space than at the start of a text: both are bad.
+        A word has other tokens after a space than at the start of a text: both are forbidden.
         """
         sampling = request.sampling
         if not request.bad_words:
@@ -227,8 +229,8 @@ class Pipeline:
                     sequences[tuple(token_ids)] = None
         return replace(sampling, bad_words_token_ids=tuple(sequences))
 
-    async def embed(self, request: GenerationRequest) -> Embedding:
-        """The hidden states that stand for a prompt; `pooling` says which."""
+    async def embed(self, request: GenerationRequest) -> PromptEmbedding:
+        """The pooled hidden states of a prompt, by the request's `pooling`."""
         assert request.pooling is not None
         model = self.resolve_model(request.model)
         prompt = await self._tokenize(request, model)
@@ -242,7 +244,7 @@ class Pipeline:
                 request.pooling,
             )
         )
-        self._live[live.handle] = Progress(request, len(prompt.token_ids), self._clock())
+        self._live[live.handle] = RequestProgress(request, len(prompt.token_ids), self._clock())
         try:
             arrival = await live.receive()
         finally:
@@ -252,7 +254,7 @@ class Pipeline:
             raise RequestError(ErrorKind.CANCELLED, "the request was aborted")
         return embedding_of(arrival.reports, arrival.end.usage)
 
-    async def complete(self, request: GenerationRequest) -> Completion:
+    async def complete(self, request: GenerationRequest) -> WholeOutput:
         """The whole output at once."""
         async with aclosing(self.generate(request)) as deltas:
             return completion_of([delta async for delta in deltas])

@@ -1,5 +1,4 @@
-"""The gateway as a process: both servers and the scheduler's stream in one event loop, from start
-to drain."""
+"""The gateway process: both servers and the scheduler's stream on one event loop."""
 
 import asyncio
 import contextlib
@@ -17,23 +16,23 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from gateway.auth import ApiKey, ApiKeyInterceptor
 from gateway.chat.answer import choose
 from gateway.config import GatewayConfig
-from gateway.debug_service import DebugService
-from gateway.embedding_service import EmbeddingService
+from gateway.grpc_api.debug_service import DebugService
+from gateway.grpc_api.embedding_service import EmbeddingService
+from gateway.grpc_api.inference_service import InferenceService
 from gateway.http.app import create_app
-from gateway.inference_service import InferenceService
 from gateway.pipeline import Pipeline
-from gateway.readiness import Readiness, ReadinessWatch
-from gateway.scheduler_link import SchedulerLink
-from gateway.tokenizer import Tokenizer
+from gateway.scheduler.link import SchedulerLink
+from gateway.scheduler.readiness import Readiness, ReadinessWatch
+from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import debug_pb2_grpc, embedding_pb2_grpc, inference_pb2_grpc
-from rpc.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
+from wire.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
 
 INFERENCE_SERVICE = "pagewire.v1.InferenceService"
 EMBEDDING_SERVICE = "pagewire.v1.EmbeddingService"
 DEBUG_SERVICE = "pagewire.v1.DebugService"
 HEALTH_NAMES = ("", INFERENCE_SERVICE, EMBEDDING_SERVICE)
 
-# A channel that waits a minute before it tries again would outlast any restart of the scheduler.
+# gRPC's default backoff of up to a minute would outlast any restart of the scheduler.
 LINK_OPTIONS = [
     *CHANNEL_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -47,7 +46,7 @@ log = logging.getLogger("gateway.server")
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, stopped by us: signals belong to the process, not to one of its two servers."""
+    """uvicorn without signal handlers: the process handles signals for both servers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -56,15 +55,15 @@ class HttpServer(uvicorn.Server):
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
-    """Where the servers listen."""
+class ListenPorts:
+    """The ports that the servers listen on."""
 
     http: int
     grpc: int
 
 
 class Gateway:
-    """One gateway: start(), then stop()."""
+    """One gateway: call start(), then stop()."""
 
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer) -> None:
         self._config = config
@@ -85,7 +84,7 @@ class Gateway:
 
     def _grpc_server(self, tokenizer: Tokenizer, api_key: ApiKey | None) -> grpc.aio.Server:
         interceptors = [] if api_key is None else [ApiKeyInterceptor(api_key)]
-        # Of an option that is given twice gRPC takes the first.
+        # If an option is given twice, gRPC uses the first.
         options = [("grpc.so_reuseport", int(self._config.share_ports)), *SERVER_OPTIONS]
         server = grpc.aio.server(options=options, interceptors=interceptors)
         inference = InferenceService(self._pipeline, tokenizer, self._readiness)
@@ -99,8 +98,8 @@ class Gateway:
         add_reflection(server, names, aio=True)
         return server
 
-    async def start(self) -> Ports:
-        """Listens; raises PortInUse when it cannot. Not ready before the scheduler is."""
+    async def start(self) -> ListenPorts:
+        """Starts listening. Raises PortInUse. Not ready before the scheduler is."""
         config = self._config
         listener = _listen(config.host, config.http_port, shares=config.share_ports)
         try:
@@ -116,7 +115,7 @@ class Gateway:
             asyncio.create_task(self._link.run()),
             asyncio.create_task(self._readiness.run(self._on_readiness)),
         ]
-        ports = Ports(listener.getsockname()[1], grpc_port)
+        ports = ListenPorts(listener.getsockname()[1], grpc_port)
         log.info("HTTP on %s:%d, gRPC on %s:%d", config.host, ports.http, config.host, ports.grpc)
         return ports
 
@@ -127,14 +126,14 @@ class Gateway:
             await self._health.set(name, status)
 
     async def stop(self) -> None:
-        """Refuses new requests, lets live ones end within the grace, then closes everything."""
+        """Refuses new requests, waits for live ones up to a grace period, then closes all."""
         grace_s = self._config.shutdown_grace_s
         log.info("stopping: %d requests live, %.0f s to end", len(self._pipeline.live), grace_s)
         self._readiness.drain()
         await self._health.enter_graceful_shutdown()
         self._http.should_exit = True
         refusing = asyncio.create_task(self._grpc.stop(grace_s))
-        # Health watchers stay as long as they may; only generations are worth waiting for.
+        # Health watchers never end; only generations are waited for.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self._pipeline.live:
@@ -150,7 +149,7 @@ class Gateway:
         log.info("stopped")
 
     async def failure(self) -> None:
-        """Returns or raises when a part that should run for ever has ended."""
+        """Returns or raises when a part that should run forever has ended."""
         parts = [*self._tasks, *([self._http_task] if self._http_task is not None else [])]
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -173,7 +172,7 @@ def _uvicorn_config(app: FastAPI, grace_s: float) -> uvicorn.Config:
 
 def _listen(host: str, port: int, *, shares: bool = False) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's algorithm off only where it is.
+    # The protocol must be named: asyncio disables Nagle's algorithm only then.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shares:

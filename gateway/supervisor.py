@@ -1,8 +1,8 @@
-"""Several gateways behind one pair of ports: starts them, replaces the dead, passes signals on.
+"""Supervisor of several gateways on one pair of ports: starts and restarts them.
 
-Each child is a whole gateway with its own stream to the scheduler. The kernel deals out connections
-among all who listen on a port with SO_REUSEPORT, so a client's connection belongs to one of them
-for as long as it lasts.
+Each child is a whole gateway with its own stream to the scheduler. The kernel distributes
+connections among all processes that listen on a port with SO_REUSEPORT, so a client's connection
+belongs to one of them for as long as it lasts. Signals are forwarded to the children.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ import sys
 from collections.abc import Sequence
 
 from gateway.config import GatewayConfig
-from rpc.server import PortInUse
+from wire.server import PortInUse
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0
-SETTLED_S = 30.0  # a child that lived so long is replaced at once
-KILL_AFTER_S = 10.0  # beyond the grace that a gateway gives its own requests
+SETTLED_S = 30.0  # a child that lived this long is restarted at once
+KILL_AFTER_S = 10.0  # after the grace period of a gateway's own requests
 
 log = logging.getLogger("gateway.supervisor")
 
 
 def reserve(host: str, port: int, what: str) -> socket.socket:
-    """A socket that holds a port for the children without listening on it; 0 takes a free one.
+    """A socket that reserves a port for the children without listening; 0 takes a free port.
 
-    Raises PortInUse where somebody listens who does not share.
+    Raises PortInUse when a process listens there without sharing.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     held = socket.socket(family, socket.SOCK_STREAM)
@@ -43,13 +43,13 @@ def reserve(host: str, port: int, what: str) -> socket.socket:
 
 
 def die_with_parent() -> None:
-    """Has the kernel send SIGTERM to this process when its supervisor is gone, however it went."""
+    """Makes the kernel send SIGTERM to this process when its supervisor ends in any way."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 class Supervisor:
-    """Keeps so many children alive until it is told to stop."""
+    """Keeps a number of children alive until stopped."""
 
     def __init__(self, command: Sequence[str], num_children: int, grace_s: float) -> None:
         self._command = [*command]
@@ -59,15 +59,17 @@ class Supervisor:
         self._children: dict[int, asyncio.subprocess.Process] = {}
 
     def stop(self) -> None:
-        """Has every child end as on SIGTERM; nobody is replaced any more."""
+        """Sends SIGTERM to every child and restarts none."""
         self._stopping.set()
         for child in self._children.values():
             with contextlib.suppress(ProcessLookupError):
                 child.terminate()
 
     async def run(self) -> int:
-        """Returns when all children have ended: 0, or 1 if one of them had to be killed or none
-        could be started at all."""
+        """Runs until all children have ended; returns 0, or 1.
+
+        It is 1 if a child had to be killed or none could be started.
+        """
         codes = await asyncio.gather(*(self._keep(i) for i in range(self._num_children)))
         return max(codes)
 
@@ -114,7 +116,7 @@ async def supervise(config: GatewayConfig, arguments: Sequence[str]) -> int:
     http = reserve(config.host, config.http_port, "the HTTP API")
     with http, reserve(config.host, config.grpc_port, "the gRPC API") as grpc_port:
         ports = [held.getsockname()[1] for held in (http, grpc_port)]
-        # The last of an option that is given twice counts.
+        # If an option is given twice, the last one counts.
         own = ("--processes", "1", "--share-ports")
         where = ("--http-port", str(ports[0]), "--grpc-port", str(ports[1]))
         command = [sys.executable, "-m", "gateway", *arguments, *own, *where]

@@ -27,8 +27,8 @@ MAX_FREE_PADDING = 256
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last dimension, in float32; the weight after the cast."""
     size = x.shape[-1]
-    # Beside its mirror image x has mean 0, and then the layer norm is the norm wanted: four
-    # operations instead of eight, and small operations are what a decode step on CPU is made of.
+    # Concatenated with its negation, x has mean 0, and the layer norm is the norm wanted: four
+    # operations instead of eight, and small operations dominate a decode step on CPU.
     mirrored = F.layer_norm(torch.cat((x, -x), dim=-1), (2 * size,), eps=eps)
     return mirrored[..., :size] * weight
 

@@ -1,4 +1,4 @@
-"""Client of pagewire, a language-model server cut into gRPC services.
+"""Client of pagewire, a language-model serving engine made of gRPC services.
 
 >>> import pagewire
 >>> client = pagewire.Client()  # doctest: +SKIP

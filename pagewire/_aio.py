@@ -1,4 +1,4 @@
-"""The asyncio client: the surface of the blocking one, awaited."""
+"""The asyncio client, with the methods of the blocking one."""
 
 import asyncio
 import sys
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import grpc.aio
 
-from pagewire import _answers, _batch, _convert
+from pagewire import _batch
 from pagewire._channel import (
     DEFAULT_RESUME_TIMEOUT_S,
     DEFAULT_TARGET,
@@ -20,6 +20,7 @@ from pagewire._channel import (
 )
 from pagewire._chat import ChatOptions, Messages
 from pagewire._errors import PagewireError, translated
+from pagewire._messages import answers, convert
 from pagewire._resume import Deadline, patience_for, resumed
 from pagewire._stream import AioCall, AsyncStream
 from pagewire._terminal import Progress
@@ -38,7 +39,7 @@ from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1.embedding_pb2_grpc import EmbeddingServiceStub
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 
-if TYPE_CHECKING:  # names of the typing stubs only
+if TYPE_CHECKING:  # names that only the typing stubs define
     from pagewire.v1.embedding_pb2_grpc import EmbeddingServiceAsyncStub
     from pagewire.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
@@ -49,7 +50,7 @@ _StreamResponse = TypeVar("_StreamResponse", pb.GenerateStreamResponse, pb.ChatS
 
 
 class AsyncClient:
-    """A connection to a pagewire server, used from one event loop. Methods are those of Client.
+    """A connection to a pagewire server, for one event loop. Methods are those of Client, awaited.
 
     >>> async with pagewire.AsyncClient() as client:  # doctest: +SKIP
     ...     async for delta in client.stream_chat("Tell me a joke."):
@@ -73,7 +74,7 @@ class AsyncClient:
 
     @cached_property
     def _channel(self) -> grpc.aio.Channel:
-        # An asyncio channel belongs to the loop it is opened in, hence not in __init__.
+        # An asyncio channel belongs to the loop that opens it, hence not in __init__.
         self._opened = open_aio_channel(self._connection)
         return self._opened
 
@@ -91,10 +92,10 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[CallOptions],
     ) -> Completion:
-        """Completes text or token ids."""
-        request = _convert.to_generate(prompt, params, options)
+        """Returns the completion of a text or token ids. Raises PagewireError."""
+        request = convert.to_generate(prompt, params, options)
         response = await self._call(self._stub.Generate, request, options.get("timeout_s"))
-        return _answers.to_completion(response)
+        return answers.to_completion(response)
 
     def stream(
         self,
@@ -102,8 +103,8 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncStream:
-        """Completes text or token ids, piece by piece."""
-        request = _convert.to_stream(prompt, params, options)
+        """Returns a stream of the completion of a text or token ids; it raises PagewireError."""
+        request = convert.to_stream(prompt, params, options)
         return self._open(self._stub.GenerateStream, request, options.get("timeout_s"))
 
     async def chat(
@@ -112,10 +113,14 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[ChatCallOptions],
     ) -> Completion:
-        """Answers a conversation: a string, or turns as Message or {"role", "content"}."""
-        request = _convert.to_chat(messages, params, options)
+        """Returns the answer to a conversation. Raises PagewireError.
+
+        The conversation is a string (one turn of the user), or turns as Message or {"role",
+        "content"}.
+        """
+        request = convert.to_chat(messages, params, options)
         response = await self._call(self._stub.Chat, request, options.get("timeout_s"))
-        return _answers.to_completion(response)
+        return answers.to_completion(response)
 
     def stream_chat(
         self,
@@ -123,8 +128,8 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[ChatCallOptions],
     ) -> AsyncStream:
-        """Answers a conversation, piece by piece."""
-        request = _convert.to_stream_chat(messages, params, options)
+        """Returns a stream of the answer to a conversation. Reading it raises PagewireError."""
+        request = convert.to_stream_chat(messages, params, options)
         return self._open(self._stub.ChatStream, request, options.get("timeout_s"))
 
     async def batch(
@@ -136,16 +141,17 @@ class AsyncClient:
         progress: bool | None = None,
         **options: Unpack[CallOptions],
     ) -> list[Completion]:
-        """Completes many prompts, `max_concurrency` at a time; results in the order of the prompts.
+        """Returns the completions of many prompts, in their order; `max_concurrency` run at a time.
 
-        The first failure cancels the rest and is raised. A terminal sees a progress bar on stderr;
-        `progress` forces it on or off."""
-        requests = _convert.to_batch(prompts, params, options)
+        The first failure cancels the rest and is raised. On a terminal, stderr shows a progress
+        bar; `progress` forces it on or off.
+        """
+        requests = convert.to_batch(prompts, params, options)
         call = partial(self._stub.Generate, **self._connection.terms(options.get("timeout_s")))
         bar = Progress(len(requests), "batch", sys.stderr, enabled=progress)
         with translated(self._connection.target), bar:
             responses = await _batch.run_aio(call, requests, max_concurrency, bar.advance)
-        return [_answers.to_completion(response) for response in responses]
+        return [answers.to_completion(response) for response in responses]
 
     async def tokenize(
         self,
@@ -156,8 +162,11 @@ class AsyncClient:
         timeout_s: float | None = None,
         **options: Unpack[ChatOptions],
     ) -> tuple[int, ...]:
-        """Token ids of a text, or of a conversation as the model's chat template renders it."""
-        request = _convert.to_tokenize(text, model, add_special_tokens, options)
+        """Returns the token ids of a text, or of a conversation by the chat template.
+
+        Raises PagewireError.
+        """
+        request = convert.to_tokenize(text, model, add_special_tokens, options)
         response = await self._call(self._stub.Tokenize, request, timeout_s)
         return tuple(response.token_ids)
 
@@ -171,13 +180,14 @@ class AsyncClient:
         request_id: str = "",
         timeout_s: float | None = None,
     ) -> Embeddings:
-        """Texts, or token ids, as vectors: hidden states of the served model.
+        """Returns one vector per text or token ids: pooled hidden states of the served model.
 
-        `pooling` says whether the last token's stands for an input or the mean over all tokens.
+        `pooling` selects the last token's hidden state or the mean over all tokens; `normalize`
+        scales each vector to length 1. Raises PagewireError.
         """
-        request = _convert.to_embed(inputs, pooling, normalize, model, request_id)
+        request = convert.to_embed(inputs, pooling, normalize, model, request_id)
         response = await self._call(self._embedding_stub.Embed, request, timeout_s)
-        return _answers.to_embeddings(response)
+        return answers.to_embeddings(response)
 
     async def detokenize(
         self,
@@ -187,18 +197,21 @@ class AsyncClient:
         model: str = "",
         timeout_s: float | None = None,
     ) -> str:
-        """Text of token ids."""
-        request = _convert.to_detokenize(token_ids, model, skip_special_tokens)
+        """Returns the text of token ids. Raises PagewireError."""
+        request = convert.to_detokenize(token_ids, model, skip_special_tokens)
         response = await self._call(self._stub.Detokenize, request, timeout_s)
         return response.text
 
     async def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
-        """The models on offer; none until a worker is ready."""
+        """Returns the served models; empty until a worker is ready. Raises PagewireError."""
         response = await self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
-        return _answers.to_models(response)
+        return answers.to_models(response)
 
     async def wait_until_ready(self, timeout_s: float = 60.0) -> tuple[Model, ...]:
-        """Waits until the server lists a model, and returns what it lists."""
+        """Waits at most `timeout_s` seconds until the server serves a model; returns its models.
+
+        Raises DeadlineExceeded with the last reason.
+        """
         wait = ReadyWait(self._connection.target, timeout_s)
         while True:
             attempt_s = wait.attempt_s()
@@ -211,7 +224,7 @@ class AsyncClient:
             await asyncio.sleep(wait.POLL_S)
 
     async def close(self) -> None:
-        """Ends every call and closes the connection."""
+        """Cancels every call and closes the connection."""
         if self._opened is not None:
             await self._opened.close()
 

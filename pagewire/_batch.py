@@ -1,4 +1,4 @@
-"""Many calls with few in flight: results in order, and the first failure ends all the others."""
+"""Many calls with bounded concurrency: results in order; the first failure cancels the rest."""
 
 import asyncio
 import queue
@@ -14,7 +14,7 @@ _Result = TypeVar("_Result", covariant=True)
 
 
 class _CallFuture(Protocol[_Result]):
-    """What is used of a gRPC call in flight."""
+    """The part of a gRPC call in flight that is used."""
 
     def add_done_callback(self, fn: Callable[[object], None]) -> None: ...
     def cancel(self) -> bool: ...
@@ -27,7 +27,7 @@ def run(
     max_concurrency: int,
     advance: Callable[[], None],
 ) -> list[_Response]:
-    """Responses in the order of the requests. Whatever ends it early cancels what is in flight."""
+    """The responses, in the order of the requests. Any failure cancels the calls in flight."""
     check_concurrency(max_concurrency)
     responses: dict[int, _Response] = {}
     live: dict[int, _CallFuture[_Response]] = {}
@@ -78,6 +78,6 @@ async def run_aio(
 
 
 def check_concurrency(max_concurrency: int) -> None:
-    """Refuses a bound that would never start anything."""
+    """Raises ValueError unless max_concurrency is at least 1."""
     if max_concurrency < 1:
         raise ValueError(f"max_concurrency: {max_concurrency} is not at least 1")

@@ -1,4 +1,4 @@
-"""How to reach a server: address, encryption, key, deadline, keepalive, retries. Opens channels."""
+"""Connection settings: address, encryption, key, deadline, keepalive, retries. Opens channels."""
 
 import ipaddress
 import json
@@ -21,8 +21,8 @@ DEFAULT_RESUME_TIMEOUT_S = 30.0
 
 _SERVICE = "pagewire.v1.InferenceService"
 
-# Retried are only calls that change nothing. A generation is not sent twice: it may have run. What
-# is asked again after a stream broke is what lies behind the tokens that came (`_resume.py`).
+# Only calls without side effects are retried. A generation is not sent twice, since it may have
+# run; a broken stream is resumed after its last token instead (`_resume.py`).
 _SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
     "methodConfig": [
@@ -54,7 +54,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
 
 
 class Terms(TypedDict):
-    """What every gRPC call takes beside its request."""
+    """Deadline and metadata of a gRPC call."""
 
     timeout: float | None
     metadata: tuple[tuple[str, str], ...]
@@ -62,7 +62,7 @@ class Terms(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Everything needed to open a channel and to start a call on it."""
+    """The settings for opening a channel and starting calls on it."""
 
     target: str = DEFAULT_TARGET
     api_key: str | None = field(default=None, repr=False)
@@ -84,7 +84,7 @@ class Connection:
             )
 
     def terms(self, timeout_s: float | None) -> Terms:
-        """Deadline and metadata of one call."""
+        """Deadline and metadata of a call."""
         seconds = self.timeout_s if timeout_s is None else timeout_s
         return Terms(
             timeout=None if math.isinf(seconds) else seconds,
@@ -93,7 +93,7 @@ class Connection:
 
 
 def is_local(target: str) -> bool:
-    """Whether a gRPC target never leaves this machine."""
+    """Whether a gRPC target is on this machine."""
     if target.startswith(("unix:", "unix-abstract:")):
         return True
     address = target.rpartition("/")[2]  # dns:///host:port
@@ -110,7 +110,7 @@ def is_local(target: str) -> bool:
 
 
 def open_channel(connection: Connection) -> grpc.Channel:
-    """A blocking channel; connects on the first call."""
+    """A blocking channel; it connects on the first call."""
     if connection.tls is None:
         return grpc.insecure_channel(connection.target, options=CHANNEL_OPTIONS)
     return grpc.secure_channel(
@@ -119,7 +119,7 @@ def open_channel(connection: Connection) -> grpc.Channel:
 
 
 def open_aio_channel(connection: Connection) -> grpc.aio.Channel:
-    """An asyncio channel of the running loop; connects on the first call."""
+    """An asyncio channel of the running loop; it connects on the first call."""
     if connection.tls is None:
         return grpc.aio.insecure_channel(connection.target, options=CHANNEL_OPTIONS)
     return grpc.aio.secure_channel(
@@ -140,36 +140,39 @@ def _read(path: str | PathLike[str] | None) -> bytes | None:
 
 
 class ReadyWait:
-    """The rule of wait_until_ready: which failures to sit out, and for how long."""
+    """The retry rule of wait_until_ready: which failures to retry, and for how long."""
 
     POLL_S = 0.2
-    ATTEMPT_S = 2.0
+    ATTEMPT_S = 2.0  # the first; each that the server does not answer in time doubles the next
 
     def __init__(self, target: str, timeout_s: float) -> None:
         self._target = target
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
+        self._attempt_s = self.ATTEMPT_S
         self._reason = "it does not answer"
         self.models: tuple[Model, ...] = ()
 
     def attempt_s(self) -> float:
-        """Deadline of the next attempt; raises DeadlineExceeded when there is no next one."""
+        """Timeout of the next attempt, in seconds. Raises DeadlineExceeded when the time is up."""
         remaining = self._deadline - time.monotonic()
         if remaining <= 0:
             raise DeadlineExceeded(
                 f"{self._target} is not ready after {self._timeout_s:g} s: {self._reason}",
                 code="DEADLINE_EXCEEDED",
             )
-        return min(self.ATTEMPT_S, remaining)
+        return min(self._attempt_s, remaining)
 
     def sit_out(self, error: PagewireError) -> None:
-        """Notes why it is not ready yet; raises what waiting cannot cure."""
+        """Keeps the error as the reason for waiting; raises an error that waiting cannot cure."""
         if isinstance(error, Unavailable):
             self._reason = str(error)
-        elif not isinstance(error, DeadlineExceeded):  # which says nothing beyond "no answer"
+        elif isinstance(error, DeadlineExceeded):  # it would say no more than "no answer"
+            self._attempt_s *= 2
+        else:
             raise error
 
     def note(self, models: tuple[Model, ...]) -> None:
-        """Notes what the server lists, which may still be nothing."""
+        """Keeps as the reason for waiting that the server lists no models yet."""
         self.models = models
         self._reason = "it lists no model yet"

@@ -1,4 +1,4 @@
-"""Conversations: turns, tools, and what a chat has beside them, as values and as messages."""
+"""Conversations: turns, tools and chat options, as values and as messages."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,27 +6,27 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
 from pagewire._errors import InvalidArgument
-from pagewire._fields import set_fields
+from pagewire._messages.fields import set_fields
 from pagewire.v1 import inference_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool that the model asks for."""
+    """A tool call by the model."""
 
-    id: str  # what the turn with the result repeats as its tool_call_id
+    id: str  # repeat it as tool_call_id of the result's turn
     name: str
-    arguments: str  # a JSON object, as the model wrote it; cut off where the output was
+    arguments: str  # JSON object as the model wrote it; incomplete if the output was cut
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call; the first of each call has its id and name."""
+    """A piece of a tool call; the first piece of each call has its id and name."""
 
-    index: int  # which call of the output
+    index: int  # index of the call in the output
     id: str
     name: str
-    arguments: str  # more of them
+    arguments: str  # further characters of the arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,16 @@ class Message:
     """One turn of a conversation."""
 
     role: str
-    content: str = ""  # may be empty beside tool_calls only
-    name: str | None = None  # who speaks, where the model's template shows it
-    reasoning: str | None = None  # what the assistant thought before it said this
-    tool_calls: Sequence[ToolCall] = ()  # that the assistant asked for
-    tool_call_id: str | None = None  # of the call that a turn of role tool answers
+    content: str = ""  # may be empty only with tool_calls
+    name: str | None = None  # of the speaker, if the model's template uses it
+    reasoning: str | None = None  # the assistant's reasoning before this turn
+    tool_calls: Sequence[ToolCall] = ()  # by the assistant
+    tool_call_id: str | None = None  # the call that a turn of role tool answers
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may ask for.
+    """A function that the model may call.
 
     >>> Tool("get_weather", "Weather of a city.", {"type": "object", "properties": {}}).name
     'get_weather'
@@ -52,7 +52,7 @@ class Tool:
     name: str
     description: str | None = None  # for the model
     parameters: Mapping[str, Any] | None = None  # JSON schema of the arguments
-    strict: bool | None = None  # hold the arguments to it, where a call is required
+    strict: bool | None = None  # enforce the schema when a call is required
 
 
 Messages = str | Sequence[Message | Mapping[str, object]]
@@ -66,12 +66,13 @@ TOOL_MODE: Mapping[str, pb.ToolMode] = {
 
 
 class ChatOptions(TypedDict, total=False):
-    """Keyword arguments of what takes a conversation. None leaves the choice to the server.
+    """Keyword arguments of calls with a conversation. None leaves the choice to the server.
 
-    `tools` are functions that the model may ask for, `tool_choice` whether it does, and
-    `parallel_tool_calls` whether more than once. `include_reasoning` shows what models that reason
-    think. The others say how the model's template writes the conversation: its variables, whether
-    the assistant's turn begins behind it, or whether the output goes on inside the last turn.
+    `tools` are functions that the model may call, `tool_choice` selects whether it calls them, and
+    `parallel_tool_calls` whether more than once. `include_reasoning` returns the reasoning of
+    models that reason. The others control how the model's template renders the conversation: its
+    variables, whether the assistant's turn is opened at the end, or whether the output continues
+    the last turn.
     """
 
     tools: Sequence[Tool]
@@ -93,14 +94,14 @@ _TEXTS = ("role", "content", "name", "reasoning", "tool_call_id")
 
 
 def to_messages(messages: Messages) -> list[pb.ChatMessage]:
-    """A conversation; a bare string is one turn of the user."""
+    """A conversation as messages; a string is one turn of the user."""
     if isinstance(messages, str):
         return [pb.ChatMessage(role="user", content=messages)]
     return [_to_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
 def to_chat_options(options: ChatOptions) -> pb.ChatOptions | None:
-    """What a chat has beside its turns; None for nothing. Other keywords are not looked at."""
+    """Chat options as a message; None if there are none. Other keywords are ignored."""
     made = pb.ChatOptions()
     set_fields(made, {name: options.get(name) for name in _FLAGS})
     made.tools.extend(

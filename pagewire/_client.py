@@ -1,4 +1,4 @@
-"""The blocking client: opens calls and waits for them. What is sent and read lies elsewhere."""
+"""The blocking client: starts calls and waits for them."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ from typing import Self, TypeVar, Unpack
 
 import grpc
 
-from pagewire import _answers, _batch, _convert
+from pagewire import _batch
 from pagewire._channel import (
     DEFAULT_RESUME_TIMEOUT_S,
     DEFAULT_TARGET,
@@ -20,8 +20,9 @@ from pagewire._channel import (
 )
 from pagewire._chat import ChatOptions, Messages
 from pagewire._errors import PagewireError, translated
+from pagewire._messages import answers, convert
 from pagewire._resume import Deadline, patience_for, resumed
-from pagewire._stream import Call, Stream
+from pagewire._stream import Stream, StreamCall
 from pagewire._terminal import Progress
 from pagewire._types import (
     TLS,
@@ -52,9 +53,10 @@ class Client:
     >>> print(client.chat("What is the capital of France?").text)  # doctest: +SKIP
     The capital of France is Paris.
 
-    Sampling is given as keywords, or once as SamplingParams. `timeout_s` bounds each call, unless
-    the call has its own. A stream that breaks because the gateway or the way there is gone goes on
-    behind its last token if that works within `resume_timeout_s`; 0 leaves it broken.
+    Sampling parameters are keywords, or one SamplingParams. `timeout_s` is the time limit of each
+    call in seconds, unless the call has its own. A stream that breaks because the connection or the
+    gateway is lost is resumed after its last token if that succeeds within `resume_timeout_s`
+    seconds; 0 never resumes.
     """
 
     def __init__(
@@ -80,13 +82,13 @@ class Client:
         params: SamplingParams | None = None,
         **options: Unpack[CallOptions],
     ) -> Completion:
-        """Completes text or token ids.
+        """Returns the completion of a text or token ids. Raises PagewireError.
 
         >>> client.generate("Once upon a time", max_tokens=16, temperature=0)  # doctest: +SKIP
         """
-        request = _convert.to_generate(prompt, params, options)
+        request = convert.to_generate(prompt, params, options)
         response = self._call(self._stub.Generate, request, options.get("timeout_s"))
-        return _answers.to_completion(response)
+        return answers.to_completion(response)
 
     def stream(
         self,
@@ -94,12 +96,8 @@ class Client:
         params: SamplingParams | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream:
-        """Completes text or token ids, piece by piece.
-
-        >>> for delta in client.stream("Once upon a time"):  # doctest: +SKIP
-        ...     print(delta.text, end="", flush=True)
-        """
-        request = _convert.to_stream(prompt, params, options)
+        """Returns a stream of the completion of a text or token ids; it raises PagewireError."""
+        request = convert.to_stream(prompt, params, options)
         return self._open(self._stub.GenerateStream, request, options.get("timeout_s"))
 
     def chat(
@@ -108,17 +106,18 @@ class Client:
         params: SamplingParams | None = None,
         **options: Unpack[ChatCallOptions],
     ) -> Completion:
-        """Answers a conversation: a string, or turns as Message or {"role", "content"}.
+        """Returns the answer to a conversation. Raises PagewireError.
 
-        With `tools` the answer may be calls of them; it goes into the conversation as its
-        `message`, and a result behind it as a turn of role tool with the call's `tool_call_id`.
+        The conversation is a string (one turn of the user), or turns as Message or {"role",
+        "content"}. With `tools` the answer may contain calls of them: append its `message` to the
+        conversation, then each result as a turn of role tool with the call's `tool_call_id`.
 
         >>> client.chat("What is the capital of France?").text  # doctest: +SKIP
         'The capital of France is Paris.'
         """
-        request = _convert.to_chat(messages, params, options)
+        request = convert.to_chat(messages, params, options)
         response = self._call(self._stub.Chat, request, options.get("timeout_s"))
-        return _answers.to_completion(response)
+        return answers.to_completion(response)
 
     def stream_chat(
         self,
@@ -126,12 +125,12 @@ class Client:
         params: SamplingParams | None = None,
         **options: Unpack[ChatCallOptions],
     ) -> Stream:
-        """Answers a conversation, piece by piece.
+        """Returns a stream of the answer to a conversation. Reading it raises PagewireError.
 
         >>> for delta in client.stream_chat("Tell me a joke."):  # doctest: +SKIP
         ...     print(delta.text, end="", flush=True)
         """
-        request = _convert.to_stream_chat(messages, params, options)
+        request = convert.to_stream_chat(messages, params, options)
         return self._open(self._stub.ChatStream, request, options.get("timeout_s"))
 
     def batch(
@@ -143,21 +142,21 @@ class Client:
         progress: bool | None = None,
         **options: Unpack[CallOptions],
     ) -> list[Completion]:
-        """Completes many prompts, `max_concurrency` at a time; results in the order of the prompts.
+        """Returns the completions of many prompts, in their order; `max_concurrency` run at a time.
 
-        The first failure cancels the rest and is raised. A terminal sees a progress bar on stderr;
-        `progress` forces it on or off.
+        The first failure cancels the rest and is raised. On a terminal, stderr shows a progress
+        bar; `progress` forces it on or off.
 
         >>> client.batch(["2 + 2 =", "3 + 3 ="], max_tokens=4)  # doctest: +SKIP
         """
-        requests = _convert.to_batch(prompts, params, options)
+        requests = convert.to_batch(prompts, params, options)
         start = partial(
             self._stub.Generate.future, **self._connection.terms(options.get("timeout_s"))
         )
         bar = Progress(len(requests), "batch", sys.stderr, enabled=progress)
         with translated(self._connection.target), bar:
             responses = _batch.run(start, requests, max_concurrency, bar.advance)
-        return [_answers.to_completion(response) for response in responses]
+        return [answers.to_completion(response) for response in responses]
 
     def tokenize(
         self,
@@ -168,8 +167,11 @@ class Client:
         timeout_s: float | None = None,
         **options: Unpack[ChatOptions],
     ) -> tuple[int, ...]:
-        """Token ids of a text, or of a conversation as the model's chat template renders it."""
-        request = _convert.to_tokenize(text, model, add_special_tokens, options)
+        """Returns the token ids of a text, or of a conversation by the chat template.
+
+        Raises PagewireError.
+        """
+        request = convert.to_tokenize(text, model, add_special_tokens, options)
         response = self._call(self._stub.Tokenize, request, timeout_s)
         return tuple(response.token_ids)
 
@@ -183,15 +185,16 @@ class Client:
         request_id: str = "",
         timeout_s: float | None = None,
     ) -> Embeddings:
-        """Texts, or token ids, as vectors: hidden states of the served model.
+        """Returns one vector per text or token ids: pooled hidden states of the served model.
 
-        `pooling` says whether the last token's stands for an input or the mean over all tokens.
+        `pooling` selects the last token's hidden state or the mean over all tokens; `normalize`
+        scales each vector to length 1. Raises PagewireError.
 
         >>> client.embed(["a cat", "a dog"]).vectors  # doctest: +SKIP
         """
-        request = _convert.to_embed(inputs, pooling, normalize, model, request_id)
+        request = convert.to_embed(inputs, pooling, normalize, model, request_id)
         response = self._call(self._embedding_stub.Embed, request, timeout_s)
-        return _answers.to_embeddings(response)
+        return answers.to_embeddings(response)
 
     def detokenize(
         self,
@@ -201,18 +204,21 @@ class Client:
         model: str = "",
         timeout_s: float | None = None,
     ) -> str:
-        """Text of token ids."""
-        request = _convert.to_detokenize(token_ids, model, skip_special_tokens)
+        """Returns the text of token ids. Raises PagewireError."""
+        request = convert.to_detokenize(token_ids, model, skip_special_tokens)
         response = self._call(self._stub.Detokenize, request, timeout_s)
         return response.text
 
     def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
-        """The models on offer; none until a worker is ready."""
+        """Returns the served models; empty until a worker is ready. Raises PagewireError."""
         response = self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
-        return _answers.to_models(response)
+        return answers.to_models(response)
 
     def wait_until_ready(self, timeout_s: float = 60.0) -> tuple[Model, ...]:
-        """Waits until the server lists a model, and returns what it lists."""
+        """Waits at most `timeout_s` seconds until the server serves a model; returns its models.
+
+        Raises DeadlineExceeded with the last reason.
+        """
         wait = ReadyWait(self._connection.target, timeout_s)
         while True:
             attempt_s = wait.attempt_s()
@@ -225,7 +231,7 @@ class Client:
             time.sleep(wait.POLL_S)
 
     def close(self) -> None:
-        """Ends every call and closes the connection."""
+        """Cancels every call and closes the connection."""
         self._channel.close()
 
     def _call(
@@ -246,7 +252,7 @@ class Client:
         connection, num_outputs = self._connection, request.options.n or 1
         deadline = Deadline(connection.timeout_s if timeout_s is None else timeout_s)
 
-        def reopen(token_ids: Sequence[int], attempt: int) -> Call:
+        def reopen(token_ids: Sequence[int], attempt: int) -> StreamCall:
             again = resumed(request, token_ids, attempt) if attempt else request
             return method(again, **connection.terms(deadline.remaining_s))
 

@@ -1,18 +1,18 @@
-"""What can go wrong with a call.
+"""Errors of a call.
 
     PagewireError
-    |-- InvalidArgument      a field is refused; the message names it
-    |-- NotFound             no such model
-    |-- FailedPrecondition   it can never work like this: a prompt longer than the model allows
-    |-- Overloaded           the queue is full; retry_after_s says when to come back
-    |-- Unavailable          nobody answers, or no worker is ready
-    |-- DeadlineExceeded     timeout_s is over
-    |-- Cancelled            this side cancelled
-    |-- Aborted              the server gave the request up
-    |-- Unauthenticated      no API key, or a wrong one
-    |-- PermissionDenied     the key may not do this
-    |-- Unimplemented        the server does not know the call
-    `-- Internal             the server's fault
+    |-- InvalidArgument      a field has an invalid value; the message names it
+    |-- NotFound             the model does not exist
+    |-- FailedPrecondition   the request can never succeed: its prompt is too long, for example
+    |-- Overloaded           the queue is full; retry_after_s says when to retry
+    |-- Unavailable          no server answers, or no worker is ready
+    |-- DeadlineExceeded     the call took longer than timeout_s
+    |-- Cancelled            the call was cancelled on this side
+    |-- Aborted              the server aborted the request
+    |-- Unauthenticated      the API key is missing or wrong
+    |-- PermissionDenied     the API key does not permit the call
+    |-- Unimplemented        the server does not implement the call
+    `-- Internal             the server failed
 
 One table maps every gRPC status to its class.
 """
@@ -26,7 +26,7 @@ from google.protobuf import any_pb2, duration_pb2, empty_pb2, message, unknown_f
 
 
 class PagewireError(Exception):
-    """A call failed. `code` is the name of the gRPC status."""
+    """A failed call. `code` is the name of the gRPC status."""
 
     def __init__(
         self, message: str, *, code: str = "UNKNOWN", retry_after_s: float | None = None
@@ -37,23 +37,23 @@ class PagewireError(Exception):
 
 
 class InvalidArgument(PagewireError):
-    """A field is refused; the message names it."""
+    """A field has an invalid value; the message names it."""
 
 
 class NotFound(PagewireError):
-    """No such model."""
+    """The model does not exist."""
 
 
 class FailedPrecondition(PagewireError):
-    """The request can never work like this, for instance a prompt longer than the model allows."""
+    """The request can never succeed, for example because its prompt exceeds the model's limit."""
 
 
 class Overloaded(PagewireError):
-    """The queue is full. `retry_after_s` is the server's advice, None without one."""
+    """The queue is full. `retry_after_s` is the server's advice in seconds, or None."""
 
 
 class Unavailable(PagewireError):
-    """Nobody answers at the address, or no worker is ready."""
+    """No server answers at the address, or no worker is ready."""
 
 
 class DeadlineExceeded(PagewireError):
@@ -65,7 +65,7 @@ class Cancelled(PagewireError):
 
 
 class Aborted(PagewireError):
-    """The server gave the request up."""
+    """The server aborted the request."""
 
 
 class Unauthenticated(PagewireError):
@@ -77,11 +77,11 @@ class PermissionDenied(PagewireError):
 
 
 class Unimplemented(PagewireError):
-    """The server does not know the call or the feature."""
+    """The server does not implement the call or the feature."""
 
 
 class Internal(PagewireError):
-    """The server failed, or answered with something it should not."""
+    """The server failed, or sent an invalid answer."""
 
 
 BY_STATUS: dict[grpc.StatusCode, type[PagewireError]] = {
@@ -105,7 +105,7 @@ BY_STATUS: dict[grpc.StatusCode, type[PagewireError]] = {
 
 
 def from_rpc_error(error: grpc.RpcError, target: str) -> PagewireError:
-    """The exception a caller sees for a failed call to `target`, blocking or asyncio."""
+    """The exception for a failed call to `target`, blocking or asyncio."""
     code = error.code()
     text = error.details() or code.name
     if code is grpc.StatusCode.UNAVAILABLE and "Failed to connect" in text:
@@ -117,7 +117,7 @@ def from_rpc_error(error: grpc.RpcError, target: str) -> PagewireError:
 
 @contextmanager
 def translated(target: str) -> Iterator[None]:
-    """Raises what gRPC raises inside as exceptions of this module."""
+    """Raises gRPC errors inside the block as exceptions of this module."""
     try:
         yield
     except grpc.RpcError as error:
@@ -130,13 +130,13 @@ def _retry_after_s(error: grpc.RpcError) -> float | None:
     try:
         return _retry_info_s(status) if isinstance(status, bytes) else None
     except message.DecodeError:
-        return None  # somebody else's bytes; the error itself is worth more
+        return None  # not parseable; the error itself matters more
 
 
 def _retry_info_s(status: bytes) -> float | None:
-    """The delay of the google.rpc.RetryInfo in a google.rpc.Status.
+    """Seconds in the google.rpc.RetryInfo of a google.rpc.Status; None without one.
 
-    Those two messages are not part of the protobuf package, hence by field number.
+    These two messages are not part of the protobuf package, so they are read by field number.
     """
     for detail in _length_delimited(status, 3):
         entry = any_pb2.Any.FromString(detail)

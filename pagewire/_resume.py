@@ -1,4 +1,4 @@
-"""When a stream that broke is opened again, and what is asked for then. Pure but for the clock."""
+"""Resuming a broken stream: when, and with which request. Pure except for the clock."""
 
 import math
 import time
@@ -16,12 +16,12 @@ MAX_REQUEST_ID_BYTES = 256
 _Request = TypeVar("_Request", pb.GenerateStreamRequest, pb.ChatStreamRequest)
 _Call = TypeVar("_Call", covariant=True)
 
-# Opens the stream again, behind these tokens; the name is new, for the old one may still be live.
+# Opens the stream again after these tokens, with a new id, since the old one may still be live.
 Reopen = Callable[[Sequence[int], int], _Call]
 
 
 def resumed(request: _Request, token_ids: Sequence[int], attempt: int) -> _Request:
-    """The request for what is behind these tokens of its output."""
+    """The request for the rest of an output after these tokens."""
     again = type(request)()
     again.CopyFrom(request)
     again.options.resume_token_ids[:] = token_ids
@@ -33,43 +33,43 @@ def resumed(request: _Request, token_ids: Sequence[int], attempt: int) -> _Reque
 
 def patience_for(
     request: pb.GenerateStreamRequest | pb.ChatStreamRequest, timeout_s: float
-) -> "Patience":
-    """None for several outputs: one alone can be asked for behind its tokens."""
-    return Patience(timeout_s if request.options.n <= 1 else 0.0)
+) -> "ResumePatience":
+    """The retry rule of a request; None for several outputs, which cannot be resumed."""
+    return ResumePatience(timeout_s if request.options.n <= 1 else 0.0)
 
 
 class Deadline:
-    """When a call has to be over, however often its stream is opened."""
+    """The time limit of a call, however often its stream is opened."""
 
     def __init__(self, timeout_s: float) -> None:
         self._end_s = time.monotonic() + timeout_s
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left, at least a moment: gRPC then says that time is up."""
+        """Seconds left, at least a small number: gRPC then raises DeadlineExceeded."""
         return math.inf if math.isinf(self._end_s) else max(self._end_s - time.monotonic(), 1e-3)
 
 
-class Patience:
-    """Which failures of a stream are sat out, and for how long.
+class ResumePatience:
+    """Which failures of a stream are retried, and for how long.
 
-    Only of a stream that has brought something, for a server that cannot be reached at all should
-    be told at once; only when the server or the way there is gone, or it is full when the stream
-    comes back; and only as long as was said since the last message.
+    Only streams that have had a message are retried, since an unreachable server should be reported
+    at once; only when the connection or the server is lost, or the server is full on the retry; and
+    only within the time limit since the last message.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._last_s: float | None = None  # of the last message
+        self._last_s: float | None = None  # time of the last message
         self._pause_s = FIRST_PAUSE_S
         self.num_attempts = 0
 
     def note(self) -> None:
-        """A message came."""
+        """Records the arrival of a message."""
         self._last_s, self._pause_s = time.monotonic(), FIRST_PAUSE_S
 
     def pause_s(self, error: grpc.RpcError) -> float | None:
-        """How long to wait before the next attempt; None when there is none."""
+        """Seconds to wait before the next attempt; None to give up."""
         is_gone = error.code() is grpc.StatusCode.UNAVAILABLE
         is_full = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and self.num_attempts > 0
         if self._last_s is None or not (is_gone or is_full):

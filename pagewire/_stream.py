@@ -1,7 +1,7 @@
-"""Outputs that arrive piece by piece, for threads and for asyncio. Leaving one cancels its call.
+"""Streams of outputs, for threads and for asyncio. Leaving a stream cancels its call.
 
-A stream that breaks because the gateway or the way there is gone is opened again behind the tokens
-that have come, so its reader sees a pause.
+A stream that breaks because the connection or the gateway is lost is opened again after the tokens
+received, so its reader only sees a pause.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from typing import Protocol, Self
 
 import grpc
 
-from pagewire._answers import Assembly
 from pagewire._errors import Cancelled, from_rpc_error
-from pagewire._resume import Patience, Reopen
+from pagewire._messages.answers import Assembly
+from pagewire._resume import Reopen, ResumePatience
 from pagewire._types import Completion, Delta
 from pagewire.v1 import inference_pb2 as pb
 
@@ -23,10 +23,10 @@ _Response = pb.GenerateStreamResponse | pb.ChatStreamResponse
 
 
 class _Output:
-    """What both kinds of stream know: what has come so far, and how to stop the rest."""
+    """State of a stream: the output so far, and how to cancel the call."""
 
     def __init__(
-        self, cancel: Callable[[], bool], target: str, patience: Patience, num_outputs: int
+        self, cancel: Callable[[], bool], target: str, patience: ResumePatience, num_outputs: int
     ) -> None:
         self._target = target
         self._patience = patience
@@ -35,7 +35,7 @@ class _Output:
         self._hold(cancel)
 
     def _hold(self, cancel: Callable[[], bool]) -> None:
-        """Has this call cancelled when the stream is left."""
+        """Makes this call the one to cancel when the stream is left."""
         self._cancel = weakref.finalize(self, cancel)
         self._cancel.atexit = False
 
@@ -44,7 +44,7 @@ class _Output:
         return self._assembly.read(response)
 
     def _pause_s(self, error: grpc.RpcError) -> float:
-        """How long to wait before the stream is opened again; raises what cannot be sat out."""
+        """Seconds to wait before opening the stream again; raises an error that is not retried."""
         pause_s = None
         if not (self._is_closed or self._assembly.is_finished):
             pause_s = self._patience.pause_s(error)
@@ -54,7 +54,7 @@ class _Output:
 
     @property
     def request_id(self) -> str:
-        """The request's id, known from the first piece on."""
+        """The request's id; empty before the first piece."""
         return self._assembly.request_id
 
     @property
@@ -63,34 +63,34 @@ class _Output:
         return self._assembly.text
 
     def close(self) -> None:
-        """Stops the request, if it still runs."""
+        """Cancels the request if it still runs."""
         self._is_closed = True
         self._cancel()
 
 
-class Call(Protocol):
-    """What is used of a gRPC stream."""
+class StreamCall(Protocol):
+    """The part of a gRPC stream that is used."""
 
     def __next__(self) -> _Response: ...
     def cancel(self) -> bool: ...
 
 
 class AioCall(Protocol):
-    """What is used of an asyncio gRPC stream."""
+    """The part of an asyncio gRPC stream that is used."""
 
     def __aiter__(self) -> AsyncIterator[_Response]: ...
     def cancel(self) -> bool: ...
 
 
 class Stream(_Output, Iterator[Delta]):
-    """The pieces of an output as they come; of several, each with the index of its output.
+    """Iterator over the pieces of an output as Delta; of several outputs, each with its index.
 
-    Leaving early stops the work on the server: `close()`, the end of a `with` block, and dropping
-    the last reference all cancel the call.
+    Leaving early stops the generation on the server: `close()`, the end of a `with` block, and
+    dropping the last reference all cancel the call. Raises PagewireError when the stream fails.
     """
 
     def __init__(
-        self, reopen: Reopen[Call], target: str, patience: Patience, num_outputs: int
+        self, reopen: Reopen[StreamCall], target: str, patience: ResumePatience, num_outputs: int
     ) -> None:
         self._call = reopen((), 0)
         self._reopen = reopen
@@ -103,14 +103,14 @@ class Stream(_Output, Iterator[Delta]):
             except grpc.RpcError as error:
                 time.sleep(self._pause_s(error))
             except StopIteration:
-                self._assembly.completion()  # an end without a reason is an error
+                self._assembly.completion()  # raises if there was no finish reason
                 raise
             self._cancel.detach()
             self._call = self._reopen(self._assembly.token_ids, self._patience.num_attempts)
             self._hold(self._call.cancel)
 
     def completion(self) -> Completion:
-        """Reads what is left and returns the whole output."""
+        """Reads the remaining pieces and returns the whole output. Raises PagewireError."""
         for _ in self:
             pass
         return self._assembly.completion()
@@ -128,10 +128,10 @@ class Stream(_Output, Iterator[Delta]):
 
 
 class AsyncStream(_Output, AsyncIterator[Delta]):
-    """The pieces of one output as they come; leaving early does what it does to a Stream."""
+    """Asynchronous iterator over the pieces of an output; otherwise like Stream."""
 
     def __init__(
-        self, reopen: Reopen[AioCall], target: str, patience: Patience, num_outputs: int
+        self, reopen: Reopen[AioCall], target: str, patience: ResumePatience, num_outputs: int
     ) -> None:
         call = reopen((), 0)
         self._reopen = reopen
@@ -145,7 +145,7 @@ class AsyncStream(_Output, AsyncIterator[Delta]):
             except grpc.RpcError as error:
                 await asyncio.sleep(self._pause_s(error))
             except StopAsyncIteration:
-                self._assembly.completion()  # an end without a reason is an error
+                self._assembly.completion()  # raises if there was no finish reason
                 raise
             except asyncio.CancelledError:
                 if self._cancel.alive:
@@ -157,7 +157,7 @@ class AsyncStream(_Output, AsyncIterator[Delta]):
             self._responses = aiter(call)
 
     async def completion(self) -> Completion:
-        """Reads what is left and returns the whole output."""
+        """Reads the remaining pieces and returns the whole output. Raises PagewireError."""
         async for _ in self:
             pass
         return self._assembly.completion()

@@ -1,4 +1,4 @@
-"""What an output must look like: the values of `structured_output`."""
+"""Forms of structured output: the values of `structured_output`."""
 
 import json
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ from pagewire.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """JSON that a schema describes.
+    """JSON that matches a schema.
 
     >>> JsonSchema({"type": "integer", "maximum": 9}).schema["maximum"]
     9
     """
 
-    schema: Mapping[str, Any] | bool | str  # a value, or its JSON text
-    whitespace_pattern: str | None = None  # between its parts, a regular expression; "" is none
+    schema: Mapping[str, Any] | bool | str  # the schema, or its JSON text
+    whitespace_pattern: str | None = None  # regular expression between JSON's parts; "": none
 
 
 @dataclass(frozen=True, slots=True)
 class JsonObject:
-    """Some JSON object."""
+    """Any JSON object."""
 
     whitespace_pattern: str | None = None
 
@@ -37,7 +37,7 @@ class Regex:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Choice:
-    """One of some texts.
+    """One of the given texts.
 
     >>> Choice("yes", "no").options
     ('yes', 'no')
@@ -60,7 +60,7 @@ StructuredOutput = JsonSchema | JsonObject | Regex | Choice | Grammar
 
 
 def to_structured_output(structure: StructuredOutput) -> pb.StructuredOutput:
-    """The form as it travels."""
+    """The structure as a message. Raises InvalidArgument."""
     try:
         match structure:
             case JsonSchema(schema, whitespace):

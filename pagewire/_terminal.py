@@ -1,6 +1,6 @@
-"""Colour, a progress bar and a status line for people; plain lines for everything else.
+"""Colour, progress bar and status line for terminals; plain lines for everything else.
 
-Colour is for terminals only, and not where NO_COLOR is set (https://no-color.org).
+Colour is used only on terminals, and not where NO_COLOR is set (https://no-color.org).
 """
 
 import os
@@ -13,7 +13,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class Style:
-    """Paints text for one stream, or leaves it alone."""
+    """Adds colour to text for one stream, if it is a terminal."""
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str] = os.environ) -> None:
         self.enabled = is_terminal(stream, environ) and not environ.get("NO_COLOR")
@@ -43,13 +43,13 @@ def is_terminal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool
 
 
 def bar(fraction: float, width: int = 24) -> str:
-    """A bar of `width` characters, `fraction` of it full."""
+    """A bar of `width` characters, filled to `fraction` (0 to 1)."""
     full = round(min(max(fraction, 0.0), 1.0) * width)
     return "#" * full + "." * (width - full)
 
 
 class StatusLine:
-    """One line that is rewritten in place; nothing at all where that is impossible."""
+    """One line that is rewritten in place; prints nothing where that is impossible."""
 
     INTERVAL_S = 0.1
 
@@ -78,7 +78,7 @@ class StatusLine:
 
 
 class Progress:
-    """A bar that counts finished items and guesses the rest of the time."""
+    """A bar that counts finished items and estimates the remaining time."""
 
     def __init__(
         self, total: int, label: str, stream: TextIO, *, enabled: bool | None = None
@@ -95,7 +95,7 @@ class Progress:
         return self
 
     def advance(self) -> None:
-        """One more item is finished."""
+        """Counts one more finished item."""
         self._num_done += 1
         self._show()
 

@@ -1,4 +1,4 @@
-"""What callers of the SDK pass in and get back: plain frozen values, no protobuf, no gRPC."""
+"""Arguments and results of the SDK: plain frozen values, without protobuf and gRPC."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pagewire._structure import StructuredOutput
 
 
 class FinishReason(StrEnum):
-    """Why an output ended; equal to its string, so `reason == "stop"` holds."""
+    """Why an output ended; equal to its string, so that `reason == "stop"` holds."""
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens or the model's length limit
@@ -25,27 +25,27 @@ class Usage:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and completion together."""
+        """Number of prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
 
 Prompt = str | Sequence[int]
-Pooling = Literal["last", "mean"]  # hidden states that stand for a text
+Pooling = Literal["last", "mean"]  # hidden states that represent a text
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens and when to stop. None leaves the choice to the server.
+    r"""How to sample tokens and when to stop. None leaves the choice to the server.
 
-    >>> SamplingParams(temperature=0, max_tokens=32, stop="\\n").max_tokens
+    >>> SamplingParams(temperature=0, max_tokens=32, stop="\n").max_tokens
     32
     """
 
-    temperature: float | None = None  # 0 to 2; 0 is greedy
+    temperature: float | None = None  # 0 to 2; 0: greedy
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
@@ -63,19 +63,19 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None  # token ids and biases from -100 to 100
     allowed_token_ids: Sequence[int] = ()  # empty: all
     bad_words: Sequence[str] = ()
-    logprobs: int | None = None  # likeliest tokens to report per token, 0 to 20; None: nothing
-    structured_output: StructuredOutput | None = None  # what it must look like; None: anything
-    prompt_logprobs: int | None = None  # the same of the prompt's tokens
+    logprobs: int | None = None  # alternatives per token, 0 to 20; None: no log probabilities
+    structured_output: StructuredOutput | None = None  # required form; None: any text
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
 
 
 class CallOptions(TypedDict, total=False):
-    """Keyword arguments of every generating call: its own, and the fields of SamplingParams.
+    """Keyword arguments of generating calls: these, and the fields of SamplingParams.
 
-    `timeout_s` bounds the call, `math.inf` is no bound; `model` is needed only where several are
-    served; `request_id` is for the server's logs. `priority` (smaller is more urgent) and `tenant`
-    say how the request stands among others. Prompts share what was computed of a common beginning
-    with those of the same `cache_salt` alone, with none if `skip_prefix_cache`. `n` is the number
-    of outputs, 1 to 16.
+    `timeout_s` is the time limit of the call in seconds (`math.inf`: none); `model` is needed only
+    where several are served; `request_id` appears in the server's logs. `priority` (smaller is more
+    urgent) and `tenant` are used by the scheduling policy. Prompts share the KV of a common prefix
+    only with prompts of the same `cache_salt`, and with none if `skip_prefix_cache`. `n` is the
+    number of outputs, 1 to 16.
     """
 
     model: str
@@ -111,15 +111,15 @@ class CallOptions(TypedDict, total=False):
 
 
 class ChatCallOptions(CallOptions, ChatOptions, total=False):
-    """Keyword arguments of every call that answers a conversation."""
+    """Keyword arguments of calls that answer a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """How likely a token was to the model itself, before temperature, penalties and filters."""
+    """Log probability of a token before temperature, penalties and filters."""
 
     logprob: float
-    rank: int  # 1 is the likeliest
+    rank: int  # 1: the likeliest
     top: tuple[tuple[int, float], ...] = ()  # likeliest token ids and their log probabilities
 
 
@@ -127,23 +127,23 @@ class TokenLogprobs:
 class Completion:
     """A whole output."""
 
-    text: str  # of a chat, the content alone
-    token_ids: tuple[int, ...]  # the one that ended the output included
+    text: str  # of a chat, the content only
+    token_ids: tuple[int, ...]  # including a final stop token
     finish_reason: FinishReason
     usage: Usage
     request_id: str
     model: str
-    stop_reason: str | int | None = None  # stop string or stop token that ended it, if one did
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
-    prompt_token_ids: tuple[int, ...] = ()  # where prompt_logprobs are
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # None for the first, if asked for
-    reasoning: str = ""  # what the model thought before it answered
-    tool_calls: tuple[ToolCall, ...] = ()  # that it asks for
-    more: tuple["Completion", ...] = ()  # the other outputs, where n is above 1
+    stop_reason: str | int | None = None  # the stop string or stop token that ended it, if any
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if requested
+    prompt_token_ids: tuple[int, ...] = ()  # with prompt_logprobs
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # if requested; None for the first token
+    reasoning: str = ""  # the model's reasoning before the answer
+    tool_calls: tuple[ToolCall, ...] = ()  # requested by the model
+    more: tuple["Completion", ...] = ()  # the other outputs, if n is above 1
 
     @property
     def message(self) -> Message:
-        """The answer as a turn of the conversation, which the next turns go behind."""
+        """The answer as a turn to append to the conversation."""
         return Message(
             "assistant", self.text, reasoning=self.reasoning or None, tool_calls=self.tool_calls
         )
@@ -151,34 +151,34 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of output; the last one of each output has a finish_reason and the usage."""
+    """A piece of output; the last one of each output has finish_reason and usage."""
 
     text: str  # may be empty: some tokens do not complete a character
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     stop_reason: str | int | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
-    prompt_token_ids: tuple[int, ...] = ()  # where prompt_logprobs are: in the first piece
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # None for the first, if asked for
-    reasoning: str = ""  # more of what the model thinks before it answers
-    tool_calls: tuple[ToolCallDelta, ...] = ()  # pieces of them, in order
-    index: int = 0  # of the n outputs, the one that this belongs to
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if requested
+    prompt_token_ids: tuple[int, ...] = ()  # with prompt_logprobs, in the first piece
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # if requested; None for the first token
+    reasoning: str = ""  # a piece of the model's reasoning
+    tool_calls: tuple[ToolCallDelta, ...] = ()  # pieces of tool calls, in order
+    index: int = 0  # of this output among the n
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Inputs as vectors, in order."""
+    """One vector per input, in order."""
 
     vectors: tuple[tuple[float, ...], ...]
-    usage: Usage  # of all inputs
+    usage: Usage  # of all inputs together
     request_id: str
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model the server offers."""
+    """A served model."""
 
     name: str
     architecture: str
@@ -192,8 +192,8 @@ class Model:
 class TLS:
     """Encryption of the connection, from PEM files.
 
-    Without `ca_cert` the roots that come with gRPC are trusted. `client_cert` and `client_key`
-    together prove who the client is, where the server asks for that.
+    Without `ca_cert`, gRPC's own root certificates are trusted. `client_cert` and `client_key`
+    together authenticate the client to servers that require it.
     """
 
     ca_cert: str | PathLike[str] | None = None

@@ -1,11 +1,12 @@
-"""A server for tests of programs that use the SDK: in this process, with no model, on a free port.
+"""A server for tests of programs that use the SDK: in this process, without a model.
 
 >>> import pagewire.testing
 >>> with pagewire.testing.FakeServer("The capital of France is Paris.") as server:
 ...     server.client().chat("What is the capital of France?").text
 'The capital of France is Paris.'
 
-A token is a character, its id the character's code point. Streams bring a word per message.
+It listens on a free port. A token is a character, its id the code point. Streams send one word per
+message.
 """
 
 import re
@@ -35,12 +36,12 @@ Answer = str | Message | Callable[[str], str | Message]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A generation as the server got it."""
+    """A generation request as the server received it."""
 
-    prompt: str  # of a conversation: the last turn
-    turns: tuple[tuple[str, str], ...]  # role and content; empty without a conversation
+    prompt: str  # of a conversation, the last turn
+    turns: tuple[tuple[str, str], ...]  # (role, content); empty without a conversation
     options: pb.GenerationOptions
-    chat: pb.ChatOptions = field(default_factory=pb.ChatOptions)  # tools and so on
+    chat: pb.ChatOptions = field(default_factory=pb.ChatOptions)  # tools and other options
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """An output before it is put into messages."""
+    """An output before it is split into messages."""
 
     words: tuple[str, ...]
     reasoning: str | None
@@ -62,10 +63,10 @@ class _Reply:
 
 
 class FakeServer:
-    """Answers every prompt with a text, or with what a function makes of the prompt.
+    """Answers every prompt with a text, or with the result of a function of the prompt.
 
-    A Message brings its reasoning and tool calls along. `max_tokens` and `stop` hold for the text,
-    and of `n` outputs all are alike; what else is asked is noted in `asked` and changes nothing.
+    A Message also returns its reasoning and tool calls. `max_tokens` and `stop` apply to the text,
+    and all `n` outputs are equal; other options are recorded in `asked` and have no effect.
     """
 
     def __init__(self, answer: Answer = "This is a test.") -> None:
@@ -81,7 +82,7 @@ class FakeServer:
 
     @property
     def target(self) -> str:
-        """Where it listens, for Client and AsyncClient."""
+        """The address of the server, for Client and AsyncClient."""
         return f"127.0.0.1:{self._port}"
 
     def client(self) -> Client:
@@ -93,18 +94,18 @@ class FakeServer:
         return AsyncClient(self.target)
 
     def fail_next(self, error: PagewireError, *, after_words: int = 0) -> None:
-        """Has the next generation fail, or its stream after some words. Failures queue up."""
+        """Makes the next generation fail, or its stream after some words. Failures queue up."""
         if type(error) not in _STATUS_OF:
             raise ValueError(f"error: {type(error).__name__} stands for no status")
         with self._lock:
             self._failures.append(_Failure(error, after_words))
 
     def start(self) -> None:
-        """Listens; `with` does it, too."""
+        """Starts listening, as `with` does."""
         self._server.start()
 
     def stop(self) -> None:
-        """Ends every call and closes the port."""
+        """Cancels every call and closes the port."""
         self._server.stop(None).wait()
 
     def _take(self, asked: Asked) -> _Failure | None:
@@ -253,7 +254,7 @@ def _output(reply: _Reply, index: int) -> pb.Output:
 
 
 def _deltas(reply: _Reply, index: int) -> list[pb.OutputDelta]:
-    """A word each; the reasoning comes with the first, the calls and the end with the last."""
+    """One word each; the first has the reasoning, the last has the calls and the end."""
     deltas = [
         pb.OutputDelta(text=word, token_ids=map(ord, word), index=index)
         for word in reply.words or ("",)

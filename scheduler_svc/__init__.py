@@ -1,1 +1,1 @@
-"""The scheduler service: a pure core that decides everything, and the gRPC shell around it."""
+"""The scheduler service: a pure core that makes every decision, and the gRPC shell around it."""

@@ -10,13 +10,13 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pagewire.v1 import debug_pb2_grpc, scheduler_pb2_grpc
-from rpc.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
 from scheduler_svc.config import ServiceConfig, parse
 from scheduler_svc.debug import DebugService
 from scheduler_svc.engine import Engine
 from scheduler_svc.journal.recorder import SWITCH_INTERVAL_S
 from scheduler_svc.service import SchedulerService
-from scheduler_svc.worker_link import FencedOut
+from scheduler_svc.worker.link import FencedOut
+from wire.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
 
 logger = logging.getLogger("scheduler_svc")
 
@@ -26,7 +26,7 @@ _EXIT_FENCED = 3
 
 
 async def serve(config: ServiceConfig) -> int:
-    """Runs until SIGTERM or SIGINT (0), or until another scheduler takes over (3)."""
+    """Runs until SIGTERM or SIGINT (returns 0), or another scheduler takes over (returns 3)."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     engine = Engine(config)
     health_service = health.aio.HealthServicer()
@@ -58,7 +58,7 @@ async def serve(config: ServiceConfig) -> int:
 
 
 async def _report_health(engine: Engine, service: health.aio.HealthServicer) -> None:
-    """SERVING exactly while a worker is attached."""
+    """Reports SERVING exactly while a worker is attached."""
     while True:
         engine.readiness_changed.clear()
         status = (
@@ -80,7 +80,7 @@ async def _signalled() -> None:
 
 
 def main() -> int:
-    """Entry point; returns the process's exit code."""
+    """Entry point; returns the exit code of the process."""
     config = parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     if config.record is not None:

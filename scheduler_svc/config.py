@@ -25,20 +25,23 @@ _RECORD_OPTIONS = ("record", "record_max_mib", "record_prompts")
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """How to reach the workers, where to listen, and the policy's limits."""
+    """Addresses, step and failure-detection settings, and limits of the policy.
 
-    workers: tuple[str, ...]  # host:port of the leader of each worker group
+    Raises ValueError, naming the option, when a value or a combination cannot work.
+    """
+
+    workers: tuple[str, ...]  # host:port of each worker group's leader
     host: str
     port: int
     max_num_seqs: int
     max_num_batched_tokens: int
     long_prefill_token_threshold: int
     enable_prefix_caching: bool
-    lookahead: int  # steps planned before the result of the one running is known
-    step_timeout_s: float  # a step that takes longer means a hung worker, unless it is a long one
-    heartbeat_timeout_s: float = 3.0  # a worker silent for so long is lost
-    max_grant: int = 8  # decode steps in one frame; 0 or 1: no grants
-    state_check_interval: int = 64  # steps; 0: the worker's state is never checked
+    lookahead: int  # steps planned before the running step's result is known
+    step_timeout_s: float  # a longer step means a hung worker, unless long by measure
+    heartbeat_timeout_s: float = 3.0  # a worker silent for this long is lost
+    max_grant: int = 8  # most decode steps per frame; 0 or 1: no grants
+    state_check_interval: int = 64  # in steps; 0: never check the worker's state
     policy: Policy = Policy.FCFS
     preemption: Preemption = Preemption.RECOMPUTE
     priority_ageing_s: float = 60.0
@@ -72,7 +75,7 @@ class ServiceConfig:
 
 
 def parse(arguments: list[str] | None = None) -> ServiceConfig:
-    """The configuration of this process; exits with usage on a bad option."""
+    """The configuration of this process; exits with a usage message on an invalid option."""
     parser = argparse.ArgumentParser(
         prog="python -m scheduler_svc",
         description="Queues, places and runs requests on worker groups.",
@@ -123,21 +126,21 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
         "--no-prefix-caching",
         dest="enable_prefix_caching",
         action="store_false",
-        help="compute every prompt anew",
+        help="disable the prefix cache: compute every prompt in full",
     )
     parser.add_argument(
         "--lookahead",
         type=int,
         default=1,
-        help="steps planned before the running one's result is known: 0, 1 or 2; a step more hides "
-        "the wire behind steps shorter than 2 ms, and an ended request computes one token more",
+        help="steps planned before the running step's result is known: 0, 1 or 2; one more hides "
+        "network latency between steps under 2 ms, but a request that ends computes one more token",
     )
     parser.add_argument(
         "--max-grant",
         type=int,
         default=8,
-        help="most decode steps that a worker may be given at once while nothing else is to be "
-        "done; 0 or 1 is one at a time",
+        help="most decode steps sent to a worker at once while only decoding is to be done; 0 or 1 "
+        "is one at a time",
     )
 
 
@@ -146,20 +149,22 @@ def _add_detection_options(parser: argparse.ArgumentParser) -> None:
         "--state-check-interval",
         type=int,
         default=64,
-        help="steps after which the worker's slots are compared with the scheduler's; 0 is never",
+        help="compare the worker's slots with the scheduler's after this many steps; 0 is never",
     )
     parser.add_argument(
         "--step-timeout-s",
         type=float,
         default=10.0,
-        help="seconds after which a step counts as hung and the worker as lost; ten times the time "
-        "it should take, by the steps measured, if that is longer, and 60 before any is",
+        help="seconds after which a step counts as hung and the worker as lost; ten times the "
+        "expected duration where that is longer (measured here or rehearsed at the worker's "
+        "start); at least 60 before any step was measured",
     )
     parser.add_argument(
         "--heartbeat-timeout-s",
         type=float,
         default=3.0,
-        help="seconds of silence after which a worker counts as lost",
+        help="seconds without a message after which a worker counts as lost; up to five times as "
+        "long for one whose heartbeats come late",
     )
 
 
@@ -169,21 +174,22 @@ def _add_policy_options(parser: argparse.ArgumentParser) -> None:
         type=Policy,
         default=Policy.FCFS.value,
         metavar="{fcfs,priority,fair}",
-        help="whose turn it is: the first to come, the most urgent, the tenant served least",
+        help="scheduling policy: first come first served, by priority, or fair share between "
+        "tenants",
     )
     parser.add_argument(
         "--preemption",
         type=Preemption,
         default=Preemption.RECOMPUTE.value,
         metavar="{recompute,swap}",
-        help="what becomes of the KV of a request that gives way: nothing, so that it is computed "
-        "again, or a copy in the worker's host blocks, as far as they reach",
+        help="what happens to the KV of a preempted request: it is dropped and computed again, or "
+        "copied to the worker's host blocks while they last",
     )
     parser.add_argument(
         "--priority-ageing-s",
         type=float,
         default=60.0,
-        help="seconds of waiting that count as much as one priority level",
+        help="seconds of waiting that count as one priority level",
     )
     parser.add_argument(
         "--tenant-weight",
@@ -192,51 +198,54 @@ def _add_policy_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=WEIGHT",
-        help="a tenant's part of the fair share, 1 unless given; may be repeated",
+        help="a tenant's weight in the fair share, by default 1; may be repeated",
     )
     parser.add_argument(
         "--queue-window",
         type=int,
         default=4,
-        help="how many behind a waiting request without room for it are tried",
+        help="requests tried after a waiting request that has no room",
     )
     parser.add_argument(
         "--max-overtakes",
         type=int,
         default=16,
-        help="how often a waiting request may be passed that way",
+        help="times that a waiting request may be overtaken this way",
     )
 
 
 def _add_admission_options(parser: argparse.ArgumentParser) -> None:
     for what in ("requests", "tokens"):
-        for suffix, whose in (("", "in all"), ("-per-tenant", "of one tenant")):
+        for suffix, whose in (("", "in total"), ("-per-tenant", "per tenant")):
             parser.add_argument(
                 f"--max-waiting-{what}{suffix}",
                 type=int,
                 default=0,
-                help=f"most {what} that wait, {whose}; beyond, new ones are refused; 0 is no limit",
+                help=f"most waiting {what} {whose}; more are refused; 0 is no limit",
             )
 
 
 def _add_record_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--record", type=Path, metavar="DIR", help="write down every decision, for pagewire replay"
+        "--record", type=Path, metavar="DIR", help="record every decision, for pagewire replay"
     )
     parser.add_argument(
         "--record-max-mib",
         type=int,
-        help="most MiB of a recording, 256 unless given; beyond, its oldest part is cut off",
+        help="most MiB of a recording, by default 256; its oldest part is cut off",
     )
     parser.add_argument(
         "--record-prompts",
         choices=("replace", "keep"),
-        help="whether token ids are replaced by others of the same shape, as unless given, or kept",
+        help="replace token ids by meaningless ones (default), or keep them",
     )
 
 
 def _record_options(options: dict[str, Any]) -> RecordOptions | None:
-    """Takes the three options out. Raises ValueError when they say nothing together."""
+    """Removes the three recording options from `options` and returns them as one value.
+
+    Raises ValueError when a recording option is given without --record.
+    """
     folder, max_mib, prompts = (options.pop(name) for name in _RECORD_OPTIONS)
     if folder is None:
         if max_mib is not None or prompts is not None:

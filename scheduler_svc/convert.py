@@ -1,4 +1,4 @@
-"""Between the core's plain data and the wire's messages; both ways, and nothing else."""
+"""Converts between the core's plain values and protobuf messages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,21 +7,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, types_pb2, worker_pb2
-from rpc.columns import INT32, UINT8, UINT32, pack, unpack
-from rpc.logprobs import LogprobColumns
-from rpc.prompt_reports import PromptReport
-from rpc.state_hash import StateHashes
 from scheduler_svc.core import (
     BlockMoves,
+    EnteringSequence,
     Finished,
     FinishReason,
-    NewSequence,
-    Report,
+    ReportedRange,
     Request,
     StepPlan,
     StepResult,
 )
 from scheduler_svc.sampling import BadSampling, Sampling, resolve
+from wire.columns import INT32, UINT8, UINT32, pack, unpack
+from wire.logprobs import LogprobColumns
+from wire.prompt_outputs import PromptReport
+from wire.state_hash import StateHashes
 
 FINISH_REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
@@ -33,18 +33,18 @@ FINISH_REASONS = {
 }
 
 
-# A new request as it comes, over a session or as a call of its own.
+# A new request, submitted over a session or as a Generate call.
 Asked = scheduler_pb2.Submit | scheduler_pb2.SchedulerServiceGenerateRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose a request is, by which names, and how long they wait."""
+    """The request's client, handle, id, tenant and timeout."""
 
     request_id: str
     client: int
     handle: int
-    timeout_s: float | None  # from its arrival on
+    timeout_s: float | None  # from its arrival
 
 
 def to_request(
@@ -56,7 +56,7 @@ def to_request(
     vocab_size: int,
     arrival_s: float,
 ) -> Request:
-    """A request for the core. Raises BadSampling naming a parameter out of range."""
+    """Returns a request for the core. Raises BadSampling, naming the parameter at fault."""
     prompt, output = _split(asked, token_ids)
     params, timeout_s = asked.sampling, origin.timeout_s
     max_tokens = params.max_tokens if params.HasField("max_tokens") else None
@@ -93,7 +93,7 @@ def to_request(
 def _split(
     asked: Asked, token_ids: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32] | None]:
-    """Prompt and output so far; None for the output of a request that is new."""
+    """Splits tokens into (prompt, output so far); the output is None for a new request."""
     if not asked.HasField("num_prompt_tokens"):
         return token_ids, None
     num_prompt = asked.num_prompt_tokens
@@ -113,19 +113,19 @@ def _check_pooling(asked: Asked) -> None:
 
 
 def _asked_about(sampling: Sampling, num_prompt: int) -> range:
-    """Positions of a prompt whose hidden states somebody asks about, in one way or another."""
+    """The range of prompt positions with outputs due: log probabilities or hidden states."""
     if sampling.pooling == types_pb2.POOLING_LAST:
         return range(max(num_prompt - 1, 0), num_prompt)
     if sampling.pooling == types_pb2.POOLING_MEAN:
         return range(num_prompt)
-    # Each says how likely the token behind it was; behind the last one comes the output.
+    # A position's output is the log probability of the next token; the last one's is sampled.
     return range(0 if sampling.num_prompt_logprobs is None else max(num_prompt - 1, 0))
 
 
 def to_step(
     plan: StepPlan, granted_steps: int = 0, wants_state: bool = False
 ) -> worker_pb2.SchedulerOutput:
-    """A plan as the worker reads it, or so many granted ones of which it is the first."""
+    """A plan as the worker's message; with `granted_steps`, the first plan of such a grant."""
     step = worker_pb2.SchedulerOutput(
         step_id=plan.step_id,
         ack_step_id=plan.ack_step_id,
@@ -159,7 +159,7 @@ def _add_moves(step: worker_pb2.SchedulerOutput, moves: BlockMoves) -> None:
     step.copied_to_block_ids = pack(moves.copied_to)
 
 
-def _to_new_sequence(new: NewSequence) -> worker_pb2.NewSequence:
+def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
     sampling = new.request.sampling
     assert isinstance(sampling, Sampling)
     return worker_pb2.NewSequence(
@@ -199,35 +199,35 @@ def _to_new_sequence(new: NewSequence) -> worker_pb2.NewSequence:
 
 
 def to_logprobs(output: worker_pb2.ModelRunnerOutput) -> LogprobColumns | None:
-    """What a worker's answer says beside the tokens; rows count them as `to_result` does."""
+    """The log probabilities in a worker's answer; rows index tokens as in `to_result`."""
     if not output.HasField("logprobs"):
         return None
     return LogprobColumns.unpack(output.logprobs, len(output.token_ids) // INT32.itemsize)
 
 
 def to_state(output: worker_pb2.ModelRunnerOutput) -> StateHashes | None:
-    """The slots' hashes, if the step was asked for them. Raises BadColumn."""
+    """The slots' hashes; None unless the step asked for them. Raises BadColumn."""
     if not output.HasField("state"):
         return None
     return StateHashes.unpack(output.state.slots, output.state.hashes)
 
 
 def to_reports(output: worker_pb2.ModelRunnerOutput) -> list[PromptReport]:
-    """What a worker's answer says of prompts. Raises BadColumn."""
+    """The prompt outputs in a worker's answer. Raises BadColumn."""
     return [PromptReport.unpack(report) for report in output.prompt_reports]
 
 
 def to_result(
     output: worker_pb2.ModelRunnerOutput, reports: Sequence[PromptReport] = ()
 ) -> StepResult:
-    """A worker's answer for the core."""
+    """A worker's answer as a value of the core."""
     status = unpack(output.row_status, UINT8, name="row_status")
     return StepResult(
         step_id=output.step_id,
         token_ids=unpack(output.token_ids, name="token_ids").astype(np.int32, copy=False),
         bad_rows=tuple(np.flatnonzero(status).tolist()),
         dead_ends={error.row: error.message for error in output.row_errors},
-        reports=tuple(Report(r.owner, r.begin, r.end, r.is_finite) for r in reports),
+        reports=tuple(ReportedRange(r.owner, r.begin, r.end, r.is_finite) for r in reports),
     )
 
 
@@ -241,7 +241,7 @@ def to_usage(finished: Finished) -> types_pb2.Usage:
 
 
 def to_finished(finished: Finished, status_code: int) -> scheduler_pb2.Finished:
-    """The end of a request as a gateway reads it; status_code is 0 unless it failed."""
+    """The end of a request as a gateway's message; status_code is 0 unless it failed."""
     return scheduler_pb2.Finished(
         handle=finished.request.handle,
         reason=FINISH_REASONS[finished.reason],
@@ -266,7 +266,7 @@ def to_tokens(
 
 
 def to_prompt_report(report: PromptReport) -> types_pb2.PromptReport:
-    """What is told of a prompt, for a gateway."""
+    """Prompt outputs as a gateway's message."""
     logprobs = report.logprobs
     return types_pb2.PromptReport(
         logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
@@ -275,7 +275,7 @@ def to_prompt_report(report: PromptReport) -> types_pb2.PromptReport:
 
 
 def to_token_logprobs(logprobs: LogprobColumns, num_top: int) -> list[types_pb2.TokenLogprobs]:
-    """One message per row, with the likeliest tokens that its request asked for."""
+    """One message per row, with the `num_top` likeliest tokens."""
     return [
         types_pb2.TokenLogprobs(
             logprob=logprobs.logprobs[row],

@@ -1,4 +1,4 @@
-"""The core's limits: this process's options within what a worker can do."""
+"""Combines this process's options with the worker's limits."""
 
 from pagewire.v1 import worker_pb2
 from scheduler_svc.config import ServiceConfig
@@ -6,7 +6,7 @@ from scheduler_svc.core import SchedulerConfig
 
 
 def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> SchedulerConfig:
-    """What the core of a worker group is made with."""
+    """The configuration of a worker group's core."""
     max_num_seqs = min(config.max_num_seqs, worker.max_num_seqs)
     budget = min(config.max_num_batched_tokens, worker.max_num_batched_tokens)
     return SchedulerConfig(

@@ -1,7 +1,6 @@
-"""DebugService of the scheduler: its requests, blocks and steps in words. Prompts never appear."""
+"""DebugService of the scheduler: requests, blocks and steps as text. Prompts never appear."""
 
 import time
-from collections import defaultdict
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -11,13 +10,13 @@ import grpc
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, types_pb2
 from scheduler_svc.core import Scheduler, Sequence
-from scheduler_svc.core.recent import KEPT_REQUESTS
+from scheduler_svc.core.history.recent import KEPT_REQUESTS
 from scheduler_svc.engine import Engine
-from scheduler_svc.explain import explain, find_life, to_time_spent
+from scheduler_svc.explain.explain import explain, find_life, to_time_spent
+from scheduler_svc.explain.story import describe, tell_before
+from scheduler_svc.explain.trace import StepRecord
 from scheduler_svc.group import WorkerGroup
 from scheduler_svc.sampling import Sampling
-from scheduler_svc.story import describe, tell_before
-from scheduler_svc.trace import StepRecord
 
 DEFAULT_REQUESTS = 100
 DEFAULT_BLOCKS = 1000
@@ -52,7 +51,7 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
     async def DescribeRequest(
         self, request: debug_pb2.DescribeRequestRequest, context: Context
     ) -> debug_pb2.DescribeRequestResponse:
-        """One live request in full."""
+        """One live request in full. Aborts with NOT_FOUND when no live request has the id."""
         found = self._engine.find(request.request_id)
         core = found[0].core if found else None
         if found is None or core is None:
@@ -61,12 +60,12 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
             )
             raise AssertionError("abort raises")
         group, sequence = found
-        table, now_s = core.residency.table, time.monotonic()
+        now_s = time.monotonic()
         not_ready = "" if group.is_ready else group.reason
         elsewhere = {g.address: g.trace for g in self._engine.groups if g is not group}
         return debug_pb2.DescribeRequestResponse(
             request=_summary(group, core, sequence, now_s),
-            block_ids=table.blocks(sequence.slot) if sequence.slot is not None else (),
+            block_ids=core.view.block_ids(sequence),
             sampling=_sampling(sequence),
             story=[
                 *tell_before(sequence, elsewhere),
@@ -78,13 +77,13 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
     async def Explain(
         self, request: debug_pb2.ExplainRequest, context: Context
     ) -> debug_pb2.ExplainResponse:
-        """Where a request's time went, live or ended lately."""
+        """Time that a live or recently ended request spent per phase and per reason to wait."""
         now_s, found = time.monotonic(), []
         for group in self._engine.groups:
             life = find_life(group.core, request.request_id, now_s) if group.core else None
             if group.core is not None and life is not None:
                 found.append((life, group.core.config.max_num_seqs, group.trace))
-        if found:  # on more than one group only where an id was used again
+        if found:  # in several groups only if an id was reused
             return explain(*max(found, key=lambda one: one[0].until_s))
         await context.abort(
             grpc.StatusCode.NOT_FOUND,
@@ -96,43 +95,38 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
     async def DumpBlockPool(
         self, request: debug_pb2.DumpBlockPoolRequest, context: Context
     ) -> debug_pb2.DumpBlockPoolResponse:
-        """Blocks in use first, then cached ones."""
+        """Blocks of a group: those in use first, then cached ones."""
         group = await self._named_group(request.worker_address, context)
         core = group.core
         if core is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, group.reason)
             raise AssertionError("abort raises")
-        pool, limit = core.residency.pool, request.limit or DEFAULT_BLOCKS
-        holders = _holders(core)
-        cached = (b for b in pool.free_queue() if pool.cache.hash_of(b) is not None)
-        in_use = (b for b in range(1, pool.num_blocks) if pool.ref_count(b))
-        shown = list(islice(in_use, limit))
-        shown += islice(cached, limit - len(shown))
-        usable = pool.num_blocks - 1
+        view, limit = core.view, request.limit or DEFAULT_BLOCKS
         return debug_pb2.DumpBlockPoolResponse(
-            num_blocks=usable,
-            num_free=pool.num_free,
-            num_cached=len(pool.cache),
-            block_size=pool.block_size,
+            num_blocks=view.num_blocks,
+            num_free=view.num_free_blocks,
+            num_cached=view.num_cached_blocks,
+            block_size=view.block_size,
             blocks=[
                 debug_pb2.BlockSummary(
-                    block_id=block_id,
-                    ref_count=pool.ref_count(block_id),
-                    hash="" if (h := pool.cache.hash_of(block_id)) is None else f"{h:016x}",
-                    request_ids=holders.get(block_id, ()),
+                    block_id=block.block_id,
+                    ref_count=block.ref_count,
+                    hash="" if block.block_hash is None else f"{block.block_hash:016x}",
+                    request_ids=block.request_ids,
                 )
-                for block_id in shown
+                for block in islice(view.blocks(), limit)
             ],
-            free_queue=islice(pool.free_queue(), limit),
+            free_queue=islice(view.free_blocks(), limit),
             worker_address=group.address,
             summary=(
-                f"{usable - pool.num_free} of {usable} blocks of {pool.block_size} tokens are in "
-                f"use ({pool.usage:.1%}), {len(pool.cache)} hold content a prefix can hit"
+                f"{view.num_blocks - view.num_free_blocks} of {view.num_blocks} blocks of "
+                f"{view.block_size} tokens are in use ({view.block_usage:.1%}), "
+                f"{view.num_cached_blocks} hold content a prefix can hit"
             ),
         )
 
     async def _named_group(self, address: str, context: Context) -> WorkerGroup:
-        """The group asked about; the only one needs no name."""
+        """The group with this address; without one, the only group."""
         groups = {group.address: group for group in self._engine.groups}
         if not address and len(groups) == 1:
             return self._engine.groups[0]
@@ -161,22 +155,12 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
         )
 
 
-def _holders(core: Scheduler) -> dict[int, list[str]]:
-    holders: dict[int, list[str]] = defaultdict(list)
-    for sequence in core.residency.roster.sequences:
-        assert sequence.slot is not None
-        for block_id in core.residency.table.held_blocks(sequence.slot):
-            holders[block_id].append(sequence.request.request_id)
-    return holders
-
-
 def _summary(
     group: WorkerGroup, core: Scheduler, sequence: Sequence, now_s: float
 ) -> debug_pb2.RequestSummary:
-    table, slot = core.residency.table, sequence.slot
-    num_tokens = len(sequence.token_ids) if slot is None else int(table.num_tokens[slot])
-    num_computed = 0 if slot is None else int(table.num_computed[slot])
-    num_blocks = 0 if slot is None else int(table.num_blocks[slot])
+    slot, num_tokens = sequence.slot, core.view.num_tokens(sequence)
+    num_computed = core.view.num_computed_tokens(sequence)
+    num_blocks = core.view.num_blocks_of(sequence)
     age_s = sequence.timeline.age_s(now_s)
     where = "" if slot is None else f" in slot {slot}"
     return debug_pb2.RequestSummary(
@@ -216,7 +200,7 @@ def _sampling(sequence: Sequence) -> str:
 
 
 def _rules(sampling: Sampling) -> str:
-    """What else was asked for, with a comma in front; token ids are only counted."""
+    """The other sampling parameters, each after a comma; token ids are only counted."""
     penalties = (
         ("presence_penalty", sampling.presence_penalty, 0),
         ("frequency_penalty", sampling.frequency_penalty, 0),

@@ -1,8 +1,8 @@
 """One worker group: its core, its step stream, and the loop that plans, sends, receives, applies.
 
-When the worker is lost the group recovers: everyone who ran waits again with every token received,
-and the loop attaches anew. Nobody else touches the core while a method here runs: none awaits
-between reading and changing it.
+When the worker is lost the group recovers: running requests return to the queue with every token
+received, and the loop attaches again. No other task changes the core while a method here runs: none
+awaits between reading and changing it.
 """
 
 import asyncio
@@ -11,18 +11,15 @@ import time
 from collections.abc import Callable
 
 from pagewire.v1 import types_pb2, worker_pb2
-from scheduler_svc.clients import Clients
+from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Preemption, Scheduler, hopeless
 from scheduler_svc.core_config import core_config
+from scheduler_svc.explain.trace import Trace
 from scheduler_svc.journal.recorder import Recorder
 from scheduler_svc.journal.start import make_core
-from scheduler_svc.pace import Pace
-from scheduler_svc.state_check import StateCheck
 from scheduler_svc.stepping import Stepping
-from scheduler_svc.trace import Trace
-from scheduler_svc.watch import TICK_S
-from scheduler_svc.worker_link import (
+from scheduler_svc.worker.link import (
     AttachRefused,
     FencedOut,
     LinkLost,
@@ -31,6 +28,9 @@ from scheduler_svc.worker_link import (
     WorkerLink,
     open_channel,
 )
+from scheduler_svc.worker.pace import Pace
+from scheduler_svc.worker.state_check import StateCheck
+from scheduler_svc.worker.watch import TICK_S
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +38,11 @@ _RETRY_S = 0.3
 
 
 class WrongWorker(Exception):
-    """The worker that came serves something else than those before."""
+    """Raised when a new worker serves something other than the previous ones."""
 
 
 class Served:
-    """What all worker groups serve: what the first worker that attached does."""
+    """The model that all worker groups serve: that of the first worker that attached."""
 
     def __init__(self) -> None:
         self.model: types_pb2.ModelInfo | None = None
@@ -59,7 +59,7 @@ class Served:
 
 
 class WorkerGroup:
-    """The leader of a worker group at one address, and all requests placed there."""
+    """The worker group with its leader at one address, and all requests placed there."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class WorkerGroup:
         self.reason = "no worker has attached yet"
         self.trace = Trace()
         self.pace = Pace()
-        self.state_check: StateCheck | None = None  # of the stream under way
-        self.attention_backend = ""  # as its worker calls it
-        self.all_reduce = ""  # the same
+        self.state_check: StateCheck | None = None  # of the current stream
+        self.attention_backend = ""  # reported by its worker
+        self.all_reduce = ""  # reported by its worker
         self.num_recoveries = 0
-        self.why_lost = ""  # the worker, the last time
+        self.why_lost = ""  # the reason of the last loss
         self._config = config
         self._clients = clients
         self._served = served
@@ -90,19 +90,19 @@ class WorkerGroup:
         self._worker = WorkerClient(address, config.heartbeat_timeout_s, open_channel)
         self._work = asyncio.Event()
         self._incarnation = 0
-        self._claimed_epoch = 0  # the worker may have taken it, though its greeting never came
+        self._claimed_epoch = 0  # perhaps taken by the worker, though unanswered
 
     def wake(self) -> None:
-        """There may be something to plan."""
+        """Wakes the loop because there may be steps to plan."""
         self._work.set()
 
     def expire(self) -> None:
-        """Tells the core the time, and the clients whose deadline has come."""
+        """Advances the core's time and notifies the clients of requests past their deadline."""
         if self.core is not None:
             self._clients.tell_ends(self.core.expire(time.monotonic()))
 
     async def run(self) -> None:
-        """Attaches, serves, recovers; until cancelled or FencedOut."""
+        """Attaches, serves and recovers until cancelled. Raises FencedOut."""
         try:
             while True:
                 try:
@@ -147,12 +147,16 @@ class WorkerGroup:
         return link
 
     def _adopt(self, worker: worker_pb2.WorkerDescription) -> None:
-        """Builds the core for the first worker; later ones must serve the same."""
+        """Creates the core for the first worker, or gives it the new one's KV cache.
+
+        Raises WrongWorker when the worker serves another model or has other limits.
+        """
         if self._config.preemption is Preemption.SWAP and not worker.num_host_blocks:
             raise WrongWorker("it has no host blocks (--host-blocks), which preemption swap needs")
         if worker.incarnation != self._incarnation:
             self._incarnation = worker.incarnation
-            self.pace.new_worker()
+            self.pace.new_worker(worker.rehearsed_steps)
+            self._worker.patience.forget()
         self._served.check(worker.model)
         self.attention_backend = worker.attention_backend
         self.all_reduce = worker.all_reduce
@@ -182,7 +186,7 @@ class WorkerGroup:
             watching.cancel()
 
     async def _watch(self, link: WorkerLink, core: Scheduler) -> None:
-        """Gives the link up when the worker falls silent or is at one step for too long."""
+        """Loses the link when the worker is silent or takes too long for a step."""
         before_s = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
@@ -194,6 +198,7 @@ class WorkerGroup:
             if oldest is not None and step_s > self._config.step_timeout_s:
                 limit_s = self.pace.timeout_s(oldest, self._config.step_timeout_s)
                 if step_s > limit_s:
+                    self.pace.gave_up(oldest, step_s)
                     why = f"no answer to step {oldest.step_id} within {limit_s:.1f} s"
             if why:
                 link.lose(why)
@@ -213,7 +218,7 @@ class WorkerGroup:
             stepping.apply(answer)
 
     async def _idle(self, link: WorkerLink) -> None:
-        """Waits for work; notices meanwhile that the worker is gone."""
+        """Waits for work. Raises LinkLost when the worker is gone in the meantime."""
         working = asyncio.ensure_future(self._work.wait())
         try:
             reading = link.reading()
@@ -221,12 +226,12 @@ class WorkerGroup:
         finally:
             working.cancel()
         self._work.clear()
-        if reading.done():  # nothing was asked, so this can only be the stream's end
+        if reading.done():  # no request was sent, so this is the stream's end
             await link.receive()
             raise LinkLost("the worker answered a step that was not sent")
 
     def _recover(self, why: str) -> None:
-        """After a lost worker: everyone waits again; who loses it time after time is given up."""
+        """Returns running requests to the queue; fails those that lost worker after worker."""
         core = self.core
         assert core is not None
         logger.warning("worker lost, %d requests will be recomputed: %s", core.num_running, why)

@@ -1,11 +1,11 @@
-"""Worker groups as places for requests: which is best, and how everybody moves out of one."""
+"""Places requests on worker groups, and migrates all requests of a lost group."""
 
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scheduler_svc.core import Request, Scheduler, Sequence, Status
-from scheduler_svc.core.placement import option_of, ranking
+from scheduler_svc.core.estimate.placement import option_of, ranking
 from scheduler_svc.group import WorkerGroup
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ class Place:
 
 
 def best_first(places: list[Place], request: Request) -> list[Place]:
-    """Where a new request should be tried, in order; first of all where a place is promised."""
+    """The groups to try for a new request, best first; a group with its reservation comes first."""
     if len(places) == 1:
         return places
     promised = [p for p in places if p.core.intake.promises.is_due(request.request_id)]
@@ -33,12 +33,12 @@ def _ranked(places: list[Place], sequence: Sequence) -> list[Place]:
         return places
     options = [option_of(place.core, sequence) for place in places]
     ranked = [places[index] for index in ranking(options)]
-    # Where siblings are, their prompt is computed, or will be.
+    # Members of a live fork group share a prompt that is, or will be, computed there.
     return sorted(ranked, key=lambda place: not place.core.has_siblings_of(sequence.request))
 
 
 def move_all(source: Place, targets: list[Place], now_s: float) -> None:
-    """Moves everybody to where they are best placed; whom nobody can hold stays and waits."""
+    """Migrates all requests to the best targets; those that fit nowhere stay in the queue."""
     leaving = source.core.moving.hand_over()
     num_stay = 0
     for place in (source, *targets):
@@ -58,7 +58,7 @@ def move_all(source: Place, targets: list[Place], now_s: float) -> None:
 
 
 def _in_order_of_adoption(leaving: list[Sequence]) -> Iterable[Sequence]:
-    """Whoever has run goes to the front of a queue, so the last of them goes first."""
+    """Sequences that have run, last first, since each goes to the front; then new ones."""
     ran = [sequence for sequence in leaving if sequence.status is Status.PREEMPTED]
     yield from reversed(ran)
     yield from (sequence for sequence in leaving if sequence.status is not Status.PREEMPTED)

@@ -1,14 +1,14 @@
-"""Sampling parameters as callers send them: checked, and every default filled in.
+"""Checks sampling parameters and fills in every default.
 
-Everything that the worker is told about a request's sampling is checked here and nowhere else in
-this service; what decides when a request ends is the core's.
+All parameters that the worker receives are checked here and nowhere else in this service; the core
+checks those that decide when a request ends.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pagewire.v1.types_pb2 import POOLING_UNSPECIFIED, Pooling, SamplingParams
+from wire.sampling import GREEDY_TEMPERATURE
 
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
@@ -17,41 +17,44 @@ MAX_BAD_WORDS = 512
 MAX_BAD_WORD_TOKENS = 256
 MAX_LOGPROBS = 20
 MAX_GRAMMAR_BYTES = 1 << 20
-# The worker computes in float32: what lies outside would become 0 or infinite there.
+# The worker computes in float32, where values outside would become 0 or infinite.
 SMALLEST, LARGEST = 1.2e-38, 3.4e38
 
 
 class BadSampling(ValueError):
-    """A parameter out of range; the message names it."""
+    """Raised for a parameter out of range; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What the worker's sampler needs of a request."""
+    """The sampling parameters of one request, complete."""
 
-    temperature: float  # 0 is greedy
-    top_p: float  # 1 is off
-    top_k: int  # 0 is off
-    min_p: float  # 0 is off
+    temperature: float  # 0: greedy
+    top_p: float  # 1: off
+    top_k: int  # 0: off
+    min_p: float  # 0: off
     seed: int
-    presence_penalty: float = 0.0  # 0 is off
-    frequency_penalty: float = 0.0  # 0 is off
-    repetition_penalty: float = 1.0  # 1 is off
+    presence_penalty: float = 0.0  # 0: off
+    frequency_penalty: float = 0.0  # 0: off
+    repetition_penalty: float = 1.0  # 1: off
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    num_top_logprobs: int | None = None  # None: report none
-    grammar: str = ""  # empty: none; read by gateways and workers alone
+    num_top_logprobs: int | None = None  # None: no log probabilities
+    grammar: str = ""  # empty: none; parsed by gateways and workers only
     num_prompt_logprobs: int | None = None  # of the prompt's tokens
-    pooling: Pooling = POOLING_UNSPECIFIED  # hidden states of the prompt to report
+    pooling: Pooling = POOLING_UNSPECIFIED  # hidden states of the prompt to return
 
 
 def resolve(params: SamplingParams, drawn_seed: int, vocab_size: int) -> Sampling:
-    """Checks ranges and fills in defaults; `drawn_seed` is used when the caller gave none."""
+    """Returns checked parameters with defaults; `drawn_seed` is used when no seed was given.
+
+    Raises BadSampling, naming the parameter.
+    """
     _check_ranges(params)
     _check_lists(params, vocab_size)
     temperature = params.temperature if params.HasField("temperature") else 1.0
-    is_greedy = math.isclose(temperature, 0.0, abs_tol=1e-5)
+    is_greedy = temperature < GREEDY_TEMPERATURE
     top_p = params.top_p if params.HasField("top_p") else 1.0
     repetition = params.repetition_penalty if params.HasField("repetition_penalty") else 1.0
     return Sampling(
@@ -75,7 +78,7 @@ def resolve(params: SamplingParams, drawn_seed: int, vocab_size: int) -> Samplin
 
 
 def _check_ranges(params: SamplingParams) -> None:
-    """Single numbers; NaN is in no range."""
+    """Checks single numbers; NaN is in no range. Raises BadSampling."""
     ranges: dict[str, tuple[str, Callable[[float], bool]]] = {
         "temperature": ("from 0 to 2", lambda x: 0 <= x <= 2),
         "top_p": ("above 0 and at most 1", lambda x: SMALLEST <= x <= 1),

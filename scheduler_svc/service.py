@@ -1,6 +1,6 @@
-"""SchedulerService: moves requests in and tokens out; every decision is the engine's.
+"""SchedulerService: receives requests and sends tokens; the engine makes every decision.
 
-One table maps what can go wrong to gRPC statuses.
+One table maps errors to gRPC statuses.
 """
 
 import asyncio
@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from rpc.columns import BadColumn, unpack
-from rpc.prompt_reports import HiddenMean
+from scheduler_svc.clients.outbox import Outbox, RequestEnd
 from scheduler_svc.convert import (
     FINISH_REASONS,
     Asked,
@@ -29,11 +28,12 @@ from scheduler_svc.convert import (
     to_usage,
 )
 from scheduler_svc.core import Policy, RefusalKind, Refused
-from scheduler_svc.engine import Engine, NotReady, Overloaded
-from scheduler_svc.outbox import Ended, Outbox
+from scheduler_svc.engine import Engine, NotReady, QueueFull
 from scheduler_svc.sampling import BadSampling
 from scheduler_svc.status import status_of
 from scheduler_svc.statuses import overloaded_metadata
+from wire.columns import BadColumn, unpack
+from wire.prompt_outputs import HiddenMean
 
 MAX_REQUEST_ID_BYTES = 256
 _REFUSALS = {
@@ -54,7 +54,7 @@ GenerateContext = grpc.aio.ServicerContext[
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Why a request was not accepted, as a status."""
+    """A refused request as a gRPC status."""
 
     code: grpc.StatusCode
     message: str
@@ -72,9 +72,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Session(
         self, request_iterator: AsyncIterator[scheduler_pb2.SessionRequest], context: SessionContext
     ) -> AsyncIterator[scheduler_pb2.SessionResponse]:
-        """Serves a gateway until its stream ends, then aborts what it left."""
+        """Serves a gateway until its stream ends, then aborts its remaining requests."""
         client, outbox = self._engine.open_client()
-        live: dict[int, str] = {}  # handle: request id
+        live: dict[int, str] = {}  # handle to request id
         refused: asyncio.Queue[scheduler_pb2.SessionResponse] = asyncio.Queue()
         reading = asyncio.create_task(
             self._read_session(request_iterator, client, live, refused.put_nowait)
@@ -154,7 +154,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Generate(
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: GenerateContext
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
-        """Runs one request; its tokens come as they are sampled."""
+        """Runs one request and streams its tokens as they are sampled."""
         request_id = request.request_id or f"generate-{uuid.uuid4().hex}"
         client, outbox = self._engine.open_client()
         mine: list[str] = []  # empty until accepted: a refused id may be another client's
@@ -180,7 +180,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _submit(
         self, asked: Asked, token_ids: NDArray[np.int32], origin: Origin
     ) -> _Refusal | None:
-        """Hands a request to the engine; says why when it is not accepted."""
+        """Submits a request to the engine; returns the refusal if it is not accepted."""
         invalid = grpc.StatusCode.INVALID_ARGUMENT
         if not 0 < len(origin.request_id.encode()) <= MAX_REQUEST_ID_BYTES:
             return _Refusal(invalid, f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes")
@@ -198,7 +198,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             )
         except BadSampling as error:
             return _Refusal(invalid, str(error))
-        except Overloaded as error:
+        except QueueFull as error:
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
             return _Refusal(code, str(error), error.retry_after_s)
         except Refused as error:
@@ -214,7 +214,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: scheduler_pb2.AbortRequest,
         context: grpc.aio.ServicerContext[scheduler_pb2.AbortRequest, scheduler_pb2.AbortResponse],
     ) -> scheduler_pb2.AbortResponse:
-        """Aborts by id and tells each request's own client."""
+        """Aborts requests by id and notifies each request's own client."""
         aborted = [i for i in request.request_ids if self._engine.abort_and_tell(i)]
         return scheduler_pb2.AbortResponse(aborted=aborted)
 
@@ -225,10 +225,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             scheduler_pb2.SetPriorityRequest, scheduler_pb2.SetPriorityResponse
         ],
     ) -> scheduler_pb2.SetPriorityResponse:
-        """Makes a live request more or less urgent."""
+        """Changes the priority of a live request."""
         policy = self._engine.config.policy
         if policy is not Policy.PRIORITY:
-            message = f"the policy is {policy.value}, which looks at no priority"
+            message = f"the policy is {policy.value}, which ignores priorities"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
         if not self._engine.set_priority(request.request_id, request.priority):
             message = f"request_id {request.request_id!r} is not live"
@@ -242,7 +242,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             scheduler_pb2.ResetPrefixCacheRequest, scheduler_pb2.ResetPrefixCacheResponse
         ],
     ) -> scheduler_pb2.ResetPrefixCacheResponse:
-        """Forgets every cached prefix."""
+        """Empties the prefix cache; returns the number of blocks forgotten."""
         num_blocks = self._engine.reset_prefix_cache()
         return scheduler_pb2.ResetPrefixCacheResponse(num_blocks=num_blocks)
 
@@ -267,7 +267,7 @@ async def _refuse(context: GenerateContext, refusal: _Refusal) -> None:
 async def _responses(
     outbox: Outbox, request_id: str, sampling: types_pb2.SamplingParams, context: GenerateContext
 ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
-    ended: Ended | None = None
+    ended: RequestEnd | None = None
     hidden = HiddenMean()
     while ended is None:
         parcel = await outbox.take()
@@ -282,7 +282,7 @@ async def _responses(
                 told = to_token_logprobs(report.logprobs, sampling.prompt_logprobs)
                 response.prompt_logprobs.extend(told)
         if ended is None and not (len(parcel.token_ids) or response.prompt_logprobs):
-            continue  # it was admitted, or a part of it is pooled: nothing to say here
+            continue  # an admission, or part of a pooled prompt: nothing to send
         if parcel.logprobs is not None:
             response.logprobs.extend(to_token_logprobs(parcel.logprobs, sampling.logprobs))
         if ended is not None:

@@ -1,4 +1,4 @@
-"""The scheduler in numbers."""
+"""Status of the scheduler as counters and gauges."""
 
 import time
 from collections.abc import Callable
@@ -8,24 +8,24 @@ from scheduler_svc.core import Scheduler
 from scheduler_svc.engine import Engine
 from scheduler_svc.group import WorkerGroup
 
-# What is summed up over the worker groups, by the name of its field.
+# Field name to a number that is summed over the worker groups.
 _SUMS: dict[str, Callable[[Scheduler], int]] = {
     "num_running": lambda core: core.num_running,
     "num_waiting": lambda core: core.num_waiting,
-    "num_waiting_tokens": lambda core: core.residency.waiting.num_tokens,
-    "num_blocks": lambda core: core.residency.pool.num_usable,
-    "num_free_blocks": lambda core: core.residency.pool.num_free,
+    "num_waiting_tokens": lambda core: core.view.num_waiting_tokens,
+    "num_blocks": lambda core: core.view.num_blocks,
+    "num_free_blocks": lambda core: core.view.num_free_blocks,
     "num_steps": lambda core: core.counters.num_steps,
     "prefix_query_tokens": lambda core: core.counters.prefix_query_tokens,
     "prefix_hit_tokens": lambda core: core.counters.prefix_hit_tokens,
-    "num_evictions": lambda core: core.residency.num_evictions,
-    "num_cached_blocks": lambda core: len(core.residency.pool.cache),
+    "num_evictions": lambda core: core.view.num_evictions,
+    "num_cached_blocks": lambda core: core.view.num_cached_blocks,
     "num_forks": lambda core: core.counters.num_forks,
-    "num_host_blocks": lambda core: core.residency.host.num_blocks,
-    "num_free_host_blocks": lambda core: core.residency.host.num_free,
-    "num_swapped_out_blocks": lambda core: core.residency.num_swapped_out,
-    "num_swapped_in_blocks": lambda core: core.residency.num_swapped_in,
-    "num_preemptions": lambda core: core.residency.num_preemptions,
+    "num_host_blocks": lambda core: core.view.num_host_blocks,
+    "num_free_host_blocks": lambda core: core.view.num_free_host_blocks,
+    "num_swapped_out_blocks": lambda core: core.view.num_swapped_out,
+    "num_swapped_in_blocks": lambda core: core.view.num_swapped_in,
+    "num_preemptions": lambda core: core.view.num_preemptions,
     "num_accepted": lambda core: core.num_accepted,
     "num_finished": lambda core: core.num_finished,
     "num_output_tokens": lambda core: core.num_output_tokens,
@@ -44,7 +44,7 @@ _OF_A_GROUP = (
 
 
 def status_of(engine: Engine) -> scheduler_pb2.GetStatusResponse:
-    """Counters and gauges of this moment."""
+    """Current counters and gauges."""
     named = next((group for group in engine.groups if group.is_ready), engine.groups[0])
     status = scheduler_pb2.GetStatusResponse(
         ready=engine.is_ready,

@@ -1,4 +1,4 @@
-"""The trailers of a call that is refused for overload: when to come again, for programs."""
+"""Trailing metadata of refusals for overload: a machine-readable time to retry."""
 
 import math
 
@@ -12,7 +12,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 def overloaded_metadata(message: str, retry_after_s: float) -> Metadata:
-    """RetryInfo for whoever reads status details, the pushback for gRPC's own retries."""
+    """RetryInfo for clients that read status details, and the pushback for gRPC's own retries."""
     millis = math.ceil(retry_after_s * 1e3)
     delay = Duration(seconds=millis // 1000, nanos=millis % 1000 * 1_000_000)
     packed = Packed()

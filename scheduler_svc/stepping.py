@@ -1,22 +1,21 @@
-"""Steps over one link: how far to plan ahead, what to send, and what an answer means.
+"""Drives one link: how far to plan ahead, what to send, and how to apply an answer.
 
-While nothing happens decode steps are granted several at a time; the worker then has the next ones
-before it has done the last, however long the way between the two. Whatever comes up cuts them
-short.
+While only decoding is to be done, several steps are granted at a time, so that the worker has its
+next steps before it has finished the last, whatever the latency. A change cuts them short.
 """
 
 import time
 
 from pagewire.v1 import worker_pb2
-from rpc.columns import BadColumn
-from scheduler_svc.clients import Clients
+from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.convert import to_logprobs, to_reports, to_result, to_state, to_step
 from scheduler_svc.core import OutOfStep, Scheduler, StepPlan
-from scheduler_svc.pace import Pace
-from scheduler_svc.state_check import StateCheck, StateDiffers
-from scheduler_svc.trace import Trace
-from scheduler_svc.worker_link import Answer, LinkLost, WorkerLink
+from scheduler_svc.explain.trace import Trace
+from scheduler_svc.worker.link import Answer, LinkLost, WorkerLink
+from scheduler_svc.worker.pace import Pace
+from scheduler_svc.worker.state_check import StateCheck, StateDiffers
+from wire.columns import BadColumn
 
 
 class Stepping:
@@ -44,11 +43,11 @@ class Stepping:
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether something was asked of the worker."""
+        """Whether a step or a cut awaits the worker's answer."""
         return bool(self._core.num_in_flight or self._core.is_cutting)
 
     async def plan_ahead(self) -> None:
-        """Sends as many steps as the worker should have, or takes back those it should not."""
+        """Sends the steps that the worker should have, or a cut of those that it should not."""
         core = self._core
         cut = core.cut(self._lookahead)
         if cut is not None:
@@ -63,21 +62,21 @@ class Stepping:
             await self._link.send(to_step(first, granted, self.state_check.wants(first)))
 
     def apply(self, answer: Answer) -> bool:
-        """Takes an answer in; True if a step is done. Raises LinkLost when it makes no sense."""
+        """Applies an answer; True if a step is done. Raises LinkLost when it does not fit."""
         try:
             if isinstance(answer, worker_pb2.Skipped):
                 self._skip(answer)
                 return False
             self._update(answer)
         except (BadColumn, OutOfStep, StateDiffers) as error:
-            # The core is as before: everything since is done again.
+            # The core is unchanged: recovery repeats everything since.
             if isinstance(answer, worker_pb2.ModelRunnerOutput):
                 raise LinkLost(f"step {answer.step_id}: {error}") from error
             raise LinkLost(str(error)) from error
         return True
 
     def _next_steps(self) -> tuple[StepPlan, ...]:
-        """A grant if all is quiet, else a step if the look-ahead allows one more."""
+        """A grant if possible, else one step if the look-ahead allows it; empty if neither."""
         core, num_in_flight = self._core, self._core.num_in_flight
         num_steps = self._pace.steps_to_grant(self._max_grant)
         # The next grant follows when half of one is left, so that the worker never waits for it.
@@ -91,7 +90,7 @@ class Stepping:
         if output.error:
             raise LinkLost(f"step {output.step_id} failed: {output.error}")
         oldest = self._core.oldest_in_flight
-        if oldest is None or oldest.step_id != output.step_id:  # before its state is compared
+        if oldest is None or oldest.step_id != output.step_id:  # before comparing its state
             expected = "none" if oldest is None else oldest.step_id
             raise OutOfStep(f"result of step {output.step_id}, expected {expected}")
         logprobs, reports = to_logprobs(output), to_reports(output)

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from rpc.server import PortInUse
-from scheduler_svc.core.step_time import StepTime
-from simulator.fake_worker import FakeModel
-from simulator.loopback import LoopbackWorker, StepRecord, start
-from simulator.step_times import BadStepTime, parse_step_time
+from scheduler_svc.core.estimate.step_time import StepTime
+from simulator.capacity.step_times import BadStepTime, parse_step_time
+from simulator.workers.fake_worker import FakeModel
+from simulator.workers.loopback import DeviceStep, LoopbackWorker, start
+from wire.server import PortInUse
 
 logger = logging.getLogger("simulator")
 
@@ -28,7 +28,7 @@ _MODEL_OPTIONS = {
     "max_num_seqs": "slots",
     "max_num_batched_tokens": "most tokens of one step",
     "max_model_len": "most tokens of one sequence",
-    "vocab_size": "tokens are below it",
+    "vocab_size": "token ids are below it",
 }
 
 
@@ -62,10 +62,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         type=_step_time,
         default="0.002",
         metavar="BASE[,TOKEN,CONTEXT]|FILE",
-        help="seconds of a step: a base, per computed token, per token of context; or a file that "
-        "holds these three by name, or measured steps to fit them to",
+        help="seconds per step: base, per computed token, per context token; or a file that holds "
+        "these three by name, or measured steps to fit them to",
     )
-    parser.add_argument("--record", type=Path, help="write what each step took here, at the end")
+    parser.add_argument("--record", type=Path, help="file for each step's duration")
     for field in fields(FakeModel):
         if field.name in _MODEL_OPTIONS:
             option = f"--{field.name.replace('_', '-')}"
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     model = FakeModel(**{name: getattr(options, name) for name in _MODEL_OPTIONS})
-    records: list[StepRecord] = []
+    records: list[DeviceStep] = []
     keep = records.append if options.record else _forget
     try:
         server, port = start(
@@ -100,8 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _forget(record: StepRecord) -> None:
-    """Nobody asked for it."""
+def _forget(record: DeviceStep) -> None:
+    """Ignores a record, because none was requested."""
 
 
 if __name__ == "__main__":

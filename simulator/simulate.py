@@ -24,19 +24,19 @@ from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc import config as scheduler_options
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import SchedulerConfig
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.core_config import core_config
 from scheduler_svc.journal.recording import NotReplayable
 from scheduler_svc.journal.records import Damaged
-from simulator import capacity
-from simulator.measures import Latency, Objective, Summary, summarize
-from simulator.recorded import Past, read_past
-from simulator.step_times import fit, parse_step_time
-from simulator.virtual_server import VirtualServer
-from simulator.workload import Arrival, Range, Synthetic, rate_per_s, read_trace
+from simulator.capacity import rate_search
+from simulator.capacity.measures import CapacityObjective, Latency, WorkloadSummary, summarize
+from simulator.capacity.recorded import Past, read_past
+from simulator.capacity.step_times import fit, parse_step_time
+from simulator.capacity.virtual_server import VirtualServer
+from simulator.capacity.workload import Arrival, Range, Synthetic, rate_per_s, read_trace
 
-# What a virtual server obeys of the scheduler's options: those of the core, and the look-ahead.
-# Not where preempted KV goes: swapping takes a worker's host blocks, and copies have no step time.
+# Scheduler options that a virtual server applies: those of the core, and the look-ahead. Not the
+# destination of preempted KV: swapping takes host blocks, and copies have no step time.
 _OBEYED = {*SchedulerConfig.__dataclass_fields__, "lookahead"} - {"preemption"}
 
 _USUAL = SchedulerConfig(
@@ -50,7 +50,7 @@ _USUAL = SchedulerConfig(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Simulates and prints; 1 when no rate meets the objective."""
+    """Simulates and prints; returns 1 when no rate meets the objective."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     try:
@@ -67,13 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began_s = time.perf_counter()
     try:
         summary = summarize(make_server().serve(arrivals))
-        tried = [] if objective.is_empty else [*capacity.trials(make_server, arrivals, objective)]
+        tried = (
+            [] if objective.is_empty else [*rate_search.trials(make_server, arrivals, objective)]
+        )
     except ValueError as error:
         parser.error(str(error))
     took_s = time.perf_counter() - began_s
     say = _say_json if options.json else _say_table
     say(rate_per_s(arrivals), summary, objective, tried, took_s)
-    return 0 if objective.is_empty or capacity.highest(tried) else 1
+    return 0 if objective.is_empty or rate_search.highest(tried) else 1
 
 
 # --- options -------------------------------------------------------------------------------------
@@ -88,36 +90,36 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument_group("workload").add_argument
     add("--trace", type=Path, metavar="FILE", help="JSON lines; see docs/simulation.md")
-    add("--recording", type=Path, metavar="DIR", help="what a scheduler recorded (--record)")
-    add("--rate", type=float, metavar="R", help="mean requests per second, at random")
-    add("--requests", type=int, metavar="N", help="how many (default 1000)")
-    add("--prompt-tokens", type=_range, metavar="LO:HI", help="of each prompt (default 256)")
-    add("--output-tokens", type=_range, metavar="LO:HI", help="of each answer (default 128)")
-    add("--num-prefixes", type=int, metavar="N", help="shared beginnings of prompts (default 0)")
-    add("--prefix-tokens", type=int, metavar="N", help="tokens of each of these (default 0)")
-    add("--seed", type=int, help="of the random workload (default 0)")
+    add("--recording", type=Path, metavar="DIR", help="a scheduler's recording (--record)")
+    add("--rate", type=float, metavar="R", help="Poisson arrivals per second, on average")
+    add("--requests", type=int, metavar="N", help="number of requests (default 1000)")
+    add("--prompt-tokens", type=_range, metavar="LO:HI", help="tokens per prompt (default 256)")
+    add("--output-tokens", type=_range, metavar="LO:HI", help="tokens per answer (default 128)")
+    add("--num-prefixes", type=int, metavar="N", help="shared prompt prefixes (default 0)")
+    add("--prefix-tokens", type=int, metavar="N", help="tokens per prefix (default 0)")
+    add("--seed", type=int, help="seed of the random workload (default 0)")
     add = parser.add_argument_group("worker").add_argument
     add(
         "--step-time",
         metavar="B,T,C|FILE",
-        help="seconds of a step: base, per computed token, per token of context; or measured steps "
+        help="seconds per step: base, per computed token, per context token; or measured steps "
         "(default: those of --recording)",
     )
     add("--num-blocks", type=int, metavar="N", help="KV blocks (default 4096 or as recorded)")
-    add("--block-size", type=int, metavar="N", help="tokens of one (default 16 or as recorded)")
-    add("--max-model-len", type=int, metavar="N", help="of a request (8192 or as recorded)")
+    add("--block-size", type=int, metavar="N", help="tokens per block (default 16 or as recorded)")
+    add("--max-model-len", type=int, metavar="N", help="tokens per request (8192 or as recorded)")
     add(
         "--wire-s",
         type=float,
         default=0.0002,
-        help="between scheduler and worker, one way (0.2 ms)",
+        help="one-way latency between scheduler and worker (0.2 ms)",
     )
     add = parser.add_argument_group(
         "objective, to find the highest rate that meets it"
     ).add_argument
-    add("--ttft-p99-s", type=float, metavar="S", help="from arrival to first token")
-    add("--tpot-p99-s", type=float, metavar="S", help="between tokens")
-    add("--e2e-p99-s", type=float, metavar="S", help="from arrival to last token")
+    add("--ttft-p99-s", type=float, metavar="S", help="p99 time from arrival to first token")
+    add("--tpot-p99-s", type=float, metavar="S", help="p99 of the mean time between tokens")
+    add("--e2e-p99-s", type=float, metavar="S", help="p99 time from arrival to last token")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     return parser
 
@@ -141,7 +143,7 @@ def _arrivals(options: argparse.Namespace, past: Past | None) -> list[Arrival]:
         told = "--recording" if options.trace is None else "--trace"
         if given or (options.trace is not None and past is not None):
             option = "--" + (given[0].replace("_", "-") if given else "recording")
-            raise ValueError(f"{option} makes up what {told} tells; use one of them")
+            raise ValueError(f"{option} generates what {told} contains; use one of them")
         arrivals = read_trace(options.trace) if past is None else past.arrivals
         if not arrivals:
             raise ValueError(f"{told} holds no request")
@@ -163,28 +165,28 @@ def _step_time(options: argparse.Namespace, past: Past | None) -> StepTime:
     if options.step_time is not None:
         return parse_step_time(options.step_time)
     if past is None:
-        raise ValueError("--step-time is needed where no --recording tells it")
+        raise ValueError("--step-time is needed without --recording")
     return fit(past.steps)
 
 
-def _objective(options: argparse.Namespace) -> Objective:
-    return Objective(options.ttft_p99_s, options.tpot_p99_s, options.e2e_p99_s)
+def _objective(options: argparse.Namespace) -> CapacityObjective:
+    return CapacityObjective(options.ttft_p99_s, options.tpot_p99_s, options.e2e_p99_s)
 
 
 def _service_config(arguments: Sequence[str]) -> ServiceConfig:
-    """The scheduler's options. Raises ValueError for one that would change nothing here."""
+    """The scheduler's options. Raises ValueError for one without an effect here."""
     config, usual = scheduler_options.parse(list(arguments)), scheduler_options.parse([])
     for name in ServiceConfig.__dataclass_fields__:
         if name not in _OBEYED and getattr(config, name) != getattr(usual, name):
             option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} means nothing without a worker and a wire")
+            raise ValueError(f"{option} has no effect without a worker and a wire")
     return config
 
 
 def _core_config(
     options: argparse.Namespace, service: ServiceConfig, past: Past | None
 ) -> SchedulerConfig:
-    """Made as the scheduler's process makes it, of what a worker would say of itself."""
+    """The core's configuration, made from a worker's description as the scheduler would."""
     if not 0 <= options.wire_s < math.inf:
         raise ValueError(f"--wire-s is {options.wire_s}, must not be negative")
     usual = _USUAL if past is None else past.config
@@ -205,9 +207,9 @@ def _core_config(
 
 def _say_table(
     rate: float,
-    summary: Summary,
-    objective: Objective,
-    tried: Sequence[capacity.Trial],
+    summary: WorkloadSummary,
+    objective: CapacityObjective,
+    tried: Sequence[rate_search.Trial],
     took_s: float,
 ) -> None:
     simulated_s = summary.duration_s + sum(trial.summary.duration_s for trial in tried)
@@ -218,7 +220,7 @@ def _say_table(
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _tell_summary(rate: float, summary: Summary) -> list[str]:
+def _tell_summary(rate: float, summary: WorkloadSummary) -> list[str]:
     return [
         f"{summary.num_requests} requests at {rate:.2f}/s: {summary.num_completed} completed, "
         f"{summary.num_refused} refused, {summary.num_expired} expired, "
@@ -245,11 +247,11 @@ def _tell_latency(name: str, latency: Latency) -> str:
     )
 
 
-def _tell_capacity(tried: Sequence[capacity.Trial]) -> list[str]:
-    best = capacity.highest(tried)
+def _tell_capacity(tried: Sequence[rate_search.Trial]) -> list[str]:
+    best = rate_search.highest(tried)
     if best is None:
         return [f"no rate meets the objective: at {tried[-1].rate_per_s:.4g}/s {tried[-1].excess}"]
-    if not capacity.is_bounded(tried):
+    if not rate_search.is_bounded(tried):
         return [
             f"every rate up to {best.rate_per_s:.4g}/s meets the objective: this workload is too "
             "small to find the limit; use more requests"
@@ -265,18 +267,18 @@ def _tell_capacity(tried: Sequence[capacity.Trial]) -> list[str]:
 
 def _say_json(
     rate: float,
-    summary: Summary,
-    objective: Objective,
-    tried: Sequence[capacity.Trial],
+    summary: WorkloadSummary,
+    objective: CapacityObjective,
+    tried: Sequence[rate_search.Trial],
     took_s: float,
 ) -> None:
-    best = capacity.highest(tried)
+    best = rate_search.highest(tried)
     record = {
         "rate_per_s": rate,
         "summary": asdict(summary),
         "objective": None if objective.is_empty else asdict(objective),
         "capacity_per_s": best.rate_per_s if best else None,
-        "is_bounded": capacity.is_bounded(tried) if tried else None,
+        "is_bounded": rate_search.is_bounded(tried) if tried else None,
         "trials": [{"rate_per_s": trial.rate_per_s, "excess": trial.excess} for trial in tried],
         "took_s": took_s,
     }
@@ -284,7 +286,7 @@ def _say_json(
 
 
 def _without_infinity(value: object) -> object:
-    """JSON knows no infinity: what never came is null."""
+    """Replaces infinite times by null, since JSON has no infinity."""
     if isinstance(value, dict):
         return {name: _without_infinity(part) for name, part in value.items()}
     if isinstance(value, list):

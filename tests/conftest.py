@@ -1,9 +1,74 @@
-"""What must be settled before any test module is imported."""
+"""Settings made before any test module is imported, and the order in which tests run."""
 
 import os
+import signal
 from pathlib import Path
 
-# Triton reads this when it is first imported, which transformers does too: without a GPU its
-# kernels are interpreted, on CPU tensors.
+import pytest
+from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
+
+from tests import order
+from tests.pace import pace
+
+# Triton reads this at its first import, which transformers also triggers: without a GPU its kernels
+# are interpreted, on CPU tensors.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Several processes of tests share the cores; torch reads this when it is first imported.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts this in the background has SIGINT ignored, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+pace()  # measured here, so that every process of the run knows the same
+
+# An example may take as long as it takes: by default one of 200 ms is a failure.
+settings.register_profile("any pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any pace")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only the first minute's worth of tests")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --fast, what is left out is not even imported."""
+    return True if config.getoption("--fast") and order.is_slow(collection_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cheap tests first."""
+    if config.getoption("--fast"):
+        items[:] = [item for item in items if "slow" not in item.keywords]
+    items.sort(key=order.rank)
+
+
+class ByFileOrProduct(LoadScopeScheduling):
+    """Tests of one file run in one process, and so do all tests that share a product."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        name = nodeid.partition("::")[0]
+        return order.product_of(self.config.rootpath / name) or name
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    return ByFileOrProduct(config, log)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if config.getoption("--fast"):
+        left_out = ", ".join([*order.SLOW_FOLDERS, *order.SLOW_FILES])
+        terminalreporter.write_line(f"left out by --fast: {left_out}, and what is marked slow")
+
+
+@pytest.fixture
+def any_step_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grants are made however long steps take: on a busy machine none is short enough."""
+    monkeypatch.setattr("scheduler_svc.worker.pace._GRANT_S", 1e9)

@@ -1,21 +1,22 @@
-"""transformers as the judge of greedy outputs, token for token, or by how likely they are."""
+"""Compares greedy outputs with transformers, token by token, or by likelihood."""
 
 import torch
 
-CLOSE_CALL = 1e-3  # two best logits closer than this may go either way
+CLOSE_CALL = 1e-3  # two best logits closer than this may be in either order
 
 
 @torch.inference_mode()
 def first_difference(oracle: torch.nn.Module, prompt: list[int], output: list[int]) -> int | None:
-    """Where transformers would have chosen otherwise; None: nowhere, or only in a close call.
+    """The first index at which transformers would choose another token; None if there is none.
 
-    Each token is compared with the argmax behind the output so far, all in one pass.
+    Close calls count as equal. Each token is compared with the argmax after the output so far, all
+    in one pass.
     """
     best = _logits(oracle, prompt, output).topk(2, dim=-1)
     for position, token in enumerate(output):
         first, second = best.values[position].tolist()
         if first - second < CLOSE_CALL:
-            return None  # from here on both go their own ways
+            return None  # the outputs differ from here on
         if best.indices[position, 0].item() != token:
             return position
     return None
@@ -23,9 +24,9 @@ def first_difference(oracle: torch.nn.Module, prompt: list[int], output: list[in
 
 @torch.inference_mode()
 def shortfall(oracle: torch.nn.Module, prompt: list[int], output: list[int]) -> float:
-    """How far below the best logit a chosen one is at most, in standard deviations of all.
+    """Largest distance of a chosen logit below the best one, in standard deviations of all logits.
 
-    For sums that round otherwise than transformers' in float32.
+    For sums with another rounding than transformers' float32.
     """
     logits = _logits(oracle, prompt, output)
     chosen = logits.gather(1, torch.tensor(output, device=logits.device)[:, None])
@@ -33,7 +34,7 @@ def shortfall(oracle: torch.nn.Module, prompt: list[int], output: list[int]) -> 
 
 
 def _logits(oracle: torch.nn.Module, prompt: list[int], output: list[int]) -> torch.Tensor:
-    """Those behind the prompt and all but the last of the output [N, vocab], in one pass."""
+    """Logits after the prompt and after all output tokens but the last [N, vocab], in one pass."""
     device = next(oracle.parameters()).device
     token_ids = torch.tensor([prompt + output[:-1]], device=device)
     logits: torch.Tensor = oracle(token_ids).logits

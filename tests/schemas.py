@@ -1,6 +1,6 @@
-"""Random JSON schemas of the kinds that people send, small enough for a small model to end.
+"""Random JSON schemas of common kinds, small enough for a small model to complete.
 
-Content is bounded everywhere, so that an output ends however the dice fall.
+Content is bounded everywhere, so that every output ends.
 """
 
 import random
@@ -136,7 +136,7 @@ class _Maker:
         if self._random.random() < 0.2:
             schema["patternProperties"] = {"^x_[a-z]{1,3}$": {"type": "boolean"}}
             schema["maxProperties"] = len(names) + 2
-            schema["required"] = names  # only where this is so can the engine count keys
+            schema["required"] = names  # otherwise the engine cannot count keys
         return schema
 
     def _array(self, depth: int) -> Schema:

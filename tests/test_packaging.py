@@ -1,4 +1,4 @@
-"""What is installed under which name, and what an import of the SDK costs its user."""
+"""Installed packages and names, and the cost of importing the SDK."""
 
 import importlib.metadata
 import json
@@ -24,6 +24,7 @@ from transformers import (
 from transformers.utils.import_utils import is_kernels_available
 
 import kernels
+from tests.pace import patience
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -55,7 +56,7 @@ def test_the_kernels_imported_are_ours_and_no_distribution_claims_the_name() -> 
 
 def test_transformers_does_not_take_our_kernels_for_its_own() -> None:
     assert is_kernels_available() is False
-    # It would read either number as the version of its own package.
+    # Another package reads this number as the version of its own.
     assert kernels.__version__.startswith("0.1.")
     assert PROJECT["version"].startswith("0.1.")
 
@@ -82,12 +83,12 @@ def test_transformers_loads_a_model_and_a_tokenizer_beside_our_kernels(tmp_path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """The SDK's wheel, built without a network from a copy, so that the tree stays clean."""
+    """The SDK's wheel, built offline from a copy, so that the tree stays clean."""
     tree = tmp_path_factory.mktemp("tree")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     ignored = shutil.ignore_patterns("__pycache__")
-    for package in ("pagewire", "gateway", "scheduler_svc", "worker_svc", "kernels", "rpc"):
+    for package in ("pagewire", "gateway", "scheduler_svc", "worker_svc", "kernels", "wire"):
         shutil.copytree(ROOT / package, tree / package, ignore=ignored)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     options = ["--no-index", "--quiet", "--disable-pip-version-check", "--wheel-dir"]
@@ -95,7 +96,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
         [*command, *options, str(tree / "dist"), str(tree)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
     )
     assert built.returncode == 0, built.stderr
     (path,) = (tree / "dist").iterdir()
@@ -128,7 +129,7 @@ def test_importing_the_sdk_imports_no_service_and_nothing_heavy(module: str) -> 
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
     )
     assert ran.returncode == 0, ran.stderr
     file, *imported = json.loads(ran.stdout)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.pace import patience
+
 ROOT = Path(__file__).parents[1]
 MAX_LINES = 400
 SOURCES = {".py", ".pyi", ".proto", ".sh", ".toml", ".yaml", ".yml"}
@@ -32,14 +34,14 @@ INDEX_OPTION = re.compile(r"--(extra-)?index-url|--find-links|PIP_(EXTRA_)?INDEX
 
 
 def files() -> list[Path]:
-    """Files that are in the repository or would be with the next commit."""
+    """Files that are tracked by git, or would be with the next commit."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         check=True,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=patience(30),
     ).stdout.split("\0")
     return [ROOT / name for name in listed if name and (ROOT / name).is_file()]
 
@@ -49,7 +51,7 @@ def relative(path: Path) -> str:
 
 
 def unpickling(source: str) -> Iterator[str]:
-    """Ways in which a Python source could run code out of data, in words."""
+    """Constructs of a Python source that could run code from data, as text."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import(names=names):
@@ -145,3 +147,14 @@ def test_no_file_says_where_packages_come_from() -> None:
 def test_no_module_has_a_name_that_says_nothing() -> None:
     nameless = {"utils.py", "util.py", "helpers.py", "common.py", "misc.py"}
     assert [relative(path) for path in files() if path.name in nameless] == []
+
+
+def test_no_folder_holds_more_files_than_one_can_survey() -> None:
+    folders = [
+        relative(path).rpartition("/")[0]
+        for path in files()
+        if path.suffix == ".py" and path.name != "__init__.py"
+    ]
+    most = {folder: 20 if folder.split("/")[0] == "tests" else 15 for folder in folders}
+    counts = {folder: folders.count(folder) for folder in most if f"{folder}/" != GENERATED}
+    assert {folder: count for folder, count in counts.items() if count > most[folder]} == {}

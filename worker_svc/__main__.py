@@ -3,7 +3,10 @@
 import sys
 from functools import partial
 
-from worker_svc import compile_ahead, config, ending, head_start, supervisor
+from worker_svc import config
+from worker_svc.process import exit_codes
+from worker_svc.ranks import supervisor
+from worker_svc.startup import precompile, preload
 
 
 def main(arguments: list[str]) -> int:
@@ -12,11 +15,11 @@ def main(arguments: list[str]) -> int:
     config.prepare_environment()
     if options.tensor_parallel_size > 1:
         return supervisor.run(options)
-    ending.prepare()
-    compiling = None if options.model is None else compile_ahead.start(options, options.model)
-    head_start.begin(options)
-    from worker_svc import process  # noqa: PLC0415 - loads torch, which reads the environment
-    from worker_svc.server import WorkerServer  # noqa: PLC0415
+    exit_codes.prepare()
+    compiling = None if options.model is None else precompile.start(options, options.model)
+    preload.begin(options)
+    from worker_svc.serving import process  # noqa: PLC0415 - loads torch, which reads the environment
+    from worker_svc.serving.server import WorkerServer  # noqa: PLC0415
 
     return process.run(options, partial(WorkerServer, options, compiling=compiling))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker_svc.failpoints import FAULTS_OF_CUDA, Failpoint
+from worker_svc.process.failpoints import FAULTS_OF_CUDA, Failpoint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -44,7 +44,7 @@ class WorkerConfig:
     gpu_memory_utilization: float = 0.9
     threads: int = 0
     tensor_parallel_size: int = 1
-    step_limit_s: float = 60.0  # 0: none
+    step_limit_s: float | None = None  # 0: none; None: by the pace of the machine
     rank_timeout_s: float = 5.0
     all_reduce: str = "auto"
     failpoints: tuple[Failpoint, ...] = ()
@@ -67,7 +67,8 @@ class WorkerConfig:
         _require(ranks >= 1, "tensor_parallel_size", ranks, "1 or more")
         if ranks == 1:
             _require(self.all_reduce == "auto", "all_reduce", self.all_reduce, "auto for one rank")
-        _require(self.step_limit_s >= 0, "step_limit_s", self.step_limit_s, "0 or more")
+        limit_s = self.step_limit_s
+        _require(limit_s is None or limit_s >= 0, "step_limit_s", limit_s, "0 or more")
         _require(self.rank_timeout_s >= 2, "rank_timeout_s", self.rank_timeout_s, "2 or more")
         _require(0 <= self.port < 65536, "port", self.port, "0 to 65535")
         share = self.gpu_memory_utilization
@@ -121,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     defaults = WorkerConfig()
     parser = argparse.ArgumentParser(
         prog="python -m worker_svc",
-        description="Holds a model and computes the steps a scheduler sends.",
+        description="Loads a model and computes the steps that a scheduler sends.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
@@ -132,45 +133,57 @@ def _parser() -> argparse.ArgumentParser:
             option, type=kind, default=getattr(defaults, name), choices=choices, help=text
         )
 
-    add("--model", Path, "Hugging Face folder to load at start; without it, wait for LoadModel")
-    add("--served-model-name", str, "name that requests use; empty: the folder's name")
+    add("--model", Path, "Hugging Face folder to load at start (default: wait for LoadModel)")
+    add("--served-model-name", str, "model name for requests; empty: the folder's name")
     add("--host", str, "address to listen on")
-    add("--port", int, "port to listen on, and for other ranks those behind it; 0: any free one")
+    add("--port", int, "port to listen on, and for other ranks the ports after it; 0: any free one")
     add("--dtype", str, "type of weights and activations", DTYPES)
-    add("--device", str, "where to compute", DEVICES)
+    add("--device", str, "device to compute on", DEVICES)
     add(
         "--attention-backend",
         str,
-        "what attends on cuda; auto: the quickest that is installed, measured at start",
+        "attention kernels on cuda; auto: the fastest installed, measured at start",
         ATTENTION_BACKENDS,
     )
     add(
         "--products",
         str,
-        "who picks the library's algorithms for matrix products on cuda; auto: measured at start",
+        "how cuBLAS algorithms are chosen on cuda; auto: the fastest, measured at start",
         PRODUCTS,
     )
     add("--block-size", int, "tokens per KV block")
-    add("--num-kv-blocks", int, "KV blocks, the null block included; 0: as memory allows")
-    add("--max-num-seqs", int, "most sequences at once; 0: 64 on cpu, 256 on cuda")
-    add("--max-num-batched-tokens", int, "most tokens of one step; 0: 512 on cpu, 8192 on cuda")
+    add("--num-kv-blocks", int, "KV blocks, with the null block; 0: as many as fit")
+    add("--max-num-seqs", int, "most running sequences; 0: 64 on cpu, 256 on cuda")
+    add("--max-num-batched-tokens", int, "most tokens per step; 0: 512 on cpu, 8192 on cuda")
     add("--max-model-len", int, "most tokens of prompt plus output; 0: the model's own limit")
-    add("--kv-cache-gib", float, "KV cache on cpu; None: up to 4 GiB or a quarter of free memory")
+    add("--kv-cache-gib", float, "KV cache on cpu, GiB; None: up to 4 or a quarter of free memory")
     add("--host-blocks", int, "KV blocks in host memory for preemption by swap; 0: none")
-    add("--gpu-memory-utilization", float, "share of the device's memory that may be used")
-    add("--threads", int, "torch threads of a process on cpu; 0: one per core, shared by the ranks")
+    add("--gpu-memory-utilization", float, "fraction of the device's memory to use, 0 to 1")
+    add("--threads", int, "torch threads per process on cpu; 0: all cores, divided among the ranks")
     add(
-        "--tensor-parallel-size", int, "processes that share the model, each on a device of its own"
+        "--tensor-parallel-size",
+        int,
+        "ranks that share the model, each a process with its own device",
     )
-    add("--step-limit-s", float, "a step that takes longer ends the process, with 72; 0: no limit")
-    add("--rank-timeout-s", float, "a rank that gives no sign of life for so long ends its group")
-    add("--all-reduce", str, "sums over ranks: peer memory for small ones, or NCCL", ALL_REDUCES)
+    add(
+        "--step-limit-s",
+        float,
+        "seconds after which a step ends the process (exit code 72); 0: no limit; None: 30 times "
+        "the time of such steps on this machine, at least 60 s on cuda and 300 s on cpu",
+    )
+    add(
+        "--rank-timeout-s",
+        float,
+        "seconds without a heartbeat after which a rank ends its group; up to five times as long "
+        "where heartbeats are late",
+    )
+    add("--all-reduce", str, "sums over ranks: own kernel for small ones, or NCCL", ALL_REDUCES)
     parser.add_argument(
         "--failpoint",
         dest="failpoints",
         action="append",
         default=[],
         metavar="NAME@COUNT",
-        help="for tests: a fault to happen once; may be repeated; docs/failures.md lists them",
+        help="for tests: a fault to inject once; may be repeated; see docs/failures.md",
     )
     return parser

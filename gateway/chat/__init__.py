@@ -1,1 +1,1 @@
-"""What makes a chat more than text: tools, their calls, and reasoning apart from the answer."""
+"""Chats: conversations, tools and their calls, reasoning, and chat templates."""

@@ -1,7 +1,7 @@
-"""Reads a model's answer: reasoning first, then content and tool calls, as the text arrives.
+"""Parses a model's answer into reasoning, content and tool calls, as the text arrives.
 
-Which formats the served model speaks is decided once, at the start, from its chat template or by
-the command line.
+The formats of the served model are chosen once, at the start, from its chat template or the command
+line.
 """
 
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from gateway.chat.reasoning import OPEN, is_open_at_end, reasoning_parser
 from gateway.chat.source import Parser, Source, Steps
 from gateway.chat.template import ChatTemplate
 from gateway.errors import invalid, unsupported
-from gateway.structure import Structure
+from gateway.structure.structure import Structure
 
 AUTO, NONE = "auto", "none"
 
 
 class NoUseForParser(ValueError):
-    """The command line asks for a parser that the served model cannot need."""
+    """Raised when an option names a parser that the served model cannot need."""
 
 
 class ReasoningFormat(Enum):
     """When an answer begins with reasoning."""
 
-    QWEN3 = "qwen3"  # when the answer, or the prompt's last word, opens it
-    DEEPSEEK_R1 = "deepseek_r1"  # always, whether it is opened or not
+    QWEN3 = "qwen3"  # when the answer, or the end of the prompt, opens it
+    DEEPSEEK_R1 = "deepseek_r1"  # always, opened or not
 
 
 TOOL_CALL_PARSERS = (AUTO, NONE, *formats.FORMATS)
@@ -38,14 +38,14 @@ REASONING_PARSERS = (AUTO, NONE, *(form.value for form in ReasoningFormat))
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """How the served model writes what is more than text; None where it does not."""
+    """The formats of the served model; None: it has none."""
 
-    takes_tools: bool = False  # its chat template does
+    takes_tools: bool = False  # whether its chat template renders tools
     tool_calls: ToolCallFormat | None = None
     reasoning: ReasoningFormat | None = None
 
     def check(self, conversation: Conversation) -> None:
-        """Raises RequestError when the model cannot be told of the tools, or not be understood."""
+        """Raises RequestError when the model cannot use the tools, or its calls not be parsed."""
         if not conversation.usable_tools:
             return
         if not self.takes_tools:
@@ -55,9 +55,9 @@ class ChatFormat:
             raise unsupported("tools", problem)
 
     def structure(self, conversation: Conversation, asked: Structure | None) -> Structure | None:
-        """What the answer must look like, for the tools' sake or because a request asks for it.
+        """The structure of the answer, required by the tools or by the request.
 
-        Raises RequestError when it asks for both: one or the other would never be.
+        Raises RequestError when both require one, since one would not be met.
         """
         if not conversation.usable_tools:
             return asked
@@ -68,14 +68,14 @@ class ChatFormat:
         return forced.structure(conversation)
 
     def shown_tokens(self, conversation: Conversation) -> tuple[str, ...]:
-        """Special tokens that the reader of the answer must see."""
+        """Special tokens that the parser of the answer must see."""
         tool_format = self._format_for(conversation)
         return () if tool_format is None else tool_format.shown_tokens
 
     def reader(
         self, conversation: Conversation, prompt: str, *, is_structured: bool
     ) -> "AnswerReader | None":
-        """For one answer; None when all of it is content. One with a structure reasons nothing."""
+        """The parser of one answer; None when all is content. Structured ones have no reasoning."""
         reasoning = None if is_structured else self._reasoning_parser(prompt)
         calls = self._call_parser(conversation)
         if reasoning is None and calls is None:
@@ -108,7 +108,7 @@ class ChatFormat:
 
 
 class AnswerReader:
-    """One answer."""
+    """Parses one answer."""
 
     def __init__(
         self, reasoning: Parser | None, calls: Parser | None, shows_reasoning: bool
@@ -118,7 +118,7 @@ class AnswerReader:
         self._shows_reasoning = shows_reasoning
 
     def push(self, text: str, *, is_last: bool) -> tuple[Part, ...]:
-        """What new text adds to the answer."""
+        """The parts that new text adds to the answer."""
         if self._reasoning is None:
             return self._read_content(text, is_last)
         parts: list[Part] = []
@@ -139,9 +139,9 @@ class AnswerReader:
 def choose(
     template: ChatTemplate | None, tool_call_parser: str, reasoning_parser: str
 ) -> ChatFormat:
-    """The formats that a model's chat template and the command line ask for.
+    """The formats for a model's chat template and the command line's options.
 
-    Raises NoUseForParser for a tool call parser that the template gives nothing to do.
+    Raises NoUseForParser for a tool call parser when the template renders no tools.
     """
     takes_tools = template is not None and template.takes_tools
     source = "" if template is None else template.tools_source

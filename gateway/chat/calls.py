@@ -1,8 +1,8 @@
-"""The parts that all formats of tool calls are built from. Pure.
+"""Common parts of the parsers for tool calls. Pure.
 
-A call begins when its name and the opening brace of its arguments are there: from then on the
-arguments are passed on as they come, character by character what the model wrote. Before that
-nothing has been shown, and what turns out to be no call comes back as plain text.
+A call begins when its name and the opening brace of its arguments have arrived: from then on its
+arguments are passed on as they arrive, unchanged. Before that nothing has been shown, and text that
+is no call is returned as content.
 """
 
 import json
@@ -15,7 +15,7 @@ from gateway.chat.json_end import JsonEnd
 from gateway.chat.parts import CallArguments, CallStart, Content, Part
 from gateway.chat.source import Source, Steps
 
-# The usual order of a call's members, with which its arguments can be streamed.
+# The usual order of a call's members, in which arguments can be streamed.
 _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
@@ -24,7 +24,7 @@ _HEAD = re.compile(
 
 @dataclass(slots=True)
 class Calls:
-    """Collects what an answer says, in order; knows which names are tools."""
+    """Collects the parts of an answer in order; knows the names of the tools."""
 
     names: frozenset[str]
     events: list[Part]
@@ -34,7 +34,7 @@ class Calls:
     _is_after_call: bool = field(default=False, init=False)
 
     def say(self, text: str) -> None:
-        """Plain text; space behind a call is not part of it."""
+        """Adds plain text; space after a call is not part of it."""
         if self._is_after_call:
             text = text.lstrip()
         if text:
@@ -42,14 +42,14 @@ class Calls:
             self._is_after_call = False
 
     def begin(self, name: str) -> None:
-        """A call."""
+        """Begins a call."""
         self._num_calls += 1
         self._is_after_call = True
         if self._is_wanted:
             self.events.append(CallStart(self._num_calls - 1, self.new_id(), name))
 
     def add_arguments(self, text: str) -> None:
-        """More of the arguments of the call begun last."""
+        """Adds arguments to the last call."""
         if text and self._is_wanted:
             self.events.append(CallArguments(self._num_calls - 1, text))
 
@@ -61,8 +61,8 @@ class Calls:
 def read_call(source: Source, at: int, calls: Calls) -> Steps[bool]:
     """Reads {"name": ..., "arguments": {...}} at an offset.
 
-    Returns False, with nothing taken, when there is no such thing. Otherwise all of it is taken,
-    with what was before the offset.
+    Returns False, with nothing taken, when there is none. Otherwise takes all of it, and the text
+    before the offset.
     """
     scan, scanned = JsonEnd(), at
     if not (yield from source.starts_with("{", at)):
@@ -94,7 +94,7 @@ def _stream_call(source: Source, head: re.Match[str], calls: Calls) -> Steps[boo
 
 
 def read_arguments(source: Source, calls: Calls) -> Steps[None]:
-    """Passes on an object that has begun; an output that ends in its midst leaves it unfinished."""
+    """Passes on an object that has begun; if the output ends inside it, it stays incomplete."""
     scan = JsonEnd()
     while True:
         calls.add_arguments(source.take(scan.scan(source.text)))
@@ -103,7 +103,7 @@ def read_arguments(source: Source, calls: Calls) -> Steps[None]:
 
 
 def _drop_members(source: Source) -> Steps[None]:
-    """Passes over an object's members behind its arguments, an id for instance."""
+    """Skips an object's members after its arguments, an id for example."""
     scan = JsonEnd(depth=1)
     while True:
         source.take(scan.scan(source.text))
@@ -112,13 +112,13 @@ def _drop_members(source: Source) -> Steps[None]:
 
 
 def _whole_call(source: Source, start: int, end: int, calls: Calls) -> bool:
-    """A call whose members come in another order, or that has no arguments."""
+    """Adds a call with members in another order or without arguments; False if it is none."""
     call = _parse(source.text[start:end])
     name = call.get("name") if isinstance(call, dict) else None
     if not isinstance(name, str) or name not in calls.names:
         return False
     arguments = call.get("arguments", call.get("parameters"))
-    if isinstance(arguments, str):  # encoded twice
+    if isinstance(arguments, str):  # JSON encoded twice
         arguments = _parse(arguments)
     if arguments is None:
         arguments = {}

@@ -1,4 +1,4 @@
-"""The nouns of a chat: turns, the tools it may use, and how it is put to the model."""
+"""Conversations: turns, tools, and how they are rendered for the model."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from gateway.errors import invalid, unsupported
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model asks for; the arguments are JSON as the model wrote it."""
+    """A call that the model requested; the arguments are JSON as the model wrote it."""
 
     id: str
     name: str
@@ -28,17 +28,17 @@ class Message:
     name: str | None = None
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None  # of a tool's turn: the call that it answers
+    tool_call_id: str | None = None  # the call that a tool's turn answers
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may ask for; the parameters are a JSON schema."""
+    """A function that the model may call; the parameters are a JSON schema."""
 
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
-    is_strict: bool = False  # arguments are held to the schema
+    is_strict: bool = False  # arguments must match the schema
 
 
 class ToolMode(Enum):
@@ -51,7 +51,7 @@ class ToolMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model calls tools, and which one it must call if only one will do."""
+    """Whether the model calls tools, and which one it must call if it is one."""
 
     mode: ToolMode = ToolMode.AUTO
     name: str | None = None  # only with REQUIRED
@@ -62,7 +62,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What the chat template is told beside turns and tools."""
+    """Settings of the chat template in addition to turns and tools."""
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     documents: tuple[Mapping[str, Any], ...] = ()
@@ -81,7 +81,7 @@ class Rendering:
 
     @property
     def ends_with_generation_prompt(self) -> bool:
-        """Whether the model begins a turn of its own."""
+        """Whether the model begins a new turn."""
         if self.add_generation_prompt is None:
             return not self.continue_final_message
         return self.add_generation_prompt
@@ -89,7 +89,7 @@ class Rendering:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns, oldest first, and what their answer may consist of."""
+    """Turns, oldest first, and what their answer may contain."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -110,7 +110,7 @@ class Conversation:
 
     @property
     def usable_tools(self) -> tuple[Tool, ...]:
-        """The tools that the model hears of."""
+        """The tools that the model may use."""
         return () if self.tool_choice.mode is ToolMode.NONE else self.tools
 
 
@@ -119,7 +119,7 @@ def _check_message(path: str, message: Message) -> None:
     if not message.role:
         raise invalid(f"{path}.role", "is empty")
     if message.content is None and not message.tool_calls:
-        raise invalid(f"{path}.content", "may be left out only beside tool_calls")
+        raise invalid(f"{path}.content", "may be left out only with tool_calls")
     limits.utf8(f"{path}.content", message.content or "")
     limits.check_count(f"{path}.tool_calls", len(message.tool_calls), limits.MAX_TOOL_CALLS)
     for index, call in enumerate(message.tool_calls):
@@ -152,7 +152,7 @@ def _check_name(path: str, name: str) -> None:
 
 
 def parse_arguments(path: str, arguments: str) -> dict[str, Any]:
-    """A call's arguments as templates want them; raises RequestError when they are no object."""
+    """A call's arguments as templates expect them. Raises RequestError unless an object."""
     try:
         parsed = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

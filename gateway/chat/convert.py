@@ -1,4 +1,4 @@
-"""Protobuf to and from the nouns of a chat, and nothing else."""
+"""Converts between protobuf messages and chats."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ TOOL_MODE = {
 def conversation_from_proto(
     messages: Sequence[pb.ChatMessage], options: pb.ChatOptions
 ) -> Conversation:
-    """From a gRPC client; raises RequestError naming the field that cannot be."""
+    """The conversation from a gRPC client. Raises RequestError naming the field at fault."""
     return Conversation(
         messages=tuple(map(_message, messages)),
         tools=tuple(_tool(f"tools[{index}]", tool) for index, tool in enumerate(options.tools)),
@@ -88,7 +88,7 @@ def _object(field: str, text: str) -> dict[str, Any]:
 
 
 def add_parts(delta: pb.OutputDelta, parts: Sequence[Part]) -> None:
-    """Fills in what a piece of a chat adds to content, reasoning and calls."""
+    """Adds a piece of a chat's content, reasoning and calls to the message."""
     delta.text = "".join(part.text for part in parts if isinstance(part, Content))
     delta.reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
     for part in parts:
@@ -100,7 +100,7 @@ def add_parts(delta: pb.OutputDelta, parts: Sequence[Part]) -> None:
 
 
 def add_reply(output: pb.Output, reply: Reply) -> None:
-    """Fills in the content, reasoning and calls of a whole chat."""
+    """Adds a chat's content, reasoning and calls to the message."""
     output.text = reply.content
     if reply.reasoning is not None:
         output.reasoning = reply.reasoning

@@ -1,6 +1,6 @@
-"""Calls that the model must make: whatever its own format, the answer is held to plain JSON.
+"""Required tool calls: the answer is constrained to plain JSON, whatever the model's own format.
 
-One required function's answer is its arguments alone; of several it is a list of calls.
+The answer of one required function is its arguments alone; of several it is a list of calls.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from gateway.chat.calls import Calls
 from gateway.chat.conversation import Conversation, Tool, ToolMode
 from gateway.chat.formats import ToolCallFormat, read_list
 from gateway.chat.source import Source, Steps
-from gateway.structure import CallList, JsonSchema, Structure
+from gateway.structure.structure import CallList, JsonSchema, Structure
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -22,7 +22,7 @@ def is_forced(conversation: Conversation) -> bool:
 
 
 def structure(conversation: Conversation) -> Structure | None:
-    """What holds the model to it; None when nothing does."""
+    """The constraint on the answer; None when no call is required."""
     if not is_forced(conversation):
         return None
     schemas = {
@@ -40,7 +40,7 @@ def _schema(index: int, tool: Tool) -> JsonSchema:
 
 
 def tool_format(conversation: Conversation, new_id: Callable[[], str]) -> ToolCallFormat:
-    """How the answer is read."""
+    """The format for parsing the answer."""
     name = conversation.tool_choice.name
     parse = _parse_list if name is None else partial(_parse_arguments, name=name)
     return ToolCallFormat("forced", parse, new_id=new_id)

@@ -29,7 +29,7 @@ _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 def long_id() -> str:
-    """An id as OpenAI makes them."""
+    """An id in OpenAI's form."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
@@ -40,16 +40,16 @@ def short_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """One family's way."""
+    """The format of one model family."""
 
     name: str
     parse: Parse
-    shown_tokens: tuple[str, ...] = ()  # special tokens that mean something here
+    shown_tokens: tuple[str, ...] = ()  # special tokens that the parser must see
     new_id: Callable[[], str] = long_id
 
 
 def parse_hermes(source: Source, calls: Calls) -> Steps[None]:
-    """Calls between tags, anywhere in the text."""
+    """Parses calls between tags, anywhere in the text."""
     while (marker := (yield from source.pass_until(HERMES_OPEN, calls.say))) is not None:
         behind = marker + len(HERMES_OPEN)
         start = yield from source.skip_space(behind)
@@ -63,7 +63,7 @@ def parse_hermes(source: Source, calls: Calls) -> Steps[None]:
 
 
 def parse_llama3(source: Source, calls: Calls) -> Steps[None]:
-    """Calls in the place of an answer, or behind the tag."""
+    """Parses calls that are the whole answer, or follow the tag."""
     start = yield from source.skip_space(0)
     yield from _read_row(source, start, calls)
     while (marker := (yield from source.pass_until(LLAMA3_TAG, calls.say))) is not None:
@@ -75,7 +75,7 @@ def parse_llama3(source: Source, calls: Calls) -> Steps[None]:
 
 
 def _read_row(source: Source, at: int, calls: Calls) -> Steps[bool]:
-    """Calls with semicolons or space between them."""
+    """Parses calls separated by semicolons or space."""
     if not (yield from read_call(source, at, calls)):
         return False
     while True:
@@ -87,7 +87,7 @@ def _read_row(source: Source, at: int, calls: Calls) -> Steps[bool]:
 
 
 def parse_mistral(source: Source, calls: Calls) -> Steps[None]:
-    """A list of calls, or one call, behind each marker."""
+    """Parses a list of calls, or one call, after each marker."""
     while (marker := (yield from source.pass_until(MISTRAL_MARKER, calls.say))) is not None:
         behind = marker + len(MISTRAL_MARKER)
         start = yield from source.skip_space(behind)
@@ -99,7 +99,7 @@ def parse_mistral(source: Source, calls: Calls) -> Steps[None]:
 
 
 def read_list(source: Source, at: int, calls: Calls) -> Steps[bool]:
-    """A JSON array of calls; False, with nothing taken, when it does not begin with one."""
+    """Parses a JSON array of calls; False, with nothing taken, unless one begins at the offset."""
     if not (yield from source.starts_with("[", at)):
         return False
     at = yield from source.skip_space(at + 1)
@@ -118,7 +118,7 @@ def read_list(source: Source, at: int, calls: Calls) -> Steps[bool]:
 
 
 def _read_named(source: Source, at: int, calls: Calls) -> Steps[bool]:
-    """name{...}, with or without [ARGS] between them."""
+    """Parses name{...}, with or without [ARGS] between them."""
     limit = at + MAX_HEAD_CHARACTERS
     while "{" not in source.text[at:limit]:
         if len(source.text) >= limit or not (yield from source.more()):
@@ -146,7 +146,7 @@ FORMATS: Mapping[str, ToolCallFormat] = {
 
 
 def detect(template: str) -> ToolCallFormat | None:
-    """The format that a chat template teaches, as far as it is one of these."""
+    """The format in a chat template; None when it has none of these."""
     writes_json = _JSON_CALL.search(template) is not None
     if HERMES_OPEN in template and writes_json:  # others write XML between the same tags
         return HERMES

@@ -1,4 +1,4 @@
-"""Where a JSON object or array ends, in text that arrives in pieces. Pure; validates nothing."""
+"""Finds the end of a JSON object or array in text that arrives in pieces. Pure; no validation."""
 
 import re
 
@@ -7,7 +7,7 @@ _INSIDE = re.compile(r'["\\]')
 
 
 class JsonEnd:
-    """Follows brackets and strings. With depth 1 the first bracket has been passed already."""
+    """Tracks brackets and strings. With depth 1 the first bracket has been consumed already."""
 
     def __init__(self, depth: int = 0) -> None:
         self.is_found = False
@@ -16,7 +16,7 @@ class JsonEnd:
         self._is_escaped = False
 
     def scan(self, text: str, at: int = 0) -> int:
-        """Takes the text from an offset on; the offset behind the end, or behind the text."""
+        """Reads text from offset `at` on; returns the offset after the end, or after the text."""
         while at < len(text):
             if self._is_escaped:
                 self._is_escaped = False

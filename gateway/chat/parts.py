@@ -1,4 +1,4 @@
-"""What an answer consists of, piece by piece."""
+"""The parts of an answer."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from gateway.chat.conversation import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of what the model thought before it answered."""
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A piece of what it says."""
+    """A piece of the answer's content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The beginning of a tool call; index counts the calls of this answer."""
+    """The start of a tool call; index counts the calls of this answer."""
 
     index: int
     id: str
@@ -45,12 +45,12 @@ class Reply:
     """A whole answer."""
 
     content: str
-    reasoning: str | None  # None: none was asked for, or there was none
+    reasoning: str | None  # None: not requested, or there was none
     tool_calls: tuple[ToolCall, ...]
 
 
 def reply_of(parts: Iterable[Part]) -> Reply:
-    """The answer that some parts make up."""
+    """The answer made up by some parts."""
     content: list[str] = []
     reasoning: list[str] = []
     starts: list[CallStart] = []

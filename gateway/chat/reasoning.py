@@ -1,7 +1,7 @@
-"""Splits what a model thinks, between <think> and </think>, from what it answers. Pure.
+"""Splits the reasoning, between <think> and </think>, from the answer. Pure.
 
-Space next to the two markers belongs to neither side. Text that begins with anything else than
-<think> has no reasoning, unless the prompt has already opened it.
+Space next to the two markers belongs to neither. Text that does not begin with <think> has no
+reasoning, unless the prompt has opened it.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ CLOSE = "</think>"
 
 
 def reasoning_parser(*, is_open: bool) -> Parser:
-    """For one output; is_open says that it begins in the middle of the reasoning."""
+    """The parser of one output; with `is_open` it begins inside the reasoning."""
     return Parser(partial(_split, is_open=is_open))
 
 

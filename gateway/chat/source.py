@@ -1,7 +1,7 @@
-"""Text that arrives in pieces, parsed by code that reads as if it were all there.
+"""Text that arrives in pieces, for parsers written as if it were complete.
 
-A parser is a generator over a `Source`. It decides by what it sees, and where that is not enough it
-suspends until there is more; so what it makes of a text cannot depend on where the text was cut.
+A parser is a generator over a `Source`. It suspends where it needs more text to decide; so its
+result cannot depend on how the text was split.
 """
 
 import re
@@ -26,12 +26,12 @@ class Source:
         self.is_ended = False
 
     def take(self, end: int) -> str:
-        """The text before an offset, which is gone then."""
+        """Removes and returns the text before an offset."""
         taken, self.text = self.text[:end], self.text[end:]
         return taken
 
     def more(self) -> Steps[bool]:
-        """Waits for more text; False when none will come. Nothing is taken meanwhile."""
+        """Waits for more text; False at the end. Nothing is taken in the meantime."""
         num_known = len(self.text)
         while len(self.text) == num_known:
             if self.is_ended:
@@ -40,7 +40,7 @@ class Source:
         return True
 
     def skip_space(self, at: int) -> Steps[int]:
-        """The offset of the next character that is no space, or of the end."""
+        """The offset of the next character that is not a space, or of the end."""
         while True:
             match = _SPACE.match(self.text, at)
             assert match is not None
@@ -49,7 +49,7 @@ class Source:
                 return at
 
     def starts_with(self, word: str, at: int) -> Steps[bool]:
-        """Whether a word stands at an offset."""
+        """Whether a word begins at an offset."""
         while True:
             found = self.text[at : at + len(word)]
             if found == word:
@@ -58,9 +58,9 @@ class Source:
                 return False
 
     def pass_until(self, marker: str, emit: Callable[[str], None]) -> Steps[int | None]:
-        """Emits the text up to a marker and the space before it, which stay.
+        """Emits the text up to a marker and the space before it, which are not taken.
 
-        Returns the offset of the marker, or None when all text has come and held none.
+        Returns the offset of the marker, or None when the text ended without one.
         """
         while True:
             found = self.text.find(marker)
@@ -75,7 +75,7 @@ class Source:
 
 
 def _beginning(text: str, marker: str) -> int:
-    """How many characters at the end of a text may begin a marker that is not in it."""
+    """Length of the longest end of the text that may begin the marker."""
     at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
     while at >= 0:
         if marker.startswith(text[at:]):
@@ -85,7 +85,7 @@ def _beginning(text: str, marker: str) -> int:
 
 
 class Parser:
-    """A parser in the hands of whoever has the pieces."""
+    """Drives a parser with pieces of text."""
 
     def __init__(self, parse: Callable[[Source, list[Part]], Steps[None]]) -> None:
         self._source = Source()
@@ -93,7 +93,7 @@ class Parser:
         self._steps: Steps[None] | None = parse(self._source, self._events)
 
     def push(self, text: str, *, is_last: bool = False) -> list[Part]:
-        """What a piece of text means, as far as that is certain; after the last piece it is."""
+        """The parts that are certain after this piece; all of them after the last."""
         self._source.text += text
         self._source.is_ended = is_last
         if self._steps is not None and next(self._steps, self) is self:

@@ -1,7 +1,7 @@
-"""A model's own chat template: a conversation in, the text the model was trained on out.
+"""Renders conversations with the model's own chat template.
 
-The template language is Jinja as Hugging Face folders use it: the same whitespace rules, filters
-and functions, in a sandbox. Templates come with the model; the messages come from strangers.
+Templates are Jinja as in Hugging Face folders, with the same whitespace rules, filters and
+functions, in a sandbox: they come with the model, but messages come from untrusted clients.
 """
 
 import json
@@ -26,15 +26,15 @@ from gateway.chat.conversation import (
 )
 from gateway.errors import ErrorKind, RequestError, unsupported
 
-# What a request cannot set, beside the functions and special tokens that templates use.
+# Names that a request cannot set, in addition to functions and special tokens.
 OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-# Stands behind the last turn while that is rendered to be gone on with; no text holds it, since
-# these code points are no characters.
+# Marks the end of a last turn that is to be continued. No text contains it, since these code points
+# are not characters.
 END_OF_LAST_TURN = "\ufdd0\ufdd1\ufdd0"
 
 
 class _GenerationBlock(Extension):
-    """Lets `{% generation %}` through: it marks turns for training and prints nothing."""
+    """Supports `{% generation %}`, which marks turns for training and prints nothing."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own attribute
 
@@ -52,7 +52,7 @@ def _strftime_now(form: str) -> str:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    # Jinja's own filter escapes HTML, which no model was trained on.
+    # Jinja's own filter escapes HTML, which models are not trained on.
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
@@ -67,8 +67,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """A model's template, another one for conversations with tools where it has one, and the
-    special tokens they may name."""
+    """A model's chat template, and its special tokens.
+
+    It may have a second template, for conversations with tools.
+    """
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], tools_source: str | None = None
@@ -84,13 +86,13 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the model can be told of tools."""
+        """Whether the template renders tools."""
         return "tools" in self._tools_variables
 
     def render(self, conversation: Conversation) -> str:
         """The conversation as text that ends where the assistant's answer begins.
 
-        Raises RequestError with the template's own words when it refuses the conversation.
+        Raises RequestError with the template's own message when it refuses the conversation.
         """
         tools = [_tool(tool) for tool in conversation.usable_tools]
         template = self._with_tools if tools else self._plain
@@ -104,7 +106,7 @@ class ChatTemplate:
                 **self._special_tokens,
                 **self._settings(conversation.rendering, variables),
             )
-        # A template is a program: besides its own refusals it fails like one.
+        # A template is a program: it can fail in other ways than by refusing.
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, RecursionError) as error:
             problem = f"messages: the model's chat template refuses them: {error}"
             raise RequestError(ErrorKind.INVALID, problem, field="messages") from error
@@ -113,7 +115,7 @@ class ChatTemplate:
         return text
 
     def _settings(self, rendering: Rendering, variables: frozenset[str]) -> dict[str, Any]:
-        """What a request sets of the template's variables; raises RequestError for others."""
+        """Template variables set by a request. Raises RequestError for unknown ones."""
         settings: dict[str, Any] = {"documents": None}
         if rendering.documents:
             if "documents" not in variables:
@@ -129,7 +131,7 @@ class ChatTemplate:
 
 
 def _effort(effort: str | None, variables: frozenset[str]) -> dict[str, Any]:
-    """How much to reason, or whether at all, as far as the template knows one of the two."""
+    """Variables for the reasoning effort. Raises RequestError when the template has none."""
     if effort is None:
         return {}
     if "reasoning_effort" in variables:
@@ -144,9 +146,9 @@ def _variables(environment: jinja2.Environment, source: str) -> frozenset[str]:
 
 
 def _turns(conversation: Conversation, *, has_developers: bool) -> list[dict[str, Any]]:
-    """Turns as templates read them; what a turn does not have is no key of it.
+    """Turns as templates read them, without keys for absent fields.
 
-    OpenAI's newer name for the system is used only where the template knows it.
+    Role "developer" is used only if the template knows it.
     """
     turns = [_turn(index, message) for index, message in enumerate(conversation.messages)]
     for turn in turns:
@@ -199,10 +201,10 @@ def _cut_at_end_of_last_turn(text: str) -> str:
 def find_templates(
     config: Mapping[str, Any], file_text: str | None
 ) -> tuple[str | None, str | None]:
-    """The template of a model folder, and the one for tools if that is another.
+    """(template, template for tools or None) of a model folder.
 
-    chat_template.jinja wins over tokenizer_config.json, which holds a string or a list of named
-    templates: "default" and perhaps "tool_use".
+    chat_template.jinja takes precedence over tokenizer_config.json, which holds a string or a list
+    of named templates: "default" and perhaps "tool_use".
     """
     if file_text is not None:
         return file_text, None
@@ -214,7 +216,7 @@ def find_templates(
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token and the like, as tokenizer_config.json spells them."""
+    """bos_token, eos_token and others, as tokenizer_config.json spells them."""
     tokens = {}
     for name, value in config.items():
         if name.endswith("_token"):

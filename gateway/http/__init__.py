@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP API: JSON in and out of the gateway's nouns."""
+"""The OpenAI-compatible HTTP API: converts JSON to and from the gateway's values."""

@@ -1,4 +1,4 @@
-"""The HTTP routes and the one shape of every failure. Wiring only."""
+"""The HTTP routes, and the common form of errors. Wiring only."""
 
 import math
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ from gateway.http.schema import (
     TokenizeBody,
 )
 from gateway.pipeline import Pipeline
-from gateway.readiness import ReadinessWatch
-from gateway.tokenizer import Tokenizer
+from gateway.scheduler.readiness import ReadinessWatch
+from gateway.tokens.tokenizer import Tokenizer
 
 OWNER = "pagewire"
 API_VERSION = "1"
@@ -71,8 +71,9 @@ def create_app(
     readiness: ReadinessWatch,
     api_key: ApiKey | None = None,
 ) -> FastAPI:
-    """The application; it starts and stops nothing."""
-    # The documentation pages would load scripts from a foreign host: the schema alone is served.
+    """The application; the caller starts and stops the pipeline."""
+    # No documentation pages: they would load scripts from a foreign host. The schema alone is
+    # served.
     app = FastAPI(
         title="pagewire",
         version=API_VERSION,
@@ -138,7 +139,7 @@ def _model_body(model: ServedModel) -> dict[str, Any]:
     return {
         "id": model.name,
         "object": "model",
-        "created": 0,  # a model folder does not say when it was made
+        "created": 0,  # unknown: model folders have no creation time
         "owned_by": OWNER,
         "max_model_len": model.max_model_len,
     }
@@ -186,7 +187,7 @@ async def _on_bad_body(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problem = error.errors()[0]
     field = _field_name(problem["loc"][1:])
-    # The message never repeats the input: it may be somebody's prompt.
+    # The message never repeats the input: it may be part of a prompt.
     match problem["type"]:
         case "extra_forbidden":
             return _refusal(unsupported(field, "is not a field of this request"))
@@ -198,7 +199,7 @@ async def _on_bad_body(_: Request, error: Exception) -> Response:
 
 
 def _field_name(location: Sequence[str | int]) -> str:
-    """messages[0].content, as the caller would write it."""
+    """The field as the caller would write it: messages[0].content."""
     name = ""
     for part in location:
         name += f"[{part}]" if isinstance(part, int) else f".{part}"

@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 async def answer(
     form: Form, body: ChatCompletionBody | CompletionBody, request: Request, pipeline: Pipeline
 ) -> Response:
-    """Runs one HTTP request to its end, or to the end of its client's patience."""
+    """Runs one HTTP request until its end, or until its client disconnects."""
     given_id = request.headers.get(REQUEST_ID) or body.request_id
     answer_id = given_id or f"{form.id_prefix}-{uuid.uuid4().hex}"
     has_usage, num_choices = body.wants_usage, body.n or 1
@@ -50,7 +50,7 @@ async def answer(
     if body.stream:
         writer = ChunkWriter(form, head, num_choices=num_choices, has_usage=has_usage)
         events = _events(pipeline, wanted, writer)
-        # The first event decides the status: what is refused before it is no 200.
+        # The first event decides the status: a refusal before it is not a 200.
         first = await unless_disconnected(request, first_of(events))
         return EventStream(first, events)
     outputs = await unless_disconnected(request, complete_all(pipeline, wanted))
@@ -61,7 +61,7 @@ async def answer(
 
 
 async def first_of(events: AsyncGenerator[bytes, None]) -> bytes:
-    """The first event, awaited like any other work."""
+    """The first event, awaited before the response begins."""
     return await anext(events)
 
 
@@ -88,7 +88,7 @@ async def _events(
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events whose source is closed with the response, however that ends."""
+    """Server-sent events; closes its source together with the response, however that ends."""
 
     def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -107,7 +107,7 @@ class EventStream(StreamingResponse):
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of some work, which is cancelled when the client leaves before it is done."""
+    """Returns the result of `work`; cancels it and raises RequestError on a disconnect."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnect(request))
     try:

@@ -11,15 +11,15 @@ from pydantic import PlainValidator
 from pydantic import WithJsonSchema as JsonSchema
 
 from gateway import limits
-from gateway.embeddings import Embedding
+from gateway.embeddings import PromptEmbedding
 from gateway.fan_out import embed_all
-from gateway.generation import GenerationRequest, Pooling, Reuse
+from gateway.generation import GenerationRequest, PrefixReuse, PromptPooling
 from gateway.http import fields
 from gateway.http.completions import unless_disconnected
 from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.schema import PROMPT_SCHEMA, Body, Neutral, parse_prompts
 from gateway.pipeline import Pipeline
-from rpc.logprobs import FLOAT32
+from wire.logprobs import FLOAT32
 
 
 def _parse_inputs(value: Any) -> list[str | tuple[int, ...]]:
@@ -48,22 +48,22 @@ class EmbeddingBody(Body):
     request_id: str | None = None
 
     def to_requests(self, request_id: str) -> list[GenerationRequest]:
-        """One for each input."""
+        """One request per input."""
         return [
             GenerationRequest(
                 request_id=request_id if len(self.input) == 1 else f"{request_id}-{index}",
                 prompt=prompt,
                 add_special_tokens=self.add_special_tokens,
                 model=self.model,
-                reuse=Reuse(self.cache_salt or ""),
-                pooling=Pooling(self.pooling),
+                reuse=PrefixReuse(self.cache_salt or ""),
+                pooling=PromptPooling(self.pooling),
             )
             for index, prompt in enumerate(self.input)
         ]
 
 
 async def embed(body: EmbeddingBody, request: Request, pipeline: Pipeline) -> Response:
-    """Runs one HTTP request to its end, or to the end of its client's patience."""
+    """Runs one HTTP request until its end, or until its client disconnects."""
     given_id = request.headers.get(REQUEST_ID) or body.request_id
     request_id = given_id or f"embd-{uuid.uuid4().hex}"
     standing = standing_of(body, request.headers)
@@ -85,7 +85,7 @@ async def embed(body: EmbeddingBody, request: Request, pipeline: Pipeline) -> Re
     )
 
 
-def _written(body: EmbeddingBody, embedding: Embedding) -> list[float] | str:
+def _written(body: EmbeddingBody, embedding: PromptEmbedding) -> list[float] | str:
     if body.encoding_format == "float":
         vector: list[float] = embedding.vector.tolist()
         return vector

@@ -1,7 +1,7 @@
-"""The bytes of a streamed answer.
+"""Serializes streamed answers.
 
-Only the text differs from one chunk to the next, so everything around it is written once per
-output and each chunk costs one string encoding.
+Only the text differs from one chunk to the next, so the rest is encoded once per output and each
+chunk costs one string encoding.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, Reply
 from gateway.choices import total_usage
 from gateway.errors import RequestError
-from gateway.generation import Completion, Delta, Finish, FinishReason, Usage
+from gateway.generation import Finish, FinishReason, OutputDelta, Usage, WholeOutput
 from gateway.http.logprobs import (
     chat_logprobs,
     completion_logprobs,
@@ -26,13 +26,13 @@ TEXT_KEYS: dict[type[Part], str] = {
     Reasoning: '"delta":{"reasoning_content":',
 }
 
-# ASCII: raw U+2028 and the like end a line for some readers of event streams.
+# ASCII: raw U+2028 and others end a line for some readers of event streams.
 encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How chats and completions differ on the wire."""
+    """The wire format of chats or completions."""
 
     id_prefix: str
     whole_object: str
@@ -50,12 +50,12 @@ def event(payload: Mapping[str, Any]) -> bytes:
 
 
 def error_event(error: RequestError) -> bytes:
-    """What a client reads when its stream fails half-way."""
+    """The event of an error after the stream has begun."""
     return event(error_body(error))
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    """The JSON body of every failure."""
+    """The JSON body of every error."""
     wire = error.wire
     inner = {
         "message": error.message,
@@ -76,8 +76,8 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     }
 
 
-def logprobs_body(form: Form, output: Delta | Completion) -> dict[str, Any] | None:
-    """What is known of an output's tokens; None when nobody asked."""
+def logprobs_body(form: Form, output: OutputDelta | WholeOutput) -> dict[str, Any] | None:
+    """Log probabilities of an output's tokens; None when not requested."""
     echo = None if output.prompt is None else output.prompt.echo
     if echo is not None and echo.scores is not None:
         return echo_logprobs(echo.scores, output.logprobs)
@@ -88,7 +88,7 @@ def logprobs_body(form: Form, output: Delta | Completion) -> dict[str, Any] | No
 
 
 def message_body(reply: Reply) -> dict[str, Any]:
-    """A whole answer; what it does not have is left out, but for the content."""
+    """A whole answer; absent parts are left out, except the content."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
     if reply.reasoning is not None:
         message["reasoning_content"] = reply.reasoning
@@ -106,7 +106,7 @@ def message_body(reply: Reply) -> dict[str, Any]:
 
 
 def call_delta(part: CallStart | CallArguments) -> dict[str, Any]:
-    """What a part adds to the tool calls of a streamed chat."""
+    """The change of a streamed chat's tool calls by one part."""
     match part:
         case CallStart(index, call_id, name):
             function = {"name": name, "arguments": ""}
@@ -116,7 +116,7 @@ def call_delta(part: CallStart | CallArguments) -> dict[str, Any]:
 
 
 def finish_fields(finish: Finish, *, has_calls: bool = False) -> dict[str, Any]:
-    """How a choice ended; stop_reason names the stop string or stop token, if one did it."""
+    """How a choice ended; stop_reason names the stop string or stop token, if there was one."""
     by = finish.stop_token_id if finish.stop_string is None else finish.stop_string
     is_stop = finish.reason is FinishReason.STOP
     reason = "tool_calls" if is_stop and has_calls else finish.reason.value
@@ -124,7 +124,7 @@ def finish_fields(finish: Finish, *, has_calls: bool = False) -> dict[str, Any]:
 
 
 class ChunkWriter:
-    """The chunks of one streamed answer."""
+    """Serializes the chunks of one streamed answer."""
 
     def __init__(
         self, form: Form, answer: Mapping[str, Any], *, num_choices: int, has_usage: bool
@@ -134,7 +134,7 @@ class ChunkWriter:
         self._num_choices = num_choices
         self._has_usage = has_usage
         self._usages: dict[int, Usage] = {}  # by choice
-        self._have_calls: set[int] = set()  # choices
+        self._have_calls: set[int] = set()  # choices with tool calls
         head = f"data: {encode_json(self._answer)[:-1]}"
         self._before_index = f'{head},"choices":[{{"index":'
         self._text_key = TEXT_KEYS[Content] if form.is_chat else '"text":'
@@ -148,8 +148,8 @@ class ChunkWriter:
             return b""
         return self._choice(index, {"delta": {"role": "assistant", "content": ""}})
 
-    def chunk(self, index: int, delta: Delta) -> bytes:
-        """A delta; empty when there is nothing to show."""
+    def chunk(self, index: int, delta: OutputDelta) -> bytes:
+        """The chunk of a delta; empty when there is nothing to show."""
         data = b""
         if delta.prompt is not None and delta.prompt.echo is not None:
             delta = replace(delta, text=delta.prompt.echo.text + delta.text)
@@ -172,8 +172,8 @@ class ChunkWriter:
         around = self._before_index, index, key, encode_json(text), self._after_text
         return "{}{},{}{}{}".format(*around).encode()
 
-    def _parts(self, index: int, delta: Delta, parts: Sequence[Part]) -> bytes:
-        """A chunk for each part of a chat; log probabilities stand alone in front."""
+    def _parts(self, index: int, delta: OutputDelta, parts: Sequence[Part]) -> bytes:
+        """One chunk per part of a chat; log probabilities precede them in a chunk of their own."""
         data = b""
         if delta.logprobs:
             logprobs = logprobs_body(self._form, delta)
@@ -193,7 +193,7 @@ class ChunkWriter:
         return event({**self._answer, "choices": [choice], **usage})
 
     def closing(self) -> bytes:
-        """What follows the last choice's end."""
+        """The events after the end of the last choice."""
         if not self._has_usage:
             return DONE
         in_order = [usage for _, usage in sorted(self._usages.items())]
@@ -201,7 +201,7 @@ class ChunkWriter:
         return event({**self._answer, "choices": [], "usage": usage}) + DONE
 
 
-def whole_choice(form: Form, index: int, output: Completion) -> dict[str, Any]:
+def whole_choice(form: Form, index: int, output: WholeOutput) -> dict[str, Any]:
     """A choice of an answer that is not streamed."""
     told = output.prompt
     echoed = told.echo.text if told is not None and told.echo is not None else ""
@@ -217,8 +217,8 @@ def whole_choice(form: Form, index: int, output: Completion) -> dict[str, Any]:
     return {"index": index, **content, "logprobs": logprobs_body(form, output), **end}
 
 
-def beside_choices(form: Form, outputs: Sequence[Completion]) -> dict[str, Any]:
-    """What a chat says once for all its choices."""
+def beside_choices(form: Form, outputs: Sequence[WholeOutput]) -> dict[str, Any]:
+    """Fields that an answer has once for all its choices."""
     told = outputs[0].prompt
     if not form.is_chat or told is None or told.scores is None:
         return {}

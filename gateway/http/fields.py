@@ -1,8 +1,8 @@
-"""Fields of the OpenAI API that this gateway does not have, and what it does about each.
+"""Fields of the OpenAI API that this gateway does not implement, and how each is handled.
 
-Nothing that would change an answer is ignored. A field is either harmless (it asks nothing of the
-model) or unsupported: then only the values that mean "off" are accepted, and every other value is
-refused by the field's name. What is in neither table nor schema is refused as unknown.
+No field that would change an answer is ignored. A field is either harmless (without effect on the
+model) or unsupported: then only values that mean "off" are accepted, and every other value is
+refused with the field's name. Fields in neither table nor schema are refused as unknown.
 """
 
 from collections.abc import Container, Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.errors import unsupported
 
-# Bookkeeping of the caller; accepted with any value and not looked at.
+# For the caller's bookkeeping; accepted with any value and ignored.
 HARMLESS = frozenset(
     {"metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )
@@ -46,7 +46,7 @@ EMBEDDING: dict[str, tuple[Any, ...]] = {
 }
 
 STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
-    "disable_fallback": (True, False),  # there is one engine and nothing to fall back to
+    "disable_fallback": (True, False),  # there is one engine, without a fallback
     "disable_additional_properties": (False,),
     "structural_tag": (),
 }
@@ -79,10 +79,10 @@ def strip(
     path: str = "",
     known: Container[str] = (),
 ) -> Any:
-    """The body without neutral fields, and without harmless ones that are not known; refuses the
-    first neutral one that is not off.
+    """The body without neutral fields, and without harmless ones that are not known.
 
-    What is no JSON object passes as it is: the schema says what is wrong with it.
+    Raises RequestError for the first neutral field that is not "off". Anything but a JSON object is
+    returned unchanged: the schema refuses it.
     """
     if not isinstance(body, dict):
         return body
@@ -97,7 +97,7 @@ def strip(
 
 
 def _is_same(value: Any, neutral: Any) -> bool:
-    # JSON's true is no 1, whatever Python thinks.
+    # JSON's true is not 1, unlike Python's.
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
 
 

@@ -1,4 +1,4 @@
-"""ASGI layers in front of the routes: the key and the size of bodies."""
+"""ASGI layers around the routes: API key and size of bodies."""
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
@@ -34,7 +34,7 @@ class ApiKeyGuard:
 
 
 class BodyLimit:
-    """Stops reading a body that is too large, whatever length it declares."""
+    """Stops reading a body that is too large, regardless of its declared length."""
 
     def __init__(self, app: ASGIApp, max_bytes: int = limits.MAX_BODY_BYTES) -> None:
         self._app = app
@@ -60,5 +60,5 @@ class BodyLimit:
         await self._app(scope, receive_some, send)
 
     def _refusal(self) -> HTTPException:
-        # The framework lets only its own exception out of the reading of a body.
+        # The framework passes only this exception through when it reads a body.
         return HTTPException(413, f"the body exceeds {self._max_bytes} bytes")

@@ -1,4 +1,4 @@
-"""What a request says about itself beside its body: who asks, and until when."""
+"""Request headers: id, tenant, priority and timeout."""
 
 import math
 from collections.abc import Mapping
@@ -7,20 +7,20 @@ from typing import Protocol
 from gateway.errors import RequestError, invalid
 from gateway.generation import Standing
 
-REQUEST_ID = "x-request-id"  # a retry under the same id finds the place that was kept for it
+REQUEST_ID = "x-request-id"  # a retry with the same id finds its reservation
 TENANT = "x-tenant"
 TIMEOUT_S = "x-timeout-s"
 
 
 class Asking(Protocol):
-    """What bodies say about who asks."""
+    """Fields of a body that identify the caller."""
 
     priority: int | None
     user: str | None
 
 
 def standing_of(body: Asking, headers: Mapping[str, str]) -> Standing:
-    """How a request stands among others; the tenant is the header's, else the body's `user`."""
+    """The standing of a request; the tenant is the header's, else the body's `user`."""
     is_named = TENANT in headers
     tenant = headers[TENANT] if is_named else body.user or ""
     try:

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.logprobs import Candidate, TokenLogprobs
-from gateway.prompt_told import PromptScores
+from gateway.text.logprobs import Candidate, OutputTokenLogprobs
+from gateway.text.prompt_outputs import PromptScores
 
-# JSON has no infinity; a token this unlikely is never seen.
+# JSON has no infinity; tokens this unlikely are not sampled.
 LEAST_LOGPROB = -9999.0
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """An object per token, each with its likeliest alternatives."""
+def chat_logprobs(tokens: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
+    """One object per token, with its likeliest alternatives."""
     content = [
         {**_chat_token(token.sampled), "top_logprobs": [_chat_token(top) for top in token.top]}
         for token in tokens
@@ -19,7 +19,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+def completion_logprobs(tokens: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
     """Columns; the sampled token is always among its alternatives."""
     return {
         "tokens": [_text(token.sampled) for token in tokens],
@@ -32,19 +32,19 @@ def completion_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
     }
 
 
-def echo_logprobs(scores: PromptScores, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """The same of a prompt and its output; the first token of all has no numbers."""
+def echo_logprobs(scores: PromptScores, tokens: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
+    """Columns of a prompt and its output; the very first token has no values."""
     columns = completion_logprobs((*scores.others, *tokens))
     first = {"tokens": _spelled(scores.first_spelling), "text_offset": 0}
     return {name: [first.get(name), *column] for name, column in columns.items()}
 
 
 def prompt_logprobs(scores: PromptScores) -> list[dict[str, Any] | None]:
-    """vLLM's form: by token id, the prompt's own token first; nothing for the first token."""
+    """vLLM's form: a map by id per token, the prompt's own token first; None for the first."""
     return [None, *map(_by_token_id, scores.others)]
 
 
-def _by_token_id(token: TokenLogprobs) -> dict[str, Any]:
+def _by_token_id(token: OutputTokenLogprobs) -> dict[str, Any]:
     return {
         str(candidate.token_id): {
             "logprob": _logprob(candidate),
@@ -68,7 +68,7 @@ def _text(candidate: Candidate) -> str:
 
 
 def _spelled(spelling: bytes) -> str:
-    """A token's text or, where it is no whole characters, its bytes as OpenAI writes them."""
+    """A token's text, or its bytes as OpenAI writes them if it has incomplete characters."""
     try:
         return spelling.decode()
     except UnicodeDecodeError:

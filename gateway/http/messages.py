@@ -1,4 +1,4 @@
-"""Turns, tools and tool choices as OpenAI writes them, and their way into the gateway's nouns."""
+"""Turns, tools and tool choices in OpenAI's form, and their conversion."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -13,7 +13,7 @@ from gateway.http import fields
 
 
 class Strict(BaseModel):
-    """A JSON object with no other fields than these, none of another type than said."""
+    """A JSON object without other fields, and with strict types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -26,21 +26,21 @@ class TextPart(Strict):
 
 
 class CalledFunction(Strict):
-    """What a tool call asks for; arguments are a JSON object, written as a string."""
+    """The function of a tool call; arguments are a JSON object, written as a string."""
 
     name: str
     arguments: str
 
 
 class ToolCallBody(Strict):
-    """A call that the assistant asked for in an earlier turn."""
+    """A tool call by the assistant in an earlier turn."""
 
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
 
     def to_call(self) -> ToolCall:
-        """The call."""
+        """The call as a value of the gateway."""
         return ToolCall(self.id, self.function.name, self.function.arguments)
 
 
@@ -61,7 +61,7 @@ class ChatMessage(Strict):
     content: Content = None
     name: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the same by another name
+    reasoning: str | None = None  # another name of the same field
     tool_calls: list[ToolCallBody] | None = None
     tool_call_id: str | None = None
 
@@ -81,7 +81,7 @@ class ChatMessage(Strict):
 
 
 def _strip_messages(messages: Any) -> Any:
-    """The turns without neutral fields; refuses what is no text by its place."""
+    """The turns without neutral fields. Raises RequestError naming content that is not text."""
     if not isinstance(messages, list):
         return messages
     limits.check_count("messages", len(messages), limits.MAX_MESSAGES)
@@ -97,7 +97,7 @@ def _strip_messages(messages: Any) -> Any:
 
 
 def check_list(path: str, entries: Any, limit: int, known: str) -> None:
-    """Refuses too many entries, and one whose type means something, only not here."""
+    """Raises RequestError for too many entries, and for types other than `known`."""
     if not isinstance(entries, list):
         return
     limits.check_count(path, len(entries), limit)
@@ -121,13 +121,13 @@ class FunctionBody(Strict):
 
 
 class ToolBody(Strict):
-    """A tool; functions are the only ones."""
+    """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: FunctionBody
 
     def to_tool(self) -> Tool:
-        """The tool."""
+        """The tool as a value of the gateway."""
         function = self.function
         is_strict = bool(function.strict)
         return Tool(function.name, function.description, function.parameters, is_strict)
@@ -145,7 +145,7 @@ _MODES = frozenset(mode.value for mode in ToolMode)
 
 
 def parse_choice(value: Any) -> ToolChoice:
-    """A mode, or the one function that must be called."""
+    """A mode, or the one function that must be called. Raises RequestError."""
     if isinstance(value, str) and value in _MODES:
         return ToolChoice(ToolMode(value))
     if not isinstance(value, Mapping) or "type" not in value:

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses and its way into a chat."""
+"""The body of POST /v1/responses, and its conversion to a chat."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,14 +22,14 @@ from gateway.http import fields
 from gateway.http.messages import Strict, check_list, parse_choice
 from gateway.http.schema import Body, Neutral, StreamOptions
 from gateway.http.structured import FORMATS
-from gateway.structure import ANY_OBJECT, JsonSchema, Structure
+from gateway.structure.structure import ANY_OBJECT, JsonSchema, Structure
 
-# What clients send along with items that they had from an earlier answer; it says nothing new.
+# Fields of items that clients copy from an earlier answer; they have no effect.
 _BOOKKEEPING = frozenset({"id", "status", "annotations", "logprobs"})
 
 
 class TextItemPart(Strict):
-    """A piece of a message, of a result or of reasoning."""
+    """A piece of a message, a result or reasoning."""
 
     type: Literal["input_text", "output_text", "reasoning_text"]
     text: str
@@ -73,7 +73,7 @@ class MessageItem(Strict):
 
 
 class CallItem(Strict):
-    """A call that the model asked for."""
+    """A call by the model."""
 
     type: Literal["function_call"]
     call_id: str
@@ -82,7 +82,7 @@ class CallItem(Strict):
 
 
 class ResultItem(Strict):
-    """What came of a call."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -90,7 +90,7 @@ class ResultItem(Strict):
 
 
 class ReasoningItem(Strict):
-    """What the model thought before it went on."""
+    """Reasoning of the model in an earlier turn."""
 
     type: Literal["reasoning"]
     content: TextParts | None = None
@@ -106,7 +106,7 @@ _KINDS: dict[str, type[Item]] = {
 
 
 def _parse_input(value: Any) -> Any:
-    """Text is one turn of the user; items are told apart by their type."""
+    """Parses text as one turn of the user, and items by their type."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list):
@@ -130,7 +130,7 @@ Input = Annotated[
 
 
 class FunctionTool(Strict):
-    """A function, as this API writes it: without a wrapper."""
+    """A function in this API's form, without a wrapper."""
 
     type: Literal["function"]
     name: str
@@ -139,7 +139,7 @@ class FunctionTool(Strict):
     strict: bool | None = None
 
     def to_tool(self) -> Tool:
-        """The tool."""
+        """The tool as a value of the gateway."""
         return Tool(self.name, self.description, self.parameters, bool(self.strict))
 
 
@@ -149,7 +149,7 @@ def _check_tools(tools: Any) -> Any:
 
 
 def _parse_choice(value: Any) -> ToolChoice:
-    """Like that of a chat, without a wrapper."""
+    """A mode, or the one function that must be called, without a wrapper. Raises RequestError."""
     if isinstance(value, dict) and set(value) == {"type", "name"}:
         value = {"type": value["type"], "function": {"name": value["name"]}}
     return parse_choice(value)
@@ -168,13 +168,13 @@ _CHOICE_SCHEMA = {
 
 
 class ReasoningOptions(Strict):
-    """How much to reason."""
+    """The reasoning effort."""
 
     effort: str | None = None
 
 
 class TextFormat(Strict):
-    """What the text must look like; a schema binds whatever `strict` says."""
+    """The format of the text; a schema is enforced whatever `strict` is."""
 
     type: str
     name: str | None = None
@@ -192,7 +192,7 @@ class TextFormat(Strict):
 
 
 class TextOptions(Strict):
-    """How to write."""
+    """Settings of the text."""
 
     format: TextFormat | None = None
 
@@ -222,7 +222,7 @@ class ResponseBody(Body):
     stream_options: StreamOptions | None = None
 
     def to_request(self, request_id: str) -> GenerationRequest:
-        """The output wanted; raises RequestError naming the field that cannot be."""
+        """The request. Raises RequestError naming the field at fault."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "is only allowed with stream: true")
         if self.tool_choice is not None and not self.tools:
@@ -257,7 +257,7 @@ class ResponseBody(Body):
 
 
 def _add(turns: list[Message], item: Item) -> None:
-    """Adds an item; what the assistant thinks, says and calls in a row is one turn."""
+    """Adds an item; consecutive reasoning, content and calls of the assistant form one turn."""
     match item:
         case MessageItem(role="assistant"):
             turn = _open_turn(turns, is_new=lambda last: bool(last.content or last.tool_calls))
@@ -279,7 +279,7 @@ def _add(turns: list[Message], item: Item) -> None:
 def _open_turn(
     turns: list[Message], is_new: Callable[[Message], bool] = lambda last: False
 ) -> Message:
-    """The assistant's turn at the end, or a new one."""
+    """The assistant's turn at the end of `turns`, or a new one."""
     if not turns or turns[-1].role != "assistant" or is_new(turns[-1]):
         turns.append(Message("assistant", None))
     return turns[-1]

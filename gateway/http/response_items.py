@@ -1,4 +1,4 @@
-"""The items of a response and the events that tell of them while they grow. Pure."""
+"""The items of a response, and the events as they grow. Pure."""
 
 import uuid
 from collections.abc import Iterable
@@ -12,20 +12,20 @@ COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
 
 
 class Items:
-    """What an answer consists of: reasoning, messages and calls, in the order they came."""
+    """The items of an answer: reasoning, messages and calls, in order."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
-        self._pieces: list[str] | None = None  # of the item that grows; None when none does
+        self._pieces: list[str] | None = None  # of the open item; None when none is open
 
     @property
     def reasoning(self) -> str:
-        """All that was thought."""
+        """The text of all reasoning items."""
         thoughts = [item for item in self.items if item["type"] == "reasoning"]
         return "".join(part["text"] for item in thoughts for part in item["content"])
 
     def add(self, parts: Iterable[Part]) -> list[Event]:
-        """Takes parts of the answer; returns what is new."""
+        """Adds parts of the answer; returns the events."""
         return [event for part in parts for event in self._add(part)]
 
     def _add(self, part: Part) -> list[Event]:
@@ -45,7 +45,7 @@ class Items:
     def _open(self, item: dict[str, Any]) -> list[Event]:
         self.items.append(item)
         self._pieces = []
-        # A copy, since the item grows on.
+        # A copy, since the item changes later.
         events = [self._event("response.output_item.added", item=_empty(item), is_item=True)]
         if item["type"] != "function_call":
             events.append(self._event("response.content_part.added", part=dict(item["content"][0])))
@@ -63,7 +63,7 @@ class Items:
                 return self._event("response.output_text.delta", delta=text, logprobs=[])
 
     def close(self, status: str) -> list[Event]:
-        """Ends the item that grows, if one does."""
+        """Ends the open item, if there is one; returns the events."""
         if self._pieces is None:
             return []
         item, text = self.items[-1], "".join(self._pieces)
@@ -96,7 +96,7 @@ class Items:
 
 
 def _empty(item: dict[str, Any]) -> dict[str, Any]:
-    """The item before it has any content."""
+    """The item without its content."""
     return item | {"content": []} if "content" in item else dict(item)
 
 

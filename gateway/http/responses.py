@@ -13,20 +13,20 @@ from fastapi.responses import JSONResponse, Response
 from gateway.chat.conversation import ToolChoice
 from gateway.chat.parts import Content, Part
 from gateway.errors import RequestError
-from gateway.generation import Delta, Finish, FinishReason, GenerationRequest
+from gateway.generation import Finish, FinishReason, GenerationRequest, OutputDelta
 from gateway.http.completions import EventStream, first_of, unless_disconnected
 from gateway.http.events import encode_json, error_body
 from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.response_body import ResponseBody, TextOptions
 from gateway.http.response_items import COMPLETED, IN_PROGRESS, INCOMPLETE, Items
 from gateway.pipeline import Pipeline
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 
 
 async def respond(
     body: ResponseBody, request: Request, pipeline: Pipeline, tokenizer: Tokenizer
 ) -> Response:
-    """Runs one HTTP request to its end, or to the end of its client's patience."""
+    """Runs one HTTP request until its end, or until its client disconnects."""
     response_id = request.headers.get(REQUEST_ID) or f"resp_{uuid.uuid4().hex}"
     standing = standing_of(body, request.headers)
     wanted = replace(body.to_request(response_id), standing=standing)
@@ -34,7 +34,7 @@ async def respond(
     answer = Answer(_head(response_id, model, body), tokenizer)
     if body.stream:
         events = _events(pipeline, wanted, answer)
-        # The first event decides the status: what is refused before it is no 200.
+        # The first event decides the status: a refusal before it is not a 200.
         first = await unless_disconnected(request, first_of(events))
         return EventStream(first, events)
     whole = await unless_disconnected(request, pipeline.complete(wanted))
@@ -44,7 +44,7 @@ async def respond(
 
 
 class Answer:
-    """One response as it grows, and the events that tell of it."""
+    """One response as it grows, and its events."""
 
     def __init__(self, head: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         self.body: dict[str, Any] = dict(head)
@@ -60,29 +60,29 @@ class Answer:
         )
 
     def add(self, parts: tuple[Part, ...]) -> bytes:
-        """The events of more of the answer."""
+        """The events of further parts of the answer."""
         return self._write(*self._items.add(parts))
 
     async def end(self, finish: Finish) -> bytes:
-        """The events of its end; then the body is that of the whole response."""
+        """The events of the end; afterwards the body is the whole response."""
         status = COMPLETED if finish.reason is FinishReason.STOP else INCOMPLETE
         events = self._items.close(status)
         self.body["status"] = status
-        if finish.reason is FinishReason.LENGTH:  # for an abort there is no word
+        if finish.reason is FinishReason.LENGTH:  # the API has no reason for an abort
             self.body["incomplete_details"] = {"reason": "max_output_tokens"}
         self.body["output"] = self._items.items
         self.body["usage"] = await self._usage(finish)
         return self._write(*events, {"type": f"response.{status}", "response": self.body})
 
     def fail(self, error: RequestError) -> bytes:
-        """The event of a failure half-way."""
+        """The event of an error after the stream has begun."""
         inner = error_body(error)["error"]
         fields = {name: inner[name] for name in ("code", "message", "param")}
         return self._write({"type": "error", **fields, "error": inner})
 
     async def _usage(self, finish: Finish) -> dict[str, Any]:
         usage = finish.usage
-        # Counted anew: where the reasoning ends is known of the text, not of the tokens.
+        # Counted by tokenizing: the end of the reasoning is known in the text, not in the tokens.
         reasoning = await self._tokenizer.encode(
             "reasoning", self._items.reasoning, add_special_tokens=False
         )
@@ -123,14 +123,14 @@ async def _events(
         yield answer.fail(error)
 
 
-def _parts_of(delta: Delta) -> tuple[Part, ...]:
+def _parts_of(delta: OutputDelta) -> tuple[Part, ...]:
     if delta.parts is not None:
         return delta.parts
     return (Content(delta.text),) if delta.text else ()
 
 
 def _head(response_id: str, model: str, body: ResponseBody) -> dict[str, Any]:
-    """What a response repeats of its request, and what it does not have yet."""
+    """Fields of a response that repeat its request, or are empty so far."""
     effort = None if body.reasoning is None else body.reasoning.effort
     return {
         "id": response_id,

@@ -1,4 +1,4 @@
-"""Request bodies of the HTTP API and their way into the gateway's nouns."""
+"""Request bodies of the HTTP API, and their conversion to requests."""
 
 import re
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from gateway.errors import invalid
 from gateway.generation import (
     MAX_LOGPROBS,
     GenerationRequest,
+    PrefixReuse,
     Prompt,
-    Reuse,
     SamplingParams,
 )
 from gateway.http import fields
@@ -28,7 +28,7 @@ from gateway.http.structured import (
     the_one_of,
     with_whitespace,
 )
-from gateway.structure import Structure
+from gateway.structure.structure import Structure
 
 FIELDS_OF_CONVERSATIONS = (
     "tools",
@@ -36,13 +36,13 @@ FIELDS_OF_CONVERSATIONS = (
     "add_generation_prompt",
     "continue_final_message",
 )
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for completions only
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default, for completions only
 
 Neutral = Mapping[str, tuple[Any, ...]]
 
 
 class Body(Strict):
-    """The body of a request, without the fields that mean "off"."""
+    """A request body, without the fields that mean "off"."""
 
     neutral: ClassVar[Neutral] = {}
 
@@ -62,7 +62,7 @@ StopStrings = Annotated[
 
 
 def _parse_biases(value: Any) -> tuple[tuple[int, float], ...]:
-    """An object of token ids, which JSON spells as strings, and biases."""
+    """Parses an object of token ids (strings in JSON) and biases. Raises RequestError."""
     if not isinstance(value, dict):
         raise invalid("logit_bias", "must be an object of token ids and biases")
     limits.check_count("logit_bias", len(value), limits.MAX_LOGIT_BIASES)
@@ -82,14 +82,14 @@ Biases = Annotated[
 
 
 class StreamOptions(Strict):
-    """What a stream carries beside text."""
+    """Contents of a stream in addition to text."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
 class GenerationBody(Body):
-    """What chats and completions have in common: OpenAI's fields and vLLM's extra ones."""
+    """Fields that chats and completions share: OpenAI's, and vLLM's extra ones."""
 
     model: str | None = None
     temperature: float | None = None
@@ -145,7 +145,7 @@ class GenerationBody(Body):
         num_top_logprobs: int | None,
         echo: bool = False,
     ) -> list[GenerationRequest]:
-        """The n outputs of this body for one prompt."""
+        """The n requests of this body for one prompt."""
         if self.stream and self.prompt_logprobs is not None:
             raise invalid("prompt_logprobs", "is only allowed without stream: true")
         sampling = SamplingParams(
@@ -183,7 +183,7 @@ class GenerationBody(Body):
         return expand(request, self.n)
 
     def _structure(self) -> Structure | None:
-        """What the output must look like; the fields that could say so exclude each other."""
+        """The required structure of the output. Raises RequestError for contradicting fields."""
         guided = Forms(self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         structures = guided.to_structures("guided_")
         for name in ("response_format", "structured_outputs"):
@@ -193,10 +193,10 @@ class GenerationBody(Body):
         name = "guided_whitespace_pattern"
         return with_whitespace(the_one_of(structures), name, self.guided_whitespace_pattern)
 
-    def _reuse(self) -> Reuse:
+    def _reuse(self) -> PrefixReuse:
         if self.cache_salt == "":
             raise invalid("cache_salt", "is empty; leave it out or send a text of its own")
-        return Reuse(self.cache_salt or "", bool(self.skip_prefix_cache))
+        return PrefixReuse(self.cache_salt or "", bool(self.skip_prefix_cache))
 
 
 class ChatCompletionBody(GenerationBody):
@@ -220,7 +220,7 @@ class ChatCompletionBody(GenerationBody):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """top_logprobs, if logprobs says that they are wanted at all."""
+        """top_logprobs, if logprobs is true; else None. Raises RequestError."""
         num_top = self.top_logprobs or 0
         if not 0 <= num_top <= MAX_LOGPROBS:
             raise invalid("top_logprobs", f"{num_top} is outside [0, {MAX_LOGPROBS}]")
@@ -229,7 +229,7 @@ class ChatCompletionBody(GenerationBody):
         return num_top if self.logprobs else None
 
     def to_requests(self, request_id: str) -> list[GenerationRequest]:
-        """The outputs wanted."""
+        """The requests of this body."""
         limit, old_limit = self.max_completion_tokens, self.max_tokens
         if limit is not None and old_limit is not None and limit != old_limit:
             problem = f"{limit} contradicts max_tokens {old_limit}; send one of them"
@@ -265,7 +265,7 @@ def _rendering(body: "ChatCompletionBody | TokenizeBody") -> Rendering:
 
 
 def parse_prompts(name: str, value: Any, most: int) -> list[str | tuple[int, ...]]:
-    """A prompt or a list of them, each text or token ids."""
+    """Parses a prompt or a list of them, each text or token ids. Raises RequestError."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
@@ -309,11 +309,11 @@ class CompletionBody(GenerationBody):
     neutral: ClassVar[Neutral] = fields.COMPLETION
 
     prompt: Prompts
-    logprobs: int | None = None  # 0 asks for the sampled token's own alone
+    logprobs: int | None = None  # 0: the sampled token only
     echo: bool | None = None
 
     def to_requests(self, request_id: str) -> list[GenerationRequest]:
-        """n outputs per prompt, prompt by prompt."""
+        """n requests per prompt, in the order of the prompts."""
         limit = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         ids = [f"{request_id}-{index}" for index in range(len(self.prompt))]
         if len(self.prompt) == 1:
@@ -338,7 +338,7 @@ class TokenizeBody(Body):
     add_special_tokens: bool | None = None
 
     def to_conversation(self) -> Conversation | None:
-        """The conversation, when it is one that is to be tokenized."""
+        """The conversation to tokenize; None for a prompt."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid("prompt", "send either prompt or messages")
         if self.messages is None:

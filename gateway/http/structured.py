@@ -1,4 +1,4 @@
-"""The fields of a request that say what its output must look like: OpenAI's one and vLLM's."""
+"""Fields for structured output: OpenAI's and vLLM's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,17 +6,24 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from gateway import json_schema
 from gateway.errors import invalid, unsupported
 from gateway.http import fields
 from gateway.http.messages import Strict
-from gateway.structure import ANY_OBJECT, Choice, ContextFree, JsonSchema, Regex, Structure
+from gateway.structure import json_schema
+from gateway.structure.structure import (
+    ANY_OBJECT,
+    ContextFree,
+    JsonSchema,
+    OneOfTexts,
+    Regex,
+    Structure,
+)
 
 FORMATS = ("text", "json_object", "json_schema")
 
 
 class SchemaFormat(Strict):
-    """A named schema. It binds whatever `strict` says."""
+    """A named schema. It is enforced whatever `strict` is."""
 
     name: str
     description: str | None = None
@@ -46,7 +53,7 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """vLLM's structured_outputs: one form and what is said about JSON's whitespace."""
+    """vLLM's structured_outputs: one form, and JSON's whitespace."""
 
     json_: Any = Field(None, alias="json")
     json_object: bool | None = None
@@ -62,7 +69,7 @@ class StructuredOutputs(Strict):
         return fields.strip(body, fields.STRUCTURED_OUTPUTS, "structured_outputs.")
 
     def to_structure(self) -> Structure | None:
-        """The one form that is set."""
+        """The form that is set. Raises RequestError unless it is exactly one."""
         prefix = "structured_outputs."
         forms = Forms(self.json_, self.regex, self.choice, self.grammar)
         structures = forms.to_structures(prefix)
@@ -80,7 +87,7 @@ class StructuredOutputs(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """What vLLM's two generations of fields have in common."""
+    """The fields of vLLM's old and new form."""
 
     json: Any
     regex: str | None
@@ -88,7 +95,7 @@ class Forms:
     grammar: str | None
 
     def to_structures(self, prefix: str) -> dict[str, Structure]:
-        """Those that are set, by the names of their fields."""
+        """The forms that are set, by field name."""
         found: dict[str, Structure] = {}
         if self.json is not None:
             place, schema = f"{prefix}json", self.json
@@ -98,14 +105,14 @@ class Forms:
         if self.regex is not None:
             found[f"{prefix}regex"] = Regex(f"{prefix}regex", self.regex)
         if self.choice is not None:
-            found[f"{prefix}choice"] = Choice(f"{prefix}choice", tuple(self.choice))
+            found[f"{prefix}choice"] = OneOfTexts(f"{prefix}choice", tuple(self.choice))
         if self.grammar is not None:
             found[f"{prefix}grammar"] = ContextFree(f"{prefix}grammar", self.grammar)
         return found
 
 
 def the_one_of(structures: Mapping[str, Structure]) -> Structure | None:
-    """The structure asked for, if one is; several contradict each other."""
+    """The structure, if one is set. Raises RequestError for several."""
     if len(structures) > 1:
         first, second, *_ = structures
         raise invalid(second, f"contradicts {first}; send one of them")
@@ -115,7 +122,7 @@ def the_one_of(structures: Mapping[str, Structure]) -> Structure | None:
 def with_whitespace(
     structure: Structure | None, name: str, whitespace: str | None
 ) -> Structure | None:
-    """The structure with what a field of this name says about the whitespace of its JSON."""
+    """The structure with the whitespace setting of the field `name`."""
     if whitespace is None:
         return structure
     if not isinstance(structure, JsonSchema):

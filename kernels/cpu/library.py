@@ -1,14 +1,14 @@
-"""kernels.c as Python sees it: typed calls with tensors, pointers inside.
+"""layer.c as Python sees it: typed calls with tensors, pointers inside.
 
 The meaning of every operation is the function of the same name in `kernels/reference.py`, except
-that inputs are overwritten where a name says so. The structs here are those of kernels.c, field by
-field.
+that inputs are overwritten where a name says so. The structs here are those of the C source, field
+by field.
 """
 
 import ctypes
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.cpu import build
+from kernels.cpu import build, isa
+from kernels.cpu.isa import ISA
 
-SOURCE = Path(__file__).with_name("kernels.c")
-LANES = 16  # every size of a tensor but the rows is a multiple of this
-PANEL = 2 * LANES  # outputs whose weights lie together
+SOURCE = Path(__file__).with_name("layer.c")
 MAX_HEAD_DIM = 256
+MAX_HEADS_PER_KV_HEAD = 96
+STORED = {
+    torch.float32: "-DFLOAT32",
+    torch.bfloat16: "-DBFLOAT16",
+    torch.float16: "-DFLOAT16",
+}
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +43,7 @@ class Product(ctypes.Structure):
 
 
 class AttentionArguments(ctypes.Structure):
-    """`attention` in C: what all layers of a decode step have in common."""
+    """`attention` in C: what all layers of a step have in common."""
 
     _fields_ = (
         ("num_heads", c_long),
@@ -53,7 +58,9 @@ class AttentionArguments(ctypes.Structure):
         ("slots", c_void_p),
         ("tables", c_void_p),
         ("context_lens", c_void_p),
+        ("starts", c_void_p),
         ("rows", c_long),
+        ("sequences", c_long),
     )
 
 
@@ -84,13 +91,14 @@ class StreamArguments(ctypes.Structure):
         ("gate_up", c_void_p),
         ("inner", c_void_p),
         ("qkv", c_void_p),
+        ("copy", c_void_p),
         ("rows", c_long),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A weight [N, K] in the layout that kernels.c reads, with its bias [N]."""
+    """A weight [N, K] in the layout that the library reads, with its bias [N]."""
 
     weight: Tensor
     bias: Tensor | None
@@ -104,22 +112,21 @@ class PackedLinear:
 class Library:
     """The compiled operations for activations of one type. Tensors must be contiguous."""
 
-    def __init__(self, path: Path, dtype: torch.dtype, threads: int) -> None:
+    def __init__(self, path: Path, dtype: torch.dtype, isa: ISA, threads: int) -> None:
         self.dtype = dtype
+        self.isa = isa.name
         self._threads = threads
         library = ctypes.CDLL(str(path))
         pointer = c_void_p
-        self._pack = _declare(library.pack, pointer, pointer, c_long, c_long)
-        self._linear = _declare(
-            library.linear, POINTER(Product), pointer, pointer, pointer, c_long, c_int
-        )
+        self._packed_size = _declare(library.packed_size, c_long, c_long, returns=c_long)
+        self._copy_size = _declare(library.copy_size, c_long, returns=c_long)
+        self._pack = _declare(library.pack, pointer, pointer, c_long, c_long, c_int)
+        self._linear = _declare(library.linear, POINTER(Product), *[pointer] * 4, c_long, c_int)
         self._add_rms_norm = _declare(
             library.add_rms_norm, *[pointer] * 4, c_long, c_long, c_float, c_int
         )
         self._silu_and_mul = _declare(library.silu_and_mul, pointer, pointer, c_long, c_long, c_int)
-        self._decode_attention = _declare(
-            library.decode_attention, POINTER(AttentionArguments), *[pointer] * 4, c_int
-        )
+        self._attend = _declare(library.attend, POINTER(AttentionArguments), *[pointer] * 4, c_int)
         self._decoder_block = _declare(
             library.decoder_block, POINTER(BlockArguments), POINTER(StreamArguments), c_int
         )
@@ -128,23 +135,36 @@ class Library:
         """Copies a weight [N, K] into the layout of the products."""
         self._check(weight)
         num_outputs, num_inputs = weight.shape
-        for size in (num_outputs, num_inputs):
-            if size % LANES:
-                raise ValueError(f"a weight {list(weight.shape)}: {size} is no multiple of {LANES}")
-        num_panels = -(-num_outputs // PANEL)
-        packed = torch.empty(num_panels * PANEL * num_inputs, dtype=self.dtype)
-        self._pack(weight.data_ptr(), packed.data_ptr(), num_outputs, num_inputs)
+        if bias is not None:
+            self._check(bias, (num_outputs,))
+        packed = torch.empty(self._packed_size(num_outputs, num_inputs), dtype=self.dtype)
+        self._pack(weight.data_ptr(), packed.data_ptr(), num_outputs, num_inputs, self._threads)
         bias_at = None if bias is None else bias.data_ptr()
         arguments = Product(packed.data_ptr(), bias_at, num_inputs, num_outputs)
         return PackedLinear(packed, bias, arguments)
 
+    def room_for_copy(self, rows: int, *inputs: int) -> Tensor | None:
+        """Where products of `rows` rows copy inputs of these sizes; None: nowhere."""
+        size = max(self._copy_size(count) for count in inputs)
+        return torch.empty(rows * size, dtype=torch.uint8) if size else None
+
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor) -> Tensor:
         """x [T, K] -> out [T, N], which is of the library's type or float32."""
-        self._check(x)
+        num_inputs = int(packed.arguments.inputs)
+        self._check(x, (len(x), num_inputs))
         is_plain = out.dtype == self.dtype
-        at = out.data_ptr() if is_plain else None
-        at_float32 = None if is_plain else out.data_ptr()
-        self._linear(packed.arguments, x.data_ptr(), at, at_float32, len(x), self._threads)
+        if out.shape != (len(x), packed.num_outputs) or not out.is_contiguous():
+            raise ValueError(f"out {list(out.shape)}: not [{len(x)}, {packed.num_outputs}]")
+        copy = self.room_for_copy(len(x), num_inputs)
+        self._linear(
+            packed.arguments,
+            x.data_ptr(),
+            _at(copy),
+            out.data_ptr() if is_plain else None,
+            None if is_plain else out.data_ptr(),
+            len(x),
+            self._threads,
+        )
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -153,7 +173,7 @@ class Library:
 
     def add_rms_norm_(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Adds x to the residual [T, hidden], returns the norm of the sum."""
-        self._check(x)
+        self._check(x, residual.shape)
         return self._norm(x.data_ptr(), residual, weight, eps)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
@@ -163,7 +183,7 @@ class Library:
         self._silu_and_mul(x.data_ptr(), out.data_ptr(), *out.shape, self._threads)
         return out
 
-    def decode_attention(
+    def attend(
         self,
         arguments: AttentionArguments,
         qkv: Tensor,
@@ -171,13 +191,17 @@ class Library:
         kv_rows: Tensor,
         out: Tensor,
     ) -> None:
-        """Norms, rotates and stores one token a sequence, then attends: out [B, H D].
+        """Norms, rotates and stores a step's tokens, then attends: out [T, H D].
 
-        qkv is [B, (H + 2 Hkv) D]; qk_norm [H + Hkv, D]; kv_rows [num_slots, 2, Hkv, D].
+        qkv is [T, (H + 2 Hkv) D]; qk_norm [H + Hkv, D]; kv_rows [num_slots, 2, Hkv, D].
         """
-        norm_at = None if qk_norm is None else qk_norm.data_ptr()
-        self._decode_attention(
-            arguments, qkv.data_ptr(), norm_at, kv_rows.data_ptr(), out.data_ptr(), self._threads
+        self._attend(
+            arguments,
+            qkv.data_ptr(),
+            _at(qk_norm),
+            kv_rows.data_ptr(),
+            out.data_ptr(),
+            self._threads,
         )
 
     def decoder_block(self, block: BlockArguments, stream: StreamArguments) -> None:
@@ -186,6 +210,7 @@ class Library:
 
     def _norm(self, added_at: int | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         self._check(residual)
+        self._check(weight, residual.shape[-1:])
         out = torch.empty_like(residual)
         self._add_rms_norm(
             added_at, residual.data_ptr(), weight.data_ptr(), out.data_ptr(),
@@ -193,30 +218,53 @@ class Library:
         )  # fmt: skip
         return out
 
-    def _check(self, x: Tensor) -> None:
+    def _check(self, x: Tensor, shape: Sequence[int] | None = None) -> None:
         if x.dtype != self.dtype or x.device.type != "cpu" or not x.is_contiguous():
             raise ValueError(f"{x.dtype} on {x.device}, strides {x.stride()}: not for {self.dtype}")
+        if shape is not None and x.shape != torch.Size(shape):
+            raise ValueError(f"a tensor {list(x.shape)}: not {list(shape)}")
 
 
 def load(dtype: torch.dtype, environment: Mapping[str, str] | None = None) -> Library | None:
-    """The operations for a type, compiled if need be; None, with a line in the log, without."""
+    """The operations for a type, compiled if need be; None, with a line in the log, without.
+
+    Of the instruction sets that this machine has it takes the best that the compiler knows, or the
+    one that PAGEWIRE_CPU_ISA names. Raises isa.UnknownISA if that is not here.
+    """
     environment = os.environ if environment is None else environment
+    candidates = isa.candidates(environment)
     if environment.get("PAGEWIRE_CPU_KERNELS") == "0":
         log.info("CPU kernels are switched off: torch computes everything")
         return None
-    if dtype not in (torch.bfloat16, torch.float32):
+    if dtype not in STORED:
         log.info("there are no CPU kernels for %s: torch computes everything", dtype)
         return None
-    defines = [f"-DBF16={int(dtype == torch.bfloat16)}"]
+    problem: Exception | None = None
     try:
-        path = build.library(SOURCE, defines, build.Toolchain.find(environment))
-        return Library(path, dtype, torch.get_num_threads())
-    except (build.BuildFailed, OSError) as error:
-        log.warning("no CPU kernels, torch computes everything: %s", error)
-        return None
+        toolchain = build.Toolchain.find(environment)
+    except build.BuildFailed as error:
+        candidates, problem = (), error
+    for one in candidates:
+        try:
+            path = build.library(SOURCE, [*one.flags, STORED[dtype]], toolchain)
+            return Library(path, dtype, one, torch.get_num_threads())
+        except (build.BuildFailed, OSError) as error:
+            problem = problem or error
+    log.warning(
+        "no CPU kernels, torch computes everything, slower (a C compiler makes them: "
+        "apt-get install gcc libc6-dev): %s",
+        problem,
+    )
+    return None
 
 
-def _declare(function: "ctypes._NamedFuncPointer", *arguments: type) -> "ctypes._NamedFuncPointer":
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _declare(
+    function: "ctypes._NamedFuncPointer", *arguments: type, returns: type | None = None
+) -> "ctypes._NamedFuncPointer":
     function.argtypes = arguments
-    function.restype = None
+    function.restype = returns
     return function

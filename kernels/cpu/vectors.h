@@ -1,81 +1,174 @@
-/* Vectors of floats, and how a vector of the stored type, bfloat16 if BF16 else float32, is read
- * and written. Needs GCC's vectors and no particular instruction set. */
+/* Vectors of floats as wide as the instruction set has them, and how a vector of the stored type is
+ * read and written: bfloat16, float16 or, without either definition, float32.
+ *
+ * GCC's vectors lower to whatever the flags of the build allow; only conversions that the compiler
+ * does not find by itself are named. Nothing here is aligned to more than an element.
+ */
 #ifndef VECTORS_H
 #define VECTORS_H
 
 #include <stdint.h>
 #include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON) && !defined(PLAIN)
+#include <arm_neon.h>
+#endif
 
-enum { LANES = 16 };
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+/* Specialised for its constant arguments at every call. */
+#define INLINED static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
-
-#if BF16
-typedef uint16_t scalar;
 typedef uint16_t half_vec __attribute__((vector_size(2 * LANES)));
-enum { GROUP = 2 }; /* consecutive k of one output that lie side by side in a packed weight */
 
-static inline vec load(const scalar *x) {
-    half_vec stored;
-    memcpy(&stored, x, sizeof stored);
-    return (vec)(__builtin_convertvector(stored, uvec) << 16);
-}
-
-static inline void store(scalar *to, vec value) { /* to nearest, ties to even; NaN stays NaN */
-    uvec bits = (uvec)value;
-    uvec rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, is_nan = (uvec)(value != value);
-    half_vec stored = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fc0), half_vec);
-    memcpy(to, &stored, sizeof stored);
-}
-
-static inline vec rounded(vec value) { /* to the nearest value that can be stored */
-    scalar stored[LANES];
-    store(stored, value);
-    return load(stored);
-}
-#else
-typedef float scalar;
-enum { GROUP = 1 };
-
-static inline vec load(const scalar *x) {
+INLINED vec load_float(const float *x) {
     vec value;
     memcpy(&value, x, sizeof value);
     return value;
 }
 
-static inline void store(scalar *to, vec value) { memcpy(to, &value, sizeof value); }
-static inline vec rounded(vec value) { return value; }
-#endif
+INLINED void store_float(float *to, vec value) { memcpy(to, &value, sizeof value); }
 
-static inline vec load_float(const float *x) {
-    vec value;
-    memcpy(&value, x, sizeof value);
-    return value;
-}
-
-static inline void store_float(float *to, vec value) { memcpy(to, &value, sizeof value); }
-
-static inline vec either(ivec condition, vec yes, vec no) {
+INLINED vec either(ivec condition, vec yes, vec no) {
     return (vec)((condition & (ivec)yes) | (~condition & (ivec)no));
 }
 
+/* ---- the stored type: narrowing is to nearest, ties to even; NaN stays NaN -------------------- */
+
+#if defined(BFLOAT16)
+typedef uint16_t scalar;
+
+INLINED vec widened(half_vec stored) {
+    return (vec)(__builtin_convertvector(stored, uvec) << 16);
+}
+
+INLINED uvec nearest_bits(vec value) { /* in the low half of each lane */
+    uvec bits = (uvec)value, is_nan = (uvec)(value != value);
+    uvec nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return (nearest & ~is_nan) | (is_nan & 0x7fc0);
+}
+
+INLINED half_vec narrowed(vec value) {
+    return __builtin_convertvector(nearest_bits(value), half_vec);
+}
+
+INLINED vec rounded(vec value) { return (vec)(nearest_bits(value) << 16); }
+
+#elif defined(FLOAT16)
+typedef uint16_t scalar;
+
+#if defined(__AVX512F__)
+INLINED vec widened(half_vec stored) { return (vec)_mm512_cvtph_ps((__m256i)stored); }
+INLINED half_vec narrowed(vec value) { return (half_vec)_mm512_cvtps_ph((__m512)value, 0); }
+#elif defined(__F16C__)
+INLINED vec widened(half_vec stored) { return (vec)_mm256_cvtph_ps((__m128i)stored); }
+INLINED half_vec narrowed(vec value) { return (half_vec)_mm256_cvtps_ph((__m256)value, 0); }
+#elif defined(__ARM_NEON) && !defined(PLAIN)
+INLINED vec widened(half_vec stored) { return (vec)vcvt_f32_f16((float16x4_t)stored); }
+INLINED half_vec narrowed(vec value) { return (half_vec)vcvt_f16_f32((float32x4_t)value); }
+#else
+/* The exponent's bias differs by 112. A factor moves it, for subnormal numbers too. */
+INLINED vec widened(half_vec stored) {
+    uvec bits = __builtin_convertvector(stored, uvec), size = bits & 0x7fff;
+    uvec finite = (uvec)((vec)(size << 13) * 0x1p112f), is_large = (uvec)(size >= 0x7c00);
+    return (vec)(finite | (is_large & 0x7f800000) | (bits & 0x8000) << 16);
+}
+
+/* Below the least normal number, adding 0.5 leaves the nearest multiple of 2^-24 in the low bits. */
+INLINED half_vec narrowed(vec value) {
+    uvec bits = (uvec)value, sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    uvec normal = (size - (112u << 23) + 0xfff + (size >> 13 & 1)) >> 13;
+    uvec subnormal = (uvec)((vec)size + 0.5f) - 0x3f000000;
+    uvec is_small = (uvec)(size < 0x38800000), is_large = (uvec)(size >= 0x47800000);
+    uvec is_nan = (uvec)(value != value);
+    uvec nearest = (is_small & subnormal) | (~is_small & normal);
+    nearest = (nearest & ~is_large) | (is_large & 0x7c00) | (is_nan & 0x0200);
+    return __builtin_convertvector(nearest | sign, half_vec);
+}
+#endif
+
+INLINED vec rounded(vec value) { return widened(narrowed(value)); }
+
+#else
+typedef float scalar;
+
+INLINED vec rounded(vec value) { return value; }
+#endif
+
+#if defined(BFLOAT16) || defined(FLOAT16)
+INLINED vec load(const scalar *x) {
+    half_vec stored;
+    memcpy(&stored, x, sizeof stored);
+    return widened(stored);
+}
+
+INLINED void store(scalar *to, vec value) {
+    half_vec stored = narrowed(value);
+    memcpy(to, &stored, sizeof stored);
+}
+#else
+INLINED vec load(const scalar *x) { return load_float(x); }
+INLINED void store(scalar *to, vec value) { store_float(to, value); }
+#endif
+
+/* ---- the end of a row, where `count` elements are left ---------------------------------------- */
+
+INLINED vec load_some(const scalar *x, long count) { /* zeros after them */
+    if (__builtin_expect(count >= LANES, 1)) return load(x);
+    scalar last[LANES] = {0};
+    memcpy(last, x, count * sizeof *x);
+    return load(last);
+}
+
+INLINED void store_some(scalar *to, vec value, long count) {
+    if (__builtin_expect(count >= LANES, 1)) {
+        store(to, value);
+        return;
+    }
+    scalar last[LANES];
+    store(last, value);
+    memcpy(to, last, count * sizeof *to);
+}
+
+INLINED void store_some_floats(float *to, vec value, long count) {
+    memcpy(to, &value, (count < LANES ? count : LANES) * sizeof *to);
+}
+
+/* ---- functions of all lanes ------------------------------------------------------------------- */
+
 /* The sum of all lanes, by halves. */
-static inline float total_of(vec x) {
-    typedef float v8 __attribute__((vector_size(32)));
+INLINED float total_of(vec x) {
     typedef float v4 __attribute__((vector_size(16)));
+#if LANES >= 8
+    typedef float v8 __attribute__((vector_size(32)));
+#if LANES == 16
     v8 eight = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
                __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+    v8 eight = x;
+#endif
     v4 four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) +
               __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+#else
+    v4 four = x;
+#endif
     four += __builtin_shufflevector(four, four, 2, 3, 0, 1);
     return four[0] + four[1];
 }
 
 /* e^x to 2 ulp, for x between the logarithms of the least and the largest float; x is held there.
  * Adding 1.5 * 2^23 leaves the nearest integer in the low bits. */
-static inline vec exponential(vec x) {
+INLINED vec exponential(vec x) {
     const float shift = 12582912.0f;
     vec least = (vec){} - 87.0f, most = (vec){} + 88.0f;
     x = either(x < least, least, either(x > most, most, x));

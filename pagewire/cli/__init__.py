@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pagewire import __version__
 from pagewire._errors import PagewireError
 from pagewire._terminal import Style
-from pagewire.cli import bench, chat, complete, explain, replay, simulate, status, up
+from pagewire.cli import chat, complete, explain, replay, simulate, status
+from pagewire.cli.benchmark import bench
+from pagewire.cli.launcher import up
 from pagewire.cli.options import CommandError
 
-INTERRUPTED = 130  # as shells count SIGINT
+INTERRUPTED = 130  # as shells report SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()  # the reader left; the interpreter would complain on its way out
+        sys.stderr.close()  # the reader has left; the interpreter would report it at exit
         return 1
     except (CommandError, PagewireError, OSError) as error:
         style = Style(sys.stderr)
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options; a command with `rest` gets what its own parser does not know."""
+    """The options; a command with `rest` gets the arguments that its own parser does not know."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and "rest" not in options:

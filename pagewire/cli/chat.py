@@ -34,10 +34,10 @@ Ctrl-C stops the current answer."""
 
 
 def add_parser(commands: "Subparsers") -> None:
-    """Declares the command."""
+    """Adds the command."""
     parser = add_command(commands, "chat", "Chat with the model in the terminal.")
-    parser.add_argument("--system", default="", metavar="TEXT", help="system message to begin with")
-    parser.add_argument("--model", default="", help="which model, where several are served")
+    parser.add_argument("--system", default="", metavar="TEXT", help="first system message")
+    parser.add_argument("--model", default="", help="model to use, where several are served")
     add_sampling(parser)
     add_connection(parser)
     parser.set_defaults(run=run)
@@ -70,7 +70,7 @@ def _read_line(chat: "Chat") -> str | None:
 
 
 class Chat:
-    """The conversation so far, and what a line does to it."""
+    """The conversation so far, and the commands on it."""
 
     def __init__(self, client: Client, model: str, params: SamplingParams, out: TextIO) -> None:
         self.history: list[Message] = []
@@ -81,7 +81,7 @@ class Chat:
         self._style = Style(out)
 
     def take(self, line: str) -> bool:
-        """Obeys a command or answers a message; False when it is time to leave."""
+        """Runs a command or answers a message; False when the user quits."""
         command, _, argument = line.strip().partition(" ")
         match command:
             case "":
@@ -103,11 +103,11 @@ class Chat:
         return True
 
     def set_system(self, text: str) -> None:
-        """Starts over under this system message, under none if it is empty."""
+        """Starts a new conversation with this system message, or without one if it is empty."""
         self.history = [Message("system", text)] if text else []
 
     def note(self, text: str) -> None:
-        """Says something that is not the model's."""
+        """Prints text that is not the model's."""
         self._out.write(self._style.dim(text) + "\n")
         self._out.flush()
 
@@ -125,13 +125,13 @@ class Chat:
             except PagewireError as error:
                 self._out.write("\n")
                 self.note(f"error: {error}")
-                return  # the question is not part of the conversation; it can be asked again
+                return  # the question is dropped, so that it can be asked again
         self.history = [*turns, Message("assistant", stream.text)]
         self._out.write("\n")
         self.note(outcome)
 
     def _show(self, delta: Delta, is_thinking: bool) -> bool:
-        """Writes a piece, what the model thinks dimmed and on lines of its own; whether it does."""
+        """Prints a piece, with reasoning dimmed; returns whether it was reasoning."""
         if delta.reasoning:
             self._out.write(self._style.dim(delta.reasoning))
             is_thinking = True
@@ -144,7 +144,7 @@ class Chat:
 
 
 class AnswerClock:
-    """Time to first token and token rate of one answer."""
+    """Measures the time to first token and the token rate of one answer."""
 
     def __init__(self) -> None:
         self._start_s = time.monotonic()
@@ -152,14 +152,14 @@ class AnswerClock:
         self._num_first = self._num_tokens = 0
 
     def count(self, num_tokens: int) -> None:
-        """Tokens that have just come."""
+        """Counts tokens that have just arrived."""
         self._last_s = time.monotonic()
         if num_tokens and not self._num_tokens:
             self._first_s, self._num_first = self._last_s, num_tokens
         self._num_tokens += num_tokens
 
     def summary(self) -> str:
-        """The answer in numbers; the rate leaves the first arrival out."""
+        """The measurements as text; the rate excludes the first arrival."""
         ttft_ms = (self._first_s - self._start_s) * 1000
         elapsed_s = self._last_s - self._first_s
         rate = (self._num_tokens - self._num_first) / elapsed_s if elapsed_s > 0 else 0.0

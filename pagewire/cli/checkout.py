@@ -1,6 +1,6 @@
-"""Commands whose code is not in this package: they run a module of a checkout of the repository.
+"""Commands that run a module of a checkout of the repository, since this package lacks their code.
 
-What the command does not know of its line is the module's to read.
+The module parses the arguments that the command does not know.
 """
 
 import argparse
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parents[2]
 
 
 def add_command(commands: "Subparsers", name: str, summary: str) -> argparse.ArgumentParser:
-    """A subcommand whose options are a module's, --help among them; its own is --checkout."""
+    """Adds a subcommand whose options, --help included, are a module's; its own is --checkout."""
     parser = commands.add_parser(name, help=summary, add_help=False, allow_abbrev=False)
     parser.add_argument("--checkout", type=Path, default=HERE)
     parser.set_defaults(rest=[])
@@ -35,9 +35,9 @@ def run_module(
     what: str,
     libraries: Sequence[str] = (),
 ) -> int:
-    """Runs `module`, which is in `file` of a checkout that holds a `what`; its exit status.
+    """Runs `module` in a checkout that has `file`; returns its exit status.
 
-    Refuses by name when the checkout or one of the libraries that it needs is not there.
+    Raises CommandError, naming `what` or the libraries, when checkout or libraries are missing.
     """
     checkout = options.checkout.resolve()
     if not (checkout / file).is_file():
@@ -48,7 +48,7 @@ def run_module(
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
         raise CommandError(f"{module} needs {' and '.join(missing)}, which this Python lacks")
-    # -P: a folder of the module's name in the working directory is not ours.
+    # -P: ignores a folder of the module's name in the working directory.
     command = [sys.executable, "-P", "-m", module, *options.rest]
     paths = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: "Subparsers") -> None:
-    """Declares the command."""
+    """Adds the command."""
     parser = add_command(commands, "complete", "Complete a text, streamed to stdout.")
-    parser.add_argument("prompt", help="the text; - reads it from stdin")
-    parser.add_argument("--model", default="", help="which model, where several are served")
+    parser.add_argument("prompt", help="text to complete; - reads it from stdin")
+    parser.add_argument("--model", default="", help="model to use, where several are served")
     add_sampling(parser)
     add_connection(parser)
     parser.set_defaults(run=run)

@@ -1,4 +1,4 @@
-"""`pagewire explain`: where a request's time went and why it waited."""
+"""`pagewire explain`: time that a request spent per phase, and per reason to wait."""
 
 import argparse
 import json
@@ -29,13 +29,13 @@ _PHASES = {
 
 
 def add_parser(commands: "Subparsers") -> None:
-    """Declares the command."""
+    """Adds the command."""
     parser = add_command(
-        commands, "explain", "Show where a request's time went, live or ended a while ago."
+        commands, "explain", "Show where the time of a live or recently ended request went."
     )
     add = parser.add_argument
-    add("request_id", metavar="REQUEST_ID", help="as in the answer, or in the header x-request-id")
-    add("--scheduler", default=DEFAULT_SCHEDULER, metavar="HOST:PORT", help="the scheduler")
+    add("request_id", metavar="REQUEST_ID", help="from the answer, or the header x-request-id")
+    add("--scheduler", default=DEFAULT_SCHEDULER, metavar="HOST:PORT", help="its address")
     add("--json", action="store_true", help="one JSON line instead of a table")
     add_connection(parser)
     parser.set_defaults(run=run)
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def as_text(answer: debug_pb2.ExplainResponse, style: Style) -> str:
-    """A table: the phases, then what was waited for."""
+    """A table: the phases, then the reasons to wait."""
     wall_s = answer.wall_s or 1e-9
     lines = [
         f"{style.bold(answer.request_id)}  {answer.state}, {answer.wall_s:.3f} s, "

@@ -1,7 +1,7 @@
-"""Asks a server for its standard gRPC health, with no package beyond gRPC's own.
+"""Queries a server's standard gRPC health, without packages other than gRPC.
 
-Its two messages have one field each, a string and an enum, both numbered 1: on the wire they are
-the wrapper types that protobuf brings along.
+Its two messages have one field each, a string and an enum, both numbered 1: on the wire they equal
+protobuf's wrapper types.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ SERVING = 1
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """One answer, or why there was none."""
+    """One answer, or the reason why there was none."""
 
     is_serving: bool
-    reason: str  # in words; empty when serving
+    reason: str  # empty when serving
 
 
 def check(connection: Connection, timeout_s: float = 2.0) -> Health:
-    """The health of one process as a whole."""
+    """The health of a whole process."""
     with open_channel(connection) as channel:
         return check_on(channel, connection.target, timeout_s)
 

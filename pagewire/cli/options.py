@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they turn into."""
+"""Options that several commands share, and the values they are converted to."""
 
 import argparse
 import os
@@ -16,11 +16,11 @@ API_KEY_VARIABLE = "PAGEWIRE_API_KEY"
 
 
 class CommandError(Exception):
-    """A command cannot go on; the message is all the user needs."""
+    """Raised when a command cannot continue; the message is shown to the user."""
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Lists the defaults that say something."""
+    """Shows defaults that carry information."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, False, ""):
@@ -29,7 +29,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def add_command(commands: "Subparsers", name: str, summary: str) -> argparse.ArgumentParser:
-    """A subcommand whose --help lists every default."""
+    """Adds a subcommand whose --help shows every default."""
     return commands.add_parser(
         name,
         help=summary,
@@ -40,23 +40,23 @@ def add_command(commands: "Subparsers", name: str, summary: str) -> argparse.Arg
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
-    """Where the gateway is and how to reach it."""
+    """Adds the options for the address of the gateway, encryption and key."""
     group = parser.add_argument_group("connection")
     add = group.add_argument
     add("--target", default=DEFAULT_TARGET, metavar="HOST:PORT", help="gRPC port of the gateway")
     add("--api-key", metavar="KEY", help=f"key of the gateway (default: ${API_KEY_VARIABLE})")
     add("--allow-insecure-key", action="store_true", help="send the key without TLS")
-    add("--tls", action="store_true", help="encrypt, trusting gRPC's own roots")
-    add("--ca-cert", metavar="PEM", help="encrypt, trusting this certificate authority")
-    add("--client-cert", metavar="PEM", help="certificate to show, with --client-key")
+    add("--tls", action="store_true", help="encrypt, with gRPC's own root certificates")
+    add("--ca-cert", metavar="PEM", help="encrypt, with this root certificate")
+    add("--client-cert", metavar="PEM", help="client certificate, with --client-key")
     add("--client-key", metavar="PEM", help="key of --client-cert")
-    add("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="longest time for one answer")
+    add("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="time limit of one answer")
 
 
 def to_connection(
     options: argparse.Namespace, environ: Mapping[str, str] = os.environ
 ) -> Connection:
-    """The connection that add_connection's options describe."""
+    """The connection from the options of add_connection."""
     files = (options.ca_cert, options.client_cert, options.client_key)
     return Connection(
         target=options.target,
@@ -68,7 +68,7 @@ def to_connection(
 
 
 def to_client(options: argparse.Namespace) -> Client:
-    """A client for add_connection's options."""
+    """A client from the options of add_connection."""
     connection = to_connection(options)
     return Client(
         connection.target,
@@ -80,12 +80,13 @@ def to_client(options: argparse.Namespace) -> Client:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """How to choose tokens; whatever is not given is the server's choice."""
+    """Adds the sampling options; those not given are the server's choice."""
     group = parser.add_argument_group("sampling (default: the server's choice)")
 
     def add(name: str, kind: type, text: str) -> None:
         metavar = kind.__name__.upper()
-        # SUPPRESS: an option that is not given is not in the namespace, and has no default to show.
+        # SUPPRESS: an option that is not given is absent from the namespace, and has no default to
+        # show.
         group.add_argument(name, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=text)
 
     add("--max-tokens", int, "most tokens to generate")
@@ -93,18 +94,18 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     add("--temperature", float, "0 is greedy")
     add("--top-p", float, "keep the likeliest tokens up to this probability")
     add("--top-k", int, "keep this many tokens")
-    add("--min-p", float, "keep tokens this likely, compared with the likeliest")
-    add("--seed", int, "repeats an answer")
+    add("--min-p", float, "keep tokens with this share of the largest probability")
+    add("--seed", int, "seed of the random choices")
     group.add_argument(
         "--stop", action="append", metavar="TEXT", default=[], help="end here; may be repeated"
     )
-    group.add_argument("--ignore-eos", action="store_true", help="go on past the end of sequence")
+    group.add_argument("--ignore-eos", action="store_true", help="continue after end-of-sequence")
 
 
 _SAMPLING = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
 
 
 def to_sampling(options: argparse.Namespace) -> SamplingParams:
-    """The parameters that add_sampling's options describe."""
+    """The parameters from the options of add_sampling."""
     given = {name: getattr(options, name) for name in _SAMPLING if name in options}
     return SamplingParams(**given, stop=options.stop, ignore_eos=options.ignore_eos or None)

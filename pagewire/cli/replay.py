@@ -1,4 +1,4 @@
-"""`pagewire replay`: a recording of a scheduler, played to its code or to a worker."""
+"""`pagewire replay`: replays a scheduler's recording on its code or on a worker."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: "Subparsers") -> None:
-    """Declares the command; its options are those of `python -m scheduler_svc.journal`."""
-    summary = "Replay what a scheduler recorded: the same plans, on a worker the same tokens."
+    """Adds the command; its options are those of `python -m scheduler_svc.journal`."""
+    summary = "Replay a scheduler's recording and compare plans, or tokens on a worker."
     add_command(commands, "replay", summary).set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the replay: 0 when everything is equal, 1 when not, 2 when it cannot be replayed."""
+    """Returns 0 if all was equal, 1 if not, 2 if the recording cannot be replayed."""
     file = "scheduler_svc/journal/__main__.py"
     return run_module(options, "scheduler_svc.journal", file, "scheduler")

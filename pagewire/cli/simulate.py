@@ -1,4 +1,4 @@
-"""`pagewire simulate`: capacity questions, answered by the production scheduler alone."""
+"""`pagewire simulate`: capacity questions, answered by simulating the production scheduler."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: "Subparsers") -> None:
-    """Declares the command; its options are the simulator's."""
+    """Adds the command; its options are the simulator's."""
     summary = "Answer capacity questions for a workload, faster than real time."
     add_command(commands, "simulate", summary).set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the simulator; its exit status is the command's."""
+    """Runs the simulator; returns its exit status."""
     return run_module(options, "simulator.simulate", "simulator/simulate.py", "simulator")

@@ -1,4 +1,4 @@
-"""`pagewire status`: what the three services hold right now, once or again and again."""
+"""`pagewire status`: the state of the three services, once or repeatedly."""
 
 import argparse
 import json
@@ -27,13 +27,13 @@ HOME_AND_CLEAR = "\x1b[H\x1b[2J"
 
 
 def add_parser(commands: "Subparsers") -> None:
-    """Declares the command."""
+    """Adds the command."""
     parser = add_command(
         commands, "status", "Show queue, KV cache and readiness; exits with 1 unless all is ready."
     )
     add = parser.add_argument
-    add("--scheduler", default=DEFAULT_SCHEDULER, metavar="HOST:PORT", help="the scheduler")
-    add("--worker", metavar="HOST:PORT", help="the worker (default: the scheduler's)")
+    add("--scheduler", default=DEFAULT_SCHEDULER, metavar="HOST:PORT", help="its address")
+    add("--worker", metavar="HOST:PORT", help="its address (default: the scheduler's)")
     add("--watch", type=float, nargs="?", const=1.0, metavar="SECONDS", help="repeat until Ctrl-C")
     add("--json", action="store_true", help="one JSON line instead of a table")
     add_connection(parser)
@@ -41,7 +41,7 @@ def add_parser(commands: "Subparsers") -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints one report, or one each `--watch` seconds."""
+    """Prints one report, or one every `--watch` seconds."""
     gateway = to_connection(options)
     while True:
         report = ask(gateway, options.scheduler, options.worker)
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def ask(gateway: Connection, scheduler: str, worker: str | None) -> "Report":
-    """Asks all three; who does not answer is part of the report."""
+    """Queries all three services; missing answers are part of the report."""
     inside = replace(gateway, target=scheduler, api_key=None)
     status: scheduler_pb2.GetStatusResponse | None = None
     try:
@@ -81,13 +81,13 @@ def ask(gateway: Connection, scheduler: str, worker: str | None) -> "Report":
 def _workers(status: scheduler_pb2.GetStatusResponse | None) -> list[str]:
     if status is None:
         return []
-    # A scheduler of an older version knows one worker and no groups.
+    # A scheduler of an older version has one worker and no groups.
     found = [group.address for group in status.groups] or [status.worker_address]
     return [address for address in found if address]
 
 
 class Report:
-    """Answers of the services, as a person or a program wants them."""
+    """Answers of the services, as text or JSON."""
 
     def __init__(
         self, services: dict[str, Health], status: scheduler_pb2.GetStatusResponse | None
@@ -97,12 +97,12 @@ class Report:
 
     @property
     def is_ready(self) -> bool:
-        """Gateway, scheduler and at least one worker answered that they serve."""
+        """Whether gateway, scheduler and at least one worker are serving."""
         kinds = {name.split()[0] for name, answer in self._services.items() if answer.is_serving}
         return kinds == {"gateway", "scheduler", "worker"}
 
     def as_json(self) -> dict[str, object]:
-        """Field names are those of the proto."""
+        """Field names as in the proto."""
         services: dict[str, object] = {}
         for name, answer in self._services.items():
             kind, address = name.split()
@@ -116,7 +116,7 @@ class Report:
         return {"ready": self.is_ready, "services": services, "scheduler": scheduler}
 
     def as_text(self, style: Style) -> str:
-        """A table, at most one line each."""
+        """A table with at most one line per service."""
         lines = []
         for name, answer in self._services.items():
             word = style.green("ready") if answer.is_serving else style.red("not ready")

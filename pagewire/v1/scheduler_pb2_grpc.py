@@ -104,8 +104,8 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """Forgets every cached prefix: nothing computed so far is ever shared with a later request. Whoever
-        runs goes on with what it has.
+        """Empties the prefix cache: no KV computed so far is shared with a later request. Running requests
+        continue with theirs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -202,8 +202,8 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSessionType, _Schedul
     """
 
     ResetPrefixCache: _SchedulerServiceResetPrefixCacheType
-    """Forgets every cached prefix: nothing computed so far is ever shared with a later request. Whoever
-    runs goes on with what it has.
+    """Empties the prefix cache: no KV computed so far is shared with a later request. Running requests
+    continue with theirs.
     """
 
     GetStatus: _SchedulerServiceGetStatusType
@@ -284,8 +284,8 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: pagewire.v1.scheduler_pb2.ResetPrefixCacheRequest,
         context: _ServicerContext,
     ) -> typing.Union[pagewire.v1.scheduler_pb2.ResetPrefixCacheResponse, collections.abc.Awaitable[pagewire.v1.scheduler_pb2.ResetPrefixCacheResponse]]:
-        """Forgets every cached prefix: nothing computed so far is ever shared with a later request. Whoever
-        runs goes on with what it has.
+        """Empties the prefix cache: no KV computed so far is shared with a later request. Running requests
+        continue with theirs.
         """
 
     @abc.abstractmethod

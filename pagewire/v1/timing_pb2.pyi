@@ -20,6 +20,14 @@ class StepTimings(_message.Message):
     idle_us: int
     def __init__(self, queue_us: _Optional[int] = ..., prepare_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., copy_us: _Optional[int] = ..., idle_us: _Optional[int] = ...) -> None: ...
 
+class RehearsedStep(_message.Message):
+    __slots__ = ("num_tokens", "seconds")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    seconds: float
+    def __init__(self, num_tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class DecodeTime(_message.Message):
     __slots__ = ("num_steps", "busy_us", "idle_us")
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]

@@ -36,7 +36,7 @@ ROW_STATUS_NOT_FINITE: RowStatus
 ROW_STATUS_DEAD_END: RowStatus
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "product_timings")
+    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "product_timings", "rehearsed_steps")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class WorkerDescription(_message.Message):
     RANK_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     ALL_REDUCE_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    REHEARSED_STEPS_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     incarnation: int
     num_blocks: int
@@ -79,7 +80,8 @@ class WorkerDescription(_message.Message):
     rank_addresses: _containers.RepeatedScalarFieldContainer[str]
     all_reduce: str
     product_timings: _containers.RepeatedCompositeFieldContainer[_timing_pb2.ProductTiming]
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., product_timings: _Optional[_Iterable[_Union[_timing_pb2.ProductTiming, _Mapping]]] = ...) -> None: ...
+    rehearsed_steps: _containers.RepeatedCompositeFieldContainer[_timing_pb2.RehearsedStep]
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., product_timings: _Optional[_Iterable[_Union[_timing_pb2.ProductTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ...) -> None: ...
 
 class AttentionTiming(_message.Message):
     __slots__ = ("kind", "shape", "backend", "us")
@@ -216,7 +218,7 @@ class Heartbeat(_message.Message):
     def __init__(self, num_frames_received: _Optional[int] = ..., num_frames_sent: _Optional[int] = ..., running_step_id: _Optional[int] = ..., running_ms: _Optional[int] = ...) -> None: ...
 
 class SchedulerOutput(_message.Message):
-    __slots__ = ("step_id", "ack_step_id", "reset", "freed_slots", "new_sequences", "appended_slots", "appended_block_ids", "same_rows", "slots", "num_scheduled", "swapped_out_block_ids", "to_host_block_ids", "from_host_block_ids", "swapped_in_block_ids", "copied_from_block_ids", "copied_to_block_ids", "granted_steps", "wants_state")
+    __slots__ = ("step_id", "ack_step_id", "reset", "freed_slots", "new_sequences", "appended_slots", "appended_block_ids", "same_rows", "slots", "num_scheduled", "granted_steps", "wants_state", "swapped_out_block_ids", "to_host_block_ids", "from_host_block_ids", "swapped_in_block_ids", "copied_from_block_ids", "copied_to_block_ids")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ACK_STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
@@ -227,14 +229,14 @@ class SchedulerOutput(_message.Message):
     SAME_ROWS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     NUM_SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_STATE_FIELD_NUMBER: _ClassVar[int]
     SWAPPED_OUT_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     TO_HOST_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     FROM_HOST_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     SWAPPED_IN_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     COPIED_FROM_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     COPIED_TO_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
-    GRANTED_STEPS_FIELD_NUMBER: _ClassVar[int]
-    WANTS_STATE_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     ack_step_id: int
     reset: bool
@@ -245,15 +247,15 @@ class SchedulerOutput(_message.Message):
     same_rows: bool
     slots: bytes
     num_scheduled: bytes
+    granted_steps: int
+    wants_state: bool
     swapped_out_block_ids: bytes
     to_host_block_ids: bytes
     from_host_block_ids: bytes
     swapped_in_block_ids: bytes
     copied_from_block_ids: bytes
     copied_to_block_ids: bytes
-    granted_steps: int
-    wants_state: bool
-    def __init__(self, step_id: _Optional[int] = ..., ack_step_id: _Optional[int] = ..., reset: bool = ..., freed_slots: _Optional[bytes] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., appended_slots: _Optional[bytes] = ..., appended_block_ids: _Optional[bytes] = ..., same_rows: bool = ..., slots: _Optional[bytes] = ..., num_scheduled: _Optional[bytes] = ..., swapped_out_block_ids: _Optional[bytes] = ..., to_host_block_ids: _Optional[bytes] = ..., from_host_block_ids: _Optional[bytes] = ..., swapped_in_block_ids: _Optional[bytes] = ..., copied_from_block_ids: _Optional[bytes] = ..., copied_to_block_ids: _Optional[bytes] = ..., granted_steps: _Optional[int] = ..., wants_state: bool = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., ack_step_id: _Optional[int] = ..., reset: bool = ..., freed_slots: _Optional[bytes] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., appended_slots: _Optional[bytes] = ..., appended_block_ids: _Optional[bytes] = ..., same_rows: bool = ..., slots: _Optional[bytes] = ..., num_scheduled: _Optional[bytes] = ..., granted_steps: _Optional[int] = ..., wants_state: bool = ..., swapped_out_block_ids: _Optional[bytes] = ..., to_host_block_ids: _Optional[bytes] = ..., from_host_block_ids: _Optional[bytes] = ..., swapped_in_block_ids: _Optional[bytes] = ..., copied_from_block_ids: _Optional[bytes] = ..., copied_to_block_ids: _Optional[bytes] = ...) -> None: ...
 
 class NewSequence(_message.Message):
     __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "report_begin", "prompt_only")

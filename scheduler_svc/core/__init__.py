@@ -1,46 +1,49 @@
 """The scheduler's pure core: events in, plans out.
 
-It deals in integers: token ids, block ids, slots. It imports numpy and xxhash, and nothing that
+It handles integers: token ids, block ids, slots. It imports numpy and xxhash, and nothing that
 could read a clock, open a socket or draw a random number. Start reading at `scheduler.Scheduler`,
 then `planner`, `residency`, `slots`, `block_pool`, `prefix_cache`.
 """
 
-from scheduler_svc.core.block_moves import BlockMoves
-from scheduler_svc.core.config import Policy, Preemption, SchedulerConfig
-from scheduler_svc.core.grants import Cut
-from scheduler_svc.core.losses import hopeless
-from scheduler_svc.core.plan import (
+from scheduler_svc.core.history.losses import hopeless
+from scheduler_svc.core.kv.block_moves import BlockMoves
+from scheduler_svc.core.request.config import Policy, Preemption, SchedulerConfig
+from scheduler_svc.core.request.request import FinishReason, RefusalKind, Refused, Request
+from scheduler_svc.core.request.sequence import Sequence, Status
+from scheduler_svc.core.request.timeline import Phase, Timeline
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.step.grants import Cut
+from scheduler_svc.core.step.plan import (
     Cause,
+    EnteringSequence,
     Finished,
     Held,
-    NewSequence,
     OutOfStep,
+    ReportDelivery,
+    ReportedRange,
+    ReportRange,
     StepOutputs,
     StepPlan,
     StepResult,
 )
-from scheduler_svc.core.reports import Asked, Report, Told
-from scheduler_svc.core.request import FinishReason, RefusalKind, Refused, Request
-from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Sequence, Status
-from scheduler_svc.core.timeline import Phase, Timeline
 
 __all__ = [
-    "Asked",
     "BlockMoves",
     "Cause",
     "Cut",
+    "EnteringSequence",
     "FinishReason",
     "Finished",
     "Held",
-    "NewSequence",
     "OutOfStep",
     "Phase",
     "Policy",
     "Preemption",
     "RefusalKind",
     "Refused",
-    "Report",
+    "ReportDelivery",
+    "ReportRange",
+    "ReportedRange",
     "Request",
     "Scheduler",
     "SchedulerConfig",
@@ -50,6 +53,5 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "Timeline",
-    "Told",
     "hopeless",
 ]

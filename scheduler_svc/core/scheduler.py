@@ -15,23 +15,31 @@ the previous result is known; results come in the order of the plans.
 from collections import deque
 from collections.abc import Iterable
 
-from scheduler_svc.core import reports
-from scheduler_svc.core.arrivals import Arrivals
-from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.deadlines import Deadlines
-from scheduler_svc.core.grants import Cut, Grants
-from scheduler_svc.core.intake import Intake
-from scheduler_svc.core.losses import note_loss
-from scheduler_svc.core.moving import Moving
-from scheduler_svc.core.output_lengths import OutputLengths
-from scheduler_svc.core.plan import Finished, OutOfStep, StepOutputs, StepPlan, StepResult
-from scheduler_svc.core.planner import Planner
-from scheduler_svc.core.recent import Recent
-from scheduler_svc.core.request import FinishReason, Request
-from scheduler_svc.core.residency import Residency
-from scheduler_svc.core.sequence import End, Sequence, Status
-from scheduler_svc.core.sliding_window import blocks_needed
-from scheduler_svc.core.timeline import Phase
+from scheduler_svc.core.history.losses import note_loss
+from scheduler_svc.core.history.migration import Moving
+from scheduler_svc.core.history.output_lengths import OutputLengths
+from scheduler_svc.core.history.recent import Recent
+from scheduler_svc.core.kv.sliding_window import blocks_needed
+from scheduler_svc.core.queue.deadlines import Deadlines
+from scheduler_svc.core.queue.intake import Intake
+from scheduler_svc.core.request.config import SchedulerConfig
+from scheduler_svc.core.request.request import FinishReason, Request
+from scheduler_svc.core.request.sequence import End, Sequence, Status
+from scheduler_svc.core.request.timeline import Phase
+from scheduler_svc.core.step import reports
+from scheduler_svc.core.step.apply_tokens import Arrivals
+from scheduler_svc.core.step.grants import Cut, Grants
+from scheduler_svc.core.step.plan import (
+    Finished,
+    OutOfStep,
+    ReportDelivery,
+    StepOutputs,
+    StepPlan,
+    StepResult,
+)
+from scheduler_svc.core.step.planner import Planner
+from scheduler_svc.core.step.state import Residency
+from scheduler_svc.core.view import View
 
 
 class Scheduler:
@@ -40,6 +48,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.residency = Residency(config)
+        self.view = View(self.residency)
         self._planner = Planner(config, self.residency)
         self.counters = self._planner.counters
         self._in_flight: deque[StepPlan] = deque()
@@ -51,7 +60,7 @@ class Scheduler:
         self.recent = Recent()
         self._deadlines = Deadlines()
         self.moving = Moving(self.residency, self._live, self._deadlines)
-        self._lost_at_step = 0  # the newest planned when the worker was lost last
+        self._lost_at_step = 0  # last step planned when the worker was lost
         self.num_accepted = 0
         self.num_finished = 0
         self.num_expired = 0
@@ -61,7 +70,7 @@ class Scheduler:
 
     @property
     def now_s(self) -> float:
-        """The latest moment that somebody told; what happens now is booked under it."""
+        """The latest time reported, in seconds; events are recorded at this time."""
         return self.residency.now_s
 
     @now_s.setter
@@ -70,11 +79,14 @@ class Scheduler:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When somebody has to be ended at the latest."""
+        """The earliest deadline of a live sequence, in seconds; None when no sequence has one."""
         return self._deadlines.next_s
 
     def expire(self, now_s: float) -> list[Finished]:
-        """Tells the time; ends whoever's deadline has come, with where the time went."""
+        """Advances the time and ends the sequences past their deadline.
+
+        Returns one end per sequence; its message says how long the request spent in each phase.
+        """
         self.now_s = now_s
         finished = []
         for sequence in self._deadlines.take_due(now_s):
@@ -91,44 +103,44 @@ class Scheduler:
             self.residency.renew_roster()
         return finished
 
-    # --- what there is ---------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------------------
 
     @property
     def num_in_flight(self) -> int:
-        """Steps planned whose result has not come."""
+        """Number of steps planned whose result has not arrived."""
         return len(self._in_flight)
 
     @property
     def is_cutting(self) -> bool:
-        """Whether a cut waits for its answer; nothing is planned before it comes."""
+        """Whether a cut awaits the worker's answer; no step is planned before it arrives."""
         return self._grants.pending is not None
 
     @property
     def oldest_in_flight(self) -> StepPlan | None:
-        """The step whose result comes next."""
+        """The step that the next result answers; None when no step is in flight."""
         return self._in_flight[0] if self._in_flight else None
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold a slot."""
+        """Number of sequences that hold a slot."""
         return len(self.residency.roster.sequences)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that hold none, preempted ones included."""
+        """Number of sequences without a slot, preempted ones included."""
         return len(self.residency.waiting)
 
     @property
     def last_step_id(self) -> int:
-        """The newest step planned; 0 before the first."""
+        """Id of the last step planned; 0 before the first."""
         return self._planner.last_step_id
 
     def live(self) -> Iterable[Sequence]:
-        """Everyone who has not finished, oldest first."""
+        """All sequences that have not finished, oldest first."""
         return self._live.values()
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
-        """How many tokens of a sequence that has no slot need not be computed here."""
+        """Number of a waiting sequence's tokens that the prefix cache holds here."""
         return self._planner.num_cached_tokens(sequence)
 
     def has_siblings_of(self, request: Request) -> bool:
@@ -136,13 +148,16 @@ class Scheduler:
         return self.residency.siblings.has_group_of(request)
 
     def find(self, request_id: str) -> Sequence | None:
-        """A live sequence by its request's id."""
+        """The live sequence with this request id; None when there is none."""
         return self._live.get(request_id)
 
     # --- requests --------------------------------------------------------------------------------
 
     def add(self, request: Request) -> Sequence:
-        """Queues a request. Raises Refused, naming the field, when it cannot be let in."""
+        """Queues a request and returns its sequence.
+
+        Raises Refused, naming the field, when the request is invalid or the queue is full.
+        """
         self.now_s = request.arrival_s
         max_len = self.intake.check(request, self._live, self.residency.pool.num_usable)
         eos = () if request.ignore_eos else self.config.eos_token_ids
@@ -158,11 +173,11 @@ class Scheduler:
         return sequence
 
     def promise(self, request: Request, due_s: float) -> None:
-        """Keeps a place for a request that was refused for overload and told to come again."""
+        """Reserves a place in the queue at `due_s` for a request that was refused for overload."""
         self.intake.promises.make(request, due_s)
 
     def abort(self, request_id: str) -> Finished | None:
-        """Ends a request in whatever state; None when no live request has this id."""
+        """Ends a request in any state; None when no live request has this id."""
         sequence = self._live.get(request_id)
         if sequence is None:
             return None
@@ -174,9 +189,9 @@ class Scheduler:
         return finished
 
     def set_priority(self, request_id: str, priority: int) -> Sequence | None:
-        """Makes a live request more or less urgent; None when no live request has this id.
+        """Changes the priority of a live request; None when no live request has this id.
 
-        Only the policy PRIORITY looks at it.
+        Only the policy PRIORITY uses it.
         """
         sequence = self._live.get(request_id)
         if sequence is not None:
@@ -184,11 +199,11 @@ class Scheduler:
         return sequence
 
     def reset_prefix_cache(self) -> int:
-        """Forgets every cached prefix; whoever runs goes on. Returns how many blocks had one."""
+        """Empties the prefix cache; running sequences continue. Returns how many blocks it held."""
         return self.residency.forget_prefixes()
 
     def _end(self, sequence: Sequence) -> None:
-        """Takes a sequence out of everything. The roster is renewed by the caller, once."""
+        """Removes a sequence from slots, queue and indexes; the caller renews the running set."""
         if sequence.status is Status.RUNNING:
             self.residency.leave(sequence, Status.FINISHED)
         else:
@@ -202,7 +217,7 @@ class Scheduler:
     # --- steps -----------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
-        """Plans the next step; None when there is nothing to compute before a result comes."""
+        """Plans the next step; None when there is nothing to compute before a result arrives."""
         if self._grants.pending is not None:
             return None
         plan = self._planner.plan()
@@ -211,9 +226,10 @@ class Scheduler:
         return plan
 
     def grant(self, max_steps: int) -> tuple[StepPlan, ...]:
-        """Plans up to so many decode steps, for one frame; none unless that is all there is to do.
+        """Plans up to `max_steps` decode steps, to be sent in one frame.
 
-        Their results come one by one, as of any steps; `cut` may take back those not begun.
+        Returns no steps unless decoding is all there is to do. Their results arrive one by one, as
+        those of other steps do; `cut` may take back steps that have not begun.
         """
         if max_steps < 1 or not self._grants.has_room:
             return ()
@@ -224,16 +240,18 @@ class Scheduler:
         return plans
 
     def cut(self, num_kept: int = 0) -> Cut | None:
-        """The granted steps to leave out, if there are more than `num_kept` and something came up.
+        """Returns the granted steps to leave out, or None when no cut is needed.
 
-        The worker answers with what it really skips, for `skip`.
+        A cut is needed when a request waits, one was ended from outside, or too many rows have
+        stopped, and more than `num_kept` granted steps are in flight. The worker answers with the
+        steps that it skips; pass them to `skip`.
         """
         return self._grants.cut(num_kept)
 
     def skip(self, first_step_id: int, last_step_id: int) -> int:
-        """Takes back the steps that a cut left out, from the first on; returns how many.
+        """Takes back the steps that the worker skipped after a cut; returns how many.
 
-        Raises OutOfStep, with nothing changed, when that is not what was asked for.
+        Raises OutOfStep, with nothing changed, when they are not the steps that the cut named.
         """
         skipped = self._grants.skip(first_step_id, last_step_id)
         if skipped:
@@ -243,9 +261,10 @@ class Scheduler:
         return len(skipped)
 
     def update(self, result: StepResult) -> StepOutputs:
-        """Applies the result of the oldest step in flight: appends tokens, ends what has ended.
+        """Applies the result of the oldest step in flight: appends tokens, ends sequences.
 
-        Raises OutOfStep, with nothing changed, when the result is not that step's or does not fit.
+        Raises OutOfStep, with nothing changed, when the result is of another step or its shape is
+        wrong.
         """
         plan = self._in_flight[0] if self._in_flight else None
         if plan is None or plan.step_id != result.step_id:
@@ -259,11 +278,11 @@ class Scheduler:
         if (plan.asked or result.reports) and not reports.answers(plan.asked, result.reports):
             raise OutOfStep(f"step {plan.step_id}: its reports are not those asked for")
         self._in_flight.popleft()
-        told: list[reports.Told] = []
+        told: list[ReportDelivery] = []
         finished: list[Finished] = []
         if plan.asked or plan.prompt_ends:
             told, ends = reports.receive(plan, result.reports, self.residency)
-            # Whoever a report ends gets no token any more.
+            # A sequence that a report ends receives no further token.
             finished = self._finish_all(ends)
         if plan.num_scheduled is not None:
             self._arrivals.begin_decoding(plan.sampled_slots)
@@ -297,10 +316,11 @@ class Scheduler:
     # --- failures --------------------------------------------------------------------------------
 
     def worker_lost(self, num_blocks: int | None = None, num_host_blocks: int | None = None) -> int:
-        """The worker and its KV are gone: everyone who ran waits again, with every token received.
+        """Sends running sequences back to the queue, with their tokens: the worker is gone.
 
-        Results still on their way are void. `num_blocks` and `num_host_blocks` are the new
-        worker's, if they differ. Returns how many requests ran.
+        Its KV is lost, and results that have not arrived are void. `num_blocks` and
+        `num_host_blocks` are those of the new worker, where they differ. Returns the number of
+        sequences that were running.
         """
         oldest, did_none = self.oldest_in_flight, self.residency.acked_step == self._lost_at_step
         self._in_flight.clear()
@@ -321,15 +341,18 @@ class Scheduler:
         return num_ran
 
     def worker_back(self) -> None:
-        """There is a worker again. Only the books of time need to know."""
+        """Records that there is a worker again; this only changes the phase of each timeline."""
         self.residency.is_worker_away = False
         for sequence in self._live.values():
             has_run = sequence.num_cached is not None
             sequence.timeline.enter(Phase.PREEMPTED if has_run else Phase.QUEUE, self.now_s)
 
     def misfits(self) -> list[str]:
-        """Live requests that the KV cache cannot hold; there are some only after a worker with
-        fewer blocks took over. They would wait for ever, so the caller should fail them."""
+        """Ids of live requests that the KV cache cannot hold.
+
+        There are some only after a worker with fewer blocks took over. They would wait forever, so
+        the caller should fail them.
+        """
         num_usable = self.residency.pool.num_usable
         return [
             request_id
@@ -338,7 +361,7 @@ class Scheduler:
         ]
 
     def fail(self, request_ids: Iterable[str], message: str) -> list[Finished]:
-        """Ends live requests with an error; unknown ids are skipped."""
+        """Ends live requests with an error; unknown ids are skipped. Returns the ends."""
         sequences = [self._live[i] for i in dict.fromkeys(request_ids) if i in self._live]
         finished = [self._finish(s, FinishReason.ERROR, message) for s in sequences]
         self._grants.left()

@@ -8,16 +8,16 @@ from pathlib import Path
 from scheduler_svc.journal.calls import UnknownCall
 from scheduler_svc.journal.recording import NotReplayable, Recording
 from scheduler_svc.journal.records import Damaged
-from scheduler_svc.journal.replay import Report, replay
+from scheduler_svc.journal.replay import ReplayReport, replay
 from scheduler_svc.journal.values import BadValues
 from scheduler_svc.journal.worker_replay import replay_on
-from scheduler_svc.worker_link import LinkLost
+from scheduler_svc.worker.link import LinkLost
 
 _EQUAL, _DIVERGED, _FAILED = 0, 1, 2
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point: 0 when everything was equal, 1 when not, 2 when it cannot be replayed."""
+    """Entry point: returns 0 if all was equal, 1 if not, 2 if the recording cannot be replayed."""
     options = _parser().parse_args(arguments)
     try:
         report = _replay(options)
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     return _EQUAL
 
 
-def _replay(options: argparse.Namespace) -> Report:
+def _replay(options: argparse.Namespace) -> ReplayReport:
     recording = Recording(options.path)
     if options.worker:
         return asyncio.run(
@@ -51,9 +51,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("path", type=Path, help="a recording's folder, or the segment to begin at")
-    parser.add_argument("--worker", help="host:port: send the steps there and compare the tokens")
-    parser.add_argument("--to-step", type=int, help="stop behind this step")
-    parser.add_argument("--step-timeout-s", type=float, default=60.0, help="longest for one step")
+    parser.add_argument("--worker", help="host:port of a worker to replay on; compares its tokens")
+    parser.add_argument("--to-step", type=int, help="last step to replay")
+    parser.add_argument("--step-timeout-s", type=float, default=60.0, help="timeout of one step")
     return parser
 
 

@@ -1,7 +1,7 @@
-"""A core that tells of every call that changes it; to whom, it does not know.
+"""A core that reports every call that changes it to a callback.
 
-The events below are all that there are: a test compares them with what `Scheduler` offers, so a new
-call that is neither an event nor a question cannot go unrecorded.
+The lists below are complete: a test compares them with the methods of `Scheduler`, so that a new
+call which is neither an event nor a question cannot go unrecorded.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,12 +20,12 @@ from scheduler_svc.core import (
     StepPlan,
     StepResult,
 )
-from scheduler_svc.core.deadlines import Deadlines
-from scheduler_svc.core.moving import Moving
-from scheduler_svc.core.residency import Residency
+from scheduler_svc.core.history.migration import Moving
+from scheduler_svc.core.queue.deadlines import Deadlines
+from scheduler_svc.core.step.state import Residency
 
-# What changes the core. `now_s` is the property of that name being set; `adopt` and `hand_over` are
-# those of `moving`.
+# Calls that change the core. `now_s` is the property being set; `adopt` and `hand_over` are methods
+# of `moving`.
 EVENTS = frozenset(
     (
         "abort",
@@ -47,9 +47,9 @@ EVENTS = frozenset(
         "worker_lost",
     )
 )
-# What only a replay of replaced tokens does: which token ends a request is known when it has.
+# Used only by a replay of replaced tokens: which token ends a request is known once it has.
 SET_STOP_IDS = "set_stop_ids"
-# What only looks.
+# Calls and properties that only read.
 QUESTIONS = frozenset(
     (
         "can_hold",
@@ -72,20 +72,20 @@ QUESTIONS = frozenset(
 _MOVES = ("adopt", "hand_over")
 
 Answer = TypeVar("Answer")
-# The name of a call, its arguments, what it answered, and the refusal that it raised instead.
+# Receives the name of a call, its arguments, its answer, and the refusal that it raised instead.
 Tap = Callable[[str, tuple[Any, ...], Any, Refused | None], None]
-# Parts of a core that others look at, and change through events alone.
+# Parts of a core that others read, and that change only through events.
 PARTS = frozenset(
-    ("config", "counters", "intake", "moving", "output_lengths", "recent", "residency")
+    ("config", "counters", "intake", "moving", "output_lengths", "recent", "residency", "view")
 )
 
 
 class UnknownCall(ValueError):
-    """An event that this version of the core does not know."""
+    """Raised for an event that this version of the core does not have."""
 
 
 def perform(core: Scheduler, call: str, arguments: tuple[Any, ...]) -> Any:
-    """Does to a core what an event says."""
+    """Performs an event's call on a core and returns its answer."""
     if call == "now_s":
         (core.now_s,) = arguments
         return None
@@ -98,7 +98,7 @@ def perform(core: Scheduler, call: str, arguments: tuple[Any, ...]) -> Any:
 
 
 def _set_stop_ids(core: Scheduler, request_id: str, stop_ids: tuple[int, ...]) -> None:
-    """From now on these tokens end a live request, and no others."""
+    """Replaces the stop tokens of a live request."""
     sequence = core.find(request_id)
     if sequence is not None:
         sequence.stop_ids = stop_ids
@@ -107,11 +107,11 @@ def _set_stop_ids(core: Scheduler, request_id: str, stop_ids: tuple[int, ...]) -
 
 
 class TappedScheduler(Scheduler):
-    """Tells of each event after it has happened. What an event calls itself is a part of it."""
+    """Reports each event after it has happened; calls made inside an event are part of it."""
 
     def __init__(self, config: SchedulerConfig, tap: Tap) -> None:
         self._tap = tap
-        self._is_inside = True  # the constructor's own calls are no events
+        self._is_inside = True  # calls of the constructor are no events
         super().__init__(config)
         self.moving = _TappedMoving(self.residency, self._live, self._deadlines, self._tell)
         self._is_inside = False
@@ -185,7 +185,7 @@ class TappedScheduler(Scheduler):
 
 
 class _TappedMoving(Moving):
-    """The same of sequences that come from other cores and go there."""
+    """Reports the migration of sequences from and to other cores."""
 
     def __init__(
         self,
@@ -202,5 +202,5 @@ class _TappedMoving(Moving):
         return leaving
 
     def adopt(self, sequence: Sequence) -> None:
-        as_it_came = deepcopy(sequence)  # it is about to change, and goes on changing
+        as_it_came = deepcopy(sequence)  # recorded as it arrived, before it changes
         self._tell("adopt", lambda _: super(_TappedMoving, self).adopt(sequence), as_it_came)

@@ -1,6 +1,6 @@
-"""Between calls of the core and events of a recording, and what a replay compares.
+"""Converts between calls of the core and recorded events, and defines what a replay compares.
 
-An event holds the call, its arguments and what it answered; of a plan, the step as it is sent.
+An event holds the call, its arguments and its answer; a plan is stored as the step message.
 """
 
 import json
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagewire.v1.journal_pb2 import JournalEvent, JournalPlanFacts
-from rpc.columns import pack
 from scheduler_svc.convert import to_step
 from scheduler_svc.core import (
     Cut,
@@ -24,11 +23,12 @@ from scheduler_svc.core import (
 from scheduler_svc.journal import values
 from scheduler_svc.journal.calls import SET_STOP_IDS
 from scheduler_svc.journal.mask import Mask
+from wire.columns import pack
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the core and what came of it."""
+    """One call of the core with its result."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -37,7 +37,7 @@ class Call:
 
 
 def to_event(number: int, call: Call) -> JournalEvent:
-    """The event as it is written."""
+    """The call as an event to be written."""
     event = JournalEvent(number=number, call=call.name, raised=_raised(call.refused))
     if call.arguments:
         event.arguments.CopyFrom(values.encode(list(call.arguments)))
@@ -67,17 +67,17 @@ def plans_of(answer: Any) -> tuple[StepPlan, ...]:
 
 
 def arguments_of(event: JournalEvent) -> tuple[Any, ...]:
-    """The arguments again. Raises BadValues."""
+    """The arguments of an event's call. Raises BadValues."""
     return tuple(values.decode(event.arguments)) if event.HasField("arguments") else ()
 
 
 def outcome_of(event: JournalEvent) -> Any:
-    """What the call answered, apart from a plan: None, or what `_outcome` made of it."""
+    """The recorded answer except plans, as `_outcome` made it; None when there was none."""
     return json.loads(event.outcome.json) if event.HasField("outcome") else None
 
 
 def _outcome(answer: Any) -> Any:
-    """Of an answer, what a replay has to repeat and can be written in a line."""
+    """The part of an answer that a replay must repeat, as plain values."""
     match answer:
         case StepOutputs():
             return {"num_tokens": len(answer.token_ids), "ended": _ends(answer.finished)}
@@ -99,7 +99,7 @@ def _ends(finished: list[Finished]) -> list[list[object]]:
 
 
 def ended(answer: Any) -> list[str]:
-    """The requests that a call ended."""
+    """Ids of the requests that a call ended."""
     outcome = _outcome(answer) or {}
     return [str(request_id) for request_id, _, _ in outcome.get("ended", ())]
 
@@ -109,12 +109,12 @@ def _raised(refused: Refused | None) -> str:
 
 
 def masked(call: Call, mask: Mask) -> Iterator[Call]:
-    """The call as it would have been with stand-ins for tokens; at times preceded by another."""
+    """The call with replaced tokens; a second call may precede it."""
     match call:
         case Call("add", (Request() as request,), refused=Refused() as refused) if (
             refused.kind is not RefusalKind.OVERLOADED
         ):
-            # Its tokens may be what was wrong with it. All that it did was to tell the time.
+            # Its tokens may be the reason of the refusal; the call only advanced the time.
             yield Call("now_s", (request.arrival_s,))
         case Call("add" | "promise", (Request() as request, *more)):
             yield Call(call.name, (mask.request(request), *more), None, call.refused)

@@ -1,7 +1,7 @@
 """`python -m scheduler_svc.journal.fold FOLDER BYTES`: cuts off a recording's oldest segments.
 
-It replays them and writes what the core has become as the snapshot of the first one that stays.
-Runs beside the scheduler that records, with a lower priority.
+It replays them and writes the resulting core as the snapshot of the first segment that is kept. It
+runs as a process next to the recording scheduler, at a lower priority.
 """
 
 import os
@@ -18,7 +18,7 @@ _NICENESS = 5
 
 
 def fold(folder: Path, most_bytes: int) -> None:
-    """Leaves at most so many bytes of events. Raises NotReplayable when they do not replay."""
+    """Leaves at most `most_bytes` of events. Raises NotReplayable when they do not replay."""
     oldest, kept = segments.numbers(folder)[0], _first_kept(folder, most_bytes)
     if kept == oldest:
         return
@@ -34,7 +34,7 @@ def fold(folder: Path, most_bytes: int) -> None:
 
 
 def _first_kept(folder: Path, most_bytes: int) -> int:
-    """The oldest segment that stays; the newest is being written and stays in any case."""
+    """The oldest segment to keep; the newest is being written and is always kept."""
     *_, newest = numbers = segments.numbers(folder)
     total = 0
     for number in reversed(numbers):

@@ -1,12 +1,12 @@
-"""Stand-ins for tokens: a recording that says everything about a run but what was said in it.
+"""Replaces tokens in a recording, so that it reveals everything about a run except its text.
 
 Every token becomes another id of the vocabulary, which depends on a key and on all tokens before
 it. So equal prefixes stay equal and different ones different, which is all that the core's plans
-depend on; but no id means the same twice, so counting them tells nothing. The key is drawn for each
-recording and kept in memory only.
+depend on; but the same id never means the same token twice, so counting ids reveals nothing. The
+key is drawn for each recording and kept in memory only.
 
-What ends an output depends on what a token is. Stand-ins therefore have no stop tokens: when one
-ends a request, the recording has the event `set_stop_ids` before it.
+Stop tokens depend on the real tokens. Replaced requests therefore have none: when a stop token ends
+a request, the recording has the event `set_stop_ids` before it.
 """
 
 from dataclasses import replace
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core import (
+    EnteringSequence,
     FinishReason,
-    NewSequence,
     Request,
     SchedulerConfig,
     Sequence,
@@ -36,29 +36,29 @@ _SHIFT = np.uint64(32)
 
 
 class Mask:
-    """One recording's stand-ins. Sees requests, plans and results in the core's order."""
+    """The replacements of one recording; sees requests, plans and results in the core's order."""
 
     def __init__(self, vocab_size: int, max_num_seqs: int, key: bytes) -> None:
         self._key = key
         self._vocab_size = np.uint64(vocab_size)
         self._prefix_key, self._token_key = np.frombuffer(key, dtype=np.uint64)
         self._units = _units_of(vocab_size, np.random.default_rng(list(key)))
-        # By slot: the hash of the tokens known, and how many there are.
+        # By slot: hash and number of the known tokens.
         self._hash: Hashes = np.zeros(max_num_seqs, dtype=np.uint64)
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.uint64)
-        self._slot_of: dict[str, int] = {}  # where a request ran last
-        self._sampled: dict[int, Tokens] = {}  # slots that sample, by step
+        self._slot_of: dict[str, int] = {}  # last slot of each request
+        self._sampled: dict[int, Tokens] = {}  # step id to the slots that sample
 
-    # --- what the core deals with, masked --------------------------------------------------------
+    # --- replaced values -------------------------------------------------------------------------
 
     def config(self, config: SchedulerConfig) -> SchedulerConfig:
-        """Without stop tokens."""
+        """The configuration without stop tokens."""
         return replace(config, eos_token_ids=())
 
     def request(self, request: Request) -> Request:
-        """The request with stand-ins for its prompt and its salt, and without lists of tokens."""
+        """The request with replaced prompt and salt, and without token lists."""
         salt, output = request.cache_salt.encode(), request.output_token_ids
-        if output is not None:  # a stand-in depends on all tokens before it
+        if output is not None:  # a replacement depends on all tokens before it
             num_prompt = len(request.prompt_token_ids)
             output = self.tokens(np.concatenate((request.prompt_token_ids, output)))[num_prompt:]
         if salt:
@@ -71,7 +71,7 @@ class Mask:
         )
 
     def sequence(self, sequence: Sequence) -> Sequence:
-        """A sequence that comes from another core; the copy given is changed."""
+        """Replaces the tokens of a migrated sequence; changes the copy given."""
         sequence.request = self.request(sequence.request)
         sequence.token_ids = self.tokens(sequence.token_ids)
         sequence.stop_ids = ()
@@ -79,19 +79,19 @@ class Mask:
         return sequence
 
     def plan(self, plan: StepPlan) -> StepPlan:
-        """The plan with stand-ins for the tokens that it sends."""
+        """The plan with replaced tokens."""
         self._sampled[plan.step_id] = plan.sampled_slots
         return replace(plan, new_sequences=[self._entering(new) for new in plan.new_sequences])
 
     def result(
         self, result: StepResult, outputs: StepOutputs
     ) -> tuple[StepResult, dict[str, tuple[int, ...]]]:
-        """The result with stand-ins, and the stop tokens to be of whom it ended with one."""
+        """Returns the replaced result, and stop tokens by id of requests that one ended."""
         slots = self._sampled.pop(result.step_id).astype(np.intp)
         rows = outputs.sampled_rows
         if rows is None:
             rows = np.arange(len(slots))
-        token_ids = np.zeros_like(result.token_ids)  # of no consequence where no request takes it
+        token_ids = np.zeros_like(result.token_ids)  # irrelevant where no request takes it
         token_ids[rows] = self._append(slots[rows], result.token_ids[rows])
         stops: dict[str, tuple[int, ...]] = {}
         for finished in outputs.finished:
@@ -99,19 +99,19 @@ class Mask:
             if finished.reason is FinishReason.STOP:
                 stop_id = int(token_ids[np.flatnonzero(slots == slot)[0]])
                 stops[finished.request.request_id] = (stop_id,)
-        dead_ends = dict.fromkeys(result.dead_ends, "no token was left")  # not what its caller sent
+        dead_ends = dict.fromkeys(result.dead_ends, "no token was left")  # hides the caller's text
         return replace(result, token_ids=token_ids, dead_ends=dead_ends), stops
 
     def forget(self, request_id: str) -> None:
-        """A request has ended in another way."""
+        """Forgets a request that ended in another way."""
         self._slot_of.pop(request_id, None)
 
     def forget_steps(self, first: int = 0, last: int | None = None) -> None:
-        """The results of these steps will not come; or of none that is in flight."""
+        """Forgets steps `first` to `last`, by default all, because their results will not come."""
         kept = (s for s in self._sampled if s < first or (last is not None and s > last))
         self._sampled = {step_id: self._sampled[step_id] for step_id in kept}
 
-    def _entering(self, new: NewSequence) -> NewSequence:
+    def _entering(self, new: EnteringSequence) -> EnteringSequence:
         slot, num_tokens = new.slot, len(new.token_ids)
         terms = self._terms(new.token_ids, np.arange(num_tokens, dtype=np.uint64))
         self._hash[slot], self._num_tokens[slot] = terms.sum(dtype=np.uint64), num_tokens
@@ -132,16 +132,16 @@ class Mask:
     # --- tokens ----------------------------------------------------------------------------------
 
     def tokens(self, token_ids: Tokens) -> Tokens:
-        """Stand-ins for the tokens of a sequence, from its first on."""
+        """Replacements for the tokens of a sequence, from its first on."""
         terms = self._terms(token_ids, np.arange(len(token_ids), dtype=np.uint64))
         return self._permuted(np.cumsum(terms, dtype=np.uint64) - terms, token_ids)
 
     def _terms(self, token_ids: Tokens, positions: Hashes) -> Hashes:
-        """What each token adds to the hash of the prefix that it ends."""
+        """Each token's term in the hash of the prefix that it ends."""
         return _mixed(_mixed(positions << _SHIFT | token_ids.astype(np.uint64)) ^ self._prefix_key)
 
     def _permuted(self, prefixes: Hashes, token_ids: Tokens) -> Tokens:
-        """Tokens behind prefixes: for each prefix an affine permutation of the vocabulary."""
+        """Permutes each token by an affine map that depends on its prefix."""
         drawn = _mixed(prefixes ^ self._token_key)
         factors = self._units[(drawn >> _TOP_BITS).astype(np.intp)]
         shifted = factors * token_ids.astype(np.uint64) + drawn % self._vocab_size
@@ -156,7 +156,7 @@ def _units_of(vocab_size: int, rng: np.random.Generator) -> Hashes:
 
 
 def _without_tokens(request: Request) -> Request:
-    """A request without the tokens and the grammar that its caller gave."""
+    """The request without token lists and grammar."""
     sampling = request.sampling
     if isinstance(sampling, Sampling):
         sampling = replace(sampling, logit_bias=(), allowed_token_ids=(), bad_words_token_ids=())

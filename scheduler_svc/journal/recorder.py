@@ -1,8 +1,8 @@
-"""Writes down what a core is told. Serving never waits for it, and never fails with it.
+"""Records the calls of a core. Serving never waits for it and never fails because of it.
 
-The core's thread puts calls into a queue; a thread of the recorder's own turns them into bytes and
-files. Whatever goes wrong there (a full disk, a value that cannot be written, a disk that is too
-slow) ends the recording with a reason and nothing else.
+The core's thread puts calls into a queue; the recorder's thread serializes and writes them. Any
+failure there (a full disk, a value that cannot be written, a disk that is too slow) ends the
+recording with a logged reason and has no other effect.
 """
 
 import logging
@@ -23,41 +23,41 @@ from scheduler_svc.journal.mask import Mask
 logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 1e-4
-_SEGMENTS = 16  # that a full recording consists of
-_EVENTS = f"*{segments.SUFFIX}"  # the snapshot is as large as the core, and there is one
-_FOLD_FROM, _FOLD_TO = 0.75, 0.5  # share of a full recording that is cut off, from and down to
-_CHECKS = 8  # of the room left, while a segment is written
-_MAX_QUEUED = 100_000  # calls; a disk that is so far behind will not catch up
+_SEGMENTS = 16  # in a full recording
+_EVENTS = f"*{segments.SUFFIX}"  # excludes the snapshot, which is as large as the core
+_FOLD_FROM, _FOLD_TO = 0.75, 0.5  # fractions of the limit: cut off from, and down to
+_CHECKS = 8  # checks of the room left per segment written
+_MAX_QUEUED = 100_000  # calls; a disk this slow will not catch up
 _SERVICE_FOLDER = Path(__file__).parents[2]
 
 
 class Stopped(Exception):
-    """The recording cannot go on; the message says why."""
+    """Raised when the recording cannot continue; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How much a recording may keep."""
+class RecordingLimits:
+    """Limits on the size of a recording."""
 
     max_bytes: int
 
     @property
     def segment_bytes(self) -> int:
-        """After how many a new segment begins."""
+        """Size at which a new segment begins."""
         return self.max_bytes // _SEGMENTS
 
 
 class Recorder:
-    """One recording, from the making of a core until `close`. `tap` is for the core's thread.
+    """One recording, from the creation of a core until `close`; the core's thread calls `tap`.
 
-    Its own thread is often at work when the core's wants the interpreter: a process that records
-    should switch every SWITCH_INTERVAL_S, which is for the process to say.
+    The recorder's thread competes with the core's for the interpreter: a recording process should
+    set the switch interval to SWITCH_INTERVAL_S.
     """
 
     def __init__(
-        self, folder: Path, header: JournalHeader, mask: Mask | None, limits: Limits
+        self, folder: Path, header: JournalHeader, mask: Mask | None, limits: RecordingLimits
     ) -> None:
-        """Begins to write into a new folder. Raises OSError."""
+        """Starts a recording in a new folder. Raises OSError."""
         folder.mkdir(mode=0o700, parents=True)
         self.folder = folder
         self.why_stopped = ""
@@ -70,7 +70,7 @@ class Recorder:
     def tap(
         self, name: str, arguments: tuple[Any, ...], answer: Any, refused: Refused | None
     ) -> None:
-        """Takes down a call that has just happened."""
+        """Queues a call that has just happened."""
         if self.why_stopped:
             return
         if self._queue.qsize() >= _MAX_QUEUED:
@@ -79,7 +79,7 @@ class Recorder:
         self._queue.put(Call(name, arguments, answer, refused))
 
     def close(self) -> None:
-        """Writes what has been taken down and ends the recording."""
+        """Writes the queued calls and ends the recording."""
         self._queue.put(None)
         self._thread.join()
         self._claim.release()
@@ -92,7 +92,7 @@ class Recorder:
                 self._writer.write(call)
                 if self._queue.empty():
                     self._writer.flush()
-        except Exception as error:  # whatever it is, requests are served all the same
+        except Exception as error:  # requests are served whatever it is
             self._stop(str(error) or type(error).__name__, error)
         finally:
             self._writer.close()
@@ -104,10 +104,10 @@ class Recorder:
 
 
 class _Writer:
-    """Calls in, segments out. Lives on the recorder's thread."""
+    """Writes calls to segments, on the recorder's thread."""
 
     def __init__(
-        self, folder: Path, header: JournalHeader, mask: Mask | None, limits: Limits
+        self, folder: Path, header: JournalHeader, mask: Mask | None, limits: RecordingLimits
     ) -> None:
         self._folder = folder
         self._header = header
@@ -119,7 +119,7 @@ class _Writer:
         self._file = self._open_segment(1)
 
     def write(self, call: Call) -> None:
-        """Appends a call; begins a new segment before it when the last one is full."""
+        """Appends a call, to a new segment if the last one is full."""
         if self._segment_bytes >= self._limits.segment_bytes:
             self._file.close()
             self._make_room(self._limits.segment_bytes)
@@ -129,18 +129,18 @@ class _Writer:
             self._append(JournalRecord(event=to_event(self._number, shown)))
 
     def flush(self) -> None:
-        """Hands everything to the operating system."""
+        """Flushes buffered bytes to the operating system."""
         self._file.flush()
         segment_bytes, written = self._limits.segment_bytes, self._segment_bytes
         if written - self._checked_bytes >= segment_bytes // _CHECKS:
             self._make_room(max(segment_bytes - written, 0))
 
     def is_settled(self) -> bool:
-        """Whether nothing is being cut off at the moment."""
+        """Whether no cut is in progress."""
         return self._folding is None or self._folding.poll() is not None
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Closes the files."""
         try:
             self._file.close()
         except OSError as error:
@@ -163,9 +163,10 @@ class _Writer:
         self._segment_bytes += len(packed)
 
     def _make_room(self, until_bytes: int) -> None:
-        """Has the oldest segments turned into a snapshot before there is no room for more.
+        """Starts replacing the oldest segments by a snapshot before the limit is reached.
 
-        That is a replay of these segments, so another process does it.
+        Another process does it, since it replays the segments. Raises Stopped when there is no
+        room.
         """
         self._checked_bytes = self._segment_bytes
         if self._folding is not None and self.is_settled():

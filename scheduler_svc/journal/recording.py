@@ -1,4 +1,4 @@
-"""Reads a recording: where it begins, with which core, and its events from there on."""
+"""Reads a recording: the core it begins with, and its events from there on."""
 
 import hashlib
 from collections.abc import Iterator
@@ -11,20 +11,21 @@ from scheduler_svc import core as core_package
 from scheduler_svc.core import Scheduler, SchedulerConfig
 from scheduler_svc.journal import records, segments, values
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class NotReplayable(Exception):
-    """A recording that is not there, not whole, or of another version; the message says which."""
+    """Raised when a recording is missing, incomplete or of another version, as the message says."""
 
 
 @cache
 def core_sha256() -> str:
-    """Identifies the core's sources: what was written by one is read by the same only."""
+    """SHA-256 of the core's sources: a recording is read by the version that wrote it."""
     digest = hashlib.sha256()
     for folder in core_package.__path__:
-        for path in sorted(Path(folder).glob("*.py")):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        for path in sorted(Path(folder).rglob("*.py")):
+            name = path.relative_to(folder).as_posix()
+            digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
@@ -37,7 +38,7 @@ class Event:
 
 
 class Recording:
-    """The segments of one recording, from the one asked for or the oldest on."""
+    """The segments of one recording, from a given one or the oldest on."""
 
     def __init__(self, path: Path) -> None:
         """`path` is a segment, a recording's folder, or a folder with a single recording.
@@ -51,14 +52,14 @@ class Recording:
 
     @property
     def config(self) -> SchedulerConfig:
-        """What the core was made with. Raises BadValues."""
+        """The core's configuration. Raises BadValues."""
         config = values.decode(self.header.config)
         assert isinstance(config, SchedulerConfig)
         return config
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is read from its very first event on."""
+        """Whether it starts with the very first event."""
         return self._first == 1
 
     def restore(self) -> Scheduler:
@@ -83,7 +84,7 @@ class Recording:
         return scheduler
 
     def events(self, num_segments: int | None = None) -> Iterator[Event]:
-        """All events in order, checked to be without gaps. Raises NotReplayable or Damaged."""
+        """The events in order, checked to have no gaps. Raises NotReplayable or Damaged."""
         expected = self.header.first_event
         for number in self._segments[:num_segments]:
             header = self._header_of(number)
@@ -122,7 +123,7 @@ class Recording:
 
 
 def _locate(path: Path) -> tuple[Path, int]:
-    """The folder of a recording and the number of its first segment to read."""
+    """The folder of a recording and the number of the first segment to read."""
     if path.is_file():
         if path.suffix != segments.SUFFIX or not path.stem.isdecimal():
             raise NotReplayable(f"{path} is no segment of a recording (*{segments.SUFFIX})")

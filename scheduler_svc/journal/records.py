@@ -1,7 +1,7 @@
-"""Files of records: each behind its length and two checksums, so that damage has a place.
+"""Files of records: each follows its length and two checksums, so that damage can be located.
 
-A record that ends with the file before it is whole was being written when its process died: it is
-left out. Any other deviation is damage, and an error.
+An incomplete record at the end of a file was being written when its process died: it is ignored.
+Any other deviation is damage, and an error.
 """
 
 import io
@@ -22,12 +22,12 @@ _LENGTH = struct.Struct("<I")
 
 
 class Damaged(Exception):
-    """Bytes of a recording that are not what was written."""
+    """Raised when a recording's bytes do not match their checksums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A record and where it was found."""
+    """A record and its position in the file."""
 
     record: JournalRecord
     path: Path
@@ -35,7 +35,7 @@ class Stored:
 
 
 def pack(record: JournalRecord) -> bytes:
-    """A record as it stands in a file."""
+    """A record with its prefix, as stored in a file."""
     payload = record.SerializeToString(deterministic=True)
     length = _LENGTH.pack(len(payload))
     return _PREFIX.pack(len(payload), zlib.crc32(length), zlib.crc32(payload)) + payload
@@ -59,7 +59,7 @@ def read(path: Path) -> Iterator[Stored]:
 
 
 def _read_payload(file: IO[bytes], path: Path, offset: int, size: int) -> bytes | None:
-    """The bytes of the record that begins here; None when the file ends within it."""
+    """The bytes of the record at `offset`; None when the file ends within it."""
     prefix = file.read(_PREFIX.size)
     if len(prefix) < _PREFIX.size:
         return None

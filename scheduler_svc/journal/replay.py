@@ -1,4 +1,4 @@
-"""Plays a recording to a core and compares what it answers with what was recorded, call by call."""
+"""Replays a recording on a core and compares its answers with the recorded ones, call by call."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,19 +8,19 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from pagewire.v1.journal_pb2 import JournalEvent
-from rpc.columns import INT32, unpack
 from scheduler_svc.core import OutOfStep, Refused, Scheduler
 from scheduler_svc.journal.calls import perform
 from scheduler_svc.journal.events import Call, arguments_of, outcome_of, to_event
 from scheduler_svc.journal.recording import Recording
+from wire.columns import INT32, unpack
 
 _COMPARED = ("raised", "outcome", "step", "plan")
-_SHOWN = 12  # elements of a column in a report
+_SHOWN = 12  # elements of a column shown in a report
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first thing that came out differently."""
+    """The first difference between recording and replay."""
 
     where: str
     field: str
@@ -36,8 +36,8 @@ class Divergence:
 
 
 @dataclass(slots=True)
-class Report:
-    """What was replayed, and how it went."""
+class ReplayReport:
+    """The events that were replayed, and the first divergence if there was one."""
 
     num_events: int = 0
     num_steps: int = 0
@@ -49,7 +49,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def count(self, event: JournalEvent) -> None:
-        """Counts an event that came out as recorded."""
+        """Counts an event that matched."""
         self.num_events += 1
         if event.HasField("step"):
             num_steps = max(event.step.granted_steps, 1)
@@ -71,10 +71,10 @@ class Report:
         )
 
 
-def replay(recording: Recording, to_step: int | None = None) -> Report:
-    """Everything, or up to a step, or up to the first divergence.
+def replay(recording: Recording, to_step: int | None = None) -> ReplayReport:
+    """Replays everything, up to `to_step`, or up to the first divergence.
 
-    Raises NotReplayable, Damaged or BadValues where the recording itself is at fault.
+    Raises NotReplayable, Damaged or BadValues when the recording itself is faulty.
     """
     return play(recording, recording.restore(), to_step=to_step)
 
@@ -85,9 +85,9 @@ def play(
     *,
     num_segments: int | None = None,
     to_step: int | None = None,
-) -> Report:
-    """The same to a core that stands where the recording begins; leaves it where it ends."""
-    report = Report()
+) -> ReplayReport:
+    """Replays on a core that is in the recording's first state; leaves it in the last one."""
+    report = ReplayReport()
     for stored in recording.events(num_segments):
         report.divergence = compare(stored.event, core)
         if report.divergence is not None:
@@ -99,14 +99,14 @@ def play(
 
 
 def is_answer_to(event: JournalEvent, step_id: int | None) -> bool:
-    """Whether this is the result of the step, or of one behind it."""
+    """Whether this event is the result of the step, or of a later one."""
     if step_id is None or event.call != "update":
         return False
     return bool(arguments_of(event)[0].step_id >= step_id)
 
 
 def compare(event: JournalEvent, core: Scheduler) -> Divergence | None:
-    """Does to a core what an event says; tells what came out differently, if anything did."""
+    """Performs an event on a core; returns the difference, or None when it matched."""
     arguments = arguments_of(event)
     where = f"event {event.number} ({event.call}{_about(event, arguments)})"
     answer: Any = None
@@ -116,7 +116,7 @@ def compare(event: JournalEvent, core: Scheduler) -> Divergence | None:
     except Refused as error:
         refused = error
     except (OutOfStep, AssertionError, LookupError, ArithmeticError) as error:
-        # Calls that failed so are not recorded: it is the core that differs.
+        # Failed calls are not recorded, so the core differs.
         return Divergence(where, "what happens", "an answer", f"{type(error).__name__}: {error}")
     replayed = to_event(event.number, Call(event.call, arguments, answer, refused))
     for name in _COMPARED:
@@ -127,7 +127,7 @@ def compare(event: JournalEvent, core: Scheduler) -> Divergence | None:
 
 
 def _about(event: JournalEvent, arguments: tuple[Any, ...]) -> str:
-    """Which step or request an event is about."""
+    """The step or request of an event, as text."""
     if event.HasField("step"):
         return f" of step {event.step.step_id}"
     first: Any = arguments[0] if arguments else None
@@ -138,7 +138,7 @@ def _about(event: JournalEvent, arguments: tuple[Any, ...]) -> str:
 
 
 def _differences(path: str, recorded: Message, replayed: Message) -> Iterator[tuple[str, str, str]]:
-    """Name and both values of whatever differs in the field at the end of the path, in order."""
+    """(name, recorded value, replayed value) of each difference in the field `path`, in order."""
     name = path.rpartition(".")[2]
     descriptor = recorded.DESCRIPTOR.fields_by_name[name]
     ours, theirs = getattr(recorded, name), getattr(replayed, name)
@@ -173,7 +173,7 @@ def _presence(message: Message, name: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value in a line; columns as numbers."""
+    """A value in one line; columns as numbers."""
     if isinstance(value, bytes):
         if len(value) % INT32.itemsize:
             return value.hex(" ")

@@ -31,21 +31,21 @@ def snapshot_path(folder: Path, number: int) -> Path:
 
 
 def numbers(folder: Path) -> list[int]:
-    """The segments that are there, oldest first."""
+    """Numbers of the existing segments, oldest first."""
     return sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
 
 
 def size_bytes(folder: Path, pattern: str = "*") -> int:
-    """Bytes of the files of a recording, or of some of them."""
+    """Total bytes of the files of a recording that match `pattern`."""
     total = 0
     for path in folder.glob(pattern):
-        with suppress(FileNotFoundError):  # another process cuts off the beginning
+        with suppress(FileNotFoundError):  # another process may cut off the oldest
             total += path.stat().st_size
     return total
 
 
 def create(path: Path) -> BinaryIO:
-    """A new file that its owner alone may read. Raises FileExistsError."""
+    """Creates a file that only its owner may read. Raises FileExistsError."""
     return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
 
 
@@ -55,7 +55,7 @@ def recordings(parent: Path) -> Iterator[Path]:
 
 
 class Claim:
-    """Marks a recording as being written, for as long as this process lives or until released."""
+    """Locks a recording for writing until released, or until this process ends."""
 
     def __init__(self, folder: Path) -> None:
         """Raises BlockingIOError when another process has it."""
@@ -67,12 +67,15 @@ class Claim:
             raise
 
     def release(self) -> None:
-        """The recording is complete."""
+        """Releases the lock: the recording is complete."""
         os.close(self._descriptor)
 
 
 def prune(parent: Path, max_bytes: int) -> list[Path]:
-    """Deletes the oldest recordings that nobody writes until at most max_bytes are left."""
+    """Deletes the oldest recordings that are not being written until at most `max_bytes` are left.
+
+    Returns the deleted folders.
+    """
     pruned = []
     complete = list(recordings(parent))
     total = sum(map(size_bytes, complete))

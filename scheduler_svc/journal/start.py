@@ -1,4 +1,4 @@
-"""Makes a core, and with it its recording, if one is wanted."""
+"""Creates a core and, if configured, its recording."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from scheduler_svc.core import Scheduler, SchedulerConfig
 from scheduler_svc.journal import segments, values
 from scheduler_svc.journal.calls import TappedScheduler
 from scheduler_svc.journal.mask import KEY_BYTES, Mask
-from scheduler_svc.journal.recorder import Limits, Recorder
+from scheduler_svc.journal.recorder import Recorder, RecordingLimits
 from scheduler_svc.journal.recording import FORMAT_VERSION, core_sha256
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ MIN_MIB = 8
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """Where to record, how much to keep, and whether what was said is kept."""
+    """Where to record, how much to keep, and whether to keep prompts."""
 
     folder: Path
     max_mib: int
@@ -40,7 +40,7 @@ class RecordOptions:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A core, and who writes down what it is told."""
+    """A core and its recorder, if it has one."""
 
     core: Scheduler
     recorder: Recorder | None = None
@@ -52,7 +52,7 @@ def make_core(
     address: str,
     options: RecordOptions | None,
 ) -> Made:
-    """A new core. When its recording cannot begin, an error is logged and nothing recorded."""
+    """Creates a core. If its recording cannot start, logs an error and records nothing."""
     if options is None:
         return Made(Scheduler(config))
     try:
@@ -91,10 +91,10 @@ def _begin(
         worker_address=address,
         prompts_replaced=mask is not None,
     )
-    return Recorder(options.folder / _name(address), header, mask, Limits(max_bytes))
+    return Recorder(options.folder / _name(address), header, mask, RecordingLimits(max_bytes))
 
 
 def _name(address: str) -> str:
-    """Sorts by time, tells processes and workers apart."""
+    """A folder name that sorts by time and is unique to process and worker."""
     began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return f"{began}-{os.getpid()}-{re.sub(r'[^0-9A-Za-z.]+', '_', address)}"

@@ -1,7 +1,7 @@
-"""Objects of the core as JSON and columns, and back, with who shares what with whom.
+"""Serializes objects of the core as JSON and columns, preserving shared references.
 
-Reading runs no code that a file could choose: a file can name the plain classes of the core and
-nothing else, their constructors are not called, and the fields of dataclasses are checked.
+Reading runs no code that a file could choose: a file can only name plain classes of the core, their
+constructors are not called, and the fields of dataclasses are checked.
 """
 
 import array
@@ -26,18 +26,18 @@ _SCALARS = (bool, int, float, str)
 _COLLECTIONS: dict[str, type] = {
     kind.__name__: kind for kind in (list, tuple, set, frozenset, dict, deque, Counter)
 }
-_SPARSE_FROM = 1 << 16  # bytes; of larger arrays only the pieces that are not all zero are written
+_SPARSE_FROM = 1 << 16  # bytes; of larger arrays, only pieces with nonzero values are written
 
 
 class BadValues(ValueError):
-    """Values that this version cannot read, or cannot write; the message names what is wrong."""
+    """Raised for values that this version cannot read or write; the message names them."""
 
 
 @cache
 def _classes() -> dict[str, type]:
-    """Everything that the core is made of, by name."""
+    """All classes of the core, by name."""
     found: dict[str, type] = {Sampling.__name__: Sampling}
-    for module_info in pkgutil.iter_modules(core.__path__, f"{core.__name__}."):
+    for module_info in pkgutil.walk_packages(core.__path__, f"{core.__name__}."):
         module = importlib.import_module(module_info.name)
         for value in vars(module).values():
             if isinstance(value, type) and value.__module__ == module.__name__:
@@ -46,14 +46,17 @@ def _classes() -> dict[str, type]:
 
 
 def encode(value: object) -> JournalValues:
-    """A value that consists of the core's classes, numbers, text, collections and arrays."""
+    """Serializes a value made of the core's classes, numbers, text, collections and arrays.
+
+    Raises BadValues for anything else.
+    """
     writer = _Writer()
     root = writer.write(value)
     return JournalValues(json=json.dumps([root, writer.nodes]), columns=writer.columns)
 
 
 def decode(values: JournalValues) -> Any:
-    """The value again. Raises BadValues."""
+    """The value that `encode` serialized. Raises BadValues."""
     try:
         root, nodes = json.loads(values.json)
         return _Reader(nodes, values.columns).read(root)
@@ -64,18 +67,18 @@ def decode(values: JournalValues) -> Any:
 
 
 def as_read(value: object) -> Any:
-    """The value as it would come back from a file."""
+    """A copy of the value as it would be read from a file."""
     return decode(encode(value))
 
 
 class _Writer:
-    """Scalars stand where they are; everything else is a node, once, referred to by number."""
+    """Writes scalars inline, and everything else once as a numbered node."""
 
     def __init__(self) -> None:
         self.nodes: list[Json] = []
         self.columns: list[bytes] = []
         self._numbers: dict[int, int] = {}
-        self._kept: list[object] = []  # so that no id is used twice meanwhile
+        self._kept: list[object] = []  # keeps their ids from being reused
 
     def write(self, value: object) -> Json:
         if value is None or type(value) in _SCALARS:
@@ -113,7 +116,7 @@ class _Writer:
 
     def _array(self, value: "np.ndarray[Any, Any]") -> Json:
         dtype, shape = value.dtype.str, list(value.shape)
-        if isinstance(value.base, np.ndarray):  # the same memory must be the same again
+        if isinstance(value.base, np.ndarray):  # a view must be read as a view of the same memory
             offset = _address(value) - _address(value.base)
             return ["view", self.write(value.base), dtype, shape, offset, list(value.strides)]
         if value.nbytes <= _SPARSE_FROM:
@@ -137,13 +140,13 @@ def _address(value: "np.ndarray[Any, Any]") -> int:
 
 @cache
 def _slots_of(kind: Any) -> tuple[str, ...]:
-    """Attributes that have a slot."""
+    """Names of the attributes that have a slot."""
     slots = [parent.__dict__.get("__slots__", ()) for parent in kind.__mro__]
     return tuple(n for names in slots for n in ((names,) if isinstance(names, str) else names))
 
 
 def _state(value: object) -> Iterator[tuple[str, object]]:
-    """Attributes that are set, in slots or not."""
+    """Attributes that are set, with or without slots."""
     kind: Any = type(value)
     for name in _slots_of(kind):
         if hasattr(value, name):
@@ -152,7 +155,7 @@ def _state(value: object) -> Iterator[tuple[str, object]]:
 
 
 class _Reader:
-    """Objects come to be before what they refer to, so circles close."""
+    """Creates objects before their contents, so that circular references work."""
 
     def __init__(self, nodes: list[Json], columns: Any) -> None:
         self._nodes = nodes
@@ -250,7 +253,7 @@ def _plain(dtype: str) -> "np.dtype[Any]":
 
 
 def _completed(kind: Any, state: dict[str, Json], value: object) -> dict[str, Json]:
-    """Fields that a younger version added get their defaults; unknown ones are refused by name."""
+    """Adds defaults for fields of a newer version. Raises BadValues, naming unknown fields."""
     known = {field.name: field for field in fields(kind)}
     unknown = sorted(state.keys() - known.keys())
     if unknown:

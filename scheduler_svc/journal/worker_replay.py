@@ -1,7 +1,7 @@
-"""Sends the steps of a recording to a worker and compares its tokens with those recorded.
+"""Sends the steps of a recording to a worker and compares its tokens with the recorded ones.
 
-Steps go out and answers come in as they did: where the scheduler had planned two steps before it
-knew the result of the first, so has this. Where its worker was lost, the stream begins anew.
+Steps and answers keep their recorded order: where the scheduler had planned two steps before the
+first result, so does the replay. Where the worker was lost, the stream begins anew.
 """
 
 import asyncio
@@ -12,16 +12,16 @@ import numpy as np
 
 from pagewire.v1 import worker_pb2
 from pagewire.v1.journal_pb2 import JournalEvent
-from rpc.columns import unpack
 from scheduler_svc.convert import to_result
 from scheduler_svc.core import StepResult
 from scheduler_svc.journal.events import arguments_of
 from scheduler_svc.journal.recording import NotReplayable, Recording
-from scheduler_svc.journal.replay import Divergence, Report, is_answer_to
-from scheduler_svc.worker_link import LinkLost, WorkerClient, WorkerLink
+from scheduler_svc.journal.replay import Divergence, ReplayReport, is_answer_to
+from scheduler_svc.worker.link import LinkLost, WorkerClient, WorkerLink
+from wire.columns import unpack
 
 _HEARTBEAT_TIMEOUT_S = 10.0
-# What a worker must have as much of as the one recorded.
+# Limits that must be at least those of the recorded worker.
 _NO_LESS = (
     "num_blocks",
     "num_host_blocks",
@@ -33,19 +33,19 @@ _NO_LESS = (
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A step on its way, and whose tokens it will bring."""
+    """A step in flight, with the requests that its tokens belong to."""
 
-    step_id: int | None  # as recorded; None: there was no such step, its answer says nothing
+    step_id: int | None  # as recorded; None: not recorded, its answer is ignored
     slots: list[int]
     request_ids: list[str]
 
 
 async def replay_on(
     recording: Recording, address: str, step_timeout_s: float, to_step: int | None = None
-) -> Report:
-    """Everything from the first step on a fresh worker on, or up to the first divergence.
+) -> ReplayReport:
+    """Replays from the first step on a fresh worker, up to the first divergence or `to_step`.
 
-    Raises NotReplayable, Damaged, BadValues, or LinkLost when there is no such worker.
+    Raises NotReplayable, Damaged, BadValues, or LinkLost when the worker cannot be used.
     """
     if recording.header.prompts_replaced:
         raise NotReplayable(
@@ -68,12 +68,12 @@ class _WorkerReplay:
         self._step_timeout_s = step_timeout_s
         self._link: WorkerLink | None = None
         self._in_flight: deque[_Sent] = deque()
-        self._next_step_id = 1  # ours: steps that were skipped have none
-        self._occupants: dict[int, str] = {}  # request by slot
+        self._next_step_id = 1  # of the replay: skipped steps have none
+        self._occupants: dict[int, str] = {}  # slot to request id
         self._skipped: set[int] = set()
-        self._report = Report()
+        self._report = ReplayReport()
 
-    async def run(self, to_step: int | None = None) -> Report:
+    async def run(self, to_step: int | None = None) -> ReplayReport:
         try:
             num_left_out = await self._run(to_step)
         finally:
@@ -89,7 +89,7 @@ class _WorkerReplay:
         return self._report
 
     async def _run(self, to_step: int | None) -> int:
-        """Returns how many steps came before the first that begins on a fresh worker."""
+        """Returns the number of steps before the first one that begins on a fresh worker."""
         report, num_left_out = self._report, 0
         self._skipped = self._find_skipped()
         for stored in self._recording.events():
@@ -106,7 +106,7 @@ class _WorkerReplay:
         return num_left_out
 
     def _find_skipped(self) -> set[int]:
-        """Steps that were granted and then taken back: here they are not granted."""
+        """Ids of steps that were granted and taken back; the replay does not grant them."""
         skipped: set[int] = set()
         for stored in self._recording.events():
             if stored.event.call == "skip":
@@ -145,7 +145,7 @@ class _WorkerReplay:
     def _frame(
         self, recorded: worker_pb2.SchedulerOutput, num_steps: int
     ) -> worker_pb2.SchedulerOutput:
-        """The frame under our own step id; without rows where every step of it was skipped."""
+        """The frame under the replay's step id; without rows if all its steps were skipped."""
         frame = worker_pb2.SchedulerOutput()
         frame.CopyFrom(recorded)
         frame.step_id = self._next_step_id
@@ -202,7 +202,7 @@ class _WorkerReplay:
         self._in_flight.clear()
 
     def _check(self, worker: worker_pb2.WorkerDescription) -> None:
-        """The worker must serve the same model, with room for every slot and block."""
+        """Raises NotReplayable unless the worker serves the same model with enough room."""
         recorded = self._recording.header.worker
         for what, ours, theirs in (
             ("config_sha256", recorded.model.config_sha256, worker.model.config_sha256),

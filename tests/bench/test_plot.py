@@ -1,4 +1,4 @@
-"""What documented measures becomes pictures and tables; another engine's numbers are not ours."""
+"""Results of documented become pictures and tables, separate from other engines' results."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from bench import plot
-from bench.bars import BOTTOM, HEIGHT, TOP, Chart, svg
-from bench.records import spread
+from bench.harness.bars import BOTTOM, HEIGHT, TOP, Chart, svg
+from bench.harness.records import spread
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -75,7 +75,7 @@ def test_two_gpus_are_not_mistaken_for_one(
     drawn = {each.name: each.read_text() for each in (tmp_path / "drawn").iterdir()}
     assert sorted(drawn) == ["steps-qwen3-8b-x2.svg", "steps-qwen3-8b.svg"]
     assert ">3.00<" in drawn["steps-qwen3-8b-x2.svg"]
-    assert ">3.78<" in drawn["steps-qwen3-8b-x2.svg"]  # what vLLM took on two
+    assert ">3.78<" in drawn["steps-qwen3-8b-x2.svg"]  # vLLM's time on two GPUs
     assert ">5.17<" in drawn["steps-qwen3-8b.svg"]
 
 

@@ -1,4 +1,4 @@
-"""What counts as a step's overhead: the time between two ends beyond the step's own."""
+"""A step's overhead: the time between two ends minus the step's own time."""
 
 import pytest
 

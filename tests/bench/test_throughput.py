@@ -1,9 +1,9 @@
 """The workload is the published one, and steps are timed only while every request decodes."""
 
-from bench.client import Mark, Run
-from bench.workloads import workload
+from bench.harness.client import Mark, Run
+from bench.harness.workloads import workload
 from pagewire.v1 import scheduler_pb2
-from rpc.columns import UINT32, pack
+from wire.columns import UINT32, pack
 
 
 def test_the_workload_of_seed_0_has_the_published_number_of_tokens() -> None:

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from default_model import source
 from default_model.folder import materialize
-from default_model.source import Source
+from default_model.source import GgufSource
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS = 32, 4, 2, 8, 64, 2
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -77,10 +77,10 @@ Edit = Callable[[GGUFWriter], None]
 
 
 @pytest.fixture
-def write_gguf(tmp_path: Path) -> Callable[..., Source]:
-    """Writes the small model, with more metadata or tensors where a test adds them."""
+def write_gguf(tmp_path: Path) -> Callable[..., GgufSource]:
+    """Writes the small model, with the metadata and tensors that a test adds."""
 
-    def write(edit: Edit = lambda writer: None, architecture: str = "llama") -> Source:
+    def write(edit: Edit = lambda writer: None, architecture: str = "llama") -> GgufSource:
         path = tmp_path / "Tiny-Instruct.Q8_0.gguf"
         writer = GGUFWriter(path, architecture)
         metadata(writer)
@@ -90,14 +90,14 @@ def write_gguf(tmp_path: Path) -> Callable[..., Source]:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        return Source(path=path, release="tiny-1.0")
+        return GgufSource(path=path, release="tiny-1.0")
 
     return write
 
 
 @pytest.fixture
-def tiny(write_gguf: Callable[..., Source]) -> Source:
-    """The small model as it should be."""
+def tiny(write_gguf: Callable[..., GgufSource]) -> GgufSource:
+    """The small model, unmodified."""
     return write_gguf()
 
 

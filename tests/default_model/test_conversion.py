@@ -1,4 +1,4 @@
-"""The converted model against what transformers makes of the same GGUF file."""
+"""The converted model equals transformers' conversion of the same GGUF file."""
 
 import json
 from pathlib import Path
@@ -95,7 +95,8 @@ def test_text_becomes_the_same_ids_as_the_oracles_and_comes_back(
 
 
 def test_numerals_of_every_script_stand_alone(our_tokenizer: Any, oracle_tokenizer: Any) -> None:
-    # The oracle forgets the file's `smollm` pre-tokenizer here, and glues the space to the numeral.
+    # transformers ignores the file's `smollm` pre-tokenizer here, and joins the space and the
+    # numeral.
     assert our_tokenizer.tokenize("x ²") == ["x", "Ġ", "Â²"]
     assert oracle_tokenizer.tokenize("x ²") == ["x", "ĠÂ", "²"]
     assert our_tokenizer.decode(our_tokenizer("x ½ Ⅷ ١٢").input_ids) == "x ½ Ⅷ ١٢"

@@ -1,4 +1,4 @@
-"""Names, order and refusals of the GGUF reader, on a model of a few kilobytes."""
+"""Names, order and refusals of the GGUF reader, with a model of a few kilobytes."""
 
 import json
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from safetensors.numpy import load_file
 
 from default_model import llama
 from default_model.folder import materialize
-from default_model.source import DefaultModelError, Source
+from default_model.source import DefaultModelError, GgufSource
 
 
 def permute(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """What GGUF does to a Hugging Face projection, row by row: halves become neighbours."""
+    """GGUF's row order of a Hugging Face projection: rows of the two halves alternate."""
     head_dim = len(rows) // num_heads
     order = [
         head * head_dim + half * head_dim // 2 + pair
@@ -32,7 +32,7 @@ def test_unpermute_undoes_what_gguf_does_to_the_rows(num_heads: int, head_dim: i
     assert np.array_equal(llama.unpermute(permute(rows, num_heads), num_heads), rows)
 
 
-def test_only_queries_and_keys_change_their_order(tiny: Source, tmp_path: Path) -> None:
+def test_only_queries_and_keys_change_their_order(tiny: GgufSource, tmp_path: Path) -> None:
     stored = {t.name: t for t in GGUFReader(tiny.path).tensors}
     written = load_file(materialize(tiny, tmp_path / "cache") / "model.safetensors")
     assert len(written) == len(stored)
@@ -46,7 +46,7 @@ def test_only_queries_and_keys_change_their_order(tiny: Source, tmp_path: Path) 
 
 
 def test_a_small_model_has_the_configuration_it_was_written_with(
-    tiny: Source, tmp_path: Path
+    tiny: GgufSource, tmp_path: Path
 ) -> None:
     config = json.loads((materialize(tiny, tmp_path / "cache") / "config.json").read_text())
     assert config["rms_norm_eps"] == 1e-5
@@ -57,7 +57,7 @@ def test_a_small_model_has_the_configuration_it_was_written_with(
 
 
 def test_an_output_tensor_unties_the_embedding(
-    write_gguf: Callable[..., Source], tmp_path: Path
+    write_gguf: Callable[..., GgufSource], tmp_path: Path
 ) -> None:
     head = np.ones((260, 32), dtype=np.float32)
     untied = write_gguf(lambda writer: writer.add_tensor("output.weight", head))
@@ -107,7 +107,7 @@ def no_template(writer: GGUFWriter) -> None:
 def test_what_the_folder_could_not_express_is_refused_by_name(
     edit: Callable[[GGUFWriter], None],
     named: str,
-    write_gguf: Callable[..., Source],
+    write_gguf: Callable[..., GgufSource],
     tmp_path: Path,
 ) -> None:
     gguf = write_gguf(edit)
@@ -117,7 +117,7 @@ def test_what_the_folder_could_not_express_is_refused_by_name(
 
 
 def test_another_architecture_is_refused_by_name(
-    write_gguf: Callable[..., Source], tmp_path: Path
+    write_gguf: Callable[..., GgufSource], tmp_path: Path
 ) -> None:
     with pytest.raises(DefaultModelError, match=r"general\.architecture 'mamba'"):
         materialize(write_gguf(architecture="mamba"), tmp_path / "cache")
@@ -125,7 +125,7 @@ def test_another_architecture_is_refused_by_name(
 
 @pytest.mark.parametrize("num_bytes", [0, 3, 100, 20_000])
 def test_a_truncated_file_is_an_error_that_names_it(
-    num_bytes: int, tiny: Source, tmp_path: Path
+    num_bytes: int, tiny: GgufSource, tmp_path: Path
 ) -> None:
     tiny.path.write_bytes(tiny.path.read_bytes()[:num_bytes])
     with pytest.raises(DefaultModelError, match=r"Tiny-Instruct\.Q8_0\.gguf"):

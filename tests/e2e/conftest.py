@@ -1,16 +1,16 @@
-"""Three real processes and the default model, in float32: what a user runs."""
+"""Three real processes in float32, as a user runs them, with the default model or a tiny one."""
 
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,24 @@ from typing import Any
 import pytest
 
 from default_model.folder import ensure
+from tests.pace import patience
+from tests.ports import free_port
+from tests.tiny_model import save_tiny_model
 
 ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = patience(180.0)
+STOP_TIMEOUT_S = patience(30.0)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def environment_of_users(**variables: str) -> dict[str, str]:
+    """This process's, less what only its own tests need, and with some more."""
+    own = {"OMP_NUM_THREADS"}
+    return {name: value for name, value in os.environ.items() if name not in own} | variables
 
 
 @dataclass(slots=True)
 class Product:
-    """The three services of one running product."""
+    """The three services of a running product."""
 
     model: Path
     logs: Path
@@ -48,7 +51,7 @@ class Product:
         return f"http://127.0.0.1:{self.http_port}"
 
     def start(self) -> None:
-        """The three of them, until they serve."""
+        """Starts the three services and waits until they serve."""
         self.start_worker()
         self.start_scheduler()
         self.start_gateway()
@@ -82,7 +85,11 @@ class Product:
         name = name or module
         log = (self.logs / f"{name}.log").open("ab")
         self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], cwd=ROOT, stdout=log, stderr=log
+            [sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            env=environment_of_users(),
         )
         log.close()
 
@@ -92,7 +99,7 @@ class Product:
             for name, process in self.processes.items():
                 assert process.poll() is None, self.log_of(name)
             try:
-                with urllib.request.urlopen(f"{self.url}/ready", timeout=2):
+                with urllib.request.urlopen(f"{self.url}/ready", timeout=patience(2)):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
@@ -105,7 +112,7 @@ class Product:
         return (self.logs / f"{name}.log").read_text()
 
     def stop(self) -> dict[str, int]:
-        """Exit codes after SIGTERM."""
+        """Stops the services with SIGTERM; returns their exit codes."""
         for process in self.processes.values():
             process.send_signal(signal.SIGTERM)
         codes = {n: p.wait(STOP_TIMEOUT_S) for n, p in self.processes.items()}
@@ -118,7 +125,7 @@ class Product:
             process.wait()
 
     def grpcurl(self, port: int, *arguments: str, data: object = None) -> str:
-        """What grpcurl prints; asserts that it succeeds."""
+        """The output of grpcurl; asserts that it succeeds."""
         done = self.run_grpcurl(port, *arguments, data=data)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -131,10 +138,12 @@ class Product:
         if data is not None:
             command += ["-d", json.dumps(data)]
         command += [f"127.0.0.1:{port}", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=patience(60), check=False
+        )
 
     def status(self) -> dict[str, Any]:
-        """The scheduler's status, as grpcurl prints it."""
+        """The scheduler's status, from grpcurl."""
         answer: dict[str, Any] = json.loads(
             self.grpcurl(self.scheduler_port, "pagewire.v1.SchedulerService/GetStatus")
         )
@@ -147,12 +156,33 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def product(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+def tiny_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with random weights and the default model's tokenizer, for tests without language."""
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", model)
+
+
+@contextmanager
+def _serving(model: Path, logs: Path, worker_options: tuple[str, ...]) -> Iterator[Product]:
     os.environ.pop("OPENAI_API_KEY", None)
-    running = Product(model, tmp_path_factory.mktemp("logs"))
+    running = Product(model, logs, worker_options)
     try:
         running.start()
         yield running
         assert running.stop() == {"worker_svc": 0, "scheduler_svc": 0, "gateway": 0}
     finally:
         running.kill()
+
+
+@pytest.fixture(scope="session")
+def product(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    """The default model, shared by all tests in whose answers language matters."""
+    with _serving(model, tmp_path_factory.mktemp("logs"), ("--kv-cache-gib", "1")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tiny_product(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    """The tiny model, shared by all other tests."""
+    small = ("--threads", "1", "--kv-cache-gib", "0.3")
+    with _serving(tiny_model, tmp_path_factory.mktemp("tiny-logs"), small) as running:
+        yield running

@@ -1,7 +1,7 @@
-"""Judges what a client saw of one stream against what it sees of an undisturbed one.
+"""Compares a client's view of a stream with that of an undisturbed one.
 
-No eyes: a verdict is a list of sentences, each of which names a fault and where it is. An empty
-list means that the disturbance could not be noticed, but for the time it took.
+The result is a list of sentences, each naming a fault and its position. An empty list means that
+the disturbance could not be noticed, except for the time it took.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Piece:
 
 @dataclass(slots=True)
 class History:
-    """All messages of a stream in the order in which they came, and how it broke off, if it did."""
+    """All messages of a stream in the order of arrival, and its error if it broke."""
 
     pieces: list[Piece] = field(default_factory=list)
     error: str = ""
@@ -46,7 +46,7 @@ class History:
 
 
 def judge(seen: History, calm: History) -> list[str]:
-    """What is wrong with a history; `calm` is the same request's, undisturbed."""
+    """The faults of a history; `calm` is the history of the same request, undisturbed."""
     faults = [f"the stream broke off: {seen.error}"] if seen.error else []
     faults += _judge_ends(seen, calm)
     difference = _difference(seen.token_ids, calm.token_ids)
@@ -79,7 +79,7 @@ def _judge_ends(seen: History, calm: History) -> list[str]:
 
 
 def _difference(seen: list[int], calm: list[int]) -> str | None:
-    """The first place where tokens differ, and in what way."""
+    """The first position at which tokens differ, and how; None if they are equal."""
     at = next(
         (i for i, (a, b) in enumerate(zip(seen, calm, strict=False)) if a != b),
         min(len(seen), len(calm)),

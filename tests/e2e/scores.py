@@ -1,4 +1,4 @@
-"""What transformers says of prompts, to compare with what the product says."""
+"""Prompt log probabilities and hidden states from transformers, to compare with the product's."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ def load(model: Path) -> Theirs:
 
 
 def long_prompt(sdk: pagewire.Client, length: int, seed: int) -> list[int]:
-    """The words of TEXT, shuffled, over and over."""
+    """The words of TEXT, shuffled and repeated."""
     words = TEXT.split() * (length // 20)
     np.random.default_rng(seed).shuffle(words)
     return list(sdk.tokenize(" ".join(words)))[:length]
@@ -44,7 +44,7 @@ def check_scores(found: pagewire.Completion, prompt: list[int], theirs: Theirs) 
     for token, token_id, row in zip(others, prompt[1:], expected, strict=False):
         assert token is not None
         assert token.logprob == pytest.approx(row[token_id].item(), abs=1e-4)
-        ties = int(((row - row[token_id]).abs() < 1e-4).sum()) - 1  # rounding decides among them
+        ties = int(((row - row[token_id]).abs() < 1e-4).sum()) - 1  # rounding decides their order
         assert abs(token.rank - int((row >= row[token_id]).sum())) <= ties
         tops = [logprob for _, logprob in token.top]
         assert tops == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)

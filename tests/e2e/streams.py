@@ -1,4 +1,4 @@
-"""Forty clients that stream at once, and the same again while something happens to the workers."""
+"""Forty clients that stream at once, undisturbed or while the workers are disturbed."""
 
 import threading
 import time
@@ -9,9 +9,10 @@ import grpc
 from pagewire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.e2e.conftest import Product
 from tests.e2e.history import History, Piece, judge
+from tests.pace import patience
 
 NUM_GREEDY = 32
-TIMEOUT_S = 400.0
+TIMEOUT_S = patience(400.0)
 Disturb = Callable[["Streams"], None]
 
 
@@ -24,7 +25,7 @@ def _request(
 
 
 def requests(max_tokens: int) -> list[inference_pb2.GenerateStreamRequest]:
-    """32 greedy ones, and one of each kind whose state must survive."""
+    """32 greedy requests, and one of each kind with state that must survive."""
     made = []
     for index in range(NUM_GREEDY):
         ids = [(index * 7919 + i * 104729) % 40000 + 1000 for i in range(4 + index // 2)]
@@ -58,7 +59,7 @@ class Streams:
 
     @property
     def num_tokens(self) -> int:
-        """That all clients together have seen."""
+        """Number of tokens that all clients have received."""
         return sum(len(history.token_ids) for history in self.histories)
 
     @property
@@ -66,7 +67,7 @@ class Streams:
         return not any(thread.is_alive() for thread in self._threads)
 
     def wait_for_tokens(self, count: int) -> bool:
-        """Until so many more have come; False if everybody has ended before."""
+        """Waits for `count` more tokens; False if all requests ended before."""
         wanted, deadline_s = self.num_tokens + count, time.monotonic() + TIMEOUT_S
         while self.num_tokens < wanted:
             if self.are_over:
@@ -76,7 +77,7 @@ class Streams:
         return True
 
     def run(self, disturb: Disturb | None = None) -> list[History]:
-        """Everything that the clients saw."""
+        """The histories of all clients."""
         for thread in self._threads:
             thread.start()
         if disturb is not None:
@@ -107,7 +108,7 @@ def _piece(delta: inference_pb2.OutputDelta) -> Piece:
 
 
 def assert_unnoticed(seen: list[History], calm: list[History]) -> None:
-    """Nobody could tell the two runs apart, and the calm one is worth comparing with."""
+    """Asserts that the two runs are equal, and the calm one is complete."""
     assert all(not history.error and len(history.ends) == 1 for history in calm)
     verdicts = {
         number: faults

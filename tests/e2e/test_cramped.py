@@ -1,7 +1,6 @@
-"""A product whose memory is too small for what is asked of it, and whose worker dies as well.
+"""A product with too little memory for its load, and a worker that dies as well.
 
-Whatever happens to a request on its way, a seed gives the same tokens, a prompt the same scores,
-and a text the same vector.
+In all cases, a seed gives the same tokens, a prompt the same scores, and a text the same vector.
 """
 
 import threading
@@ -15,6 +14,7 @@ import pytest
 import pagewire
 from tests.e2e.conftest import Product
 from tests.e2e.scores import check_scores, load, long_prompt
+from tests.pace import patience
 
 PROMPT = "Seven stories about the sea. The first one begins:"
 ALONE = pagewire.SamplingParams(
@@ -23,10 +23,10 @@ ALONE = pagewire.SamplingParams(
 
 
 @pytest.fixture(scope="module")
-def cramped(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+def cramped(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     # 59 blocks of 16 tokens: one long prompt, or a score of short requests.
-    small = ("--max-model-len", "768", "--num-kv-blocks", "60")
-    running = Product(model, tmp_path_factory.mktemp("logs"), small)
+    small = ("--threads", "1", "--max-model-len", "768", "--num-kv-blocks", "60")
+    running = Product(tiny_model, tmp_path_factory.mktemp("logs"), small)
     try:
         running.start()
         yield running
@@ -36,34 +36,34 @@ def cramped(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 @pytest.fixture(scope="module")
 def sdk(cramped: Product) -> Iterator[pagewire.Client]:
-    with pagewire.Client(f"127.0.0.1:{cramped.grpc_port}", timeout_s=240) as client:
+    with pagewire.Client(f"127.0.0.1:{cramped.grpc_port}", timeout_s=patience(240)) as client:
         yield client
 
 
-def num_preemptions(product: Product) -> int:
-    return int(product.status().get("num_preemptions", 0))
+def num_preemptions(cramped: Product) -> int:
+    return int(cramped.status().get("num_preemptions", 0))
 
 
-def kill_worker_after(product: Product, num_tokens: int) -> None:
-    """Kills it as soon as so many tokens more have been computed, and starts another."""
+def kill_worker_after(cramped: Product, num_tokens: int) -> None:
+    """Kills the worker once `num_tokens` more tokens have been computed, and starts another."""
 
     def computed() -> int:
-        status = product.status()
+        status = cramped.status()
         names = ("num_prefill_tokens", "num_output_tokens")
         return sum(int(status.get(name, 0)) for name in names)
 
-    enough, deadline = computed() + num_tokens, time.monotonic() + 120
+    enough, deadline = computed() + num_tokens, time.monotonic() + patience(120)
     while computed() < enough:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    worker = product.processes["worker_svc"]
+    worker = cramped.processes["worker_svc"]
     worker.kill()
     worker.wait()
-    product.start_worker()
+    cramped.start_worker()
 
 
 def others(sdk: pagewire.Client, index: int) -> pagewire.Completion:
-    """A request that is like the one that is watched in nothing."""
+    """A request that has nothing in common with the observed one."""
     return sdk.generate(
         f"{index} bottles of",
         temperature=0.5 + index / 30,
@@ -107,9 +107,9 @@ def test_a_seed_gives_the_same_tokens_whatever_happens(
 
 @pytest.mark.slow
 def test_scores_and_embeddings_survive_preemptions_and_the_death_of_the_worker(
-    cramped: Product, sdk: pagewire.Client, model: Path
+    cramped: Product, sdk: pagewire.Client, tiny_model: Path
 ) -> None:
-    """Four long prompts, of which one and a half fit: nothing is told twice or missing."""
+    """Four long prompts, of which one and a half fit: no position is repeated or missing."""
     cramped.wait_until_ready()
     prompts = [long_prompt(sdk, 600, seed=10 + i) for i in range(2)]
     scored: dict[int, pagewire.Completion] = {}
@@ -128,8 +128,8 @@ def test_scores_and_embeddings_survive_preemptions_and_the_death_of_the_worker(
     kill_worker_after(cramped, 550)  # a step is 512: the second is on its way
     assert any(thread.is_alive() for thread in threads), "too late to disturb anybody"
     for thread in threads:
-        thread.join(240)
-    theirs = load(model)
+        thread.join(patience(240))
+    theirs = load(tiny_model)
     for index, prompt in enumerate(prompts):
         check_scores(scored[index], prompt, theirs)
         _, states = theirs(prompt)

@@ -1,4 +1,4 @@
-"""grpcurl against all three services, as in docs/grpcurl.md."""
+"""grpcurl with all three services, as in docs/grpcurl.md."""
 
 import json
 import time
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Product
+from tests.pace import patience
 
 MAIN_SERVICE = {
     "grpc_port": "pagewire.v1.InferenceService",
@@ -126,8 +127,8 @@ def test_health_says_not_serving_until_a_worker_is_ready(model: Path, tmp_path: 
 
 
 def eventually_answers(product: Product, port: int, method: str, data: object) -> str:
-    """What grpcurl prints once the server listens."""
-    deadline = time.monotonic() + 30
+    """The output of grpcurl once the server listens."""
+    deadline = time.monotonic() + patience(30)
     while True:
         done = product.run_grpcurl(port, method, data=data)
         if done.returncode == 0:

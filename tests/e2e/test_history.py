@@ -1,4 +1,4 @@
-"""The judge of the kill tests: each fault that it is there for, it finds and names."""
+"""The comparison in the kill tests finds and names each fault."""
 
 import pytest
 
@@ -12,7 +12,7 @@ TOKENS = [5, 9, 2, 7, 7, 1, 8, 3]
 def history(
     token_ids: list[int], *after_end: Piece, count: int | None = None, **end: object
 ) -> History:
-    """Two tokens a message, their text and log probabilities, and an end."""
+    """A history of two tokens per message, with text and log probabilities, and an end."""
     pieces = [
         Piece(tuple(pair), "".join(f"<{t}>" for t in pair), tuple(-t / 10 for t in pair))
         for pair in (token_ids[i : i + 2] for i in range(0, len(token_ids), 2))

@@ -1,10 +1,10 @@
-"""lm-eval, the harness, scores the default model through the gateway as in its own process."""
+"""lm-eval scores the default model through the gateway as in its own process."""
 
 from pathlib import Path
 
 import pytest
 
-from bench import lm_eval_equal
+from bench.compare import lm_eval_equal
 from tests.e2e.conftest import Product
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'lm-eval[api]'")
@@ -18,4 +18,4 @@ def test_the_harness_sees_the_same_model(
     found = lm_eval_equal.run(product.url, model.name, model)
     assert [one.problem for one in found] == [None, None]
     ours, theirs = found[0].scores["acc,none"]
-    assert 0.3 < ours < 0.95 and ours == theirs  # neither guessing nor knowing everything
+    assert 0.3 < ours < 0.95 and ours == theirs  # neither random nor perfect

@@ -1,4 +1,4 @@
-"""The openai package against the running product."""
+"""The openai package with the running product."""
 
 from collections.abc import Iterator
 

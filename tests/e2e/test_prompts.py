@@ -1,4 +1,4 @@
-"""Echo, prompt log probabilities and embeddings of the default model, equal to transformers."""
+"""Echo, prompt log probabilities and embeddings, equal to transformers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +12,12 @@ import torch
 import pagewire
 from tests.e2e.conftest import Product
 from tests.e2e.scores import TEXT, Theirs, check_scores, load, long_prompt
+from tests.pace import patience
+
+
+@pytest.fixture(scope="module")
+def product(tiny_product: Product) -> Product:
+    return tiny_product
 
 
 @pytest.fixture
@@ -22,20 +28,20 @@ def client(product: Product) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def sdk(product: Product) -> Iterator[pagewire.Client]:
-    with pagewire.Client(f"127.0.0.1:{product.grpc_port}", timeout_s=180) as client:
+    with pagewire.Client(f"127.0.0.1:{product.grpc_port}", timeout_s=patience(180)) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def theirs(model: Path) -> Theirs:
-    return load(model)
+def theirs(tiny_model: Path) -> Theirs:
+    return load(tiny_model)
 
 
 def test_scores_of_a_prompt_of_two_chunks_are_those_of_transformers(
     sdk: pagewire.Client, theirs: Theirs
 ) -> None:
     prompt = long_prompt(sdk, 600, seed=1)
-    for _ in range(2):  # the second time it is cached, and computed all the same
+    for _ in range(2):  # cached the second time, and computed again
         found = sdk.generate(prompt, prompt_logprobs=3, max_tokens=0)
         check_scores(found, prompt, theirs)
         assert found.usage == pagewire.Usage(600, 0, 0)

@@ -1,5 +1,7 @@
-"""Tools with the default model, behind a gateway whose chat template knows them: calls that must be
-made, through the openai package and through langchain-openai, and reasoning that is set apart."""
+"""Tools with the default model and a chat template for them.
+
+Required calls through the openai package and langchain-openai, and separated reasoning.
+"""
 
 import json
 import shutil
@@ -17,7 +19,9 @@ import pytest
 from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
-from tests.e2e.conftest import ROOT, START_TIMEOUT_S, STOP_TIMEOUT_S, Product, free_port
+from tests.e2e.conftest import ROOT, START_TIMEOUT_S, STOP_TIMEOUT_S, Product
+from tests.pace import patience
+from tests.ports import free_port
 
 TEMPLATE = """\
 {% if tools %}<|im_start|>system
@@ -50,12 +54,17 @@ MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 
 @pytest.fixture(scope="module")
+def product(tiny_product: Product) -> Product:
+    return tiny_product
+
+
+@pytest.fixture(scope="module")
 def base_url(
-    product: Product, model: Path, tmp_path_factory: pytest.TempPathFactory
+    product: Product, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """A second gateway of the same product."""
     folder = tmp_path_factory.mktemp("tools")
-    shutil.copy(model / "tokenizer.json", folder)
+    shutil.copy(tiny_model / "tokenizer.json", folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     url = f"http://127.0.0.1:{(http_port := free_port())}"
     command = [sys.executable, "-m", "gateway", "--model", str(folder), "--grpc-port", "0"]
@@ -77,7 +86,7 @@ def base_url(
 
 def _is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=2):
+        with urllib.request.urlopen(f"{url}/ready", timeout=patience(2)):
             return True
     except (urllib.error.URLError, OSError):
         return False
@@ -85,7 +94,9 @@ def _is_ready(url: str) -> bool:
 
 @pytest.fixture(scope="module")
 def client(base_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120) as client:
+    with openai.OpenAI(
+        base_url=base_url, api_key="none", max_retries=0, timeout=patience(120)
+    ) as client:
         yield client
 
 

@@ -1,6 +1,6 @@
-"""Workers killed, stopped and disturbed while forty clients stream: none of them can tell.
+"""Workers killed, stopped and disturbed while forty clients stream: no client can notice.
 
-The moments are random; the seed is printed, and PAGEWIRE_KILL_SEED sets it.
+The times are random; the seed is printed, and PAGEWIRE_KILL_SEED sets it.
 """
 
 import os
@@ -15,13 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Product, free_port
+from tests.e2e.conftest import Product
 from tests.e2e.history import History
 from tests.e2e.streams import Streams, assert_unnoticed
+from tests.pace import patience
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
-NUM_TOKENS = 48
+NUM_TOKENS = 160
 NUM_KILLS = 10
+
+
+@pytest.fixture(scope="module")
+def product(tiny_product: Product) -> Product:
+    return tiny_product
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +40,7 @@ def rng() -> random.Random:
 
 @pytest.fixture(scope="module")
 def calm(product: Product) -> list[History]:
-    """What the clients see when nothing happens."""
+    """The histories of the clients without a disturbance."""
     return Streams(product, NUM_TOKENS).run()
 
 
@@ -64,11 +71,9 @@ def test_streams_survive_ten_kills_of_the_worker(
 
     def kill_ten_times(streams: Streams) -> None:
         for number in range(NUM_KILLS):
-            # A token in between, or ten kills would be three losses at one place for somebody.
+            # A token in between, or ten kills would count as three losses in a row for some
+            # request.
             if not streams.wait_for_tokens(rng.randint(1, 40) if number else 1):
-                return
-            time.sleep(rng.uniform(0, 0.3))
-            if streams.are_over:
                 return
             killed_at.append(streams.num_tokens)
             kill_worker(product)
@@ -117,14 +122,15 @@ def test_streams_survive_a_worker_that_is_stopped(
             product.start_worker()
 
     seen = Streams(product, NUM_TOKENS).run(stop)
-    assert 2.0 < took_s[0] < 10.0
+    # Not at the first late heartbeat, and at the latest when the widened limit of 15 s is over.
+    assert 2.0 < took_s[0] < patience(30)
     assert_unnoticed(seen, calm)
     assert_all_is_free(product)
 
 
 FAILPOINTS = (
     "stall@8:13",  # while all decode: a step that computes prompts may take longer
-    "bad-hash@1",  # in the first hashes, which come after eight steps
+    "bad-hash@1",  # in the first hashes, after eight steps
     "short-answer@4",
     "lose-answer@4",
     "lose-step@4",
@@ -178,8 +184,8 @@ class TwoGroups(Product):
 
 
 @pytest.fixture
-def two_groups(model: Path, tmp_path: Path) -> Iterator[TwoGroups]:
-    running = TwoGroups(model, tmp_path)
+def two_groups(tiny_model: Path, tmp_path: Path) -> Iterator[TwoGroups]:
+    running = TwoGroups(tiny_model, tmp_path)
     try:
         running.start_workers()
         running.start_scheduler()
@@ -204,7 +210,7 @@ def test_streams_survive_the_death_for_good_of_one_of_two_workers(
         del two_groups.processes["worker_svc"]
 
     seen = Streams(two_groups, NUM_TOKENS).run(kill_one)
-    assert min(running) >= len(calm) // 3  # both had their part
+    assert min(running) >= len(calm) // 3  # both have run requests
     assert_unnoticed(seen, calm)
     lost, other = two_groups.status()["groups"]
     assert "ready" not in lost and other["ready"] and two_groups.status()["ready"]

@@ -16,10 +16,11 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from gateway.config import GatewayConfig
 from gateway.server import Gateway
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from rpc import columns
-from simulator.questions import Question
+from simulator.workers.prompt_outputs import Question
+from tests.pace import paced, patience
+from wire import columns
 
 CORPUS = [
     "Hello world, how are you today? The capital of France is Paris.",
@@ -82,9 +83,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     is_ready: bool = True
     reason: str = "no worker is attached"
     tokens_per_step: int = 1
-    hangs_after: int | None = None  # tokens, then silence
+    hangs_after: int | None = None  # stops sending after this many tokens
     breaks_on_submit: bool = False
-    breaks_after: int | None = None  # tokens of each attempt; the next one goes on behind them
+    breaks_after: int | None = None  # tokens per attempt; the next one continues after them
     submits: list[Any] = field(default_factory=list)
     outboxes: list[asyncio.Queue[Any]] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
@@ -120,7 +121,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 return
 
     def num_output(self, submit: Any) -> int:
-        """Tokens of its output that a request brings along."""
+        """Number of output tokens that a submitted request has already."""
         num_tokens = len(submit.prompt_token_ids) // 4
         return num_tokens - submit.num_prompt_tokens if submit.HasField("num_prompt_tokens") else 0
 
@@ -148,7 +149,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             self._finish(submit, outbox)
 
     def finish_hanging(self) -> None:
-        """Ends the last request as if it had run on."""
+        """Ends the last request as if it had continued."""
         self._finish(self.submits[-1], self.outboxes[-1])
 
     def _finish(
@@ -172,7 +173,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 
 def tell_of_prompt(submit: Any, vocab_size: int, outbox: asyncio.Queue[Any]) -> None:
-    """Reports on the prompt in two parts, the numbers being those of the simulator."""
+    """Reports on the prompt in two parts, with the simulator's values."""
     token_ids = columns.unpack(submit.prompt_token_ids)
     num_top, end = None, len(token_ids)
     if submit.sampling.HasField("prompt_logprobs"):
@@ -192,7 +193,7 @@ def tell_of_prompt(submit: Any, vocab_size: int, outbox: asyncio.Queue[Any]) -> 
 
 @dataclass
 class Running:
-    """A gateway and what it runs against."""
+    """A gateway with its scheduler."""
 
     gateway: Gateway
     scheduler: FakeScheduler
@@ -202,8 +203,10 @@ class Running:
     channel: grpc.aio.Channel
 
 
-async def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
-    """Waits for something another task will do."""
+async def eventually(
+    condition: Callable[[], bool], what: str, timeout_s: float = patience(5.0)
+) -> None:
+    """Waits until `condition()` is true."""
     try:
         async with asyncio.timeout(timeout_s):
             while not condition():
@@ -249,7 +252,7 @@ def scheduler_server(
     model_info: types_pb2.ModelInfo,
     encode: Callable[[str], list[int]],
 ) -> tuple[FakeScheduler, str]:
-    """The module's scheduler and its address, as if it were new."""
+    """The module's scheduler and its address, reset."""
     scheduler, address = shared_scheduler
     fresh = FakeScheduler(model_info, encode("Hello world"), outboxes=scheduler.outboxes)
     scheduler.__dict__.clear()
@@ -259,14 +262,19 @@ def scheduler_server(
 
 
 async def run_gateway(folder: Path, tokenizer: Tokenizer, server: Any, **options: Any) -> Running:
-    """A gateway that listens; it may not be ready yet."""
+    """A listening gateway; it may not be ready yet."""
     scheduler, address = server
-    defaults = {"scheduler": address, "http_port": 0, "grpc_port": 0, "shutdown_grace_s": 2.0}
+    defaults = {
+        "scheduler": address,
+        "http_port": 0,
+        "grpc_port": 0,
+        "shutdown_grace_s": paced(2.0),
+    }
     config = GatewayConfig(model=folder, **(defaults | options))
     gateway = Gateway(config, tokenizer)
     ports = await gateway.start()
     url, target = f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}"
-    client = httpx.AsyncClient(base_url=url, timeout=10)
+    client = httpx.AsyncClient(base_url=url, timeout=patience(10))
     return Running(gateway, scheduler, url, target, client, grpc.aio.insecure_channel(target))
 
 
@@ -277,7 +285,7 @@ async def end_gateway(running: Running) -> None:
 
 
 async def until_ready(running: Running) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         while (await running.http.get("/ready")).status_code != 200:
             await asyncio.sleep(0.01)
 
@@ -286,7 +294,7 @@ async def until_ready(running: Running) -> None:
 async def start(
     model_folder: Path, tokenizer: Tokenizer, scheduler_server: tuple[FakeScheduler, str]
 ) -> AsyncIterator[Callable[..., Any]]:
-    """Starts a gateway with the options given; it is ready unless told not to wait."""
+    """Starts a gateway with the given options, and by default waits until it is ready."""
     started: list[Running] = []
 
     async def start_one(*, wait: bool = True, **options: Any) -> Running:
@@ -312,6 +320,6 @@ async def shared_gateway(
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def running(shared_gateway: Running, scheduler_server: tuple[FakeScheduler, str]) -> Running:
-    """The module's gateway, ready and with a scheduler as if new."""
+    """The module's gateway, ready, with its scheduler reset."""
     await until_ready(shared_gateway)
     return shared_gateway

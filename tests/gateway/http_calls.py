@@ -1,4 +1,4 @@
-"""Calls to a gateway over HTTP, and a scheduler that tells log probabilities."""
+"""Calls to a gateway over HTTP, and a scheduler that sends log probabilities."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, types_pb2
-from rpc import columns
-from rpc.logprobs import LogprobColumns
-
-from .conftest import FakeScheduler, tell_of_prompt
+from tests.gateway.conftest import FakeScheduler, tell_of_prompt
+from wire import columns
+from wire.logprobs import LogprobColumns
 
 
 async def post(running: Any, route: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -31,7 +30,7 @@ async def refusal(running: Any, route: str, body: dict[str, Any]) -> tuple[int, 
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
-    """The error that a response of this status carries, complete as clients expect it."""
+    """The error in a response of this status, checked for the fields that clients expect."""
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -43,7 +42,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
 def telling_logprobs(
     scheduler: FakeScheduler, tell: Callable[[NDArray[np.int32], int], LogprobColumns]
 ) -> Iterator[FakeScheduler]:
-    """Requests that ask get what `tell` makes of the output's ids and the `logprobs` asked for."""
+    """Answers requests for log probabilities with `tell(ids, logprobs)` of the output."""
     plain = type(scheduler)._answer
 
     def answer(submit: Any, outbox: Any) -> None:

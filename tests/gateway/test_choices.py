@@ -1,4 +1,4 @@
-"""n outputs for one prompt: their seeds, their ids, and what they count."""
+"""n outputs for one prompt: seeds, ids and token counts."""
 
 import pytest
 

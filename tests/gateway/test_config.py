@@ -1,4 +1,4 @@
-"""The command line says what is wrong with it."""
+"""Invalid command lines are refused with the option's name."""
 
 from pathlib import Path
 
@@ -35,3 +35,13 @@ def test_defaults_are_the_documented_ones(model_folder: Path) -> None:
     config = parse_args(["--model", str(model_folder), "--scheduler", "127.0.0.1:50052"])
     assert (config.host, config.http_port, config.grpc_port) == ("127.0.0.1", 8000, 50051)
     assert config.api_key is None
+
+
+def test_a_scheduler_may_be_gone_for_longer_where_processes_start_slowly(
+    model_folder: Path,
+) -> None:
+    required = ["--model", str(model_folder), "--scheduler", "127.0.0.1:50052"]
+    assert parse_args(required, own_start_s=1.2).scheduler_timeout_s == 30.0
+    assert parse_args(required, own_start_s=12.0).scheduler_timeout_s == 240.0
+    given = [*required, "--scheduler-timeout-s", "7"]
+    assert parse_args(given, own_start_s=12.0).scheduler_timeout_s == 7.0

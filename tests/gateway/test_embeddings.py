@@ -11,9 +11,8 @@ import pytest
 
 from pagewire.v1 import embedding_pb2, embedding_pb2_grpc, types_pb2
 from pagewire.v1 import inference_pb2 as pb
-from simulator.questions import hidden_of
-
-from .http_calls import post, refusal
+from simulator.workers.prompt_outputs import hidden_of
+from tests.gateway.http_calls import post, refusal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -1,4 +1,4 @@
-"""Every limit holds at its value and refuses one more, naming the field."""
+"""Every limit accepts its value and refuses one more, naming the field."""
 
 from collections.abc import Callable
 

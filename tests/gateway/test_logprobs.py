@@ -1,4 +1,4 @@
-"""Choices, log probabilities and rules through a real gateway: HTTP and gRPC."""
+"""Choices, log probabilities and sampling parameters through a real gateway: HTTP and gRPC."""
 
 import json
 import math
@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, types_pb2
-from rpc import columns
-from rpc.logprobs import LogprobColumns
-
-from .http_calls import post, telling_logprobs
+from tests.gateway.http_calls import post, telling_logprobs
+from wire import columns
+from wire.logprobs import LogprobColumns
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,10 +26,10 @@ def logprob_of(token_id: int) -> float:
 
 @pytest.fixture
 def scheduler(running: Any) -> Any:
-    """The module's scheduler; it answers with logprobs of which the top ones are the next ids."""
+    """The module's scheduler; its log probabilities name the next ids as alternatives."""
 
     def tell(ids: NDArray[np.int32], num_top: int) -> LogprobColumns:
-        # More than this request asked for: another one of the step did.
+        # More than requested, as when another request of the step asks for more.
         top = ids[:, None] + np.arange(num_top + 2)
         return LogprobColumns(np.arange(len(ids)), ids / -1024, ids + 1, top, top / -1024)
 
@@ -65,7 +64,7 @@ async def test_a_chat_lists_every_token_with_its_bytes(
             tokenizer.spell(token_id),
             tokenizer.spell(token_id + 1),
         ]
-    # Half a character is spelled in bytes, everything else as it reads.
+    # Incomplete characters are written as bytes, everything else as text.
     assert any(token["token"].startswith("bytes:\\x") for token in content)
     assert content[0]["token"] == bytes(content[0]["bytes"]).decode()
 

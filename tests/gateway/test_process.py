@@ -1,4 +1,4 @@
-"""`python -m gateway` as its users start and stop it."""
+"""`python -m gateway` as a process: start, ports, stop."""
 
 import asyncio
 import os
@@ -11,15 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.pace import patience
+from tests.ports import free_port
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def spawn(*options: str) -> asyncio.subprocess.Process:
@@ -29,7 +26,7 @@ async def spawn(*options: str) -> asyncio.subprocess.Process:
 
 
 async def wait_until_ready(http: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(patience(15)):
         while True:
             try:
                 if (await http.get("/ready")).status_code == 200:
@@ -48,7 +45,9 @@ async def test_sigterm_lets_a_live_stream_end_and_exits_with_0(
     ports = ("--http-port", str(port), "--grpc-port", str(free_port()))
     process = await spawn("--model", str(model_folder), "--scheduler", address, *ports)
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=patience(10)
+        ) as http:
             await wait_until_ready(http)
             body = {"prompt": "Hello", "stream": True}
             async with http.stream("POST", "/v1/completions", json=body) as response:
@@ -62,7 +61,7 @@ async def test_sigterm_lets_a_live_stream_end_and_exits_with_0(
                 scheduler.finish_hanging()
                 rest = [line async for line in lines if line]
                 assert rest[-1] == "data: [DONE]"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(10)):
             _, log = await process.communicate()
         assert process.returncode == 0, log.decode()
         assert b"Traceback" not in log
@@ -81,7 +80,7 @@ async def test_a_port_in_use_is_named(taken: str, model_folder: Path) -> None:
         ports = {"--http-port": "0", "--grpc-port": "0", taken: port}
         options = [text for pair in ports.items() for text in pair]
         process = await spawn("--model", str(model_folder), "--scheduler", "127.0.0.1:1", *options)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patience(20)):
             _, log = await process.communicate()
     assert process.returncode == 1
     assert f"127.0.0.1:{port}" in log.decode()
@@ -94,7 +93,7 @@ async def test_a_parser_that_the_model_has_no_use_for_is_named(
     (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
     options = ("--scheduler", "127.0.0.1:1", "--tool-call-parser", "hermes")
     process = await spawn("--model", str(tmp_path), *options)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patience(20)):
         _, log = await process.communicate()
     assert process.returncode == 1
     assert "--tool-call-parser hermes" in log.decode()
@@ -115,10 +114,12 @@ async def test_two_processes_serve_one_port_and_a_killed_one_is_replaced(
     process = await spawn(*where, *ports, "--processes", "2")
     url = f"http://127.0.0.1:{port}"
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=patience(10)) as http:
             await wait_until_ready(http)
-        await eventually(lambda: len(listeners(port)) == 2, "two listen", timeout_s=15)
-        await eventually(lambda: len(listeners(grpc_port)) == 2, "both on gRPC", timeout_s=15)
+        await eventually(lambda: len(listeners(port)) == 2, "two listen", timeout_s=patience(15))
+        await eventually(
+            lambda: len(listeners(grpc_port)) == 2, "both on gRPC", timeout_s=patience(15)
+        )
         before = children_of(process.pid)
         assert len(before) == 2
         os.kill(before[0], signal.SIGKILL)
@@ -127,17 +128,17 @@ async def test_two_processes_serve_one_port_and_a_killed_one_is_replaced(
             now = children_of(process.pid)
             return len(now) == 2 and before[0] not in now and before[1] in now
 
-        await eventually(is_replaced, "a new child", timeout_s=10)
-        await eventually(lambda: len(listeners(port)) == 2, "it listens", timeout_s=15)
+        await eventually(is_replaced, "a new child", timeout_s=patience(10))
+        await eventually(lambda: len(listeners(port)) == 2, "it listens", timeout_s=patience(15))
         answers = set()
-        for _ in range(8):  # each on a connection of its own
-            async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+        for _ in range(8):  # each on its own connection
+            async with httpx.AsyncClient(base_url=url, timeout=patience(10)) as http:
                 await wait_until_ready(http)
                 answer = await http.post("/v1/completions", json={"prompt": "Hello"})
                 answers.add(answer.json()["choices"][0]["text"])
         assert answers == {"Hello world"}
         process.terminate()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(patience(15)):
             _, log = await process.communicate()
         assert process.returncode == 0, log.decode()
         assert b"ended with code -9" in log
@@ -170,7 +171,7 @@ async def test_a_port_that_somebody_else_has_is_an_error_with_many_processes_too
         port = taken.getsockname()[1]
         where = ("--model", str(model_folder), "--scheduler", "127.0.0.1:1")
         process = await spawn(*where, "--http-port", str(port), "--processes", "2")
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(patience(15)):
             _, log = await process.communicate()
     assert process.returncode == 1
     assert f"127.0.0.1:{port}".encode() in log

@@ -1,4 +1,4 @@
-"""Streams that go on behind tokens that their client has: text, stops and usage as if unbroken."""
+"""Resumed streams: text, stops and usage are as without a break."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""With whom a request shares the KV of its prompt, as the gateway's clients say it."""
+"""Options for sharing the KV of a prompt, from every API to the scheduler."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How a request stands among others: priority, tenant, deadline, and being told to come again."""
+"""Priority, tenant, deadline and retry times of requests."""
 
 from typing import Any
 
@@ -116,5 +116,5 @@ async def test_a_grpc_call_brings_its_standing_along(running: Any) -> None:
     assert (submit.priority, submit.tenant, submit.HasField("timeout_s")) == (0, "", False)
     submit = await submitted(30.0, ("x-tenant", "acme"), priority=3)
     assert (submit.priority, submit.tenant) == (3, "acme")
-    assert 25 < submit.timeout_s < 31  # gRPC rounds up what travels
+    assert 25 < submit.timeout_s < 31  # gRPC rounds up the time sent
     assert (await submitted(None, ("x-tenant", "acme"), tenant="own")).tenant == "own"

@@ -1,4 +1,4 @@
-"""A gateway that says what a test tells it to, on a real port."""
+"""A gateway with scripted answers, on a real port."""
 
 import threading
 import time
@@ -25,6 +25,7 @@ from pagewire.v1 import (
     types_pb2,
 )
 from pagewire.v1 import inference_pb2 as pb
+from tests.pace import patience
 
 CERTS = Path(__file__).parent / "certs"
 ANSWER = ("The", " capital", " is", " Paris", ".")
@@ -43,8 +44,8 @@ class FakeGateway(
 ):
     """Answers ANSWER, cut at max_tokens and repeated past it with ignore_eos.
 
-    A few prompts do something else: "fail NAME" ends with that status, "hang" never answers,
-    "endless" streams until cancelled, "broken" ends without a reason, "wait" takes 50 ms.
+    Some prompts have other effects: "fail NAME" ends with that status, "hang" never answers,
+    "endless" streams until cancelled, "broken" ends without a finish reason, "wait" takes 50 ms.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class FakeGateway(
         self.requests: list[object] = []
         self.metadata: list[dict[str, str | bytes]] = []
         self.num_calls: Counter[str] = Counter()
-        self.num_unavailable: Counter[str] = Counter()  # failures yet to come, by method
+        self.num_unavailable: Counter[str] = Counter()  # failures left, by method
         self.cancelled = threading.Event()
         self.num_live = 0
         self.max_live = 0
@@ -218,7 +219,7 @@ def gateway() -> Iterator[FakeGateway]:
     fake.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     yield fake
-    server.stop(0).wait(5)
+    server.stop(0).wait(patience(5))
 
 
 @pytest.fixture
@@ -228,10 +229,10 @@ def scheduler() -> Iterator[FakeScheduler]:
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(fake, server)
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
     fake.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    fake.status.worker_address = fake.target  # its health answers for a worker
+    fake.status.worker_address = fake.target  # its own health answers for the worker
     server.start()
     yield fake
-    server.stop(0).wait(5)
+    server.stop(0).wait(patience(5))
 
 
 @pytest.fixture
@@ -248,4 +249,4 @@ def secure_gateway() -> Iterator[FakeGateway]:
     fake.target = f"localhost:{server.add_secure_port('127.0.0.1:0', credentials)}"
     server.start()
     yield fake
-    server.stop(0).wait(5)
+    server.stop(0).wait(patience(5))

@@ -1,7 +1,7 @@
 """A checkout of services without a model, for tests of `pagewire up`.
 
-Each fake notes its pid and its arguments in its folder, serves gRPC health, and does what the
-environment variable FAKE says of it: "worker=die" or "gateway=mute", for instance.
+Each fake writes its pid and its arguments to its folder, serves gRPC health, and behaves as the
+environment variable FAKE says: "worker=die" or "gateway=mute", for example.
 """
 
 import textwrap
@@ -73,7 +73,7 @@ print(os.getcwd() + "/model")
 
 
 def write_checkout(folder: Path) -> None:
-    """Puts the fakes and a model folder into `folder`."""
+    """Writes the fakes and a model folder to `folder`."""
     for module, name in (
         ("worker_svc", "worker"),
         ("scheduler_svc", "scheduler"),
@@ -86,4 +86,5 @@ def write_checkout(folder: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True)
+    (path.parent / "__init__.py").touch()  # or the real package, where one is on the path, wins
     path.write_text(textwrap.dedent(text))

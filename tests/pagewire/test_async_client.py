@@ -1,4 +1,4 @@
-"""The asyncio client: what awaiting changes. Requests and values are those of the blocking one."""
+"""The asyncio client, where it differs from the blocking one."""
 
 import asyncio
 import gc
@@ -6,11 +6,12 @@ import gc
 import pytest
 
 import pagewire
+from tests.pace import patience
 
 
 @pytest.fixture
 async def client(gateway):
-    async with pagewire.AsyncClient(gateway.target, timeout_s=20) as client:
+    async with pagewire.AsyncClient(gateway.target, timeout_s=patience(20)) as client:
         yield client
 
 
@@ -25,7 +26,7 @@ async def test_every_call_is_awaited(client):
     assert await client.detokenize(b"hello") == "hello"
     assert (await client.embed(["a", "b"])).vectors == ((0.0, 0.5), (1.0, 0.5))
     assert [model.name for model in await client.models()] == ["tiny"]
-    assert await client.wait_until_ready(timeout_s=5)
+    assert await client.wait_until_ready(timeout_s=patience(5))
 
 
 async def test_streams_bring_pieces_and_then_the_whole(client):
@@ -79,7 +80,7 @@ async def test_batch_keeps_the_order_and_the_bound(client, gateway):
 
 async def test_a_failure_in_a_batch_cancels_the_rest(client, gateway):
     prompts = ["hang", "hang", "fail NOT_FOUND", *["never"] * 50]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         with pytest.raises(pagewire.NotFound):
             await client.batch(prompts, max_concurrency=3)
     await wait_for(gateway.cancelled)

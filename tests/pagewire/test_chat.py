@@ -57,7 +57,7 @@ def test_pieces_of_a_call_are_put_together():
         pb.ToolCallDelta(index=1, id="b", name="g", arguments="{}"),
         pb.ToolCallDelta(index=0, arguments=": 1}"),
     ]
-    assembly = pagewire._answers.Assembly()
+    assembly = pagewire._messages.answers.Assembly()
     for piece in pieces:
         assembly.read(pb.ChatStreamResponse(delta=pb.OutputDelta(tool_calls=[piece])))
     assembly.read(pb.ChatStreamResponse(delta=pb.OutputDelta(finish_reason=1)))

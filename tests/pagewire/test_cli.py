@@ -1,4 +1,4 @@
-"""The commands that talk to a running server, as a user types them."""
+"""The commands that use a running server."""
 
 import argparse
 import io
@@ -19,6 +19,7 @@ from pagewire.cli import checkout, explain
 from pagewire.cli.options import CommandError
 from pagewire.testing import FakeServer
 from pagewire.v1 import debug_pb2
+from tests.pace import patience
 
 
 class Terminal(io.StringIO):
@@ -28,7 +29,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def typed(monkeypatch):
-    """Makes stdin hold these lines."""
+    """Sets the lines of stdin."""
     return lambda text: monkeypatch.setattr(sys, "stdin", io.StringIO(text))
 
 
@@ -197,8 +198,8 @@ def test_ctrl_c_in_chat_stops_the_answer_only_and_cancels_it(gateway):
         chat.stdin.flush()
         assert chat.stdout.read(6) == "on on "
         chat.send_signal(signal.SIGINT)
-        assert gateway.cancelled.wait(5)
-        rest, _ = chat.communicate("hello\n", timeout=20)
+        assert gateway.cancelled.wait(patience(5))
+        rest, _ = chat.communicate("hello\n", timeout=patience(20))
     assert chat.returncode == 0
     assert "stopped; " in rest
     assert "The capital is Paris." in rest
@@ -247,7 +248,7 @@ def test_status_watches_until_ctrl_c(gateway, scheduler):
         assert watching.stdout is not None
         reports = [json.loads(watching.stdout.readline()) for _ in range(3)]
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(10) == 130
+        assert watching.wait(patience(10)) == 130
     assert all(report["ready"] for report in reports)
 
 
@@ -325,7 +326,7 @@ def test_chat_in_a_real_terminal_prompts_and_leaves_on_ctrl_d(gateway):
         os.write(ours, b"hello\n")
         seen = _read_until(ours, b"tokens/s\x1b[0m\r\n> ", seen)
         os.write(ours, b"\x04")
-        assert chat.wait(10) == 0
+        assert chat.wait(patience(10)) == 0
     os.close(ours)
     assert b"tiny. /help" in seen
     assert b"The capital is Paris." in seen
@@ -333,7 +334,7 @@ def test_chat_in_a_real_terminal_prompts_and_leaves_on_ctrl_d(gateway):
 
 
 def _read_until(descriptor: int, text: bytes, seen: bytes) -> bytes:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + patience(15)
     while text not in seen:
         readable, _, _ = select.select([descriptor], [], [], deadline - time.monotonic())
         assert readable, seen

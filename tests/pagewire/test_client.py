@@ -1,4 +1,4 @@
-"""The blocking client against a real server."""
+"""The blocking client with a real server."""
 
 import gc
 import threading
@@ -7,14 +7,16 @@ import time
 import pytest
 
 import pagewire
-from pagewire import FinishReason, Message, SamplingParams, TokenLogprobs, Usage, _answers
+from pagewire import FinishReason, Message, SamplingParams, TokenLogprobs, Usage
+from pagewire._messages import answers
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import types_pb2
+from tests.pace import patience
 
 
 @pytest.fixture
 def client(gateway):
-    with pagewire.Client(gateway.target, timeout_s=20) as client:
+    with pagewire.Client(gateway.target, timeout_s=patience(20)) as client:
         yield client
 
 
@@ -92,11 +94,11 @@ def test_logprobs_come_with_their_tokens():
     delta = pb.OutputDelta(
         token_ids=[4], logprobs=[token], finish_reason=types_pb2.FINISH_REASON_STOP
     )
-    assembly = _answers.Assembly()
+    assembly = answers.Assembly()
     read = assembly.read(pb.GenerateStreamResponse(delta=delta))
     assert read.logprobs == assembly.completion().logprobs == (expected,)
     output = pb.Output(token_ids=[4], logprobs=[token], finish_reason=types_pb2.FINISH_REASON_STOP)
-    whole = _answers.to_completion(pb.GenerateResponse(output=output))
+    whole = answers.to_completion(pb.GenerateResponse(output=output))
     assert whole.logprobs == (expected,)
 
 
@@ -107,11 +109,11 @@ def test_prompt_logprobs_come_with_the_prompt_and_nothing_for_its_first_token(cl
     told = {"prompt_token_ids": [7, 8], "prompt_logprobs": [token]}
     expected = (None, TokenLogprobs(-0.5, 1))
     end = pb.OutputDelta(token_ids=[4], finish_reason=types_pb2.FINISH_REASON_STOP)
-    assembly = _answers.Assembly()
+    assembly = answers.Assembly()
     read = assembly.read(pb.GenerateStreamResponse(delta=pb.OutputDelta(**told)))
     assert assembly.read(pb.GenerateStreamResponse(delta=end)).prompt_logprobs == ()
     output = pb.Output(finish_reason=types_pb2.FINISH_REASON_STOP, **told)
-    whole = _answers.to_completion(pb.GenerateResponse(output=output))
+    whole = answers.to_completion(pb.GenerateResponse(output=output))
     for found in (read, assembly.completion(), whole):
         assert (found.prompt_token_ids, found.prompt_logprobs) == ((7, 8), expected)
 
@@ -188,7 +190,7 @@ def test_leaving_a_stream_early_cancels_it_on_the_server(client, gateway, leave)
     else:
         del stream
         gc.collect()
-    assert gateway.cancelled.wait(5)
+    assert gateway.cancelled.wait(patience(5))
 
 
 def test_a_stream_that_ends_without_a_reason_is_an_error(client):
@@ -202,8 +204,8 @@ def test_the_deadline_of_a_call_ends_it_on_both_sides(client, gateway):
     start_s = time.monotonic()
     with pytest.raises(pagewire.DeadlineExceeded, match=gateway.target):
         client.generate("hang", timeout_s=0.2)
-    assert time.monotonic() - start_s < 3
-    assert gateway.cancelled.wait(5)
+    assert time.monotonic() - start_s < patience(10)  # the client's own is twice as long
+    assert gateway.cancelled.wait(patience(5))
 
 
 def test_the_clients_deadline_is_that_of_every_call(gateway):
@@ -224,11 +226,9 @@ def test_batch_keeps_the_order_and_the_bound(client, gateway):
 
 
 def test_a_failure_in_a_batch_cancels_the_rest(client, gateway):
-    start_s = time.monotonic()
     with pytest.raises(pagewire.NotFound):
         client.batch(["hang", "hang", "fail NOT_FOUND", *["never"] * 50], max_concurrency=3)
-    assert time.monotonic() - start_s < 5
-    assert gateway.cancelled.wait(5)
+    assert gateway.cancelled.wait(patience(5))
     assert gateway.num_calls["Generate"] < 10
 
 
@@ -267,7 +267,7 @@ def test_wait_until_ready_returns_once_a_model_is_there(client, gateway):
     gateway.num_unavailable["ListModels"] = 6
     ready = threading.Timer(0.5, gateway.models.append, [pb.ListModelsResponse().models.add()])
     ready.start()
-    assert len(client.wait_until_ready(timeout_s=15)) == 1
+    assert len(client.wait_until_ready(timeout_s=patience(15))) == 1
     ready.join()
 
 
@@ -289,5 +289,5 @@ def test_one_client_serves_many_threads(client):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(patience(10))
     assert texts == ["Q:The capital is Paris."] * 8

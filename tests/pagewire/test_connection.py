@@ -6,7 +6,8 @@ import pytest
 
 import pagewire
 from pagewire import TLS
-from pagewire._channel import Connection, is_local
+from pagewire._channel import Connection, ReadyWait, is_local
+from tests.pace import patience
 
 CERTS = Path(__file__).parent / "certs"
 
@@ -69,20 +70,22 @@ def test_local_targets_are_told_from_others(target, local):
 
 def test_tls_with_a_client_certificate_works(secure_gateway):
     tls = TLS(CERTS / "ca.pem", CERTS / "client.pem", CERTS / "client.key")
-    with pagewire.Client(secure_gateway.target, tls=tls, timeout_s=10) as client:
+    with pagewire.Client(secure_gateway.target, tls=tls, timeout_s=patience(10)) as client:
         assert client.generate("Q").text == "Q:The capital is Paris."
 
 
 async def test_tls_works_with_asyncio(secure_gateway):
     tls = TLS(CERTS / "ca.pem", CERTS / "client.pem", CERTS / "client.key")
-    async with pagewire.AsyncClient(secure_gateway.target, tls=tls, timeout_s=10) as client:
+    async with pagewire.AsyncClient(
+        secure_gateway.target, tls=tls, timeout_s=patience(10)
+    ) as client:
         assert (await client.generate("Q")).text == "Q:The capital is Paris."
 
 
 @pytest.mark.parametrize("tls", [None, TLS(), TLS(CERTS / "ca.pem")])
 def test_the_wrong_kind_of_connection_is_refused(secure_gateway, tls):
     with (
-        pagewire.Client(secure_gateway.target, tls=tls, timeout_s=5) as client,
+        pagewire.Client(secure_gateway.target, tls=tls, timeout_s=patience(5)) as client,
         pytest.raises(pagewire.Unavailable),
     ):
         client.generate("Q")
@@ -104,3 +107,12 @@ def test_an_infinite_deadline_is_none():
     assert connection.terms(None)["timeout"] == 3.0
     assert connection.terms(1.0)["timeout"] == 1.0
     assert connection.terms(float("inf"))["timeout"] is None
+
+
+def test_a_server_too_slow_for_an_attempt_has_twice_as_long_for_the_next():
+    wait = ReadyWait("here", 1000.0)
+    attempts = []
+    for _ in range(4):
+        attempts.append(wait.attempt_s())
+        wait.sit_out(pagewire.DeadlineExceeded("no answer"))
+    assert attempts == [2.0, 4.0, 8.0, 16.0]

@@ -1,15 +1,16 @@
-"""Statuses become exceptions, and only what is safe to repeat is repeated."""
+"""Statuses become exceptions, and only calls that are safe to repeat are retried."""
 
 import grpc
 import pytest
 
 import pagewire
 from pagewire._errors import BY_STATUS, PagewireError
+from tests.pace import patience
 
 
 @pytest.fixture
 def client(gateway):
-    with pagewire.Client(gateway.target, timeout_s=20) as client:
+    with pagewire.Client(gateway.target, timeout_s=patience(20)) as client:
         yield client
 
 
@@ -39,7 +40,7 @@ def test_overload_says_when_to_come_back(client):
 
 def test_nobody_at_the_address_is_said_in_words():
     with (
-        pagewire.Client("127.0.0.1:1", timeout_s=5) as client,
+        pagewire.Client("127.0.0.1:1", timeout_s=patience(5)) as client,
         pytest.raises(pagewire.Unavailable, match=r"127\.0\.0\.1:1: is the server running"),
     ):
         client.generate("Q")

@@ -1,4 +1,4 @@
-"""What `import pagewire` offers."""
+"""The names that `import pagewire` exports."""
 
 import doctest
 import inspect

@@ -1,4 +1,4 @@
-"""The arithmetic of `pagewire bench`, and when its requests are sent."""
+"""The statistics of `pagewire bench`, and the times of its requests."""
 
 import asyncio
 import time
@@ -8,18 +8,19 @@ from itertools import pairwise
 import pytest
 
 from pagewire import Prompt, Usage
-from pagewire.cli.load import (
-    Arrival,
-    Load,
+from pagewire.cli.benchmark.load import (
+    LoadSettings,
     Objective,
     RequestFailed,
     Sample,
     Spread,
+    StreamArrival,
     percentile,
     run_load,
     spread,
     summarize,
 )
+from simulator.chaos import virtual_time
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.5, 3.0), (0.9, 4.6), (1.0, 5.0)])
@@ -64,44 +65,46 @@ def test_only_answers_that_keep_the_whole_objective_are_good():
 
 
 class Server:
-    """Answers with two tokens after a while, and counts who is there."""
+    """Answers with two tokens after a while, and counts concurrent requests."""
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s
         self.num_in_flight = self.most_in_flight = 0
 
-    async def ask(self, prompt: Prompt, num_tokens: int, model: str) -> AsyncIterator[Arrival]:
+    async def ask(
+        self, prompt: Prompt, num_tokens: int, model: str
+    ) -> AsyncIterator[StreamArrival]:
         self.num_in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.num_in_flight)
         await asyncio.sleep(self.delay_s)
         if prompt == "bad":
             raise RequestFailed("no")
-        yield Arrival(1)
-        yield Arrival(1, Usage(prompt_tokens=1, completion_tokens=2))
+        yield StreamArrival(1)
+        yield StreamArrival(1, Usage(prompt_tokens=1, completion_tokens=2))
         self.num_in_flight -= 1
 
 
 async def test_no_more_than_the_concurrency_are_in_flight_and_a_failure_is_a_sample():
     server = Server(delay_s=0.001)
     prompts = ["a"] * 9 + ["bad"]
-    samples = await run_load(server.ask, prompts, Load(3, 2), lambda: None)
+    samples = await run_load(server.ask, prompts, LoadSettings(3, 2), lambda: None)
     assert server.most_in_flight == 3
     assert [sample.failure for sample in samples] == [""] * 9 + ["no"]
     assert all(len(sample.gaps_s) == 1 for sample in samples[:9])
 
 
-async def test_requests_at_a_rate_come_when_they_are_due_and_wait_at_their_own_cost():
-    server, started_s = Server(delay_s=0.05), time.perf_counter()
-    load = Load(1, 2, rate_per_s=1000.0, seed=3)
-    samples = await run_load(server.ask, ["a"] * 4, load, lambda: None)
-    due_s = [sample.start_s - started_s for sample in samples]
+def test_requests_at_a_rate_come_when_they_are_due_and_wait_at_their_own_cost(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", lambda: time.monotonic())  # which is virtual
+    server, load = Server(delay_s=0.05), LoadSettings(1, 2, rate_per_s=1000.0, seed=3)
+    samples = virtual_time.run(run_load(server.ask, ["a"] * 4, load, lambda: None))
+    due_s = [sample.start_s - virtual_time.START_S for sample in samples]
     assert due_s == sorted(due_s)
-    assert due_s[-1] < 0.05  # all were due before the first was answered
+    assert due_s[-1] < 0.05  # all were due before the first answer
     assert samples[-1].first_s - samples[-1].start_s > 0.15  # so the last waited for three
 
 
 async def test_arrivals_are_those_of_a_poisson_process_of_that_rate():
-    load = Load(None, 2, rate_per_s=1e6, seed=0)
+    load = LoadSettings(None, 2, rate_per_s=1e6, seed=0)
     samples = await run_load(Server().ask, ["a"] * 4000, load, lambda: None)
     starts_s = [sample.start_s for sample in samples]
     gaps = [(b - a) * 1e6 for a, b in pairwise(starts_s)]

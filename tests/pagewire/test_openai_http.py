@@ -1,4 +1,4 @@
-"""What the benchmark's HTTP client reads, from a server that cuts its answers where it likes."""
+"""The benchmark's HTTP client, with answers split at arbitrary places."""
 
 import asyncio
 import json
@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pagewire import Usage
-from pagewire.cli.load import Arrival, RequestFailed
-from pagewire.cli.openai_http import OpenAIServer
+from pagewire.cli.benchmark.load import RequestFailed, StreamArrival
+from pagewire.cli.benchmark.openai_http import OpenAIServer
 
 EVENTS = [
     {"choices": [{"text": "é"}], "usage": None},
@@ -28,7 +28,7 @@ def chunked(body: bytes, size: int, status: str = "200 OK") -> bytes:
 
 @asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[tuple[OpenAIServer, list[bytes]]]:
-    """A server that has one answer for everybody; and what it was asked."""
+    """A server that gives one answer to all, and the requests it received."""
     asked: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -45,7 +45,7 @@ async def answering(answer: bytes) -> AsyncIterator[tuple[OpenAIServer, list[byt
         yield OpenAIServer(f"http://127.0.0.1:{port}/", api_key="secret"), asked
 
 
-async def arrivals(server: OpenAIServer) -> list[Arrival]:
+async def arrivals(server: OpenAIServer) -> list[StreamArrival]:
     return [arrival async for arrival in server.stream([1, 2, 3], 2, "tiny")]
 
 
@@ -54,7 +54,7 @@ async def test_events_are_read_however_they_are_cut(size: int) -> None:
     async with answering(chunked((STREAM + DONE).encode(), size)) as (server, asked):
         found = await arrivals(server)
     usage = Usage(prompt_tokens=3, completion_tokens=2)
-    assert found == [Arrival(1), Arrival(1), Arrival(0, usage)]
+    assert found == [StreamArrival(1), StreamArrival(1), StreamArrival(0, usage)]
     head, _, body = asked[0].partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v1/completions HTTP/1.1\r\n")
     assert b"Authorization: Bearer secret" in head

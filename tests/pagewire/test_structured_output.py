@@ -1,4 +1,4 @@
-"""structured_output, as it travels."""
+"""structured_output as protobuf messages."""
 
 import json
 
@@ -7,6 +7,7 @@ import pytest
 import pagewire
 from pagewire import Choice, Grammar, JsonObject, JsonSchema, Regex, SamplingParams
 from pagewire.v1 import inference_pb2 as pb
+from tests.pace import patience
 
 SCHEMA = {"type": "object", "properties": {"é": {"type": "integer"}}}
 FORMS = [
@@ -22,7 +23,7 @@ FORMS = [
 
 @pytest.fixture
 def client(gateway):
-    with pagewire.Client(gateway.target, timeout_s=20) as client:
+    with pagewire.Client(gateway.target, timeout_s=patience(20)) as client:
         yield client
 
 

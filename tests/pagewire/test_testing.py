@@ -1,8 +1,7 @@
-"""The server for users' tests, and with its help: streams that break and go on."""
+"""The server for users' tests; and, with its help, resumed streams."""
 
 import asyncio
 import doctest
-import time
 
 import pytest
 
@@ -113,14 +112,13 @@ def test_a_stream_that_never_began_or_may_not_go_on_fails_at_once() -> None:
 
 def test_patience_ends_when_nothing_comes_for_so_long() -> None:
     with FakeServer(TEXT) as server:
-        with pagewire.Client(server.target, resume_timeout_s=0.5) as client:
+        with pagewire.Client(server.target, resume_timeout_s=1.5) as client:
             server.fail_next(pagewire.Unavailable("gone"), after_words=1)
             for _ in range(20):
                 server.fail_next(pagewire.Unavailable("still gone"))
-            began_s = time.monotonic()
             with pytest.raises(pagewire.Unavailable, match="still gone"):
                 client.stream("a").completion()
-            assert time.monotonic() - began_s < 5
+        # Pauses of 0.1, 0.2 and 0.4 s fit into the limit, the next of 0.8 s does not.
         assert 2 <= len(server.asked) <= 4
 
 

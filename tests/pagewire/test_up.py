@@ -1,4 +1,4 @@
-"""`pagewire up` over services without a model: starting, failing and taking down together."""
+"""`pagewire up` with services without a model: start, failures, and stop."""
 
 import importlib.util
 import json
@@ -12,6 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+
+from pagewire.cli.launcher.processes import Quiet
+from tests.pace import patience
+from tests.ports import free_port
 
 NAMES = ("worker", "scheduler", "gateway")
 PORT_OPTIONS = ("--http-port", "--grpc-port", "--scheduler-port", "--worker-port")
@@ -30,7 +34,7 @@ class Up:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = _free_ports(len(PORT_OPTIONS))
+        self.ports = [free_port() for _ in PORT_OPTIONS]
         self._runs: list[subprocess.Popen[str]] = []
         self._limits: list[threading.Timer] = []
 
@@ -46,21 +50,22 @@ class Up:
             env={**os.environ, "FAKE": fake},
         )
         self._runs.append(run)
-        limit = threading.Timer(60, run.kill)  # what waits for its output then sees the end
+        # What waits for its output then sees the end.
+        limit = threading.Timer(patience(60), run.kill)
         limit.start()
         self._limits.append(limit)
         return run
 
     def finish(self, *options: str, fake: str = "") -> tuple[int, str, str]:
         run = self.start(*options, fake=fake)
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=patience(60))
         return run.returncode, out, err
 
     def note(self, name: str) -> dict:
         return json.loads((self.folder / f"{name}.json").read_text())
 
     def pids(self) -> list[int]:
-        """Of every service and of what each has started itself."""
+        """Of every service and its child processes."""
         return [pid for name in NAMES for pid in self.note(name)["pids"]]
 
     def wait_for(self, run: "subprocess.Popen[str]", text: str) -> str:
@@ -87,14 +92,6 @@ def up(tmp_path):
     up.close()
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
-
-
 def _is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -103,7 +100,7 @@ def _is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def assert_gone(pids: list[int], within_s: float = 10.0) -> None:
+def assert_gone(pids: list[int], within_s: float = patience(10.0)) -> None:
     deadline = time.monotonic() + within_s
     while alive := [pid for pid in pids if _is_alive(pid)]:
         assert time.monotonic() < deadline, f"still alive: {alive}"
@@ -169,8 +166,8 @@ def test_a_signal_stops_everything_with_status_0(up, number):
     assert f"http://127.0.0.1:{up.ports[0]}/v1" in out
     assert all(_is_alive(pid) for pid in up.pids())
     run.send_signal(number)
-    assert run.wait(20) == 0
-    assert_gone(up.pids(), within_s=0.5)
+    assert run.wait(patience(20)) == 0
+    assert_gone(up.pids())
 
 
 def test_killing_up_itself_takes_the_services_along(up):
@@ -193,7 +190,7 @@ def test_a_service_that_dies_later_takes_the_others_down(up):
     run = up.start("--no-sample")
     up.wait_for(run, "Chat")
     os.kill(up.note("scheduler")["pids"][0], signal.SIGKILL)
-    _, err = run.communicate(timeout=20)
+    _, err = run.communicate(timeout=patience(20))
     assert run.returncode == 1
     assert "the scheduler ended with status 137" in err
     assert_gone(up.pids())
@@ -204,8 +201,8 @@ def test_a_worker_that_gave_itself_up_is_started_again(up):
     up.wait_for(run, "Chat")
     before = {name: up.note(name)["pids"][0] for name in NAMES}
     os.kill(before["worker"], signal.SIGUSR1)
-    up.wait_for(run, "the worker ended with status 71, starts again")
-    deadline = time.monotonic() + 20
+    up.wait_for(run, "the worker ended with status 71, restarting")
+    deadline = time.monotonic() + patience(20)
     while up.note("worker")["pids"][0] == before["worker"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -213,7 +210,7 @@ def test_a_worker_that_gave_itself_up_is_started_again(up):
     assert {name for name in NAMES if after[name] != before[name]} == {"worker"}
     assert (up.folder / "logs" / "worker.log").read_text().count("the worker speaks") == 2
     run.send_signal(signal.SIGTERM)
-    assert run.wait(20) == 0
+    assert run.wait(patience(20)) == 0
     assert_gone(up.pids())
 
 
@@ -261,19 +258,27 @@ def test_a_missing_model_and_a_failed_default_model_are_said(up):
 def test_a_signal_while_starting_stops_what_has_started(up, options, expected):
     run = up.start(*options, fake="worker=hang")
     up.wait_for(run, "logs")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while not all((up.folder / f"{name}.json").exists() for name in NAMES):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     run.terminate()
-    assert run.wait(20) == expected
+    assert run.wait(patience(20)) == expected
     assert_gone(up.pids())
 
 
 def test_a_start_that_takes_too_long_is_given_up(up):
     status, _, err = up.finish("--once", "--startup-timeout-s", "2", fake="worker=hang")
     assert status == 1
-    assert "the worker is not ready after 2 s" in err
+    assert "the worker is not ready, and has logged nothing for 2 s" in err
+
+
+def test_a_start_is_slow_and_not_stuck_as_long_as_its_log_grows():
+    quiet = Quiet(100.0)
+    assert quiet.seconds(0, 160.0) == 60.0
+    assert quiet.seconds(80, 900.0) == 0.0
+    assert quiet.seconds(80, 1000.0) == 100.0
+    assert quiet.seconds(120, 5000.0) == 0.0
 
 
 STUBBORN = """
@@ -290,19 +295,19 @@ time.sleep(600)
 
 @pytest.mark.parametrize("how", ["close", "terminate"])
 def test_a_guard_kills_what_does_not_listen_and_what_that_has_started(how):
-    guard_path = importlib.util.find_spec("pagewire.cli.guard").origin
+    guard_path = importlib.util.find_spec("pagewire.cli.launcher.guard").origin
     command = [sys.executable, guard_path, "0.3", sys.executable, "-c", STUBBORN]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as guard:
         grandchild = int(guard.stdout.readline())
         assert _is_alive(grandchild)
         guard.stdin.close() if how == "close" else guard.terminate()
-        assert guard.wait(10) == 128 + signal.SIGKILL
+        assert guard.wait(patience(10)) == 128 + signal.SIGKILL
     assert_gone([grandchild])
 
 
 def test_a_guard_passes_the_status_on():
-    guard_path = importlib.util.find_spec("pagewire.cli.guard").origin
+    guard_path = importlib.util.find_spec("pagewire.cli.launcher.guard").origin
     command = [sys.executable, guard_path, "5", sys.executable, "-c", "raise SystemExit(7)"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as guard:
-        assert guard.wait(10) == 7
+        assert guard.wait(patience(10)) == 7

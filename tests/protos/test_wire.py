@@ -28,8 +28,8 @@ from pagewire.v1 import (
     types_pb2,
     worker_pb2,
 )
-from rpc.columns import UINT8, UINT32, pack
-from rpc.logprobs import LogprobColumns
+from wire.columns import UINT8, UINT32, pack
+from wire.logprobs import LogprobColumns
 
 FOLDER = Path(__file__).parent
 MODULES = (
@@ -50,7 +50,7 @@ SAMPLING = types_pb2.SamplingParams(
     min_p=0.125,
     seed=1 << 63,
     max_tokens=128,
-    min_tokens=0,  # written, because its absence means something else
+    min_tokens=0,  # written, because absence has another meaning
     stop_token_ids=[2, 300],
     ignore_eos=False,
 )
@@ -177,7 +177,7 @@ def files() -> list[FileDescriptor]:
 
 
 def value_for(field: FieldDescriptor) -> object:
-    """A value that tells this field from its neighbours: it depends on the name, not the number."""
+    """A value that differs between neighbouring fields: it depends on the name, not the number."""
     number = zlib.crc32(field.name.encode()) % 100_000 + 1
     match field.type:
         case FieldDescriptor.TYPE_STRING:
@@ -191,7 +191,7 @@ def value_for(field: FieldDescriptor) -> object:
         case FieldDescriptor.TYPE_ENUM:
             return max(field.enum_type.values_by_number)
         case FieldDescriptor.TYPE_INT32:
-            return -number  # not what the same bytes mean to sint32
+            return -number  # differs from sint32's reading of the same bytes
         case FieldDescriptor.TYPE_UINT32 | FieldDescriptor.TYPE_UINT64:
             return number
     raise AssertionError(f"{field.full_name} has a type this test does not know")

@@ -1,4 +1,4 @@
-"""A scheduler in this process, on the real wire, against a fake worker."""
+"""A scheduler in this process, on the real wire, with a fake worker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,14 +10,16 @@ import grpc
 import pytest
 
 from pagewire.v1 import debug_pb2_grpc, scheduler_pb2_grpc
-from rpc.server import SERVER_OPTIONS, PortInUse, bind
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Scheduler
+from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.debug import DebugService
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
-from scheduler_svc.worker_link import FencedOut
-from simulator.fake_worker import FakeModel, FakeWorker, StepTime, start
+from scheduler_svc.worker.link import FencedOut
+from simulator.workers.fake_worker import FakeModel, FakeWorker, start
+from tests.pace import paced, patience
+from wire.server import SERVER_OPTIONS, PortInUse, bind
 
 T = TypeVar("T")
 
@@ -30,7 +32,7 @@ class Cluster:
     worker_server: grpc.aio.Server
     worker_port: int
     engine: Engine
-    scheduler: "scheduler_pb2_grpc.SchedulerServiceAsyncStub"  # a name of the stubs only
+    scheduler: "scheduler_pb2_grpc.SchedulerServiceAsyncStub"  # a name that only the stubs define
     debug: "debug_pb2_grpc.DebugServiceAsyncStub"
 
     @property
@@ -40,8 +42,8 @@ class Cluster:
         assert core is not None
         return core
 
-    async def until(self, holds: object, timeout_s: float = 5.0) -> None:
-        """Waits for a condition given as a callable."""
+    async def until(self, holds: object, timeout_s: float = patience(5.0)) -> None:
+        """Waits until a callable returns true."""
         assert callable(holds)
         async with asyncio.timeout(timeout_s):
             while not holds():
@@ -58,14 +60,15 @@ def service_config(worker_port: int, **options: object) -> ServiceConfig:
         "long_prefill_token_threshold": 0,
         "enable_prefix_caching": True,
         "lookahead": 1,
-        "step_timeout_s": 5.0,
+        "step_timeout_s": paced(5.0),
+        "heartbeat_timeout_s": paced(3.0),
     }
     return ServiceConfig(**{**defaults, **options})  # type: ignore[arg-type]
 
 
 async def start_again(worker: FakeWorker, port: int) -> grpc.aio.Server:
-    """On the port of its first life, which may have become a connection's for a moment."""
-    async with asyncio.timeout(10):
+    """Restarts a worker on its first port, which another connection may hold for a moment."""
+    async with asyncio.timeout(patience(10)):
         while True:
             try:
                 server, _ = await start(worker, f"127.0.0.1:{port}")
@@ -75,7 +78,7 @@ async def start_again(worker: FakeWorker, port: int) -> grpc.aio.Server:
 
 
 async def obey(ask: Callable[[], Awaitable[T]], most: int = 3) -> tuple[T, int]:
-    """Comes again whenever it is refused for overload and told to; how often it was."""
+    """Calls `ask` again after each refusal for overload; returns (answer, number of refusals)."""
     for num_refused in range(most + 1):
         try:
             return await ask(), num_refused
@@ -87,7 +90,7 @@ async def obey(ask: Callable[[], Awaitable[T]], most: int = 3) -> tuple[T, int]:
 
 
 def pushback_s(error: grpc.aio.AioRpcError) -> float:
-    """When a refused call is told to come again."""
+    """The time after which a refused call should retry, in seconds."""
     return float(dict(error.trailing_metadata() or ())["grpc-retry-pushback-ms"]) / 1e3
 
 
@@ -96,7 +99,7 @@ async def cluster(
     model: FakeModel | None = None, step_time: StepTime | None = None, **options: object
 ) -> AsyncIterator[Cluster]:
     """Starts both and waits until the scheduler is ready."""
-    async with AsyncExitStack() as stack, asyncio.timeout(30):
+    async with AsyncExitStack() as stack, asyncio.timeout(patience(30)):
         worker = FakeWorker(model, step_time)
         worker_server, worker_port = await start(worker, "127.0.0.1:0")
         stack.push_async_callback(worker_server.stop, None)

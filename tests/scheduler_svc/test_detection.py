@@ -1,4 +1,4 @@
-"""Workers that hang, fall silent or lose frames: noticed in time, and nobody's output suffers."""
+"""Workers that hang, fall silent or lose frames: detected in time, without a wrong token."""
 
 import asyncio
 import time
@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from pagewire.v1 import scheduler_pb2, types_pb2
-from simulator.fake_worker import StepTime
-from simulator.slots import token_at
+from scheduler_svc.core.estimate.step_time import StepTime
+from simulator.workers.slots import token_at
+from tests.pace import paced
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 NUM_TOKENS = 40
-IMPATIENT = {"heartbeat_timeout_s": 0.6, "step_timeout_s": 0.5}
+SILENCE_S = paced(1.0)
+IMPATIENT = {"heartbeat_timeout_s": SILENCE_S, "step_timeout_s": paced(0.5)}
 
 
 async def generate(cluster: Any, seed: int = 7) -> list[int]:
@@ -33,7 +35,7 @@ def expected(seed: int = 7) -> list[int]:
 
 async def test_an_idle_worker_is_not_lost(make_cluster: MakeCluster) -> None:
     async with make_cluster(**IMPATIENT) as cluster:
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2 * SILENCE_S)
         assert await generate(cluster) == expected()
         assert cluster.engine.groups[0].num_recoveries == 0
 
@@ -43,7 +45,7 @@ async def test_a_worker_that_falls_silent_is_lost_and_attached_again(
     make_cluster: MakeCluster, is_busy: bool
 ) -> None:
     steps = StepTime(base_s=0.01)
-    async with make_cluster(step_time=steps, heartbeat_timeout_s=0.6) as cluster:
+    async with make_cluster(step_time=steps, heartbeat_timeout_s=SILENCE_S) as cluster:
         group, running = cluster.engine.groups[0], None
         if is_busy:
             running = asyncio.create_task(generate(cluster))
@@ -51,8 +53,8 @@ async def test_a_worker_that_falls_silent_is_lost_and_attached_again(
         began_s = time.monotonic()
         cluster.worker.is_silent = True
         await cluster.until(lambda: group.num_recoveries)
-        assert 0.5 < time.monotonic() - began_s < 2.0
-        assert "nothing came" in group.why_lost
+        assert time.monotonic() - began_s > 0.8 * SILENCE_S
+        assert "no message" in group.why_lost
         cluster.worker.is_silent = False
         assert await (running or generate(cluster)) == expected()
 
@@ -66,13 +68,14 @@ async def test_a_step_that_hangs_is_lost_although_heartbeats_come(
         cluster.worker.hang_steps = 1
         began_s = time.monotonic()
         assert await generate(cluster) == expected()
-        assert 0.4 < time.monotonic() - began_s < 3.0
+        assert time.monotonic() - began_s > 0.8 * IMPATIENT["step_timeout_s"]
         assert group.num_recoveries == 1
 
 
 async def test_a_long_step_is_no_hang(make_cluster: MakeCluster) -> None:
     steps = StepTime(base_s=0.6)  # longer than --step-timeout-s, as each of them is
-    async with make_cluster(step_time=steps, heartbeat_timeout_s=0.6, step_timeout_s=0.2) as c:
+    times = {"heartbeat_timeout_s": SILENCE_S, "step_timeout_s": 0.2}
+    async with make_cluster(step_time=steps, **times) as c:
         request = scheduler_pb2.SchedulerServiceGenerateRequest(
             prompt_token_ids=[1, 2, 3], sampling=types_pb2.SamplingParams(max_tokens=5, seed=7)
         )

@@ -1,4 +1,4 @@
-"""Two worker groups under one scheduler: placement, loss, return, and everything by request id."""
+"""Two worker groups under one scheduler: placement, loss, return, and calls by request id."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,8 +11,10 @@ import pytest
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
 from scheduler_svc.config import parse
-from simulator.fake_worker import FakeModel, FakeWorker, StepTime, start
-from simulator.slots import logprob_of, token_at
+from scheduler_svc.core.estimate.step_time import StepTime
+from simulator.workers.fake_worker import FakeModel, FakeWorker, start
+from simulator.workers.slots import logprob_of, token_at
+from tests.pace import paced
 from tests.scheduler_svc.conftest import obey, pushback_s, start_again
 
 Generate = scheduler_pb2.SchedulerServiceGenerateRequest
@@ -21,7 +23,7 @@ NUM_TOKENS = 100
 
 
 class Workers:
-    """Two fake workers that can be taken away and brought back."""
+    """Two fake workers that can be stopped and restarted."""
 
     def __init__(self, *models: FakeModel) -> None:
         self.fakes = [FakeWorker(model, STEPS) for model in models]
@@ -90,7 +92,7 @@ def num_running(cluster: Any) -> list[int]:
 
 
 async def spread(cluster: Any, count: int = 8, **more: Any) -> list[Any]:
-    """Requests with prompts that have nothing in common, running on both groups."""
+    """Starts requests without common prefixes, running on both groups."""
     calls = []
     for number in range(count):
         asked = request(f"r{number}", number, **more)
@@ -122,7 +124,7 @@ async def test_a_request_goes_where_its_prefix_is(make_cluster: Any) -> None:
         assert (first.num_accepted, second.num_accepted) == (1, 3)
         await cluster.until(lambda: num_running(cluster) == [0, 0])
         await run(cluster, request("there again", 2, num_prompt=200, max_tokens=4))
-        assert second.num_accepted == 4  # although both are idle and the first comes first
+        assert second.num_accepted == 4  # although both are idle and the first is preferred
 
 
 async def test_the_requests_of_a_lost_worker_move_at_once_and_lose_nothing(
@@ -225,7 +227,7 @@ async def test_aborts_deadlines_and_closed_streams_find_requests_that_moved(
 ) -> None:
     async with two_groups(make_cluster) as (cluster, workers):
         calls = []
-        for number, timeout in enumerate((None, 2.0, None)):
+        for number, timeout in enumerate((None, paced(3.0), None)):
             asked = request(f"r{number}", number, max_tokens=4000)
             calls.append(asyncio.create_task(run(cluster, asked, timeout=timeout)))
         await cluster.until(lambda: sum(num_running(cluster)) == 3)
@@ -242,8 +244,8 @@ async def test_aborts_deadlines_and_closed_streams_find_requests_that_moved(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await calls[1]
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        pool = survivor.core.residency.pool
-        await cluster.until(lambda: pool.num_free == pool.num_usable)
+        view = survivor.core.view
+        await cluster.until(lambda: view.num_free_blocks == view.num_blocks)
 
 
 async def test_a_request_id_is_unique_over_all_groups(make_cluster: Any) -> None:
@@ -263,11 +265,11 @@ async def test_overload_is_only_when_every_group_is_full_and_the_place_is_kept(
 ) -> None:
     options = {"max_num_seqs": 1, "max_waiting_requests": 1}
     async with two_groups(make_cluster, **options) as (cluster, _):
-        for number in range(2):  # measured steps make forecasts
+        for number in range(2):  # forecasts need measured steps
             await run(cluster, request(f"warm {number}", 1, max_tokens=6))
         calls = []
         for number in range(4):
-            # The two that run do so for long enough to be refused meanwhile.
+            # The running requests take long enough for others to be refused meanwhile.
             asked = request(f"r{number}", number, max_tokens=120 + 20 * number if number < 2 else 8)
             calls.append(asyncio.create_task(run(cluster, asked)))
             await cluster.until(
@@ -339,7 +341,7 @@ def test_each_worker_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 async def test_siblings_are_placed_together_wherever_there_is_less_to_do(make_cluster: Any) -> None:
-    """Their prompt is computed once, though the other worker has nothing to do."""
+    """Their prompt is computed once, though the other worker is idle."""
     async with two_groups(make_cluster, enable_prefix_caching=False) as (cluster, _):
         asked = [
             request(f"r{seed}", seed, max_tokens=20, num_prompt=100, fork_group="outputs")

@@ -1,4 +1,4 @@
-"""Log probabilities on their way through the scheduler: each stays with its own token."""
+"""Log probabilities through the scheduler: each arrives with its own token."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
-from simulator.fake_worker import FakeModel, StepTime
-from simulator.questions import logprob_of
+from scheduler_svc.core.estimate.step_time import StepTime
+from simulator.workers.fake_worker import FakeModel
+from simulator.workers.prompt_outputs import logprob_of
 from tests.scheduler_svc.conftest import start_again
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
@@ -33,7 +34,7 @@ async def generate(stub: Any, wanted: Any) -> tuple[list[int], list[types_pb2.To
 
 
 def check(token_ids: list[int], logprobs: list[types_pb2.TokenLogprobs], num_top: int) -> None:
-    """The fake worker's numbers are functions of the token, so a stranger's would be noticed."""
+    """Checks the values, which the fake worker derives from the token, so that mix-ups show."""
     values, ranks = logprob_of(np.array(token_ids))
     assert [token.logprob for token in logprobs] == values.tolist()
     assert [token.rank for token in logprobs] == ranks.tolist()

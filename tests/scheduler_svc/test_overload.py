@@ -11,14 +11,17 @@ from google.rpc.error_details_pb2 import RetryInfo
 from grpc_status import rpc_status
 
 from pagewire.v1 import debug_pb2, scheduler_pb2, types_pb2
-from rpc.columns import pack
 from scheduler_svc.config import parse
 from scheduler_svc.core import Policy
-from simulator.fake_worker import FakeModel, StepTime
+from scheduler_svc.core.estimate.step_time import StepTime
+from simulator.workers.fake_worker import FakeModel
+from tests.pace import paced
 from tests.scheduler_svc.conftest import obey, pushback_s
+from wire.columns import pack
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
-STEPS, SLOW_STEPS = StepTime(base_s=0.004), StepTime(base_s=0.015)
+STEPS, SLOW_STEPS = StepTime(base_s=0.004), StepTime(base_s=paced(0.02))
+DEADLINE_S = round(paced(0.5), 3)
 
 
 def request(request_id: str, max_tokens: int = 8, num_prompt: int = 4, **more: Any) -> Any:
@@ -31,14 +34,17 @@ def request(request_id: str, max_tokens: int = 8, num_prompt: int = 4, **more: A
 
 
 async def finish(call: Any) -> int:
-    """How many tokens a call brought."""
+    """Number of tokens that a call received."""
     return sum([len(response.token_ids) async for response in call])
 
 
 async def fill(
     cluster: Any, num_waiting: int, max_tokens: int = 12, num_running_steps: int | None = None
 ) -> list[Any]:
-    """One request runs, and so many wait; each takes max_tokens steps, the one as told."""
+    """Starts one running request and `num_waiting` waiting ones, of max_tokens steps each.
+
+    The running one takes `num_running_steps` steps instead, if given.
+    """
     calls: list[Any] = []
     core = cluster.core
     num_before = core.num_accepted
@@ -65,7 +71,7 @@ async def test_a_refused_call_says_when_to_come_again_and_then_finds_its_place(
         step_time=SLOW_STEPS, max_num_seqs=1, max_waiting_requests=3
     ) as cluster:
         assert await finish(cluster.scheduler.Generate(request("warm up"))) == 8
-        calls = await fill(cluster, 3, num_running_steps=40)  # long enough to be refused meanwhile
+        calls = await fill(cluster, 3, num_running_steps=40)  # long enough for others to be refused
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await finish(cluster.scheduler.Generate(request("late")))
         error = caught.value
@@ -76,7 +82,7 @@ async def test_a_refused_call_says_when_to_come_again_and_then_finds_its_place(
         assert pushback_s(error) == pytest.approx(delay_s, abs=0.002)
         assert "3 requests wait" in str(error.details())
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        # The next is admitted when the one that runs has made its 40 steps.
+        # The next is admitted once the running one has made its 40 steps.
         took_s, _ = await asyncio.gather(
             seconds_until(cluster, lambda: cluster.core.num_waiting < 3), asyncio.sleep(delay_s)
         )
@@ -142,14 +148,14 @@ async def test_a_deadline_ends_a_request_wherever_it_is_and_says_where_its_time_
 ) -> None:
     async with make_cluster(step_time=STEPS, max_num_seqs=1) as cluster:
         calls = await fill(cluster, 0, max_tokens=4000) if num_ahead else []
-        end = await end_of(await open_session(cluster, timeout_s=0.15))
+        end = await end_of(await open_session(cluster, timeout_s=DEADLINE_S))
         core = cluster.core
         assert (core.num_running, core.num_waiting) == (num_ahead, 0)
         for call in calls:
             call.cancel()
-        await cluster.until(lambda: core.residency.pool.num_free == 4095)
+        await cluster.until(lambda: core.view.num_free_blocks == 4095)
     assert end.status_code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-    assert "deadline of 0.150 s" in end.message
+    assert f"deadline of {DEADLINE_S:.3f} s" in end.message
     assert ("decode" in end.message) == (not num_ahead)
     assert "queue" in end.message
     assert core.num_expired == 1
@@ -157,7 +163,7 @@ async def test_a_deadline_ends_a_request_wherever_it_is_and_says_where_its_time_
 
 async def test_a_deadline_holds_while_no_worker_is_there(make_cluster: MakeCluster) -> None:
     async with make_cluster(step_time=STEPS) as cluster:
-        call = await open_session(cluster, timeout_s=0.4)
+        call = await open_session(cluster, timeout_s=2 * DEADLINE_S)
         await cluster.until(lambda: cluster.core.num_running == 1)
         await cluster.worker_server.stop(None)
         end = await end_of(call)
@@ -168,10 +174,10 @@ async def test_a_deadline_holds_while_no_worker_is_there(make_cluster: MakeClust
 async def test_the_deadline_of_a_call_frees_its_blocks(make_cluster: MakeCluster) -> None:
     async with make_cluster(step_time=STEPS) as cluster:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await finish(cluster.scheduler.Generate(request("x", 4000), timeout=0.15))
+            await finish(cluster.scheduler.Generate(request("x", 4000), timeout=DEADLINE_S))
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await cluster.until(lambda: not list(cluster.core.live()))
-        await cluster.until(lambda: cluster.core.residency.pool.num_free == 4095)
+        await cluster.until(lambda: cluster.core.view.num_free_blocks == 4095)
 
 
 async def test_the_more_urgent_call_is_answered_first(make_cluster: MakeCluster) -> None:
@@ -221,7 +227,7 @@ async def test_the_parts_of_a_requests_time_add_up_to_its_age(make_cluster: Make
             for name in names:
                 try:
                     seen = await describe(cluster, name)
-                except grpc.aio.AioRpcError:  # it has ended, or is not there yet
+                except grpc.aio.AioRpcError:  # it has ended, or has not started yet
                     continue
                 assert total_s(seen.time_spent) == pytest.approx(seen.request.age_s, abs=1e-6)
                 phases |= {field.name for field, _ in seen.time_spent.ListFields()}
@@ -246,9 +252,9 @@ async def test_the_story_names_what_a_request_waited_for(make_cluster: MakeClust
     assert any(
         line.startswith("step") and "waited: " in line and "short" in line for line in large.story
     ), large.story
-    assert any("behind 'large', which was" in line for line in behind.story), behind.story
-    assert large.story[-1].startswith("now waiting: first in line")
-    assert behind.story[-1] == "now waiting: behind 1 request"
+    assert any("after 'large', which was" in line for line in behind.story), behind.story
+    assert large.story[-1].startswith("now waiting: first in the queue")
+    assert behind.story[-1] == "now waiting: after 1 request"
 
 
 def test_the_options_of_policy_and_admission_are_read() -> None:

@@ -1,4 +1,4 @@
-"""What need not be computed, over the wire: salts, forks, swapping; and a changed priority."""
+"""Reuse of KV over the wire: salts, forks and swapping; and a changed priority."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 
 from pagewire.v1 import scheduler_pb2, types_pb2
-from rpc.columns import pack
 from scheduler_svc.core import Policy, Preemption
+from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.engine import Engine
-from simulator.fake_worker import FakeModel, FakeWorker, StepTime, start
-from simulator.slots import token_at
+from simulator.workers.fake_worker import FakeModel, FakeWorker, start
+from simulator.workers.slots import token_at
+from tests.pace import patience
 from tests.scheduler_svc.conftest import service_config
+from wire.columns import pack
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 
 
 async def cached_tokens(cluster: Any, **fields: Any) -> int:
-    """How much of a prompt of 100 tokens one request finds."""
+    """Number of cached tokens that a request with a prompt of 100 tokens finds."""
     request = scheduler_pb2.SchedulerServiceGenerateRequest(
         prompt_token_ids=range(1, 101), sampling=types_pb2.SamplingParams(max_tokens=2), **fields
     )
@@ -114,7 +116,7 @@ async def test_a_request_made_more_urgent_runs_first(make_cluster: MakeCluster) 
         await cluster.scheduler.SetPriority(request)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await cluster.scheduler.SetPriority(
-                scheduler_pb2.SetPriorityRequest(request_id="nobody")
+                scheduler_pb2.SetPriorityRequest(request_id="missing")
             )
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     assert ended == ["c", "a", "b"]
@@ -147,7 +149,7 @@ async def test_what_was_swapped_out_goes_on_without_a_token_lost(make_cluster: M
     assert status.preemption == "swap" and status.num_preemptions > 0
     assert 0 < status.num_swapped_in_blocks <= status.num_swapped_out_blocks
     assert status.num_free_host_blocks == status.num_host_blocks == 32
-    # 16 prompt tokens, and one of whoever comes back: what was swapped out is not computed again.
+    # 16 prompt tokens, and one per resumed request: swapped KV is not computed again.
     assert status.num_prefill_tokens <= 16 + status.num_preemptions
 
 
@@ -156,7 +158,7 @@ async def test_a_worker_without_host_blocks_is_refused_for_swapping() -> None:
     server, port = await start(worker, "127.0.0.1:0")
     engine = Engine(service_config(port, preemption=Preemption.SWAP))
     running = asyncio.create_task(engine.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patience(10)):
         while "host blocks" not in engine.reason:
             await asyncio.sleep(0.01)
     assert not engine.is_ready
@@ -166,7 +168,7 @@ async def test_a_worker_without_host_blocks_is_refused_for_swapping() -> None:
 
 
 async def test_siblings_compute_their_prompt_once(make_cluster: MakeCluster) -> None:
-    """Without the prefix cache, so that nothing else could spare them."""
+    """Without the prefix cache, which would share the prompt as well."""
     async with make_cluster(enable_prefix_caching=False) as cluster:
         requests = [
             scheduler_pb2.SchedulerServiceGenerateRequest(
@@ -182,7 +184,7 @@ async def test_siblings_compute_their_prompt_once(make_cluster: MakeCluster) -> 
         seeds = np.full(20, seed, dtype=np.uint64)
         assert token_ids == token_at(seeds, np.arange(300, 320), 32000).tolist()
     assert status.num_forks == 3
-    assert status.num_prefill_tokens == 300 + 3  # its last token again, by each sibling
+    assert status.num_prefill_tokens == 300 + 3  # each computes its last prompt token again
     assert status.num_free_blocks == status.num_blocks
 
 

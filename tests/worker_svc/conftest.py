@@ -14,16 +14,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagewire.v1 import worker_pb2
-from rpc.columns import pack, unpack
-from worker_svc.compute_thread import ComputeThread
+from tests.pace import patience
+from tests.worker_svc.session_fakes import FakeLifecycle, FakeRunner, SlowRunner
+from wire.columns import pack, unpack
 from worker_svc.config import WorkerConfig
-from worker_svc.server import WorkerServer
-from worker_svc.session import Session
-
-from .session_fakes import FakeLifecycle, FakeRunner, SlowRunner
+from worker_svc.process.compute_thread import ComputeThread
+from worker_svc.serving.server import WorkerServer
+from worker_svc.serving.session import Session
 
 VOCAB_SIZE = 128
-TIMEOUT_S = 30
+TIMEOUT_S = patience(30)
 WORKER_CONFIG = WorkerConfig(
     port=0,
     dtype="float32",
@@ -108,7 +108,7 @@ class Attachment:
         )
         self.call = call(iter(self._outbox.get, None), timeout=TIMEOUT_S)
         self._step_ids = count(1)
-        hello = worker_pb2.Hello(protocol_version=1, epoch=epoch, first_step_id=1, **hello_fields)
+        hello = worker_pb2.Hello(protocol_version=2, epoch=epoch, first_step_id=1, **hello_fields)
         self.send_raw(worker_pb2.AttachRequest(hello=hello))
         self.last_step_id = 0
 
@@ -203,7 +203,7 @@ def start_worker() -> Iterator[Callable[[WorkerConfig], Worker]]:
     yield start
     for worker in workers:
         worker.channel.close()
-        assert worker.server.stop(grace_s=5)
+        assert worker.server.stop(grace_s=patience(5))
 
 
 @contextmanager
@@ -217,7 +217,7 @@ def serving(config: WorkerConfig, folder: Path) -> Iterator[Worker]:
     channel = grpc.insecure_channel(f"127.0.0.1:{server.port}")
     yield Worker(server, channel)
     channel.close()
-    assert server.stop(grace_s=5)
+    assert server.stop(grace_s=patience(5))
 
 
 @pytest.fixture(scope="module")
@@ -242,8 +242,8 @@ def running_session(runner: FakeRunner) -> Iterator[Session]:
     compute, answers = ComputeThread(), ComputeThread("answers")
     yield Session(FakeLifecycle(runner), compute, answers)
     runner.gate.set()
-    assert compute.stop(5)
-    assert answers.stop(5)
+    assert compute.stop(patience(5))
+    assert answers.stop(patience(5))
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from worker_svc.attention import AttentionBatch, HeadLayout
-from worker_svc.kv_cache import KVCache
+from worker_svc.attention.batch import AttentionBatch, HeadLayout
+from worker_svc.attention.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """Queries of a step and the cache behind them. What no sequence holds is large, not zero."""
+    """Queries of a step and the KV cache that they read. Unused cache entries are large, not
+    zero."""
 
     heads: HeadLayout
     q: Tensor  # [T, H, D]

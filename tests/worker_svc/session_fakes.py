@@ -5,9 +5,10 @@ import threading
 import numpy as np
 
 from pagewire.v1 import worker_pb2
-from worker_svc.codec import Hello
-from worker_svc.session import Session, Stream
-from worker_svc.step import Limits, StepInput, StepOutput
+from tests.pace import patience
+from worker_svc.protocol.codec import Hello
+from worker_svc.protocol.step import Limits, StepInput, StepOutput
+from worker_svc.serving.session import SchedulerStream, Session
 
 LIMITS = Limits(
     num_blocks=9,
@@ -45,7 +46,7 @@ class FakeRunner:
     def launch(self, step: StepInput, queue_us: int) -> StepOutput:
         self.has_begun.set()
         self.entered.release()
-        assert self.gate.wait(10)
+        assert self.gate.wait(patience(10))
         if not step.same_rows and len(step.freed_slots):
             self.freed += step.freed_slots.tolist()
         self.executed.append(step.step_id)
@@ -69,7 +70,7 @@ class Flight:
         self._output = output
 
     def result(self) -> StepOutput:
-        assert self._runner.gate.wait(10)
+        assert self._runner.gate.wait(patience(10))
         return self._output
 
     def record(self, output: StepOutput) -> None:
@@ -93,20 +94,20 @@ class SlowRunner(FakeRunner):
         return output if error else Flight(self, output)
 
 
-def attach(session: Session, epoch: int) -> Stream:
-    return session.attach(Hello(protocol_version=1, epoch=epoch, first_step_id=1))
+def attach(session: Session, epoch: int) -> SchedulerStream:
+    return session.attach(Hello(protocol_version=2, epoch=epoch, first_step_id=1))
 
 
 def submit(
-    session: Session, stream: Stream, step_id: int, ack: int = 0, reset: bool = False
+    session: Session, stream: SchedulerStream, step_id: int, ack: int = 0, reset: bool = False
 ) -> None:
     step = worker_pb2.SchedulerOutput(step_id=step_id, ack_step_id=ack, reset=reset or step_id == 1)
     stream.wait_for_room()
     session.submit(stream, worker_pb2.AttachRequest(step=step).SerializeToString())
 
 
-def receive(stream: Stream) -> tuple[int, str]:
-    frame = stream.outbox.get(timeout=10)
+def receive(stream: SchedulerStream) -> tuple[int, str]:
+    frame = stream.outbox.get(timeout=patience(10))
     assert isinstance(frame, bytes)
     output = worker_pb2.AttachResponse.FromString(frame).output
     return output.step_id, output.error

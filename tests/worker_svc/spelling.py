@@ -3,7 +3,7 @@
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from rpc.grammar import Matcher
+from wire.grammar import Matcher
 
 EOS = 2
 DIGITS = Matcher.grammar_from_regex("[0-9]{3,9}")

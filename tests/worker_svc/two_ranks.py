@@ -4,9 +4,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from worker_svc.parallel import Group, host_store, reach_store
+from tests.pace import patience
+from worker_svc.parallel.group import Group, host_store, reach_store
 
-TIMEOUT_S = 30
+TIMEOUT_S = patience(30)
 
 
 def on_two_ranks(work: Callable[[Group], Any]) -> list[Any]:

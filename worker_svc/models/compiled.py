@@ -1,7 +1,6 @@
 """The decoder's layers on CPU: the same weights, packed for the C kernels, in two calls a layer.
 
-Decode steps attend in C over the paged cache as it lies; in steps with longer sequences torch
-attends, and the rest is the same. Knows no requests and no sampling.
+Knows no requests and no sampling.
 """
 
 from dataclasses import dataclass
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import (
-    LANES,
     MAX_HEAD_DIM,
+    MAX_HEADS_PER_KV_HEAD,
     AttentionArguments,
     BlockArguments,
     Library,
@@ -19,19 +18,17 @@ from kernels.cpu.library import (
     Product,
     StreamArguments,
 )
-from worker_svc.attention import AttentionBatch, AttentionStep, HeadLayout
-from worker_svc.kv_cache import KVCache
-from worker_svc.layers import MLP, Attention, RMSNorm
-from worker_svc.linear import Linear
-from worker_svc.model_config import ModelConfig
+from worker_svc.attention.batch import AttentionBatch, HeadLayout
+from worker_svc.attention.kv_cache import KVCache
+from worker_svc.models.config import ModelConfig
+from worker_svc.models.layers import MLP, Attention, RMSNorm
+from worker_svc.models.linear import Linear
 
 
 def supports(config: ModelConfig) -> bool:
     """Whether the model's sizes are such that the kernels have room for them."""
-    sizes = (config.hidden_size, config.intermediate_size, config.head_dim)
-    return config.head_dim <= MAX_HEAD_DIM and all(
-        size % LANES == 0 for size in (*sizes, config.vocab_size)
-    )
+    heads_per_kv_head = config.num_heads // config.num_kv_heads
+    return config.head_dim <= MAX_HEAD_DIM and heads_per_kv_head <= MAX_HEADS_PER_KV_HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ class CompiledLayer:
 
 
 class CompiledDecoder:
-    """All layers, the norm behind them and the head."""
+    """All layers, the norm after them and the head."""
 
     def __init__(
         self,
@@ -106,6 +103,11 @@ class CompiledDecoder:
             for layer, next_norm, next_qkv in zip(layers, next_norms, next_qkvs, strict=True)
         ]
 
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return self._library.isa
+
     def forward(
         self, residual: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
     ) -> Tensor:
@@ -117,19 +119,21 @@ class CompiledDecoder:
         inner = residual.new_empty((num_tokens, first.gate_up.num_outputs // 2))
         qkv = residual.new_empty((num_tokens, first.qkv.num_outputs))
         attended = residual.new_empty((num_tokens, self._heads.num_heads * self._heads.head_dim))
+        copy = self._library.room_for_copy(
+            num_tokens, residual.shape[1], inner.shape[1], attended.shape[1]
+        )
         stream = StreamArguments(
             attended.data_ptr(), residual.data_ptr(), hidden.data_ptr(), added.data_ptr(),
-            gate_up.data_ptr(), inner.data_ptr(), qkv.data_ptr(), num_tokens,
+            gate_up.data_ptr(), inner.data_ptr(), qkv.data_ptr(),
+            None if copy is None else copy.data_ptr(), num_tokens,
         )  # fmt: skip
         self._library.linear(hidden, first.qkv, qkv)
-        if batch.is_decode:
-            self._run_decode(qkv, attended, positions, kv_cache, batch, stream)
-        else:
-            step = AttentionStep(self._heads, batch, positions, self._cos_sin, kv_cache)
-            for index, (layer, block) in enumerate(zip(self._layers, self._blocks, strict=True)):
-                attended = step(qkv, layer.qk_norm, self._eps, index).contiguous()  # [T, H D]
-                stream.attended = attended.data_ptr()
-                self._library.decoder_block(block, stream)
+        tables = batch.block_tables.contiguous()
+        arguments = self._attention_arguments(positions, kv_cache, batch, tables)
+        for index, (layer, block) in enumerate(zip(self._layers, self._blocks, strict=True)):
+            kv_rows = kv_cache.rows(index)
+            self._library.attend(arguments, qkv, layer.qk_norm, kv_rows, attended)
+            self._library.decoder_block(block, stream)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -137,17 +141,11 @@ class CompiledDecoder:
         out = torch.empty((len(hidden), self._head.num_outputs), dtype=torch.float32)
         return self._library.linear(hidden.contiguous(), self._head, out)
 
-    def _run_decode(
-        self,
-        qkv: Tensor,
-        attended: Tensor,
-        positions: Tensor,
-        kv_cache: KVCache,
-        batch: AttentionBatch,
-        stream: StreamArguments,
-    ) -> None:
-        heads, tables = self._heads, batch.block_tables.contiguous()
-        arguments = AttentionArguments(
+    def _attention_arguments(
+        self, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch, tables: Tensor
+    ) -> AttentionArguments:
+        heads = self._heads
+        return AttentionArguments(
             num_heads=heads.num_heads,
             num_kv_heads=heads.num_kv_heads,
             head_dim=heads.head_dim,
@@ -160,9 +158,7 @@ class CompiledDecoder:
             slots=batch.slot_mapping.data_ptr(),
             tables=tables.data_ptr(),
             context_lens=batch.context_lens.data_ptr(),
-            rows=len(qkv),
+            starts=batch.cu_seqlens_q.data_ptr(),
+            rows=len(positions),
+            sequences=len(batch.context_lens),
         )
-        for index, (layer, block) in enumerate(zip(self._layers, self._blocks, strict=True)):
-            kv_rows = kv_cache.rows(index)
-            self._library.decode_attention(arguments, qkv, layer.qk_norm, kv_rows, attended)
-            self._library.decoder_block(block, stream)

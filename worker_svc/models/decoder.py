@@ -15,21 +15,20 @@ from torch import Tensor
 
 from kernels.cpu import library
 from kernels.cpu.library import Library
-from worker_svc import model_config
-from worker_svc.attention import AttentionBatch, AttentionStep, HeadLayout
-from worker_svc.embedding import Embedding
-from worker_svc.inputs import LastTokens
-from worker_svc.kv_cache import KVCache
-from worker_svc.layers import MLP, Attention, Destinations, RMSNorm
-from worker_svc.linear import Linear
-from worker_svc.model_config import ModelConfig
+from worker_svc.attention.batch import AttentionBatch, AttentionStep, HeadLayout, LastTokens, fuses
+from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models import compiled
+from worker_svc.models import config as model_config
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
-from worker_svc.parallel import ALONE, Group
-from worker_svc.rotary import cos_sin_table
-from worker_svc.sharding import Sharding
-from worker_svc.vocab_part import VocabPart
-from worker_svc.weights import load_weights
+from worker_svc.models.config import ModelConfig
+from worker_svc.models.embedding import Embedding
+from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm
+from worker_svc.models.linear import Linear
+from worker_svc.models.rope import cos_sin_table
+from worker_svc.models.sharding import Sharding
+from worker_svc.models.weights import load_weights
+from worker_svc.parallel.group import ALONE, Group
+from worker_svc.parallel.vocab_part import VocabPart
 
 if TYPE_CHECKING:
     from worker_svc.models.fused import FusedDecoder
@@ -38,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class DecoderLayer:
-    """Attention and MLP, each behind a norm and added to the residual stream."""
+    """Attention and MLP, each after a norm and added to the residual stream."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
@@ -125,7 +124,7 @@ class Decoder:
     def attention_backend(self) -> str:
         """What attends."""
         if self._compiled is not None:
-            return "c"
+            return f"c/{self._compiled.isa}"
         return "torch" if self.fused is None else self.fused.attention.name
 
     @torch.inference_mode()
@@ -210,11 +209,6 @@ class Decoder:
             self._cos_sin,
             self.group,
         )
-
-
-def fuses(head_dim: int) -> bool:
-    """Whether the Triton kernels have tiles for heads of this size."""
-    return head_dim >= 16 and head_dim & (head_dim - 1) == 0
 
 
 def load_model(

@@ -12,28 +12,27 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.all_reduce import TableRows, all_reduce
-from kernels.cublas_lt import ProductKind
-from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.rope import norm_rope_write_kv
-from worker_svc.attention import AttentionBatch, HeadLayout
-from worker_svc.attention_backend import AttentionChoice
-from worker_svc.embedding import Embedding
-from worker_svc.inputs import LastTokens
-from worker_svc.kv_cache import KVCache
-from worker_svc.layers import MLP, Attention, RMSNorm
-from worker_svc.models.fused_products import (
+from kernels.attention.rope import norm_rope_write_kv
+from kernels.comm.all_reduce import TableRows, all_reduce
+from kernels.gemm.cublas_lt import ProductKind
+from kernels.norm.rms_norm import add_rms_norm, rms_norm
+from worker_svc.attention.backend import AttentionChoice
+from worker_svc.attention.batch import AttentionBatch, HeadLayout, LastTokens
+from worker_svc.attention.kv_cache import KVCache
+from worker_svc.attention.triton import TritonAttention
+from worker_svc.models.embedding import Embedding
+from worker_svc.models.fused_gemms import (
     Hidden,
     NormedProduct,
-    Product,
     Quick,
+    WeightProduct,
     kind_of,
     quickened,
 )
-from worker_svc.parallel import Group
-from worker_svc.peer_memory import Slot
-from worker_svc.product_memory import Choices
-from worker_svc.triton_attention import TritonAttention
+from worker_svc.models.gemm_choices import Choices
+from worker_svc.models.layers import MLP, Attention, RMSNorm
+from worker_svc.parallel.group import Group
+from worker_svc.parallel.peer_memory import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,9 @@ class FusedLayer:
     qkv: NormedProduct
     q_norm: Tensor | None  # [D], with k_norm: both or neither
     k_norm: Tensor | None
-    o: Product
+    o: WeightProduct
     gate_up: NormedProduct
-    down: Product
+    down: WeightProduct
 
     @classmethod
     def of(
@@ -57,14 +56,14 @@ class FusedLayer:
             NormedProduct.of(input_norm, qkv),
             q_norm,
             k_norm,
-            Product.of(o),
+            WeightProduct.of(o),
             NormedProduct.of(post_norm, gate_up),
-            Product.of(down),
+            WeightProduct.of(down),
         )
 
     def weights(self, adds: bool) -> Iterator[tuple[ProductKind, Tensor]]:
         """What the library multiplies with and how; `adds`: whether the residual is added to."""
-        products: list[tuple[Product | NormedProduct, bool]] = [
+        products: list[tuple[WeightProduct | NormedProduct, bool]] = [
             (self.qkv, False), (self.o, adds), (self.gate_up, False), (self.down, adds),
         ]  # fmt: skip
         for product, is_added in products:
@@ -83,7 +82,7 @@ class FusedLayer:
 
 
 class FusedDecoder:
-    """All layers, the norm behind them and the head."""
+    """All layers, the norm after them and the head."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class FusedDecoder:
         self._layers = layers
         self._group = group
         self._final_norm = final_norm
-        self._head = Product(head, None)
+        self._head = WeightProduct(head, None)
         self._eps = eps
         self._cos_sin = cos_sin
         self.triton = TritonAttention(heads, head)
@@ -214,12 +213,12 @@ class FusedDecoder:
         return Hidden(*all_reduce(rows, inboxes, Slot.EMBEDDING, None, norm, self._eps))
 
     def _behind(self, index: int) -> NormedProduct | None:
-        """The product behind a layer, or with -1 behind the embedding; None: the final norm."""
+        """The normed GEMM after a layer, or with -1 after the embedding; None: the final norm."""
         return self._layers[index + 1].qkv if index + 1 < len(self._layers) else None
 
     def _add(
         self,
-        product: Product,
+        product: WeightProduct,
         x: Tensor,
         hidden: Hidden,
         slot: Slot,
@@ -274,6 +273,6 @@ class FusedDecoder:
 
 
 def _of_last(last: LastTokens, hidden: Hidden, q: Tensor) -> tuple[Hidden, Tensor, AttentionBatch]:
-    """What a layer goes on with behind its keys and values: the last tokens' rows."""
+    """The last tokens' rows, with which a layer continues after its keys and values."""
     residual = hidden.residual.index_select(0, last.rows)
     return Hidden(residual), q.index_select(0, last.rows), last.attention

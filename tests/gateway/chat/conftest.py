@@ -1,4 +1,4 @@
-"""The model of these tests knows tools and reasons before it answers."""
+"""A model with tools and reasoning."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import types_pb2
 
 TOOL_TEMPLATE = """\

@@ -1,4 +1,4 @@
-"""Calls that the model must make: the grammar that holds it to them, and how its answer is read."""
+"""Required tool calls: the grammar that enforces them, and the parsing of the answer."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from rpc.grammar import new_matcher, read_vocabulary
+from wire.grammar import new_matcher, read_vocabulary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -20,7 +20,7 @@ QUOTED = 'say "é"'
 
 @pytest.fixture
 def tools(weather: dict[str, Any]) -> list[Any]:
-    """One with a schema, one whose schema has definitions, one without."""
+    """Three tools: one with a schema, one whose schema has definitions, one without."""
     number = {
         "type": "object",
         "properties": {"n": {"$ref": "#/$defs/number"}},
@@ -47,7 +47,7 @@ def calls(*pairs: tuple[str, str]) -> str:
 
 @pytest.fixture
 def follows(running: Any, tokenizer: Any) -> Callable[[str], bool]:
-    """Whether the grammar submitted last lets a text through, from its start to its end."""
+    """Whether the last submitted grammar accepts a complete text."""
     definition = tokenizer.definition()
     plain = tokenizers.Tokenizer.from_str(definition)
 

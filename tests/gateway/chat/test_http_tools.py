@@ -1,4 +1,4 @@
-"""Tools and reasoning over HTTP: what clients send and what they read, streamed and not."""
+"""Tools and reasoning over HTTP, streamed and not."""
 
 import json
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gateway.chat.parts import CallArguments, CallStart
-from gateway.generation import Delta
+from gateway.generation import OutputDelta
 from gateway.http.events import CHAT, ChunkWriter
-from gateway.logprobs import Candidate, TokenLogprobs
+from gateway.text.logprobs import Candidate, OutputTokenLogprobs
 from pagewire.v1 import types_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -167,10 +167,10 @@ async def test_reasoning_is_no_content(
 async def test_log_probabilities_of_a_call_come_before_it() -> None:
     writer = ChunkWriter(CHAT, {"id": "a"}, num_choices=1, has_usage=False)
     sampled = Candidate(5, -0.5, 1, b"x")
-    delta = Delta(
+    delta = OutputDelta(
         "x",
         [5],
-        logprobs=(TokenLogprobs(sampled, (), 0),),
+        logprobs=(OutputTokenLogprobs(sampled, (), 0),),
         parts=(CallStart(0, "call_1", "f"), CallArguments(0, "{}")),
     )
     chunks = [json.loads(line[6:]) for line in writer.chunk(0, delta).split(b"\n\n") if line]

@@ -1,4 +1,4 @@
-"""A third-party client as its users know it: chats, streams and tools through langchain-openai."""
+"""A third-party client: chats, streams and tools through langchain-openai."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reasoning and answer are told apart wherever the text is cut."""
+"""Reasoning is separated from the answer however the text is split."""
 
 import itertools
 
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from gateway.chat.parts import reply_of
 from gateway.chat.reasoning import is_open_at_end, reasoning_parser
 
-# Text, whether the prompt opened the reasoning; reasoning, content.
+# (text, whether the prompt opened the reasoning, reasoning, content)
 CASES = [
     ("<think>\nHm. <b>\n</think>\n\nHello\n", False, "Hm. <b>", "Hello\n"),
     ("\n<think>Hm.</think>Hello", False, "Hm.", "Hello"),
     ("Hm.\n</think>\n\nHello", True, "Hm.", "Hello"),
     ("<think>Hm.</think>Hello", True, "Hm.", "Hello"),  # opened twice
     ("<think>\n\n</think>\n\nHello", False, None, "Hello"),
-    ("<think>Hm. </thin", False, "Hm. </thin", ""),  # cut off
+    ("<think>Hm. </thin", False, "Hm. </thin", ""),  # incomplete
     ("<think>Hm. \n", False, "Hm. \n", ""),
     ("Never closed", True, "Never closed", ""),
     ("  Hello <think>x</think>", False, None, "  Hello <think>x</think>"),

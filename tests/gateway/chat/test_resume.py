@@ -1,4 +1,4 @@
-"""Streamed chats that go on behind tokens that their client has: the parts of the answer hold."""
+"""Resumed streamed chats: reasoning, content and calls are as without a break."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ ANSWER = f"<think>\nA tool will know.\n</think>\n\nWait.\n{CALL}\n{CALL}"
 
 
 def parts_of(deltas: Sequence[pb.OutputDelta]) -> tuple[str, str, list[tuple[str, str]], list[int]]:
-    """Text, reasoning, name and arguments of each call, and how many ids each was given."""
+    """(text, reasoning, name and arguments of each call, number of ids per call)."""
     calls: dict[int, tuple[str, str]] = {}
     ids: dict[int, int] = {}
     for piece in (piece for delta in deltas for piece in delta.tool_calls):

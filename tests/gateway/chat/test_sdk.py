@@ -1,4 +1,4 @@
-"""Tools and reasoning through the SDK, a gateway and a scripted scheduler."""
+"""Tools and reasoning through the SDK, with a scripted scheduler."""
 
 from collections.abc import Callable
 from typing import Any

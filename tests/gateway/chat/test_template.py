@@ -20,7 +20,7 @@ from gateway.chat.conversation import (
 from gateway.chat.formats import HERMES, LLAMA3_JSON, MISTRAL
 from gateway.chat.template import ChatTemplate
 from gateway.errors import RequestError
-from gateway.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer
 
 CALL = ToolCall("call_1", "get_weather", '{"city": "Köln", "days": [1, 2]}')
 TURNS = (

@@ -1,4 +1,4 @@
-"""Tool calls of every format, cut at every place; what is no call comes back as it was written."""
+"""Tool calls of every format, split at every place; text that is no call is unchanged."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ NAMES = frozenset({"f", "get_weather"})
 
 @dataclass(frozen=True)
 class Case:
-    """A text, and the content and calls (name, arguments) in it."""
+    """A text, and its content and calls (name, arguments)."""
 
     format: ToolCallFormat
     text: str
@@ -111,7 +111,7 @@ def read(
 
 
 def merge(parts: Sequence[Part]) -> list[Part]:
-    """Neighbours of a kind made one, as if the text had come whole."""
+    """Merges adjacent parts of a kind, as if the text had come in one piece."""
     merged: list[Part] = []
     for part in parts:
         match merged[-1] if merged else None, part:

@@ -1,4 +1,4 @@
-"""Short ways to say what a test is about."""
+"""Short constructors and steps for tests of the core."""
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -26,7 +26,7 @@ SMALL = SchedulerConfig(
 
 
 def make_scheduler(**limits: object) -> Scheduler:
-    """A scheduler with small limits; `blocks` counts those that a sequence can hold."""
+    """A scheduler with small limits; `blocks` excludes the null block."""
     if "blocks" in limits:
         limits["num_blocks"] = int(str(limits.pop("blocks"))) + 1
     unknown = limits.keys() - {field.name for field in fields(SchedulerConfig)}
@@ -41,14 +41,14 @@ def make_request(request_id: str, prompt: int | Iterable[int], **rest: object) -
 
 
 def plan_step(scheduler: Scheduler) -> StepPlan:
-    """A step that must exist."""
+    """Plans a step and asserts that there is one."""
     plan = scheduler.schedule()
     assert plan is not None
     return plan
 
 
 def answer(scheduler: Scheduler, *token_ids: int, bad_rows: tuple[int, ...] = ()) -> StepOutputs:
-    """The result of the oldest step in flight."""
+    """Answers the oldest step in flight."""
     plan = scheduler.oldest_in_flight
     assert plan is not None
     tokens = np.array(token_ids, dtype=np.int32)
@@ -56,13 +56,13 @@ def answer(scheduler: Scheduler, *token_ids: int, bad_rows: tuple[int, ...] = ()
 
 
 def step(scheduler: Scheduler, *token_ids: int, bad_rows: tuple[int, ...] = ()) -> StepOutputs:
-    """One step from plan to result; without tokens every row samples 500."""
+    """Plans and answers one step; by default every row samples 500."""
     plan = plan_step(scheduler)
     return answer(scheduler, *(token_ids or [500] * len(plan.sampled_slots)), bad_rows=bad_rows)
 
 
 def rows(plan: StepPlan) -> dict[str, int]:
-    """Tokens that each request computes in a step, in batch order."""
+    """Request id to the number of tokens that a step computes, in batch order."""
     chunks = [1] * len(plan.slots) if plan.num_scheduled is None else plan.num_scheduled.tolist()
     names = [sequence.request.request_id for sequence in plan.sequences()]
     return dict(zip(names, chunks, strict=True))

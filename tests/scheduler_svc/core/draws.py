@@ -1,4 +1,4 @@
-"""Where chance comes from: a seed, or hypothesis, which can take choices back and shrink them."""
+"""Sources of random choices: a seed, or hypothesis, which can shrink a failing case."""
 
 import random
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ T = TypeVar("T")
 
 
 class Draw(Protocol):
-    """Choices that a rule leaves open."""
+    """Random choices for a rule."""
 
     def integer(self, low: int, high: int) -> int:
         """A number from low to high, both included."""
 
     def pick(self, choices: Sequence[T]) -> T:
-        """One of these; there must be some."""
+        """One of the choices, which must not be empty."""
 
 
 class SeededDraw:
-    """The same seed makes the same choices."""
+    """The same seed gives the same choices."""
 
     def __init__(self, seed: str) -> None:
         self._rng = random.Random(seed)
@@ -32,12 +32,12 @@ class SeededDraw:
         return choices[self._rng.randrange(len(choices))]
 
     def weighted(self, choices: Sequence[T], weights: Sequence[float]) -> T:
-        """One of these, the heavier the likelier."""
+        """One of the choices, with probability proportional to its weight."""
         return self._rng.choices(choices, weights)[0]
 
 
 class HypothesisDraw:
-    """Choices that hypothesis makes, in the hope that something breaks."""
+    """Choices made by hypothesis."""
 
     def __init__(self, data: st.DataObject) -> None:
         self._data = data

@@ -1,8 +1,8 @@
-"""A worker without a model that knows the truth about its KV cache.
+"""A worker without a model that tracks the content of its KV cache.
 
-It keeps, for every block and offset, which tokens the KV there was computed from, and refuses a
-step whose rows would read anything else: wrong prefix reuse and premature block reuse both show up
-at the step that reads the wrong content. What it samples depends on the request and the position.
+For every block and offset it keeps the tokens that the KV there was computed from, and refuses a
+step whose rows would read anything else: wrong prefix reuse and premature block reuse both fail at
+the step that reads the wrong content. The tokens it samples depend on request and position only.
 """
 
 import zlib
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core import BlockMoves, Report, Request, StepPlan, StepResult
-from scheduler_svc.core.block_hash import root_of
+from scheduler_svc.core import BlockMoves, ReportedRange, Request, StepPlan, StepResult
+from scheduler_svc.core.request.block_hash import root_of
 
-Content = int  # hash of a token and everything before it
+Content = int  # hash of a token and all tokens before it
 _Memory = dict[tuple[int, int], Content]
 
 
 def sampled_token(request_id: str, position: int, vocab_size: int) -> int:
-    """The token that the model puts at a position of a request."""
+    """The token sampled at a position of a request."""
     return zlib.crc32(f"{request_id}/{position}".encode()) % vocab_size
 
 
@@ -28,12 +28,12 @@ class _Slot:
     token_ids: list[int]
     num_computed: int
     block_ids: list[int]
-    root: Content  # of what comes before the first token
-    contents: list[Content] = field(default_factory=list)  # of each token
+    root: Content  # parent of the first token
+    contents: list[Content] = field(default_factory=list)  # per token
     report_begin: int = 0
 
     def content(self, position: int) -> Content:
-        """What the KV of a position must have been computed from."""
+        """The content that the KV of a position must have been computed from."""
         while len(self.contents) <= position:
             before = self.contents[-1] if self.contents else self.root
             self.contents.append(hash((before, self.token_ids[len(self.contents)])))
@@ -41,21 +41,21 @@ class _Slot:
 
 
 class FakeWorker:
-    """Executes plans in order; asserts that each is one a real worker could execute."""
+    """Executes plans in order; asserts that a real worker could execute each."""
 
     def __init__(self, block_size: int, vocab_size: int, sliding_window: int = 0) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.sliding_window = sliding_window
-        self.kv: dict[tuple[int, int], Content] = {}  # of a block and an offset
-        self.host_kv: dict[tuple[int, int], Content] = {}  # of a host block and an offset
+        self.kv: dict[tuple[int, int], Content] = {}  # (block, offset) to content
+        self.host_kv: dict[tuple[int, int], Content] = {}  # (host block, offset) to content
         self.slots: dict[int, _Slot] = {}
-        self.reported: dict[int, list[Request]] = {}  # by step: on whose prompts
+        self.reported: dict[int, list[Request]] = {}  # step id to the requests with prompt outputs
         self.last_step_id: int | None = None
-        self.roots: dict[int, Content] = {}  # what first blocks follow, by its hash
+        self.roots: dict[int, Content] = {}  # parent of first blocks by its hash
         self._previous_rows: list[int] = []
         self._num_resets = 0
-        self._root_of: dict[str, Content] = {}  # by request: of the KV that it has computed
+        self._root_of: dict[str, Content] = {}  # request id to the root of its computed KV
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step."""
@@ -84,7 +84,7 @@ class FakeWorker:
     def _apply_changes(self, plan: StepPlan) -> None:
         for slot in plan.freed_slots:
             del self.slots[slot]
-        # Whoever comes later may share at once what is swapped in for an earlier one.
+        # A later sequence may share at once blocks that are swapped in for an earlier one.
         swapped_in = set(plan.moves.swapped_in) if plan.moves is not None else set()
         for new in plan.new_sequences:
             is_swapped_in = not swapped_in.isdisjoint(new.block_ids)
@@ -104,9 +104,9 @@ class FakeWorker:
             self._move(plan.moves)
 
     def _root(self, request: Request, is_swapped_in: bool) -> Content:
-        """Two sequences may read each other's KV if it is the same, and their tokens are.
+        """The parent of a request's first block. Two sequences may share KV if theirs are the same.
 
-        What comes back from the host was computed when it last entered.
+        KV that is swapped in was computed when the sequence last entered.
         """
         if request.skip_prefix_cache:
             root = hash((request.tenant, request.fork_group or request.request_id))
@@ -138,7 +138,7 @@ class FakeWorker:
                 target[to_block, offset] = content
 
     def forget_prefixes(self) -> None:
-        """What was computed so far must not be read by whoever enters from now on."""
+        """Marks all KV as stale: sequences that enter from now on must not read it."""
         self._num_resets += 1
         self.roots = {}
 
@@ -155,7 +155,7 @@ class FakeWorker:
         return rows, counts
 
     def _write(self, rows: list[int], counts: list[int]) -> None:
-        """Every layer stores the whole step's KV before it attends."""
+        """Stores the KV of the whole step, as every layer does before attention."""
         written = set()
         for row, count in zip(rows, counts, strict=True):
             slot = self.slots[row]
@@ -181,20 +181,20 @@ class FakeWorker:
         assert block_id > 0, "the null block is in use"
         return block_id, position % self.block_size
 
-    def _report(self, row: int, count: int) -> list[Report]:
-        """What it was asked to tell of the positions that a row computes."""
+    def _report(self, row: int, count: int) -> list[ReportedRange]:
+        """The prompt outputs due from the positions that a row computes."""
         slot = self.slots[row]
         begin = max(slot.num_computed, slot.report_begin)
         end = min(slot.num_computed + count, slot.request.report_end)
         if end <= begin:
             return []
-        return [Report(row, begin, end)]
+        return [ReportedRange(row, begin, end)]
 
     def _advance(self, row: int, count: int) -> bool:
-        """Samples if the row has reached its last token."""
+        """Whether the row has reached its last token and samples."""
         slot = self.slots[row]
         slot.num_computed += count
-        assert slot.num_computed <= len(slot.token_ids), "a row computes a token nobody knows"
+        assert slot.num_computed <= len(slot.token_ids), "a row computes an unknown token"
         if slot.num_computed < len(slot.token_ids) or slot.request.max_tokens == 0:
             return False
         position = len(slot.token_ids)

@@ -1,4 +1,4 @@
-"""A simulation whose worker computes granted steps when it likes, and leaves out what is cut."""
+"""A simulation whose worker computes granted steps at chosen times and applies cuts."""
 
 import random
 from collections import deque
@@ -8,7 +8,7 @@ from tests.scheduler_svc.core.simulation import Simulation
 
 
 class Granting(Simulation):
-    """A worker that computes granted steps when it is told to, and leaves out what is cut."""
+    """A worker that computes granted steps when called, and skips steps that are cut."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
@@ -27,7 +27,7 @@ class Granting(Simulation):
         return plans
 
     def begin(self) -> None:
-        """The worker computes one granted step."""
+        """Computes one granted step."""
         self.results.append(self.worker.execute(self.not_begun.popleft()))
 
     def schedule(self) -> StepPlan | None:
@@ -35,7 +35,7 @@ class Granting(Simulation):
         plan = self.scheduler.schedule()
         if plan is not None:
             self._check_plan(plan, in_flight)
-            while self.not_begun:  # the worker keeps the order
+            while self.not_begun:  # steps keep their order
                 self.begin()
             self.results.append(self.worker.execute(plan))
         self.check()
@@ -56,7 +56,7 @@ class Granting(Simulation):
         return True
 
     def leave_out(self, cut: Cut) -> int:
-        """The worker obeys a cut; returns the first step that it leaves out."""
+        """Applies a cut at the worker; returns the first step that it skips."""
         first = next(
             (p.step_id for p in self.not_begun if p.step_id >= cut.first_step_id),
             cut.last_step_id + 1,
@@ -67,14 +67,14 @@ class Granting(Simulation):
         return first
 
     def skip(self, first: int, cut: Cut) -> None:
-        """The scheduler hears what was left out."""
+        """Delivers the worker's answer to the scheduler."""
         self.num_skipped += self.scheduler.skip(first, cut.last_step_id)
         self.check()
 
     def _apply_skipped(self, first: int) -> None:
         for plan in list(self.scheduler._in_flight):
             if plan.step_id >= first:
-                while self.not_begun:  # a later frame's changes come behind the steps before it
+                while self.not_begun:  # a later frame's changes apply after the steps before it
                     self.begin()
                 self.worker._apply_changes(plan)
                 self.worker.last_step_id = plan.step_id
@@ -85,7 +85,7 @@ class Granting(Simulation):
         super().send_worker_away()
 
     def serve(self, max_steps: int, lookahead: int, rng: random.Random) -> None:
-        """What the shell does with grants, with a worker that begins steps when it likes."""
+        """Serves with grants as the shell does, with a worker that begins steps at random times."""
         if not self.cut(lookahead):
             if self.scheduler.num_in_flight <= max(lookahead, max_steps // 2):
                 self.grant(max_steps)

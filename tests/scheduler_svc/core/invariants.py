@@ -1,15 +1,15 @@
-"""What must hold of a scheduler between any two calls."""
+"""Invariants of a scheduler between any two calls."""
 
 import itertools
 from collections import Counter
 
 from scheduler_svc.core import Preemption, Scheduler, Sequence, Status
-from scheduler_svc.core.block_hash import chain
-from scheduler_svc.core.promises import LEAD_S
+from scheduler_svc.core.queue.reservations import LEAD_S
+from scheduler_svc.core.request.block_hash import chain
 
 
 def check_invariants(scheduler: Scheduler) -> None:
-    """Raises AssertionError when the scheduler's books do not agree with each other."""
+    """Raises AssertionError when the scheduler's state is inconsistent."""
     _check_sequences(scheduler)
     _check_slots(scheduler)
     _check_blocks(scheduler)
@@ -41,7 +41,7 @@ def _check_sequences(scheduler: Scheduler) -> None:
         assert abs(sum(spent_s.values()) - sequence.timeline.age_s(scheduler.now_s)) < 1e-9
         assert min(spent_s.values()) >= 0
     assert {id(s) for s in waiting + running} == {id(s) for s in live}
-    assert len(waiting) + len(running) == len(live), "somebody waits and runs, or twice"
+    assert len(waiting) + len(running) == len(live), "a sequence waits and runs, or twice"
     assert all(s.status in (Status.WAITING, Status.PREEMPTED) and s.slot is None for s in waiting)
     assert all(s.status is Status.RUNNING for s in running)
     moving = scheduler.moving
@@ -114,7 +114,7 @@ def _check_progress(scheduler: Scheduler) -> None:
 
 
 def _check_sharing(scheduler: Scheduler) -> None:
-    """A block in two tables stands at the same place of both, full, with the same tokens before."""
+    """A block in two tables is at the same index of both, full, with the same tokens before it."""
     residency = scheduler.residency
     owner: dict[int, tuple[Sequence, list[int]]] = {}
     for sequence in residency.roster.sequences:
@@ -150,7 +150,7 @@ def _check_cache(scheduler: Scheduler) -> None:
             assert sealed > table.block_table.shape[1], "an opted-out sequence will be found"
             continue
         covered = min(int(table.num_tokens[slot]), int(table.num_computed[slot]))
-        # A block that a decode fills is sealed when that decode's token comes.
+        # A block that a decode fills is sealed when that decode's token arrives.
         assert (covered - 1) // size <= sealed <= covered // size, "full is findable"
         assert int(table.num_null[slot]) <= sealed, "a block was given back before it was sealed"
         expected = chain(table.tokens(slot)[: sealed * size], size, sequence.root or None)
@@ -159,17 +159,17 @@ def _check_cache(scheduler: Scheduler) -> None:
 
 
 def _check_promises(scheduler: Scheduler) -> None:
-    """The places kept in the queue are those of the promises whose time has come."""
+    """The places kept in the queue are those of the reservations that are due."""
     promises = scheduler.intake.promises
     due = [p for p in promises._by_id.values() if p.due_s - LEAD_S <= promises._now_s]
-    assert promises.due.num_sequences == len(due), "a place is kept for nobody, or not kept"
+    assert promises.due.num_sequences == len(due), "kept places are not the due reservations"
     assert promises.due.num_tokens == sum(p.num_tokens for p in due)
     for tenant in {p.tenant for p in due}:
         assert promises.due_of(tenant).num_sequences == sum(p.tenant == tenant for p in due)
 
 
 def _check_host(scheduler: Scheduler) -> None:
-    """Every host block is free or holds something of one sequence that waits to go on."""
+    """Every host block is either free or held by one waiting sequence."""
     residency = scheduler.residency
     host, block_size = residency.host, scheduler.config.block_size
     held = [block_id for s in host.sequences for block_id in host._held[s].host_blocks]
@@ -184,7 +184,7 @@ def _check_host(scheduler: Scheduler) -> None:
 
 
 def _check_siblings(scheduler: Scheduler) -> None:
-    """Everyone who names a group is in it, and nobody else."""
+    """A fork group consists of exactly the sequences that name it."""
     siblings = scheduler.residency.siblings
     named = [s for s in scheduler.live() if s.request.fork_group]
     assert sum(map(len, siblings._groups.values())) == sum(bool(siblings.of(s)) for s in named)

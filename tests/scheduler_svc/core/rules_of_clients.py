@@ -1,4 +1,4 @@
-"""What clients do: ask for all sorts of things, and give up at all sorts of moments."""
+"""Rules for clients: submit requests of all kinds, and abort them at any time."""
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def submit_a_shared_beginning(world: World, draw: Draw) -> None:
 
 @rule(weight=2, when=lambda world: bool(world.requests))
 def submit_the_next_turn(world: World, draw: Draw) -> None:
-    """The prompt is a conversation so far: an earlier prompt and its answer."""
+    """Submits an earlier prompt with its answer, as the next turn of a conversation."""
     before = draw.pick(world.requests[-12:])
     answer = world.outputs[before.handle]
     turn = world.draw_prompt(draw, 1, 4)
@@ -127,7 +127,7 @@ def submit_for_a_tenant(world: World, draw: Draw) -> None:
 
 @rule(weight=2)
 def submit_under_a_salt(world: World, draw: Draw) -> None:
-    """Of a prompt that others submit, too: nothing may be shared with them."""
+    """Submits a prompt that others submit, too, under a salt: no blocks may be shared."""
     salt, prompt = draw.pick(["red", "blue"]), world.draw_prompt(draw, 4, 16)
     world.submit(prompt, cache_salt=salt)
     world.submit(prompt, cache_salt=draw.pick(["", salt]))
@@ -142,7 +142,7 @@ def submit_without_the_prefix_cache(world: World, draw: Draw) -> None:
 
 @rule(weight=3)
 def submit_siblings(world: World, draw: Draw) -> None:
-    """As for n outputs of one prompt; one may come later than the others, or opt out."""
+    """Submits n requests of one prompt; one may come later, or opt out of the prefix cache."""
     group, prompt = f"g{len(world.requests)}", world.draw_prompt(draw, 1, 20)
     skips = draw.pick([False, False, True])
     for _ in range(draw.integer(2, 4)):
@@ -229,7 +229,7 @@ def submit_a_prompt_to_be_cached(world: World, draw: Draw) -> None:
     world.submit(world.draw_prompt(draw, 1, 24), max_tokens=0)
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------
 
 _INVALID: tuple[dict[str, object], ...] = (
     {"prompt_token_ids": []},
@@ -290,7 +290,7 @@ def _expect_refusal(world: World, request: Request, kind: RefusalKind) -> None:
 
 @rule(weight=1)
 def come_back_when_told(world: World, draw: Draw) -> None:
-    """A place is promised; who comes back under its id in time finds it if there is any room."""
+    """Makes a reservation; a retry in time is accepted if there is any room."""
     now_s = world.scheduler.now_s
     prompt = np.array(world.draw_prompt(draw, 1, 8), dtype=np.int32)
     promised = Request(f"r{len(world.requests)}", prompt, 2, tenant=draw.pick("abc"))
@@ -325,7 +325,7 @@ def abort_everybody(world: World, draw: Draw) -> None:
 @rule(weight=0.2)
 def abort_nobody(world: World, draw: Draw) -> None:
     with world.unchanged():
-        assert world.scheduler.abort(draw.pick(["nobody", ""])) is None
+        assert world.scheduler.abort(draw.pick(["missing", ""])) is None
 
 
 # --- time ----------------------------------------------------------------------------------------

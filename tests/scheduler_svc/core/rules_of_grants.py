@@ -1,4 +1,4 @@
-"""Several decode steps at once: granted, computed one by one, cut short, taken back."""
+"""Rules for grants: several decode steps granted, computed one by one, cut, taken back."""
 
 from scheduler_svc.core import OutOfStep
 from tests.scheduler_svc.core.draws import Draw
@@ -14,7 +14,7 @@ def grant_steps(world: World, draw: Draw) -> None:
 
 @rule(weight=4, when=lambda world: not world.is_worker_away and world.cut_asked is None)
 def serve_until_nobody_waits(world: World, draw: Draw) -> None:
-    """As the shell does, then with grants."""
+    """Serves until the queue is empty, as the shell does, then grants."""
     max_steps = draw.integer(2, 12)
     for _ in range(30):
         if world.scheduler.num_in_flight <= max(world.max_depth, max_steps // 2):

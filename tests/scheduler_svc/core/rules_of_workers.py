@@ -1,12 +1,12 @@
-"""What the shell and its worker do: steps, results right and wrong, losses and replacements."""
+"""Rules for shell and worker: steps, valid and invalid results, losses and replacements."""
 
 from collections.abc import Callable
 
 import numpy as np
 
 from scheduler_svc.core import OutOfStep, StepResult
-from scheduler_svc.core.forecast import forecast
-from scheduler_svc.core.step_time import StepTime
+from scheduler_svc.core.estimate.forecast import forecast
+from scheduler_svc.core.estimate.step_time import StepTime
 from tests.scheduler_svc.core.draws import Draw
 from tests.scheduler_svc.core.world import World, rule
 
@@ -16,7 +16,7 @@ def _may_plan(world: World) -> bool:
 
 
 def _awaits(world: World) -> bool:
-    return bool(world.results)  # a granted step that was not begun has none yet
+    return bool(world.results)  # a granted step that has not begun has none
 
 
 # --- steps ---------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def run_on(world: World, draw: Draw) -> None:
             world.update()
 
 
-# --- results that say that something is wrong ----------------------------------------------------
+# --- results with errors -------------------------------------------------------------------------
 
 
 @rule(weight=0.5, when=_awaits)
@@ -78,7 +78,7 @@ def _refuse(world: World, distort: Callable[[StepResult], StepResult]) -> None:
 
 @rule(weight=0.5, when=_awaits)
 def refuse_a_result_of_another_step(world: World, draw: Draw) -> None:
-    shift = draw.pick([-2, -1, 1, 2])  # repeated, or before its turn
+    shift = draw.pick([-2, -1, 1, 2])  # repeated, or early
     _refuse(world, lambda r: StepResult(r.step_id + shift, r.token_ids))
 
 
@@ -123,7 +123,7 @@ def replace_the_worker(world: World, draw: Draw) -> None:
 
 @rule(weight=0.2)
 def lose_the_worker(world: World, draw: Draw) -> None:
-    """It stays away; lost again, it is still away."""
+    """Loses the worker, which stays away; losing it again changes nothing."""
     world.send_worker_away()
 
 
@@ -134,12 +134,12 @@ def attach_a_worker(world: World, draw: Draw) -> None:
 
 @rule(weight=0.3, when=lambda world: bool(world.live))
 def give_a_request_up(world: World, draw: Draw) -> None:
-    world.fail([draw.pick(world.live), "nobody"])
+    world.fail([draw.pick(world.live), "missing"])
 
 
 @rule(weight=0.1, when=lambda world: bool(world.scheduler.num_in_flight))
 def give_a_whole_step_up(world: World, draw: Draw) -> None:
-    """As after a step that failed time after time."""
+    """Loses the worker and fails all requests of its step, as after repeated losses."""
     plan = world.scheduler.oldest_in_flight
     assert plan is not None
     world.send_worker_away()
@@ -147,7 +147,7 @@ def give_a_whole_step_up(world: World, draw: Draw) -> None:
     world.bring_worker_back()
 
 
-# --- what only looks -----------------------------------------------------------------------------
+# --- read-only calls -----------------------------------------------------------------------------
 
 
 @rule(weight=0.5)
@@ -156,7 +156,7 @@ def forecast_the_queue(world: World, draw: Draw) -> None:
     with world.unchanged():
         foreseen = forecast(world.scheduler, step_time)
     times_s = [0.0, *foreseen.admissions_s, foreseen.drained_s]
-    assert times_s == sorted(times_s), "somebody is admitted before somebody ahead"
+    assert times_s == sorted(times_s), "a later request is admitted before an earlier one"
     assert len(foreseen.admissions_s) == world.scheduler.num_waiting
 
 
@@ -168,7 +168,7 @@ def name_who_never_fits(world: World, draw: Draw) -> None:
 
 @rule(weight=0.4, when=lambda world: world.is_worker_away)
 def hand_everybody_over_and_take_them_back(world: World, draw: Draw) -> None:
-    """As when no other group has room for anybody."""
+    """Hands over all sequences and adopts them, as when no other group has room."""
     leaving = world.scheduler.moving.hand_over()
     world.check()
     if draw.integer(0, 1):

@@ -1,8 +1,8 @@
-"""A scheduler, a truthful worker and clients that keep count: every call is followed by a check.
+"""A scheduler with a checking worker and clients; every call is followed by a consistency check.
 
-What a request must produce is known beforehand, because what the worker samples depends on the
-request and the position alone. So whatever happens in between, and however many steps are in
-flight, each request must deliver exactly that, without a gap or a repeat, and end exactly once.
+The output of a request is known in advance, because the worker samples by request and position
+only. So with any events in between, and any number of steps in flight, each request must deliver
+exactly that output, without a gap or a repeat, and end exactly once.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ from tests.scheduler_svc.core.transitions import CacheTruth, FreeQueueWatch
 
 
 class Simulation:
-    """Everything outside of the core, in one thread."""
+    """Everything outside the core, in one thread."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -34,7 +34,7 @@ class Simulation:
         self.results: deque[StepResult] = deque()
         self.requests: list[Request] = []  # by handle
         self.outputs: list[list[int]] = []  # by handle
-        self.told: list[list[int]] = []  # by handle: positions of the prompt
+        self.told: list[list[int]] = []  # by handle: prompt positions delivered
         self.ends: dict[int, FinishReason] = {}  # by handle
         self.num_lost = 0
         self._free_queue = FreeQueueWatch()
@@ -61,7 +61,7 @@ class Simulation:
         return sequence
 
     def schedule(self) -> StepPlan | None:
-        """Plans a step and has the worker run it; its result waits in `results`."""
+        """Plans a step and executes it; its result is kept in `results`."""
         in_flight = list(self.scheduler._in_flight)
         plan = self.scheduler.schedule()
         if plan is not None:
@@ -71,7 +71,7 @@ class Simulation:
         return plan
 
     def update(self, bad_rows: tuple[int, ...] = ()) -> None:
-        """Delivers the oldest result, with some of its rows marked as failed."""
+        """Delivers the oldest result, with `bad_rows` marked as failed."""
         result = self.results.popleft()
         bad_rows = tuple(row for row in bad_rows if row < len(result.token_ids))
         outputs = self.scheduler.update(replace(result, bad_rows=bad_rows))
@@ -79,7 +79,7 @@ class Simulation:
             handle = told.request.handle
             assert handle not in self.ends and not self.outputs[handle], "a report too late"
             whose = self.worker.reported[result.step_id][told.row]
-            assert whose.handle == handle, "a report on somebody else's prompt"
+            assert whose.handle == handle, "a report on another request's prompt"
             report = result.reports[told.row]
             self.told[handle] += range(report.begin, report.end)
         for handle, token_id in zip(outputs.handles, outputs.token_ids, strict=True):
@@ -90,7 +90,7 @@ class Simulation:
         self.check(may_forget=bool(bad_rows))
 
     def abort(self, request_id: str) -> None:
-        """A client gives up."""
+        """Aborts a request, as a client does."""
         sequence = self.scheduler.find(request_id)
         assert sequence is not None
         finished = self.scheduler.abort(request_id)
@@ -103,25 +103,25 @@ class Simulation:
         self.check()
 
     def fail(self, request_ids: Iterable[str]) -> None:
-        """The shell gives requests up."""
+        """Fails requests, as the shell does."""
         for finished in self.scheduler.fail(request_ids, "given up"):
             self._end(finished)
         self.check()
 
     def set_priority(self, request_id: str, priority: int) -> None:
-        """Somebody becomes more or less urgent."""
+        """Changes a request's priority."""
         assert self.scheduler.set_priority(request_id, priority) is not None
         self.check()
 
     def reset_prefix_cache(self) -> None:
-        """What was computed so far must not be found any more."""
+        """Empties the prefix cache of scheduler and worker."""
         self.scheduler.reset_prefix_cache()
         assert not len(self.scheduler.residency.pool.cache)
         self.worker.forget_prefixes()
         self.check(may_forget=True)
 
     def expire(self, now_s: float) -> None:
-        """Time passes."""
+        """Advances the time."""
         for finished in self.scheduler.expire(now_s):
             self._end(finished)
         self.check()
@@ -129,12 +129,12 @@ class Simulation:
     def lose_worker(
         self, num_blocks: int | None = None, num_host_blocks: int | None = None
     ) -> None:
-        """The worker dies with every result that was on its way; another takes its place."""
+        """Loses the worker with all results in flight, and replaces it at once."""
         self.send_worker_away()
         self.bring_worker_back(num_blocks, num_host_blocks)
 
     def send_worker_away(self) -> None:
-        """The worker dies with every result that was on its way, and none takes its place yet."""
+        """Loses the worker with all results in flight, without a replacement."""
         self.scheduler.worker_lost()
         self.worker = self._fresh_worker()
         self.results.clear()
@@ -144,14 +144,14 @@ class Simulation:
     def bring_worker_back(
         self, num_blocks: int | None = None, num_host_blocks: int | None = None
     ) -> None:
-        """A worker attaches; requests that it can never hold are given up."""
+        """Attaches a worker; requests that it cannot hold fail."""
         self.scheduler.worker_lost(num_blocks, num_host_blocks)
         self.fail(self.scheduler.misfits())
         self.scheduler.worker_back()
         self.check()
 
     def drain(self, depth: int, max_steps: int = 5000) -> None:
-        """Steps until everybody has ended and every result is in."""
+        """Steps until every request has ended and every result has arrived."""
         for _ in range(max_steps):
             while self.scheduler.num_in_flight <= depth and self.schedule() is not None:
                 pass
@@ -164,7 +164,7 @@ class Simulation:
         raise AssertionError(f"{self.live} still run after {max_steps} steps")
 
     def check(self, may_forget: bool = False) -> None:
-        """The books agree with each other, with what was before, and with the worker's memory."""
+        """Checks the state: consistent, a valid successor, and matching the worker's memory."""
         check_invariants(self.scheduler)
         self._free_queue.check(self.scheduler, may_forget)
         self._cache_truth.check(self.scheduler, self.worker)
@@ -196,7 +196,7 @@ class Simulation:
             assert self.told[handle] == list(asked)
 
     def expected(self, request: Request) -> tuple[list[int], FinishReason]:
-        """What a request must produce when nobody disturbs it."""
+        """The output of an undisturbed request, and why it ends."""
         config, num_prompt = self.config, len(request.prompt_token_ids)
         stops = {*request.stop_token_ids, *(() if request.ignore_eos else config.eos_token_ids)}
         limit = config.max_model_len - num_prompt

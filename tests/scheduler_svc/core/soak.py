@@ -1,10 +1,10 @@
-"""Random actions on a scheduler, by the million; every book is checked after every one.
+"""Random actions on a scheduler, by the million, with a full check after every one.
 
     python -m tests.scheduler_svc.core.soak --actions 1000000 --seed 1
     python -m tests.scheduler_svc.core.soak --seed 1 --episode 17 --tell     one episode again
 
-A soak is a row of episodes, each a scheduler with limits of its own that lives for so many
-actions and then lets everybody finish. Seed and episode say all: the same actions follow.
+A soak consists of episodes: a scheduler with limits of its own runs for a number of actions and
+then finishes all requests. Seed and episode determine every action.
 """
 
 import argparse
@@ -20,14 +20,14 @@ from tests.scheduler_svc.core.draws import SeededDraw
 from tests.scheduler_svc.core.world import RULES, World, draw_config
 
 for _rules in ("clients", "grants", "workers"):
-    importlib.import_module(f"tests.scheduler_svc.core.rules_of_{_rules}")  # they register
+    importlib.import_module(f"tests.scheduler_svc.core.rules_of_{_rules}")  # registers rules
 
 ACTIONS_PER_EPISODE = 1000
 
 
 @dataclass(slots=True)
 class Tally:
-    """What happened."""
+    """Counts of actions and events."""
 
     num_actions: int = 0
     num_requests: int = 0
@@ -38,7 +38,7 @@ class Tally:
     ends: Counter[str] = field(default_factory=Counter)
 
     def add(self, world: World) -> None:
-        """Counts a world that has come to its end."""
+        """Adds a world that has ended."""
         self.num_requests += len(world.requests)
         self.num_tokens += world.scheduler.num_output_tokens
         self.num_steps += world.scheduler.counters.num_steps
@@ -47,18 +47,18 @@ class Tally:
 
 
 class Failed(Exception):
-    """An action after which something does not hold; the cause says what."""
+    """Raised after an action that violates an invariant; the cause says which."""
 
 
 def draw_weights(draw: SeededDraw) -> dict[str, float]:
-    """Every episode has a bent of its own: what is rare in the mean is common in some."""
+    """Weights of the rules, drawn per episode: what is rare on average is common in some."""
     weights = {name: rule.weight * draw.pick((0.2, 1.0, 1.0, 5.0)) for name, rule in RULES.items()}
-    crowd = draw.pick((0.1, 0.4, 1.0))  # grants, for one, need a queue that is empty now and then
+    crowd = draw.pick((0.1, 0.4, 1.0))  # grants, for example, need an empty queue at times
     return {n: w * (crowd if n.startswith("submit") else 1.0) for n, w in weights.items()}
 
 
 def run_episode(seed: int, episode: int, num_actions: int, tally: Tally, tell: bool) -> str:
-    """One scheduler's life; returns a digest of all that it did. Raises Failed."""
+    """Runs one scheduler to its end; returns a digest of its plans. Raises Failed."""
     draw = SeededDraw(f"{seed}/{episode}")
     world = World(draw_config(draw), max_depth=draw.integer(0, 3))
     weights = draw_weights(draw)
@@ -86,13 +86,13 @@ def run_episode(seed: int, episode: int, num_actions: int, tally: Tally, tell: b
 
 
 def describe_commit() -> str:
-    """Of the working tree, as far as there is one."""
+    """The commit of the working tree, if known."""
     command = ["git", "describe", "--always", "--dirty"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def report(tally: Tally, seed: int, commit: str, digest: str, duration_s: float) -> str:
-    """What a reader wants to know afterwards."""
+    """The report of a run, as text."""
     width = max(map(len, RULES))
     lines = [
         f"seed {seed}, commit {commit}, Python {sys.version.split()[0]}",
@@ -108,7 +108,7 @@ def report(tally: Tally, seed: int, commit: str, digest: str, duration_s: float)
 
 
 def main() -> int:
-    """Runs the episodes; 1 when something does not hold."""
+    """Runs the episodes; returns 1 when an invariant is violated."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--actions", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
@@ -117,7 +117,7 @@ def main() -> int:
     options = parser.parse_args()
     num_episodes = -(-options.actions // ACTIONS_PER_EPISODE)
     episodes = range(num_episodes) if options.episode is None else [options.episode]
-    commit = describe_commit()  # of the code that is loaded; the tree may change meanwhile
+    commit = describe_commit()  # of the loaded code: the tree may change during the run
     tally, digest, began_s = Tally(), hashlib.sha256(), time.perf_counter()
     for episode in episodes:
         told = run_episode(options.seed, episode, ACTIONS_PER_EPISODE, tally, options.tell)

@@ -1,4 +1,4 @@
-"""What happens on the way: aborts, preemptions, failed rows, lost workers."""
+"""Disturbances: aborts, preemptions, failed rows, lost workers."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ EOS = 0
 
 
 def ends(outputs: StepOutputs) -> dict[str, FinishReason]:
-    """Who ended with a step, and why."""
+    """Request id to finish reason of the ends of a step."""
     return {finished.request.request_id: finished.reason for finished in outputs.finished}
 
 
@@ -34,11 +34,11 @@ def ends(outputs: StepOutputs) -> dict[str, FinishReason]:
 
 
 def test_an_unknown_id_cannot_be_aborted() -> None:
-    assert make_scheduler().abort("nobody") is None
+    assert make_scheduler().abort("missing") is None
 
 
 def reach(scheduler: Scheduler, state: str) -> None:
-    """Brings request a into a state; b is older and needs the blocks that a has."""
+    """Brings request a into a state; b is older and needs a's blocks."""
     if state == "waiting":
         scheduler.add(make_request("a", 4, max_tokens=2))
         return
@@ -225,7 +225,7 @@ def test_a_bad_row_of_a_request_that_has_ended_means_nothing() -> None:
 
 @pytest.mark.parametrize("is_preempted", [False, True])
 def test_what_a_failed_row_computed_is_not_reused(is_preempted: bool) -> None:
-    """Its KV may be as broken as its logits."""
+    """Its KV may be invalid, as its logits are."""
     scheduler = two_that_need_each_others_blocks()
     plan_step(scheduler)
     if is_preempted:
@@ -241,7 +241,7 @@ def test_given_up_requests_end_once_with_the_reason_why() -> None:
     for name in "ab":
         scheduler.add(make_request(name, 4))
     step(scheduler, 70)
-    finished = scheduler.fail(["a", "b", "a", "nobody"], "given up")
+    finished = scheduler.fail(["a", "b", "a", "missing"], "given up")
     assert [(f.request.request_id, f.reason, f.message) for f in finished] == [
         ("a", FinishReason.ERROR, "given up"),
         ("b", FinishReason.ERROR, "given up"),
@@ -284,7 +284,7 @@ def test_results_of_a_lost_worker_are_out_of_step() -> None:
 def test_a_token_lost_with_the_worker_is_awaited_no_more() -> None:
     scheduler = two_that_need_each_others_blocks()
     plan_step(scheduler)
-    scheduler.schedule()  # b is preempted, and its token on the way
+    scheduler.schedule()  # b is preempted with its token in flight
     scheduler.worker_lost()
     check_invariants(scheduler)
     assert rows(plan_step(scheduler)) == {"a": 8, "b": 8}

@@ -1,7 +1,7 @@
-"""Everything that may happen to a scheduler, in any order, with every book checked after each.
+"""All rules for a scheduler, in any order, with every invariant checked after each.
 
-The rules stand in `rules_of_clients.py` and `rules_of_workers.py`. Hypothesis looks for the
-shortest story that goes wrong; `soak.py` tells the same rules by the million.
+The rules are in `rules_of_clients.py` and `rules_of_workers.py`. Hypothesis searches for a short
+failing sequence; `soak.py` runs the same rules by the million.
 """
 
 from collections.abc import Callable
@@ -18,23 +18,23 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from scheduler_svc.core.arrivals import Arrivals
-from scheduler_svc.core.block_pool import BlockPool
-from scheduler_svc.core.planner import Planner
-from scheduler_svc.core.prefix_cache import PrefixCache
-from scheduler_svc.core.residency import Residency
-from scheduler_svc.core.reuse import Reuse
+from scheduler_svc.core.kv.block_pool import BlockPool
+from scheduler_svc.core.kv.prefix_cache import PrefixCache
+from scheduler_svc.core.kv.slots import SlotTable
+from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.slots import SlotTable
-from scheduler_svc.core.start import Start
+from scheduler_svc.core.step.apply_tokens import Arrivals
+from scheduler_svc.core.step.planner import Planner
+from scheduler_svc.core.step.reuse import Reuse
+from scheduler_svc.core.step.start import Start
+from scheduler_svc.core.step.state import Residency
 from tests.scheduler_svc.core.draws import HypothesisDraw
 from tests.scheduler_svc.core.soak import Failed, Tally, run_episode
 from tests.scheduler_svc.core.world import RULES, Rule, World, draw_config
 
 
 class _Machine(RuleBasedStateMachine):
-    """The ground; the rules are added below, one method each."""
+    """The base; a method per rule is added below."""
 
     world: World
 
@@ -59,7 +59,7 @@ def _as_method(entry: Rule) -> Callable[..., None]:
 
 
 def _methods() -> dict[str, Callable[..., None]]:
-    """What a soak does often stands there several times: hypothesis takes all alike."""
+    """A method per rule; frequent rules occur several times, since hypothesis weighs all alike."""
     return {
         f"{entry.name}{copy or ''}": _as_method(entry)
         for entry in RULES.values()
@@ -121,7 +121,7 @@ def _keep_stale_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _compare_no_parents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stale entries and a hit by tokens alone: content computed behind another prefix is read."""
+    """Ignores parents in cache lookups: KV computed after another prefix is read."""
     _keep_stale_hashes(monkeypatch)
     monkeypatch.setattr(PrefixCache, "_num_equal", lambda self, found, *rest: len(found))
 
@@ -151,7 +151,7 @@ def _skip_what_is_to_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _count_lost_reports_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker's loss takes reports along that nobody asks for again."""
+    """Counts prompt outputs lost with a worker as delivered, so that they are never sent."""
     told = property(lambda self: self.num_report_planned, lambda self, value: None)
     monkeypatch.setattr(Sequence, "num_reported", told)
 
@@ -182,7 +182,7 @@ def _leave_a_trace_of_a_refused_result(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def partial(self: Scheduler, result: Any) -> Any:
         if len(result.token_ids) != len(self._in_flight[0].sampled_slots):
-            self._in_flight.popleft()  # a trace of a result that is refused
+            self._in_flight.popleft()  # a refused result leaves a trace
         return update(self, result)
 
     monkeypatch.setattr(Scheduler, "update", partial)

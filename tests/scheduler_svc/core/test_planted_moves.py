@@ -1,4 +1,4 @@
-"""Bugs in what moves KV about, planted on purpose: the walks must find each of them."""
+"""Planted bugs in block copies: the random walks must find each of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.core.residency import Residency
-from scheduler_svc.core.reuse import Reuse
-from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.start import Start
+from scheduler_svc.core.request.sequence import Sequence
+from scheduler_svc.core.step.reuse import Reuse
+from scheduler_svc.core.step.start import Start
+from scheduler_svc.core.step.state import Residency
 from tests.scheduler_svc.core.soak import Failed, Tally, run_episode
 
 Monkeypatch = pytest.MonkeyPatch
 
 
 def _change(monkeypatch: Monkeypatch, name: str, change: Callable[[Residency], None]) -> None:
-    """Has a method of Residency do something more afterwards."""
+    """Makes a method of Residency run `change` afterwards."""
     original = getattr(Residency, name)
 
     def changed(self: Residency, *arguments: Any) -> Any:
@@ -97,7 +97,7 @@ def _build_on_what_was_to_be_forgotten(monkeypatch: Monkeypatch) -> None:
     monkeypatch.setattr(Residency, "forget_prefixes", forget)
 
 
-# Each with an episode that meets it soon; others meet it later, so any seed would do.
+# Each with an episode that finds it soon; any seed finds it eventually.
 PLANTED = [
     (_copy_nothing, 33),
     (_fork_in_the_step_that_computes, 21),

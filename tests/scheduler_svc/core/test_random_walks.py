@@ -1,4 +1,4 @@
-"""Random walks through the scheduler; the books are checked after every single step."""
+"""Random walks through the scheduler, with a full check after every step."""
 
 import random
 from dataclasses import replace
@@ -20,7 +20,7 @@ LIMITS_OF_THE_QUEUE = (
 
 
 def random_request(rng: random.Random, config: SchedulerConfig, handle: int) -> Request:
-    """Prompts come from three families, so that many share a beginning."""
+    """A random request; prompts are of three families, so that many share a prefix."""
     length = rng.randint(1, config.max_model_len - 1)
     family = rng.randrange(3)
     prompt = [(position * 7 + family) % VOCAB_SIZE for position in range(length)]
@@ -50,12 +50,12 @@ def random_request(rng: random.Random, config: SchedulerConfig, handle: int) -> 
 
 
 def patient_config(seed: str) -> SchedulerConfig:
-    """One that refuses nobody for what waits: that depends on the moment."""
+    """Limits without refusals for overload, which depend on timing."""
     return replace(draw_config(SeededDraw(seed)), **dict.fromkeys(LIMITS_OF_THE_QUEUE, 0))
 
 
 def add_random(simulation: Simulation, rng: random.Random) -> None:
-    """Submits a request; a refusal is as good an answer."""
+    """Submits a random request; it may be refused."""
     try:
         simulation.add(random_request(rng, simulation.config, len(simulation.requests)))
     except Refused as refused:
@@ -63,7 +63,7 @@ def add_random(simulation: Simulation, rng: random.Random) -> None:
 
 
 def replace_worker(simulation: Simulation, num_blocks: int) -> None:
-    """Another worker takes over; whoever does not fit into its cache is given up."""
+    """Replaces the worker; requests that do not fit into its cache fail."""
     simulation.lose_worker(num_blocks)
 
 
@@ -81,7 +81,7 @@ ACTIONS = {
 
 
 def walk(simulation: Simulation, rng: random.Random, num_actions: int, max_depth: int) -> None:
-    """Anything that may happen to a scheduler, in any order."""
+    """Random events, in any order."""
     for action in rng.choices(list(ACTIONS), list(ACTIONS.values()), k=num_actions):
         if action == "add":
             add_random(simulation, rng)
@@ -92,7 +92,7 @@ def walk(simulation: Simulation, rng: random.Random, num_actions: int, max_depth
         elif action == "abort" and simulation.live:
             simulation.abort(rng.choice(simulation.live))
         elif action == "fail" and simulation.live:
-            simulation.fail([rng.choice(simulation.live), "nobody"])
+            simulation.fail([rng.choice(simulation.live), "missing"])
         elif action == "expire":
             simulation.expire(simulation.scheduler.now_s + rng.random())
         elif action == "set_priority" and simulation.live:
@@ -117,7 +117,7 @@ def test_the_books_agree_after_every_action(seed: int, max_depth: int) -> None:
 
 
 def run_to_the_end(seed: int, depth: int) -> tuple[list[list[int]], dict[int, FinishReason]]:
-    """The same requests at the same moments, with so many steps ahead of the results."""
+    """Runs the same requests from the same steps, with `depth` steps ahead of the results."""
     rng = random.Random(seed)
     simulation = Simulation(patient_config(f"ahead/{seed}"))
     for _ in range(6):

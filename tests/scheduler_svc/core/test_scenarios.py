@@ -1,21 +1,21 @@
-"""Golden transcripts: each file in scenarios/ is a story, with everything the scheduler says.
+"""Golden transcripts: each file in scenarios/ has stories, with all answers of the scheduler.
 
 A story is a list of commands, a line `----`, and the full answer; a blank line ends it. Set
-PAGEWIRE_REWRITE_SCENARIOS=1 to have the answers written anew, and read the difference.
+PAGEWIRE_REWRITE_SCENARIOS=1 to write the answers anew, and read the difference.
 
     config key=value ...                 a new scheduler (fields of SchedulerConfig)
     add ID prompt=1..8,5 key=value ...   a request (fields of Request)
     schedule                             plans a step
-    priority ID NUMBER                   a live request becomes more or less urgent
-    reset-cache                          every cached prefix is forgotten
-    result TOKEN ... [bad=ROW]           answers the oldest step in flight, and what it asks of
-           [bad-report]                  prompts
-    grant STEPS                          plans so many decode steps at once
-    cut | skip FIRST LAST                takes granted steps back: what is asked, what was left out
+    priority ID NUMBER                   changes the priority of a live request
+    reset-cache                          empties the prefix cache
+    result TOKEN ... [bad=ROW]           answers the oldest step in flight, prompt outputs
+           [bad-report]                  included
+    grant STEPS                          plans up to so many decode steps at once
+    cut | skip FIRST LAST                takes granted steps back: the request, the answer
     abort ID | worker-lost [blocks=N] | worker-back
-    expire SECONDS                       the time is now that
-    state                                who runs, who waits, what is free
-    blocks                               who holds which block, and the free queue, next first
+    expire SECONDS                       advances the time
+    state                                running and waiting requests, free blocks and slots
+    blocks                               holders by block, and the free queue, next first
 """
 
 import os
@@ -30,7 +30,7 @@ from scheduler_svc.core import (
     Policy,
     Preemption,
     Refused,
-    Report,
+    ReportedRange,
     Request,
     Scheduler,
     SchedulerConfig,
@@ -63,7 +63,7 @@ def parse_ids(text: str) -> tuple[int, ...]:
 
 
 def parse_options(words: list[str]) -> dict[str, object]:
-    """key=value words; lists of ids, yes or no, or a number."""
+    """Parses key=value words; values are lists of ids, yes or no, or numbers."""
     options: dict[str, object] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -76,7 +76,7 @@ def parse_options(words: list[str]) -> dict[str, object]:
 
 
 def parse_value(key: str, text: str) -> object:
-    """Yes or no, a policy or a tenant by name, seconds, or a number."""
+    """Parses yes or no, a policy or a tenant by name, seconds, or a number."""
     if key == "policy":
         return Policy(text)
     if key == "preemption":
@@ -89,7 +89,7 @@ def parse_value(key: str, text: str) -> object:
 
 
 def tell_ids(ids: list[int]) -> str:
-    """1 2 3 9 is `1..3 9`."""
+    """Ids with ranges: 1 2 3 9 becomes `1..3 9`."""
     runs: list[list[int]] = []
     for number in ids:
         if runs and number == runs[-1][-1] + 1:
@@ -100,12 +100,12 @@ def tell_ids(ids: list[int]) -> str:
 
 
 def tell_short(blocks_short: Mapping[str, int]) -> str:
-    """How many blocks each is short of."""
+    """The blocks that each request lacks."""
     return "".join(f", {name} short by {number}" for name, number in blocks_short.items())
 
 
 def tell_moves(moves: BlockMoves) -> Iterator[str]:
-    """One line for each kind of move."""
+    """One line per kind of block copy."""
     for what, sources, targets in (
         ("swapped out: blocks {} to the host's {}", moves.swapped_out, moves.to_host),
         ("swapped in: the host's {} to blocks {}", moves.from_host, moves.swapped_in),
@@ -116,7 +116,7 @@ def tell_moves(moves: BlockMoves) -> Iterator[str]:
 
 
 class Story:
-    """Runs commands against one scheduler and tells what it did."""
+    """Runs commands on one scheduler and prints its answers."""
 
     scheduler: Scheduler
 
@@ -163,7 +163,7 @@ class Story:
         yield from self.tell_rows(plan)
 
     def tell_rows(self, plan: StepPlan) -> Iterator[str]:
-        """One line a row: what it computes, and what changed for it."""
+        """One line per row: its tokens, and changes of its sequence."""
         new = {entry.slot: entry for entry in plan.new_sequences}
         counts = plan.num_scheduled if plan.num_scheduled is not None else [1] * len(plan.slots)
         for sequence, slot, count, computed in zip(
@@ -208,7 +208,8 @@ class Story:
         bad = [int(word[4:]) for word in words if word.startswith("bad=")]
         token_ids = [int(word) for word in words if not word.startswith("bad")]
         reports = tuple(
-            Report(one.slot, one.begin, one.end, "bad-report" not in words) for one in plan.asked
+            ReportedRange(one.slot, one.begin, one.end, "bad-report" not in words)
+            for one in plan.asked
         )
         tokens = np.array(token_ids, dtype=np.int32)
         result = StepResult(plan.step_id, tokens, tuple(bad), reports)
@@ -285,7 +286,7 @@ class Story:
 
 
 def retell(text: str) -> str:
-    """The same story with the answers of today's scheduler."""
+    """The same story with the answers of the current scheduler."""
     story, told, lines = Story(), [], iter(text.splitlines())
     answers: list[str] = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""A request's life: accepted or refused, every token once, and one end."""
+"""Life of a request: accepted or refused, every token once, and one end."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ EOS = 0
 
 
 def ends(outputs: StepOutputs) -> dict[str, FinishReason]:
-    """Who ended with a step, and why."""
+    """Request id to finish reason of the ends of a step."""
     return {finished.request.request_id: finished.reason for finished in outputs.finished}
 
 
@@ -42,7 +42,7 @@ def ends(outputs: StepOutputs) -> dict[str, FinishReason]:
         ([-1], {}, "prompt_token_ids has an id outside 0..999"),
         (4, {"max_tokens": -1}, "max_tokens is -1, must not be negative"),
         (65, {"max_tokens": 0}, "prompt_token_ids has 65 tokens; with max_model_len 64 at most 64"),
-        (4, {"report_end": 5}, r"reports 0\.\.5 are not of the prompt"),
+        (4, {"report_end": 5}, r"reports 0\.\.5 are outside the prompt"),
         (4, {"min_tokens": -1}, "min_tokens is -1, must not be negative"),
         (4, {"max_tokens": 2, "min_tokens": 3}, r"min_tokens \(3\) exceeds max_tokens \(2\)"),
         (4, {"stop_token_ids": (1000,)}, "stop_token_ids has an id outside 0..999"),
@@ -84,6 +84,7 @@ def test_what_could_never_fit_is_refused_at_once(
         scheduler.add(request)
         while scheduler.find("a"):
             step(scheduler)
+        assert scheduler.num_finished == 1
     else:
         with pytest.raises(Refused, match="KV blocks of 4 tokens, the worker has 4") as refusal:
             scheduler.add(request)
@@ -180,7 +181,7 @@ def test_no_step_is_planned_beyond_the_length_limit(
             assert int(plan.num_computed[0]) + plan.num_tokens <= 63
         num_tokens += len(answer(scheduler, 500).token_ids)
     assert num_tokens == min(max_tokens or 64, 64 - num_prompt)
-    assert scheduler.num_in_flight == 0, "a step was planned for a token nobody wants"
+    assert scheduler.num_in_flight == 0, "a step was planned for a token beyond the end"
 
 
 def test_a_chunk_that_is_not_the_last_brings_no_token() -> None:

@@ -1,15 +1,15 @@
-"""What must hold between two moments: what a single look at the books cannot show."""
+"""Rules between two states of a scheduler, which one state alone cannot show."""
 
 from itertools import pairwise
 
 from scheduler_svc.core import Scheduler
-from scheduler_svc.core.block_hash import chain
-from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.kv.block_pool import BlockPool
+from scheduler_svc.core.request.block_hash import chain
 from tests.scheduler_svc.core.fake_worker import Content, FakeWorker
 
 
 class FreeQueueWatch:
-    """Blocks are freed to the tail, a sequence's own last block first, and taken from the head.
+    """Checks that blocks are freed to the tail, last block first, and taken from the head.
 
     A block that is found again leaves the queue from the middle; the others keep their places, and
     a free block keeps the hash under which it can be found.
@@ -22,7 +22,7 @@ class FreeQueueWatch:
         self._holders: list[list[int]] = []
 
     def check(self, scheduler: Scheduler, may_forget: bool) -> None:
-        """Looks at the queue; `may_forget`: hashes may have been dropped on purpose."""
+        """Compares the queue with the last one; with `may_forget`, hashes may have been dropped."""
         pool = scheduler.residency.pool
         free = list(pool.free_queue())
         if pool is self._pool:
@@ -40,7 +40,7 @@ class FreeQueueWatch:
         stayed = [block_id for block_id in self._free if block_id in now]
         assert free[: len(stayed)] == stayed, "the free queue was shuffled"
         place = {block_id: index for index, block_id in enumerate(free)}
-        if is_sliding:  # heads are given back while their tails are still read
+        if is_sliding:  # blocks before the window are freed while later ones are in use
             return
         freed = now - before
         for block_ids in self._holders:
@@ -59,16 +59,16 @@ def _holders(scheduler: Scheduler) -> list[list[int]]:
 
 
 class CacheTruth:
-    """Every block that can be found holds, in the worker's memory, what its hash says."""
+    """Checks that the worker's memory holds the hashed content of every cached block."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._contents: dict[int, list[Content]] = {}  # of a block's cells, by the block's hash
+        self._contents: dict[int, list[Content]] = {}  # hash to the content of a block's cells
         self._roots: dict[int, Content] = {}
 
     def check(self, scheduler: Scheduler, worker: FakeWorker) -> None:
         """Compares every entry of the prefix cache with the worker's memory."""
-        if worker.roots is not self._roots:  # another worker, or nothing computed before counts
+        if worker.roots is not self._roots:  # another worker, or the cache was emptied
             self._roots, self._contents = worker.roots, {}
         cache = scheduler.residency.pool.cache
         entries = {b: cache.hash_of(b) for b in range(1, scheduler.residency.pool.num_blocks)}
@@ -86,7 +86,7 @@ class CacheTruth:
                 assert cells == self._contents[block_hash], f"block {block_id} holds other tokens"
 
     def _learn_from_sequences(self, scheduler: Scheduler) -> None:
-        """A block behind the window may have been given up before it was sealed."""
+        """Reads hashes from sequences: a block may be freed before it is sealed."""
         for sequence in scheduler.live():
             slot, size = sequence.slot, self._block_size
             if sequence.is_private or sequence.root not in self._roots:

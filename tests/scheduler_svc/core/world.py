@@ -1,7 +1,7 @@
-"""A scheduler among clients and workers who do anything that they may: the ground of all rules.
+"""The state that all rules act on: a scheduler with clients and workers.
 
 A rule is one thing that can happen. It leaves choices to a Draw, so that the same rules serve
-hypothesis, which looks for a short story that goes wrong, and the soak, which tells long ones.
+hypothesis, which searches for a short failing case, and the soak, which runs long ones.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from scheduler_svc.core import (
     Status,
     StepPlan,
 )
-from scheduler_svc.core.sliding_window import blocks_needed
+from scheduler_svc.core.kv.sliding_window import blocks_needed
 from tests.scheduler_svc.core.draws import Draw
 from tests.scheduler_svc.core.granting import Granting
 
@@ -32,7 +32,7 @@ VOCAB_SIZE = 40
 
 
 def draw_config(draw: Draw) -> SchedulerConfig:
-    """Small numbers, so that every limit is felt all the time."""
+    """Small random limits, so that all of them are reached often."""
     max_num_seqs = draw.integer(1, 6)
     return SchedulerConfig(
         num_blocks=draw.integer(3, 24),
@@ -60,21 +60,21 @@ def draw_config(draw: Draw) -> SchedulerConfig:
 
 
 class World(Granting):
-    """A simulation that knows how far ahead it plans, and whether there is a worker."""
+    """A simulation with its look-ahead and whether it has a worker."""
 
     def __init__(self, config: SchedulerConfig, max_depth: int) -> None:
         super().__init__(config)
-        self.max_depth = max_depth  # steps planned beyond the one whose result is awaited
+        self.max_depth = max_depth  # steps planned beyond the one awaited
         self.is_worker_away = False
         self.num_refused = 0
-        self.plans = hashlib.sha256()  # of every plan: the same story makes the same ones
+        self.plans = hashlib.sha256()  # of every plan: equal runs have equal digests
         self.cut_asked: Cut | None = None
-        self.first_left_out: int | None = None  # as the worker has answered, unheard
+        self.first_left_out: int | None = None  # the worker's answer, not delivered yet
 
     # --- requests --------------------------------------------------------------------------------
 
     def draw_prompt(self, draw: Draw, low: int, high: int) -> list[int]:
-        """Tokens of one of two families that differ from the first token on, or in the last."""
+        """Tokens of one of two families that differ in the first token, or in the last."""
         length = draw.integer(low, min(high, self.config.max_model_len - 1))
         family = draw.integer(0, 2)
         prompt = [(position * 7 + family % 2) % VOCAB_SIZE for position in range(length)]
@@ -83,7 +83,7 @@ class World(Granting):
         return prompt
 
     def submit(self, prompt: list[int], **fields: object) -> Sequence | None:
-        """Adds a valid request; None when it is refused for a reason that is checked."""
+        """Submits a valid request; None when it is refused for a reason that is checked."""
         prompt = prompt[: self.config.max_model_len - 1]
         handle = len(self.requests)
         fields = {"max_tokens": 6, "arrival_s": self.scheduler.now_s, **fields}
@@ -102,7 +102,7 @@ class World(Granting):
         if refused.kind is RefusalKind.NEVER_FITS:
             longest = config.max_model_len
             if request.max_tokens is not None:
-                num_tokens = max(request.max_tokens, 1)  # an unsampled end needs room, too
+                num_tokens = max(request.max_tokens, 1)  # an end without a sample needs room, too
                 longest = min(longest, len(request.prompt_token_ids) + num_tokens)
             assert blocks_needed(config, longest) > num_usable, refused
         else:
@@ -110,7 +110,7 @@ class World(Granting):
             assert len(self.scheduler.residency.waiting), "an empty queue takes anything"
 
     def live_in(self, *statuses: Status) -> list[str]:
-        """Ids of the requests in one of these states."""
+        """Ids of the requests with one of these statuses."""
         return [s.request.request_id for s in self.scheduler.live() if s.status in statuses]
 
     # --- steps -----------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class World(Granting):
         return not self.is_worker_away and self.scheduler.num_in_flight <= self.max_depth
 
     def settle(self) -> None:
-        """The end: a worker is there, everybody gets what they wait for, and nothing is left."""
+        """Attaches a worker, finishes all requests, and checks that nothing is left."""
         if self.is_worker_away:
             self.bring_worker_back()
         if self.cut_asked is not None:
@@ -139,13 +139,13 @@ class World(Granting):
         assert not len(scheduler.residency.waiting) and scheduler.next_deadline_s is None
 
     def answer_cut(self) -> None:
-        """The worker leaves out what it has not begun, unless it has done so already."""
+        """The worker skips the steps that it has not begun, unless it did so before."""
         assert self.cut_asked is not None
         if self.first_left_out is None:
             self.first_left_out = self.leave_out(self.cut_asked)
 
     def hear_of_cut(self) -> None:
-        """The answer arrives."""
+        """Delivers the answer to a cut."""
         assert self.cut_asked is not None and self.first_left_out is not None
         cut, first, self.cut_asked, self.first_left_out = (
             *(self.cut_asked, self.first_left_out), None, None,
@@ -170,11 +170,11 @@ class World(Granting):
         told = plan.step_id, rows, entered, plan.appended_block_ids, plan.preempted
         self.plans.update(repr(told).encode())
 
-    # --- what must change nothing ----------------------------------------------------------------
+    # --- calls that change nothing ---------------------------------------------------------------
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Whatever happens inside leaves no trace in the scheduler."""
+        """Asserts that the block leaves the scheduler unchanged."""
         before = pickle.dumps(self.scheduler)
         yield
         assert pickle.dumps(self.scheduler) == before, "it left a trace"
@@ -182,7 +182,7 @@ class World(Granting):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that can happen, how often it does in a soak, and when it can."""
+    """A rule: an action, its weight in a soak, and when it is possible."""
 
     name: str
     weight: float
@@ -196,7 +196,7 @@ RULES: dict[str, Rule] = {}
 def rule(
     weight: float, when: Callable[[World], bool] = lambda _: True
 ) -> Callable[[Callable[[World, Draw], None]], Callable[[World, Draw], None]]:
-    """Makes a function a rule, under its own name."""
+    """Registers a function as a rule under its own name."""
 
     def register(apply: Callable[[World, Draw], None]) -> Callable[[World, Draw], None]:
         assert apply.__name__ not in RULES

@@ -1,4 +1,4 @@
-"""Schedulers that are recorded while anything that may happen to them happens."""
+"""Recorded schedulers that experience every event of the random walks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,20 +11,20 @@ from scheduler_svc.core import Refused, SchedulerConfig, Sequence
 from scheduler_svc.journal import values
 from scheduler_svc.journal.calls import TappedScheduler
 from scheduler_svc.journal.mask import Mask
-from scheduler_svc.journal.recorder import Limits, Recorder
+from scheduler_svc.journal.recorder import Recorder, RecordingLimits
 from scheduler_svc.journal.recording import FORMAT_VERSION, core_sha256
 from scheduler_svc.sampling import Sampling
 from tests.scheduler_svc.core import rules_of_clients, rules_of_workers
 from tests.scheduler_svc.core.draws import SeededDraw
 from tests.scheduler_svc.core.world import RULES, World, draw_config
 
-assert rules_of_clients and rules_of_workers  # imported for the rules that they register
+assert rules_of_clients and rules_of_workers  # imported to register the rules
 KEY = bytes(range(16))
 MIB = 1 << 20
 
 
 class RecordedWorld(World):
-    """A world whose scheduler tells everything to a tap."""
+    """A world whose scheduler reports its calls to a recorder."""
 
     def __init__(self, config: SchedulerConfig, max_depth: int, tap: Any) -> None:
         super().__init__(config, max_depth)
@@ -34,11 +34,11 @@ class RecordedWorld(World):
         return super().submit(prompt, sampling=Sampling(0.0, 1.0, 0, 0.0, seed=1), **fields)
 
     def check(self, **how: object) -> None:
-        """The random walks of the core check the books; here it takes too long."""
+        """Does nothing: the random walks of the core check the state, which takes too long here."""
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Others check it; a scheduler that tells cannot be pickled."""
+        """Does nothing: a recorded scheduler cannot be pickled."""
         yield
 
 
@@ -53,7 +53,7 @@ def header_for(config: SchedulerConfig, mask: Mask | None) -> JournalHeader:
 
 
 class Run:
-    """One life of a scheduler, its recording, and the scheduler itself afterwards."""
+    """A scheduler from start to end, its recording, and its final state."""
 
     def __init__(
         self, folder: Path, seed: str, *, is_masked: bool, max_bytes: int = 64 * MIB
@@ -61,7 +61,7 @@ class Run:
         draw = SeededDraw(seed)
         config, max_depth = draw_config(draw), draw.integer(0, 3)
         mask = Mask(config.vocab_size, config.max_num_seqs, KEY) if is_masked else None
-        limits = Limits(max_bytes)
+        limits = RecordingLimits(max_bytes)
         self.folder = folder
         self.recorder = Recorder(folder, header_for(config, mask), mask, limits)
         self.calls: list[str] = []
@@ -73,13 +73,13 @@ class Run:
         self.recorder.tap(name, arguments, answer, refused)
 
     def act(self, num_actions: int) -> None:
-        """So many rules, drawn by their weights."""
+        """Runs `num_actions` rules, drawn by their weights."""
         for _ in range(num_actions):
             possible = [rule for rule in RULES.values() if rule.is_possible(self.world)]
             rule = self._draw.weighted(possible, [rule.weight for rule in possible])
             rule.apply(self.world, self._draw)
 
     def close(self) -> None:
-        """Everything is on disk, and nothing went wrong."""
+        """Closes the recording and checks that it did not fail."""
         self.recorder.close()
         assert self.recorder.why_stopped == ""

@@ -1,4 +1,4 @@
-"""No call that changes the core goes unrecorded."""
+"""Every call that changes the core is recorded."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from scheduler_svc.core import Refused, Scheduler
-from scheduler_svc.core.moving import Moving
+from scheduler_svc.core.history.migration import Moving
 from scheduler_svc.journal.calls import EVENTS, PARTS, QUESTIONS, TappedScheduler
 from tests.scheduler_svc.core.builders import SMALL, make_request
 
@@ -38,7 +38,7 @@ def test_every_event_is_told_by_an_override_of_its_own() -> None:
 
 def test_what_an_event_calls_itself_is_not_told_again() -> None:
     scheduler, told = tapped()
-    request = make_request("a", 5, arrival_s=3.0)  # add() tells the time by itself
+    request = make_request("a", 5, arrival_s=3.0)  # add() advances the time itself
     scheduler.add(request)
     scheduler.expire(4.0)
     assert told == [("add", (request,)), ("expire", (4.0,))]

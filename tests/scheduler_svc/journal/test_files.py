@@ -1,4 +1,4 @@
-"""The files of a recording: damage has a place, an end may be torn, a beginning may be cut off."""
+"""Recordings as files: damage is located, a torn end is ignored, an old beginning is cut off."""
 
 import stat
 import subprocess
@@ -11,21 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rpc.columns import pack
 from scheduler_svc.journal import records, segments
 from scheduler_svc.journal.calls import TappedScheduler
 from scheduler_svc.journal.mask import Mask
-from scheduler_svc.journal.recorder import Limits, Recorder
+from scheduler_svc.journal.recorder import Recorder, RecordingLimits
 from scheduler_svc.journal.recording import NotReplayable, Recording
 from scheduler_svc.journal.replay import replay
 from scheduler_svc.sampling import Sampling
+from tests.pace import patience
 from tests.scheduler_svc.core.builders import SMALL, make_request, step
 from tests.scheduler_svc.journal.recorded import KEY, MIB, Run, header_for
+from wire.columns import pack
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A segment of some hundred events."""
+    """A segment with some hundred events."""
     folder = tmp_path_factory.mktemp("recorded") / "r"
     run = Run(folder, "files", is_masked=False)
     run.act(300)
@@ -40,7 +41,7 @@ def copied(recorded: Path, tmp_path: Path, content: bytes) -> Path:
     return path
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_until(holds: Callable[[], bool], timeout_s: float = patience(60)) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline_s
@@ -93,7 +94,7 @@ def test_what_is_left_of_a_long_recording_replays_from_where_it_begins(
     while num_rounds_left:
         run.act(20)
         wait_until(run.recorder._queue.empty)
-        wait_until(run.recorder._writer.is_settled, timeout_s=60)  # a real service is slower
+        wait_until(run.recorder._writer.is_settled)  # a real service is slower
         assert segments.size_bytes(folder, "*.journal") <= max_bytes
         assert len(list(folder.glob("*.snapshot"))) <= 1
         assert run.recorder.why_stopped == ""
@@ -143,7 +144,7 @@ def test_a_full_disk_stops_the_recording_and_nothing_else(tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_written_stops_the_recording_by_name(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "r", header_for(SMALL, None), None, Limits(MIB))
+    recorder = Recorder(tmp_path / "r", header_for(SMALL, None), None, RecordingLimits(MIB))
     request = replace(make_request("a", 3), sampling=lambda: None)
     recorder.tap("add", (request,), None, None)
     recorder.close()
@@ -185,9 +186,9 @@ def test_counting_stand_ins_tells_nothing_of_the_tokens() -> None:
 def test_tokens_of_users_are_in_a_recording_exactly_when_they_are_kept(
     tmp_path: Path, is_masked: bool
 ) -> None:
-    """Prompt, output, what a preempted sequence brings along, lists in the sampling parameters."""
+    """Prompt, output, tokens of a preempted sequence, and lists in the sampling parameters."""
     mask = Mask(SMALL.vocab_size, SMALL.max_num_seqs, KEY) if is_masked else None
-    recorder = Recorder(tmp_path / "r", header_for(SMALL, mask), mask, Limits(MIB))
+    recorder = Recorder(tmp_path / "r", header_for(SMALL, mask), mask, RecordingLimits(MIB))
     scheduler = TappedScheduler(SMALL, recorder.tap)
     prompt, output = [*range(100, 112)], [*range(800, 812)]
     sampling = Sampling(0.0, 1.0, 0, 0.0, seed=1, bad_words_token_ids=((711, 712, 713),))
@@ -209,14 +210,16 @@ def test_tokens_of_users_are_in_a_recording_exactly_when_they_are_kept(
 
 
 def test_the_command_names_the_first_plan_that_a_change_of_code_changes(recorded: Path) -> None:
-    """The core as it is replays; one that admits by another rule does not."""
+    """The unchanged core replays; one that admits by another rule does not."""
     command = [sys.executable, "-m", "scheduler_svc.journal", str(recorded)]
-    equal = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    equal = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=patience(60)
+    )
     assert equal.returncode == 0, equal.stderr
     assert "every plan is equal" in equal.stdout
     changed = (
         "import sys\n"
-        "from scheduler_svc.core.residency import Residency\n"
+        "from scheduler_svc.core.step.state import Residency\n"
         "clear = Residency.clear\n"
         "def other(self, *blocks):\n"
         "    clear(self, *blocks)\n"
@@ -226,7 +229,9 @@ def test_the_command_names_the_first_plan_that_a_change_of_code_changes(recorded
         "sys.exit(main(sys.argv[1:]))\n"
     )
     command = [sys.executable, "-c", changed, str(recorded)]
-    differs = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    differs = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=patience(60)
+    )
     assert differs.returncode == 1, differs.stderr
     assert "schedule of step 1): step.new_sequences[0].slot differs" in differs.stdout
     assert "recorded: 0" in differs.stdout

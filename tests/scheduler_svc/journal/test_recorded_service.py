@@ -11,16 +11,17 @@ import pytest
 
 from pagewire.v1 import scheduler_pb2, types_pb2
 from scheduler_svc.config import parse
+from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.journal.recording import Recording
 from scheduler_svc.journal.replay import replay
 from scheduler_svc.journal.start import RecordOptions
-from simulator.fake_worker import FakeModel, StepTime
+from simulator.workers.fake_worker import FakeModel
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 
 
 async def ask(stub: Any, number: int, max_tokens: int) -> grpc.StatusCode:
-    """Runs a request to its end, whatever that is."""
+    """Runs a request to its end; returns its status."""
     request = scheduler_pb2.SchedulerServiceGenerateRequest(
         request_id=f"r{number}",
         prompt_token_ids=[*range(1, 20), 20 + number],
@@ -40,7 +41,7 @@ async def ask(stub: Any, number: int, max_tokens: int) -> grpc.StatusCode:
 async def test_what_a_service_did_replays(
     make_cluster: MakeCluster, tmp_path: Path, keeps_prompts: bool
 ) -> None:
-    """Overload and its promises, deadlines, preemptions, a lost worker and an abort included."""
+    """Includes overload with reservations, deadlines, preemptions, a lost worker and an abort."""
     model = FakeModel(num_blocks=24, block_size=4, max_model_len=64)
     options = RecordOptions(tmp_path / "records", max_mib=8, keeps_prompts=keeps_prompts)
     async with make_cluster(
@@ -58,7 +59,7 @@ async def test_what_a_service_did_replays(
     assert report.divergence is None, str(report.divergence)
     assert report.num_steps == core.counters.num_steps
     assert report.num_tokens == core.num_output_tokens
-    assert report.num_preemptions == core.residency.num_preemptions > 0
+    assert report.num_preemptions == core.view.num_preemptions > 0
     assert report.num_workers_lost > 0
 
 

@@ -1,4 +1,4 @@
-"""A recording as a workload: what was asked of a scheduler, asked again of a virtual one."""
+"""A recording as a workload: the requests of a scheduler, submitted to a virtual one."""
 
 import asyncio
 import json
@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from pagewire.v1 import scheduler_pb2, types_pb2
+from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.journal.start import RecordOptions
 from simulator import simulate
-from simulator.fake_worker import FakeModel, StepTime
-from simulator.recorded import read_past
-from simulator.step_times import fit
+from simulator.capacity.recorded import read_past
+from simulator.capacity.step_times import fit
+from simulator.workers.fake_worker import FakeModel
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 BASE_S = 0.01
@@ -34,7 +35,7 @@ async def ask(stub: Any, number: int) -> None:
 
 @pytest.fixture
 async def recorded(make_cluster: MakeCluster, tmp_path: Path) -> Path:
-    """Ten requests at once, of which four may run, on steps of ten milliseconds."""
+    """Ten requests at once, four of which can run, with steps of ten milliseconds."""
     folder = tmp_path / "records"
     options = RecordOptions(folder, max_mib=8, keeps_prompts=False)
     async with make_cluster(
@@ -66,7 +67,7 @@ async def test_it_can_be_asked_what_if(recorded: Path, capsys: pytest.CaptureFix
         assert summary["num_completed"] == 10
         assert summary["cached_share"] > 0, "prompts with equal beginnings stay so"
         waits_s.append(summary["ttft"]["p99_s"])
-    assert waits_s[1] < waits_s[0] / 2, "with room for all nobody waits for the end of another"
+    assert waits_s[1] < waits_s[0] / 2, "with room for all, none waits for the end of another"
 
 
 def test_what_is_no_recording_is_refused(

@@ -1,4 +1,4 @@
-"""What was recorded replays to the same plans, and what differs is found."""
+"""A recording replays to the same plans, and a difference is found."""
 
 from collections import Counter
 from pathlib import Path

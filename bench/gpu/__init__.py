@@ -1,0 +1,1 @@
+"""Calls on a GPU: collectives and GEMM algorithms, timed by themselves."""

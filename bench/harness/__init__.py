@@ -1,0 +1,1 @@
+"""What benchmarks share: services on free ports, checkpoints, workloads, results."""

@@ -1,0 +1,157 @@
+"""Random checkpoints of real shapes for benchmarks: speed does not depend on what a model knows.
+
+python -m bench.harness.checkpoints --shape qwen3-8b FOLDER
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointShape:
+    """A Qwen3 of some size."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    is_tied: bool
+
+
+SHAPES = {
+    "qwen3-0.6b": CheckpointShape(1024, 3072, 28, 16, 8, 128, 151_936, is_tied=True),
+    "qwen3-8b": CheckpointShape(4096, 12_288, 36, 32, 8, 128, 151_936, is_tied=False),
+    "tiny": CheckpointShape(64, 128, 2, 4, 2, 16, 16_384, is_tied=True),
+}
+
+
+SHARED_MEMORY = Path("/dev/shm")
+BYTES_PER_WEIGHT = 2
+
+
+@contextlib.contextmanager
+def temporary(name: str, num_layers: int = 0) -> Iterator[Path]:
+    """A model folder of a shape, deleted after the block; 0 layers: all of them."""
+    with room(name) as folder:
+        yield write(folder, name, num_layers)
+
+
+@contextlib.contextmanager
+def room(name: str) -> Iterator[Path]:
+    """An empty folder for a shape's checkpoint, in memory if it fits."""
+    fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > _num_bytes(name) * 1.1
+    where = SHARED_MEMORY if fits else None
+    with tempfile.TemporaryDirectory(prefix="pagewire-bench-", dir=where) as folder:
+        yield Path(folder)
+
+
+def write(folder: Path, name: str, num_layers: int = 0) -> Path:
+    """Writes a model folder of a shape in bfloat16, one file per layer; 0 layers: all of them."""
+    shape = SHAPES[name]
+    if num_layers:
+        shape = replace(shape, num_layers=num_layers)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(0)
+    (folder / "config.json").write_text(json.dumps(_config(shape), indent=1))
+    weight_map: dict[str, str] = {}
+    for index, part in enumerate(_parts(shape)):
+        file = f"part-{index}.safetensors"
+        save_file(
+            {key: _random(size, device, generator) for key, size in part.items()}, folder / file
+        )
+        weight_map |= dict.fromkeys(part, file)
+    index_json = json.dumps({"weight_map": weight_map})
+    (folder / "model.safetensors.index.json").write_text(index_json)
+    return folder
+
+
+def _num_bytes(name: str) -> int:
+    sizes = (size for part in _parts(SHAPES[name]) for size in part.values())
+    return sum(BYTES_PER_WEIGHT * math.prod(size) for size in sizes)
+
+
+def _random(size: tuple[int, ...], device: str, generator: torch.Generator) -> Tensor:
+    if len(size) == 1:
+        return torch.ones(size, dtype=torch.bfloat16)
+    weight = torch.randn(size, device=device, generator=generator) * 0.02
+    return weight.to(torch.bfloat16).cpu()
+
+
+def _config(shape: CheckpointShape) -> dict[str, object]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "tie_word_embeddings": shape.is_tied,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "max_position_embeddings": 40_960,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": shape.vocab_size - 1,
+    }
+
+
+def _parts(shape: CheckpointShape) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Names and sizes of the tensors of each file."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    q_size, kv_size = (n * shape.head_dim for n in (shape.num_heads, shape.num_kv_heads))
+    ends = {
+        "model.embed_tokens.weight": (shape.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    yield ends if shape.is_tied else ends | {"lm_head.weight": (shape.vocab_size, hidden)}
+    for layer in range(shape.num_layers):
+        sizes: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (hidden,),
+            "self_attn.q_proj": (q_size, hidden),
+            "self_attn.k_proj": (kv_size, hidden),
+            "self_attn.v_proj": (kv_size, hidden),
+            "self_attn.o_proj": (hidden, q_size),
+            "self_attn.q_norm": (shape.head_dim,),
+            "self_attn.k_norm": (shape.head_dim,),
+            "post_attention_layernorm": (hidden,),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        yield {f"model.layers.{layer}.{name}.weight": size for name, size in sizes.items()}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Writes a checkpoint."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.harness.checkpoints", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--shape", choices=SHAPES, required=True)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args(arguments)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    write(options.folder, options.shape)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

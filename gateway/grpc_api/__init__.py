@@ -1,0 +1,1 @@
+"""The gRPC services: translates calls and statuses, decides nothing."""

@@ -1,0 +1,29 @@
+"""gRPC EmbeddingService: texts to vectors, for the SDK and grpcurl."""
+
+import uuid
+
+from gateway.fan_out import embed_all
+from gateway.grpc_api.embedding_convert import embeddings_from_proto, embeddings_to_proto
+from gateway.grpc_api.inference_service import standing_of
+from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
+from gateway.pipeline import Pipeline
+from pagewire.v1 import embedding_pb2 as pb
+from pagewire.v1 import embedding_pb2_grpc
+
+
+class EmbeddingService(embedding_pb2_grpc.EmbeddingServiceServicer):
+    """Implements EmbeddingService."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        """One vector per input, in order."""
+        async with RefusalsAsStatuses(context):
+            request_id = request.request_id or f"embd-{uuid.uuid4().hex}"
+            standing = standing_of(request.priority, request.tenant, context)
+            wanted = embeddings_from_proto(request, request_id, standing)
+            name = self._pipeline.resolve_model(request.model or None).name
+            normalizes = not request.HasField("normalize") or request.normalize
+            found = await embed_all(self._pipeline, wanted, "inputs", normalizes)
+            return embeddings_to_proto(found, request_id, name)

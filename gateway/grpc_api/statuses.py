@@ -1,0 +1,65 @@
+"""Maps errors to gRPC statuses, by the table in errors.py."""
+
+import logging
+import math
+from types import TracebackType
+from typing import Any
+
+import grpc
+from google.protobuf.any_pb2 import Any as Packed
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+
+from gateway.errors import RequestError
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+log = logging.getLogger("gateway.grpc_api.statuses")
+
+
+def to_status(error: RequestError) -> grpc.Status:
+    """The gRPC status of an error, with machine-readable details."""
+    status = Status(code=error.wire.grpc_code.value[0], message=error.message)
+    if error.field is not None:
+        violation = BadRequest.FieldViolation(field=error.field, description=error.message)
+        _attach(status, BadRequest(field_violations=[violation]))
+    if error.retry_after_s is not None:
+        delay = Duration()
+        delay.FromMicroseconds(math.ceil(error.retry_after_s * 1e6))
+        _attach(status, RetryInfo(retry_delay=delay))
+    made: grpc.Status = rpc_status.to_status(status)
+    return made
+
+
+def _attach(status: Status, detail: BadRequest | RetryInfo) -> None:
+    packed = Packed()
+    packed.Pack(detail)
+    status.details.append(packed)
+
+
+class RefusalsAsStatuses:
+    """Context manager for handlers: ends the call with the status of an error inside."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if isinstance(error, RequestError):
+            status = to_status(error)
+            metadata = tuple(status.trailing_metadata or ())
+            if error.retry_after_s is not None:
+                pushback_ms = math.ceil(error.retry_after_s * 1e3)
+                metadata += (("grpc-retry-pushback-ms", str(pushback_ms)),)
+            await self._context.abort(status.code, error.message, metadata)
+        # Cancellation is no Exception and passes; an abort has its status already.
+        elif isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
+            log.error("a call failed unexpectedly", exc_info=error)
+            problem = "internal error; the gateway's log says more"
+            await self._context.abort(grpc.StatusCode.INTERNAL, problem)

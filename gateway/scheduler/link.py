@@ -1,0 +1,250 @@
+"""The stream between this gateway and its scheduler, shared by all requests.
+
+Submits and aborts are sent; once per step one message arrives with the new tokens of every request
+of this gateway. The link delivers them to the requests and reconnects when the stream breaks; live
+requests are then submitted again, prompt and output so far, and continue. It handles token ids, not
+text.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from dataclasses import replace
+from itertools import islice
+
+import grpc
+
+from gateway.errors import ErrorKind, RequestError, unavailable
+from gateway.generation import Finish
+from gateway.scheduler.convert import (
+    abort_to_proto,
+    finished_from_proto,
+    logprobs_from_proto,
+    submit_to_proto,
+)
+from gateway.scheduler.live_request import LiveRequest, Submission
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from wire import columns
+from wire.prompt_outputs import PromptReport
+
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 3.0
+RETRY_S = 0.1  # between attempts to submit lost requests again
+MAX_LOSSES = 3  # in a row without a token; the request may crash schedulers
+WAKES_PER_ROUND = 16  # wakes per round of the event loop: about 0.5 ms of work
+
+log = logging.getLogger("gateway.scheduler.link")
+
+Outbox = asyncio.Queue[scheduler_pb2.SessionRequest | None]  # None ends the stream
+
+
+class WakeQueue:
+    """Wakes the readers of requests in turn, a few per round of the event loop.
+
+    Between two rounds the loop receives other messages. A gateway that keeps up wakes all readers
+    before the next step; one that lags finds that the requests still queued have more tokens to
+    deliver, and pays the cost per wake-up once for all of them.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[LiveRequest, None] = {}  # in order; each once
+        self._is_running = False
+
+    def add(self, touched: Iterable[LiveRequest]) -> None:
+        """Queues requests with new tokens or an end."""
+        self._waiting.update(dict.fromkeys(touched))
+        if not self._is_running:
+            self._run()
+
+    def _run(self) -> None:
+        for live in list(islice(self._waiting, WAKES_PER_ROUND)):
+            del self._waiting[live]
+            live.wake()
+        self._is_running = bool(self._waiting)
+        if self._is_running:
+            asyncio.get_running_loop().call_soon(self._run)
+
+
+class SchedulerLink:
+    """The stream and its requests. All methods belong to the event loop's thread."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, address: str, scheduler_timeout_s: float = 0.0
+    ) -> None:
+        self._stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = (
+            scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        )
+        self._address = address
+        self._timeout_s = scheduler_timeout_s  # live requests wait this long for the next scheduler
+        self._recovering: asyncio.Task[None] | None = None
+        self._live: dict[int, LiveRequest] = {}
+        self._handles = itertools.count(1)
+        self._wakes = WakeQueue()
+        self._problem = ""  # of the last stream that broke
+        self._outbox: Outbox | None = None  # set while a stream is open
+        self.changed = asyncio.Event()  # set when a stream opens or breaks; the waiter clears it
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be submitted."""
+        return self._outbox is not None
+
+    def submit(self, submission: Submission) -> LiveRequest:
+        """Submits a request; its reader must close() it. Raises RequestError without a stream."""
+        if self._outbox is None:
+            raise unavailable(f"no connection to the scheduler at {self._address}")
+        live = LiveRequest(self._free_handle(), submission, time.monotonic())
+        self._live[live.handle] = live
+        self._outbox.put_nowait(submit_to_proto(live.handle, submission))
+        return live
+
+    def close(self, live: LiveRequest) -> None:
+        """Removes a request; aborts it if it still runs."""
+        if self._live.pop(live.handle, None) is not None and self._outbox is not None:
+            self._outbox.put_nowait(abort_to_proto(live.handle))
+
+    def _free_handle(self) -> int:
+        # Handles wrap around after 2**32 requests; those of live requests are skipped.
+        while (handle := next(self._handles) & 0xFFFFFFFF) in self._live:
+            pass
+        return handle
+
+    async def run(self) -> None:
+        """Keeps a stream open until cancelled."""
+        try:
+            await self._keep_open()
+        finally:
+            if self._recovering is not None:
+                self._recovering.cancel()
+                await asyncio.gather(self._recovering, return_exceptions=True)
+
+    async def _keep_open(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                async with aclosing(self._open()) as responses:
+                    async for response in responses:
+                        backoff_s = FIRST_BACKOFF_S
+                        self._deliver(response)
+                problem = "it closed the stream"
+            except grpc.aio.AioRpcError as error:
+                problem = f"{error.code().name}: {error.details()}"
+            except columns.BadColumn as error:
+                problem = f"its message cannot be read: {error}"
+            finally:
+                self._outbox = None
+            self._lose(problem)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _open(self) -> AsyncGenerator[scheduler_pb2.SessionResponse, None]:
+        outbox: Outbox = asyncio.Queue()
+        call = self._stub.Session(_drain(outbox))
+        try:
+            await call.wait_for_connection()
+            self._outbox = outbox
+            self.changed.set()
+            log.info("connected to the scheduler at %s", self._address)
+            async for response in call:
+                yield response
+        finally:
+            # gRPC's task that reads the outbox outlives a stream that the other side has ended.
+            outbox.put_nowait(None)
+            call.cancel()
+
+    # --- when the scheduler is gone --------------------------------------------------------------
+
+    def _lose(self, problem: str) -> None:
+        """Handles the loss of the stream, and of the scheduler's state of our requests.
+
+        The gateway holds prompt and tokens of each: they wait for the next scheduler for a limited
+        time.
+        """
+        if self._live:
+            log.warning("lost the scheduler with %d requests live: %s", len(self._live), problem)
+        self._problem = f"lost the scheduler at {self._address}: {problem}"
+        for live in list(self._live.values()):
+            live.lose(time.monotonic())
+            if live.num_losses >= MAX_LOSSES or not self._timeout_s:
+                self._fail(live, unavailable(self._problem))
+        self.changed.set()
+        if self._live and (self._recovering is None or self._recovering.done()):
+            self._recovering = asyncio.create_task(self._recover())
+
+    async def _recover(self) -> None:
+        """Submits the requests that wait for a scheduler again, until none waits."""
+        while waiting := [live for live in self._live.values() if not live.is_submitted]:
+            for live in waiting:
+                self._try_again(live, time.monotonic())
+            await asyncio.sleep(RETRY_S)
+
+    def _try_again(self, live: LiveRequest, now_s: float) -> None:
+        standing, lost_s = live.submission.standing, live.lost_s
+        if standing.timeout_s is not None:
+            standing = replace(standing, timeout_s=live.submitted_s + standing.timeout_s - now_s)
+            if standing.timeout_s is not None and standing.timeout_s <= 0:
+                problem = "the deadline passed while there was no scheduler"
+                return self._fail(live, RequestError(ErrorKind.DEADLINE_EXCEEDED, problem))
+        if lost_s is not None and now_s - lost_s > self._timeout_s:
+            problem = f"{self._problem}; no other was found within {self._timeout_s:g} s"
+            return self._fail(live, unavailable(problem))
+        if self._outbox is not None:
+            output = tuple(live.output_token_ids)
+            again = replace(live.submission, standing=standing, output_token_ids=output)
+            live.is_submitted = True
+            self._outbox.put_nowait(submit_to_proto(live.handle, again, is_again=True))
+        return None
+
+    def _fail(self, live: LiveRequest, error: RequestError) -> None:
+        self._live.pop(live.handle, None)
+        live.end(error)
+        live.wake()
+
+    def _has_to_wait(self, live: LiveRequest, end: Finish | RequestError) -> bool:
+        """Whether to retry: the next scheduler is not ready, or the last missed the loss."""
+        if live.lost_s is None or not isinstance(end, RequestError):
+            return False
+        if end.kind not in (ErrorKind.UNAVAILABLE, ErrorKind.CONFLICT):
+            return False
+        live.is_submitted = False
+        if self._recovering is None or self._recovering.done():
+            self._recovering = asyncio.create_task(self._recover())
+        return True
+
+    # --- received messages -----------------------------------------------------------------------
+
+    def _deliver(self, response: scheduler_pb2.SessionResponse) -> None:
+        handles = columns.unpack(response.handles, columns.UINT32, name="handles").tolist()
+        token_ids = columns.unpack(response.token_ids, name="token_ids").tolist()
+        if len(handles) != len(token_ids):
+            raise columns.BadColumn(f"{len(handles)} handles but {len(token_ids)} token_ids")
+        logprobs = logprobs_from_proto(response)
+        touched = []
+        for packed in response.prompt_reports:
+            live = self._live.get(packed.owner)
+            if live is not None:
+                live.add_report(PromptReport.unpack(packed))
+        for position, (handle, token_id) in enumerate(zip(handles, token_ids, strict=True)):
+            live = self._live.get(handle)
+            if live is not None:  # else: closed here while tokens were in flight
+                live.add(token_id, logprobs.get(position))
+                touched.append(live)
+        for admitted in response.admitted:
+            live = self._live.get(admitted.handle)
+            if live is not None and not live.output_token_ids:
+                live.num_cached_tokens = admitted.cached_tokens
+        for finished in response.finished:
+            live, end = self._live.get(finished.handle), finished_from_proto(finished)
+            if live is not None and not self._has_to_wait(live, end):
+                del self._live[finished.handle]
+                live.end(end)
+                touched.append(live)
+        self._wakes.add(touched)
+
+
+async def _drain(outbox: Outbox) -> AsyncGenerator[scheduler_pb2.SessionRequest, None]:
+    while (message := await outbox.get()) is not None:
+        yield message

@@ -1,0 +1,126 @@
+"""A live request as the gateway keeps it: enough to deliver its output and to submit it again.
+
+Prompt and output so far are all that another scheduler needs to continue.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from gateway.errors import RequestError
+from gateway.generation import Finish, PrefixReuse, PromptPooling, SamplingParams, Standing
+from gateway.text.logprobs import RawLogprobs
+from wire.prompt_outputs import PromptReport
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request as submitted to the scheduler."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    standing: Standing
+    reuse: PrefixReuse
+    pooling: PromptPooling | None = None
+    output_token_ids: tuple[int, ...] = ()  # from an earlier attempt
+
+
+@dataclass(frozen=True, slots=True)
+class TokenArrival:
+    """New tokens, and the end of the output after the last ones."""
+
+    token_ids: list[int]
+    logprobs: list[RawLogprobs]  # one per token, if requested
+    end: Finish | None
+    reports: list[PromptReport] = field(default_factory=list)  # of the prompt; precede the tokens
+
+
+class LiveRequest:
+    """A submitted request as its reader sees it: tokens, then an end.
+
+    Tokens that arrive faster than they are read are buffered, so a slow reader wakes up less often
+    and delays no other request. max_tokens bounds the buffer.
+    """
+
+    __slots__ = (
+        "_end",
+        "_logprobs",
+        "_reports",
+        "_token_ids",
+        "_waiter",
+        "handle",
+        "is_submitted",
+        "lost_s",
+        "num_cached_tokens",
+        "num_losses",
+        "output_token_ids",
+        "submission",
+        "submitted_s",
+    )
+
+    def __init__(self, handle: int, submission: Submission, now_s: float = 0.0) -> None:
+        self.handle = handle
+        self.submission = submission
+        self.submitted_s = now_s
+        self.num_cached_tokens = 0  # known with the first token
+        self.output_token_ids = list(submission.output_token_ids)  # read or not
+        # After the loss of the scheduler: since when, how often in a row without a token, and
+        # whether it was submitted again.
+        self.lost_s: float | None = None
+        self.num_losses = 0
+        self.is_submitted = True
+        self._token_ids: list[int] = []
+        self._logprobs: list[RawLogprobs] = []
+        self._reports: list[PromptReport] = []
+        self._end: Finish | RequestError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def receive(self) -> TokenArrival:
+        """Returns everything since the last call; waits if there is nothing. For one reader.
+
+        Raises RequestError when the request was refused or failed, after tokens that arrived
+        before.
+        """
+        if not self._token_ids and self._end is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        token_ids, self._token_ids = self._token_ids, []
+        logprobs, self._logprobs = self._logprobs, []
+        reports, self._reports = self._reports, []
+        if isinstance(self._end, RequestError):
+            if not token_ids:
+                raise self._end
+            return TokenArrival(token_ids, logprobs, None, reports)
+        return TokenArrival(token_ids, logprobs, self._end, reports)
+
+    def add(self, token_id: int, logprobs: RawLogprobs | None) -> None:
+        """Adds a token; call wake() afterwards."""
+        self._token_ids.append(token_id)
+        self.output_token_ids.append(token_id)
+        if self.lost_s is not None:  # the new scheduler continues it
+            self.lost_s, self.num_losses = None, 0
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+
+    def add_report(self, report: PromptReport) -> None:
+        """Adds prompt outputs, which arrive before the first token and the end."""
+        self._reports.append(report)
+
+    def end(self, how: Finish | RequestError) -> None:
+        """Adds the end; call wake() afterwards."""
+        self._end = how
+
+    def wake(self) -> None:
+        """Wakes the reader; call it once per step, not once per token."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def lose(self, now_s: float) -> None:
+        """Records that the scheduler that had the request is gone."""
+        if not self.is_submitted:
+            return  # no other scheduler has had it since
+        self.lost_s = now_s if self.lost_s is None else self.lost_s
+        self.num_losses += 1
+        self.is_submitted = False
+        if not self.output_token_ids:
+            self._reports = []  # the next scheduler reports the whole prompt again

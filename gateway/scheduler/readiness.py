@@ -1,0 +1,149 @@
+"""Whether requests can be served, and by which model, as the scheduler reports it."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc
+
+from gateway.errors import unavailable
+from gateway.generation import ServedModel
+from gateway.scheduler.convert import model_from_proto
+from gateway.scheduler.link import SchedulerLink
+from gateway.tokens.tokenizer import Tokenizer
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from wire.grammar import LLGUIDANCE_VERSION
+from wire.patience import Patience
+
+POLL_INTERVAL_S = 1.0
+POLL_TIMEOUT_S = 2.0
+LONGEST_POLL_S = 30.0  # of a scheduler that did not answer in time before
+
+log = logging.getLogger("gateway.scheduler.readiness")
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """The current state.
+
+    A model without is_ready is normal: its worker is away for a moment, and the scheduler holds
+    requests until it returns.
+    """
+
+    is_ready: bool
+    reason: str  # why it is not ready
+    model: ServedModel | None  # requests may be submitted for it
+
+
+Listener = Callable[[Readiness], Awaitable[None]]
+
+
+class ReadinessWatch:
+    """Polls the scheduler about once a second, and at once when its stream opens or breaks."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        link: SchedulerLink,
+        tokenizer: Tokenizer,
+        served_name: str | None = None,
+        poll_interval_s: float = POLL_INTERVAL_S,
+    ) -> None:
+        self._stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = (
+            scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        )
+        self._link = link
+        self._tokenizer = tokenizer
+        self._served_name = served_name
+        self._poll_interval_s = poll_interval_s
+        self._patience = Patience(POLL_TIMEOUT_S, LONGEST_POLL_S)
+        self._is_draining = False
+        self._warned_of = ""  # version of llguidance
+        self.current = Readiness(False, "the scheduler has not answered yet", None)
+
+    def require_model(self) -> ServedModel:
+        """The model that requests may be submitted for. Raises RequestError when there is none."""
+        if self._is_draining:
+            raise unavailable("this gateway is shutting down")
+        if self.current.model is None:
+            raise unavailable(self.current.reason)
+        return self.current.model
+
+    def drain(self) -> None:
+        """Refuses new requests from now on."""
+        self._is_draining = True
+        self.current = Readiness(False, "this gateway is shutting down", self.current.model)
+
+    async def run(self, listener: Listener) -> None:
+        """Polls until cancelled; calls the listener on every change."""
+        while True:
+            # Cleared first: a change of the stream during the poll triggers the next one at once.
+            self._link.changed.clear()
+            found = await self._poll()
+            if found != self.current and not self._is_draining:
+                log.info("ready" if found.is_ready else f"not ready: {found.reason}")
+                self._warn_of_grammars(found.model)
+                self.current = found
+                await listener(found)
+            try:
+                async with asyncio.timeout(self._poll_interval_s):
+                    await self._link.changed.wait()
+            except TimeoutError:
+                pass
+
+    def _warn_of_grammars(self, model: ServedModel | None) -> None:
+        """Warns if gateway and worker have different versions of llguidance."""
+        theirs = model.llguidance_version if model else ""
+        if theirs not in ("", LLGUIDANCE_VERSION, self._warned_of):
+            self._warned_of = theirs
+            log.warning(
+                f"this gateway reads grammars by llguidance {LLGUIDANCE_VERSION}, the worker by "
+                f"{theirs}: a grammar that passes here may end its request there"
+            )
+
+    async def _poll(self) -> Readiness:
+        request = scheduler_pb2.GetStatusRequest()
+        try:
+            status = await self._stub.GetStatus(request, timeout=self._patience.limit_s)
+        except grpc.aio.AioRpcError as error:
+            problem = f"{error.code().name}: {error.details()}"
+            reason, is_late = f"the scheduler does not answer: {problem}", is_timeout(error)
+            if is_late:
+                self._patience.gave_up()
+            # Its stream tells whether it is gone. If it is slow, requests wait there.
+            model = self.current.model if is_late and self._link.is_open else None
+            return Readiness(False, reason, model)
+        self._patience.fade(self._poll_interval_s)
+        if not status.HasField("model"):
+            reason = status.reason or "no worker has attached yet"
+            return Readiness(False, f"the scheduler is not ready: {reason}", None)
+        model = model_from_proto(status.model, self._served_name)
+        wrong_tokenizer = mismatch(self._tokenizer, model)
+        if wrong_tokenizer is not None:
+            return Readiness(False, wrong_tokenizer, None)
+        if not self._link.is_open:
+            return Readiness(False, "the stream to the scheduler is not open", model)
+        if not status.ready:
+            return Readiness(False, f"the scheduler is not ready: {status.reason}", model)
+        return Readiness(True, "", model)
+
+
+def is_timeout(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a call ended for want of time, which says nothing of the peer."""
+    return error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def mismatch(tokenizer: Tokenizer, model: ServedModel) -> str | None:
+    """Why this tokenizer does not match the model's; None when it does."""
+    if model.tokenizer_sha256 and model.tokenizer_sha256 != tokenizer.sha256:
+        return (
+            f"wrong tokenizer: this gateway's tokenizer.json has SHA-256 {tokenizer.sha256}, "
+            f"the worker's has {model.tokenizer_sha256}"
+        )
+    if tokenizer.vocab_size > model.vocab_size:
+        return (
+            f"wrong tokenizer: this gateway's has ids up to {tokenizer.vocab_size - 1}, "
+            f"the model's vocabulary is {model.vocab_size}"
+        )
+    return None

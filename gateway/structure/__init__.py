@@ -1,0 +1,1 @@
+"""What an output must look like: JSON schemas, and the grammars made of them."""

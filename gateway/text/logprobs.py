@@ -1,0 +1,78 @@
+"""Log probabilities of output tokens, with the text of each token."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.text.detokenizer import Detokenizer
+from wire.logprobs import LogprobColumns
+
+Spell = Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class RawLogprobs:
+    """The values of one token as the scheduler sends them."""
+
+    logprob: float
+    rank: int  # 1: the likeliest
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token and its log probability."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    spelling: bytes  # the bytes that it adds to the text, possibly an incomplete character
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTokenLogprobs:
+    """A token of the output with its likeliest alternatives."""
+
+    sampled: Candidate
+    top: tuple[Candidate, ...]  # likeliest first; may include the sampled token
+    text_offset: int  # number of characters of the output before it
+
+
+def raw_logprobs(table: LogprobColumns) -> list[RawLogprobs]:
+    """The rows of a table."""
+    columns = table.logprobs, table.ranks, table.top_token_ids, table.top_logprobs
+    return list(map(RawLogprobs, *(column.tolist() for column in columns)))
+
+
+class LogprobReader:
+    """Adds text to the log probabilities of one output, token by token."""
+
+    def __init__(
+        self, spell: Spell, detokenizer: Detokenizer, num_top: int, text_offset: int = 0
+    ) -> None:
+        self._spell = spell
+        self._detokenizer = detokenizer
+        self._num_top = num_top
+        self._num_characters = text_offset  # before the next token
+
+    def skip(self, token_id: int) -> None:
+        """Advances past a token without log probabilities."""
+        self._num_characters += len(self._detokenizer.push((token_id,)))
+
+    def read(
+        self, token_ids: Sequence[int], raw: Sequence[RawLogprobs]
+    ) -> tuple[OutputTokenLogprobs, ...]:
+        """The values of new output tokens; more rows in `raw` were cut off by a stop string."""
+        return tuple(map(self._read, token_ids, raw))
+
+    def _read(self, token_id: int, raw: RawLogprobs) -> OutputTokenLogprobs:
+        offset = self._num_characters
+        self._num_characters += len(self._detokenizer.push((token_id,)))
+        pairs = zip(raw.top_token_ids, raw.top_logprobs, strict=True)
+        top = tuple(
+            Candidate(top_id, logprob, index + 1, self._spell(top_id))
+            for index, (top_id, logprob) in enumerate(pairs)
+            if index < self._num_top
+        )
+        sampled = Candidate(token_id, raw.logprob, raw.rank, self._spell(token_id))
+        return OutputTokenLogprobs(sampled, top, offset)

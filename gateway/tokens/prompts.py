@@ -1,0 +1,49 @@
+"""Converts prompts of every form to token ids."""
+
+from dataclasses import dataclass
+
+from gateway.chat.conversation import Conversation
+from gateway.errors import invalid
+from gateway.generation import Prompt, ServedModel, check_token_ids
+from gateway.tokens.tokenizer import Tokenizer, too_long
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """The ids for the scheduler, and the text they came from if there was one."""
+
+    token_ids: list[int]
+    text: str
+
+
+async def tokenize(
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    model: ServedModel,
+    add_special_tokens: bool | None = None,
+    *,
+    num_output_tokens: int = 1,
+) -> TokenizedPrompt:
+    """The ids of a prompt. Raises RequestError when they leave too little room for output.
+
+    Text gets the tokenizer's special tokens; a conversation does not, since its template has them.
+    """
+    name = "messages" if isinstance(prompt, Conversation) else "prompt"
+    if isinstance(prompt, tuple):
+        if add_special_tokens:
+            raise invalid("add_special_tokens", "a prompt of token ids is used as it is")
+        check_token_ids(name, prompt, model.vocab_size)
+        tokenized = TokenizedPrompt(list(prompt), "")
+    else:
+        adds = isinstance(prompt, str) if add_special_tokens is None else add_special_tokens
+        text = prompt if isinstance(prompt, str) else tokenizer.render(prompt)
+        token_ids = await tokenizer.encode(
+            name, text, add_special_tokens=adds, max_tokens=model.max_model_len
+        )
+        tokenized = TokenizedPrompt(token_ids, text)
+    num_tokens = len(tokenized.token_ids)
+    if not prompt or not num_tokens:
+        raise invalid(name, "is empty")
+    if num_tokens + num_output_tokens > model.max_model_len:
+        raise too_long(name, f"{num_tokens} tokens", model.max_model_len)
+    return tokenized

@@ -1,0 +1,155 @@
+"""The model's tokenizer, read from its folder: converts text and conversations to ids and back."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from gateway import limits
+from gateway.chat.conversation import Conversation
+from gateway.chat.template import ChatTemplate, find_templates, special_tokens
+from gateway.errors import ErrorKind, RequestError
+from gateway.text.detokenizer import (
+    ByteLevelDetokenizer,
+    Detokenizer,
+    Vocabulary,
+    WindowDetokenizer,
+)
+
+# Below this a thread costs more than the tokenization.
+INLINE_BYTES = 4096
+NOTHING: frozenset[int] = frozenset()
+
+
+class TokenizerFolderError(ValueError):
+    """Raised when a folder has no readable tokenizer."""
+
+
+class Tokenizer:
+    """One tokenizer.json with the settings of its tokenizer_config.json."""
+
+    def __init__(self, definition: bytes, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizers.Tokenizer.from_str(definition.decode())
+        # A file may have truncation and padding of training; serving uses neither.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.template = template
+        self._vocabulary = Vocabulary(self._tokenizer)
+        parsed = json.loads(definition)
+        self._is_byte_level = _is_byte_level(parsed.get("decoder"))
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self._max_token_bytes: int | None = None
+        if self._is_byte_level and _keeps_every_byte(parsed):
+            self._max_token_bytes = max((len(token.encode()) for token in vocabulary), default=1)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1  # every id is below
+        self.sha256 = hashlib.sha256(definition).hexdigest()
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise TokenizerFolderError(f"{path} does not exist")
+        config = _read_config(folder / "tokenizer_config.json")
+        template_file = folder / "chat_template.jinja"
+        template_text = template_file.read_text("utf-8") if template_file.is_file() else None
+        source, tools_source = find_templates(config, template_text)
+        template = None
+        if source is not None:
+            template = ChatTemplate(source, special_tokens(config), tools_source)
+        try:
+            return cls(path.read_bytes(), template)
+        except Exception as error:  # the Rust library raises nothing more precise
+            raise TokenizerFolderError(f"{path} is no tokenizer: {error}") from error
+
+    def definition(self) -> str:
+        """The content of its tokenizer.json, without truncation and padding."""
+        text: str = self._tokenizer.to_str()
+        return text
+
+    async def encode(
+        self, field: str, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
+    ) -> list[int]:
+        """The ids of a text; a long one is tokenized off the event loop.
+
+        Raises RequestError, without tokenizing, for a text that cannot fit into max_tokens.
+        """
+        num_bytes = len(limits.utf8(field, text))
+        if max_tokens is not None and self._max_token_bytes is not None:
+            fewest = num_bytes // self._max_token_bytes
+            if fewest > max_tokens:
+                raise too_long(field, f"more than {fewest} tokens", max_tokens)
+        if num_bytes <= INLINE_BYTES:
+            return self._encode(text, add_special_tokens)
+        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        token_ids: list[int] = encoding.ids
+        return token_ids
+
+    def render(self, conversation: Conversation) -> str:
+        """The conversation as text, by the model's chat template. Raises RequestError."""
+        if self.template is None:
+            problem = "the model has no chat template: use a completion with a plain prompt"
+            raise RequestError(ErrorKind.UNSUPPORTED, f"messages: {problem}", field="messages")
+        return self.template.render(conversation)
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of a whole list of ids."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def spell(self, token_id: int) -> bytes:
+        """The bytes that one id adds to a text, maybe an incomplete character; empty if unknown."""
+        if self._is_byte_level:
+            return self._vocabulary.byte_table(NOTHING)[token_id]
+        return self._vocabulary.spell_piece(token_id)
+
+    def detokenizer(
+        self, *, skip_special_tokens: bool, shown_tokens: Iterable[str] = ()
+    ) -> Detokenizer:
+        """A new detokenizer for one output; shown_tokens are never skipped."""
+        form = ByteLevelDetokenizer if self._is_byte_level else WindowDetokenizer
+        hidden_ids = self._vocabulary.hidden_ids(
+            skip_special_tokens=skip_special_tokens, shown_tokens=shown_tokens
+        )
+        return form(self._vocabulary, hidden_ids)
+
+
+def too_long(field: str, length: str, max_model_len: int) -> RequestError:
+    """An error for a prompt that leaves no room for one token of output."""
+    room = f"the model's limit of {max_model_len} tokens must hold it and one token of output"
+    return RequestError(ErrorKind.TOO_LONG, f"{field}: {length}, but {room}", field=field)
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise TokenizerFolderError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise TokenizerFolderError(f"{path} is not a JSON object")
+    return config
+
+
+def _keeps_every_byte(definition: Mapping[str, Any]) -> bool:
+    """Whether no step drops text, so that a token covers no more bytes than it spells."""
+    added = definition.get("added_tokens") or []
+    swallows_spaces = any(token.get("lstrip") or token.get("rstrip") for token in added)
+    return definition.get("normalizer") is None and not swallows_spaces
+
+
+def _is_byte_level(decoder: Any) -> bool:
+    if not isinstance(decoder, dict):
+        return False
+    if decoder.get("type") == "Sequence":
+        parts = decoder.get("decoders", [])
+        return len(parts) == 1 and _is_byte_level(parts[0])
+    return decoder.get("type") == "ByteLevel"

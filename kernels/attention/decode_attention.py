@@ -1,0 +1,399 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Decode attention: one query token per sequence over its paged KV cache.
+
+    q [B, H, D], k_cache and v_cache [num_blocks, block_size, Hkv, D], block_tables [B, W],
+    context_lens [B]  ->  out [B, H, D]
+
+One program reads one slice ("split") of one KV head of one sequence for all query heads that share
+it, so every cached byte is read once. The last split to finish merges the partial results of its
+sequence, hence one launch and no second kernel. The grid depends on shapes alone, never on
+lengths, so a captured CUDA graph stays valid while contexts grow. `attend_leading` has the number
+of rows from the device, too: its programs share themselves out among however many there are.
+
+Of the rule in `pdl`, that nothing but weights is read before the wait, this kernel takes lengths,
+tables and older keys and values as an exception, since they are older than the step's embedding,
+an ordinary kernel that nothing overtakes. The newest token's may be fetched too early, but into L2
+only, where its writer then changes it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.attention.paged import check_heads, output_for
+from kernels.pdl import has_pdl, launch_options
+
+_LOG2_E = 1.4426950408889634
+# No batch is cut into more slices than this, which bounds the workspace.
+_MAX_SLICES = 8192
+_FEW_PAIRS = 32
+_MANY_PAIRS = 1536
+_LINE_BYTES = 128  # what one prefetch brings
+_FEW_TO_PREFETCH = 256  # pairs; more of them keep the memory busy by themselves
+_MAX_MERGED = 16  # splits that a merge looks at at once
+# Of rows that the device counts: what suits a few dozen of them.
+_LEADING_PROGRAMS, _MAX_LEADING_SPLITS, _LEADING_MIN_SPLIT = 1024, 32, 64
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWorkspace:
+    """Where splits leave partial results. Calls in stream order may share one; graphs must."""
+
+    partial: torch.Tensor  # [slices, group, D] float32
+    stats: torch.Tensor  # [slices, 2, group] float32: maximum, sum of exponentials
+    arrivals: torch.Tensor  # [slices] int32, zero between calls: the merging program resets it
+
+
+def decode_workspace(q: torch.Tensor, num_kv_heads: int) -> DecodeWorkspace:
+    """A workspace that suits every batch with the heads, head size and device of `q`."""
+    group, head_dim = q.shape[1] // num_kv_heads, q.shape[2]
+    return DecodeWorkspace(
+        q.new_empty((_MAX_SLICES, group, head_dim), dtype=torch.float32),
+        q.new_empty((_MAX_SLICES, 2, group), dtype=torch.float32),
+        torch.zeros(_MAX_SLICES, dtype=torch.int32, device=q.device),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    num_splits: int  # 0: as many as the device's count of rows leaves programs for
+    min_split: int  # tokens: a shorter context is not cut further
+    block_n: int
+    num_warps: int
+    num_stages: int
+    tokens_first: bool = False  # scores are [tokens, heads], of which a matrix unit wants 8
+
+
+def _config(pairs: int, group: int, head_dim: int, itemsize: int) -> _Config:
+    """Measured on H200 with head size 128; `pairs` are (sequence, KV head) pairs.
+
+    Contexts were those of a real run, 100 to 2,000 tokens, longest first.
+    """
+    if head_dim * itemsize > 256:  # one tile of keys or values is 8 KiB, whatever the type
+        return _Config(
+            _round_down(max(1, min(64, 1024 // pairs))), 32, 16, num_warps=2, num_stages=2
+        )
+    if pairs <= 2 * _FEW_PAIRS and group <= 2:
+        # At contexts of about 600 half as many would do, 2 % better; long ones need these.
+        return _Config(min(64, _round_down(1024 // pairs)), 32, 32, 1, 2, tokens_first=True)
+    if pairs <= _FEW_PAIRS:
+        return _Config(min(32, _round_down(512 // pairs)), 64, 64, num_warps=2, num_stages=2)
+    if pairs <= 256:
+        return _Config(_round_down(1024 // pairs), 32, 32, num_warps=1, num_stages=3)
+    if pairs < 512:
+        return _Config(4, 128, 64, num_warps=2, num_stages=2)
+    # Enough sequences to fill the chip: only long contexts are cut, and in the end none.
+    if pairs < 1024:
+        return _Config(2, 512 if pairs < 768 else 1024, 64, num_warps=2, num_stages=2)
+    if pairs < _MANY_PAIRS:
+        return _Config(2, 1024, 32, num_warps=2, num_stages=2)
+    return _Config(1, 1, 32, 1, 2, tokens_first=True)
+
+
+def _round_down(n: int) -> int:
+    """The largest power of two that is not above n."""
+    return 1 << (n.bit_length() - 1)
+
+
+def paged_decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    out: torch.Tensor | None = None,
+    workspace: DecodeWorkspace | None = None,
+) -> torch.Tensor:
+    """Attend to the first `context_lens[b]` cached tokens; a row of length 0 gives zeros.
+
+    Without a workspace one is made for the call, which is for tests: a captured graph wants one
+    that outlives it.
+    """
+    batch, num_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[2]
+    if block_tables.shape[0] != batch or context_lens.shape != (batch,):
+        raise ValueError(f"batch {batch}: tables {block_tables.shape}, lens {context_lens.shape}")
+    out = output_for(q, out)
+    if batch:
+        check_heads(q, k_cache, v_cache)
+        pairs, group = batch * num_kv_heads, num_heads // num_kv_heads
+        config = _config(pairs, group, head_dim, q.element_size())
+        # All first splits come first: idle splits of short contexts would spoil their placement.
+        grid = (num_kv_heads, batch, config.num_splits)
+        _launch(
+            q, k_cache, v_cache, block_tables, context_lens, scale, out, workspace, config, grid,
+            ahead=config.block_n if pairs <= _FEW_TO_PREFETCH else 0,
+        )  # fmt: skip
+    return out
+
+
+def attend_leading(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    num_rows: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    workspace: DecodeWorkspace | None = None,
+) -> None:
+    """Attend with the first `num_rows` [1] int32, of B at most, of q [T, H, D]; writes no other."""
+    batch, num_kv_heads = len(context_lens), k_cache.shape[2]
+    if len(block_tables) != batch or num_rows.dtype != torch.int32:
+        raise ValueError(f"{batch} lengths, {len(block_tables)} tables, {num_rows.dtype} num_rows")
+    check_heads(q, k_cache, v_cache)
+    is_wide = q.shape[2] * q.element_size() > 256
+    tile = (16, 2, 2) if is_wide else (32, 1, 3)  # tokens, warps, stages
+    config = _Config(0, _LEADING_MIN_SPLIT, *tile)
+    # A row has a program for each of its KV heads at least.
+    programs = max(min(batch, len(q)), _LEADING_PROGRAMS // num_kv_heads)
+    _launch(
+        q, k_cache, v_cache, block_tables, context_lens, scale, output_for(q, out), workspace,
+        config, (num_kv_heads, programs, 1), num_rows, ahead=config.block_n,
+    )  # fmt: skip
+
+
+def _launch(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    workspace: DecodeWorkspace | None,
+    config: _Config,
+    grid: tuple[int, int, int],
+    num_rows: torch.Tensor | None = None,
+    ahead: int = 0,
+) -> None:
+    num_heads, head_dim = q.shape[1:]
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    if block_tables.dtype != torch.int32 or context_lens.dtype != torch.int32:
+        raise TypeError("block_tables and context_lens must be int32")
+    if block_tables.stride(1) != 1 or context_lens.stride(0) != 1:
+        raise ValueError("rows of block_tables and context_lens must be contiguous")
+    workspace = decode_workspace(q, num_kv_heads) if workspace is None else workspace
+    group = num_heads // num_kv_heads
+    if workspace.partial.shape[1:] != (group, head_dim):
+        raise ValueError(f"workspace of {tuple(workspace.partial.shape)} is for other heads")
+    _decode_kernel[grid](
+        q, k_cache, v_cache, block_tables, context_lens, num_rows, out,
+        workspace.partial, workspace.stats, workspace.arrivals,
+        scale * _LOG2_E,
+        q.stride(0), *k_cache.stride()[:3], block_tables.stride(0),
+        GROUP=group,
+        GROUP_PAD=max(8 if config.tokens_first else 16, triton.next_power_of_2(group)),
+        D=head_dim,
+        BLOCK_SIZE=block_size,
+        BLOCK_N=config.block_n,
+        NUM_SPLITS=config.num_splits,
+        MAX_SPLITS=_MAX_LEADING_SPLITS,
+        MAX_SLICES=_MAX_SLICES,
+        MIN_SPLIT=config.min_split,
+        MERGED=min(_MAX_MERGED, config.num_splits or _MAX_LEADING_SPLITS),
+        TOKENS_FIRST=config.tokens_first,
+        AHEAD=ahead,
+        FEW_TO_PREFETCH=_FEW_TO_PREFETCH,
+        LINE=min(head_dim, _LINE_BYTES // q.element_size()),
+        PDL=has_pdl(q),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **launch_options(q),
+    )  # fmt: skip
+
+
+@triton.jit
+def _prefetch(ptrs: tl.tensor) -> None:
+    """Asks for the cache lines at these addresses; nothing waits for them."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [ptrs.to(tl.int64)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _fetch_ahead(
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    table: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    head_offset: tl.tensor,
+    stride_block: tl.tensor,
+    stride_token: tl.tensor,
+    D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LINE: tl.constexpr,
+) -> None:
+    """Asks for the first tile: its way to L2 is gone while the kernel before still makes q."""
+    tokens = tl.minimum(start + tl.arange(0, AHEAD), end - 1)
+    blocks = tl.load(table + tokens // BLOCK_SIZE).to(tl.int64)
+    offsets = blocks * stride_block + (tokens % BLOCK_SIZE) * stride_token + head_offset
+    for line in tl.static_range(0, D, LINE):
+        _prefetch(k_ptr + offsets + line)
+        _prefetch(v_ptr + offsets + line)
+
+
+@triton.jit
+def _decode_kernel(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    lens_ptr: tl.tensor,
+    num_rows_ptr: tl.tensor,  # where NUM_SPLITS is 0
+    out_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    stats_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
+    scale_log2: tl.tensor,
+    stride_q: tl.tensor,
+    stride_block: tl.tensor,
+    stride_token: tl.tensor,
+    stride_head: tl.tensor,
+    stride_table: tl.tensor,
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    MAX_SLICES: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    MERGED: tl.constexpr,
+    TOKENS_FIRST: tl.constexpr,
+    AHEAD: tl.constexpr,
+    FEW_TO_PREFETCH: tl.constexpr,
+    LINE: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    head = tl.program_id(0)
+    if NUM_SPLITS > 0:
+        seq = tl.program_id(1)
+        split = tl.program_id(2)
+        num_splits = NUM_SPLITS
+    else:
+        # As in a grid of (KV heads, rows, splits): all first splits come first.
+        num_rows = tl.maximum(tl.load(num_rows_ptr), 1)
+        num_splits = tl.minimum(tl.num_programs(1) // num_rows, MAX_SPLITS)
+        # The workspace holds no more; a row of one split needs none of it.
+        most = tl.maximum(MAX_SLICES // (num_rows * tl.num_programs(0)), 1)
+        num_splits = tl.minimum(num_splits, most)
+        seq = tl.program_id(1) % num_rows
+        split = tl.program_id(1) // num_rows
+    num_kv_heads = tl.num_programs(0)
+    if PDL:
+        gdc_launch_dependents()
+    heads = tl.arange(0, GROUP_PAD)
+    dims = tl.arange(0, D)
+    is_head = heads < GROUP
+    row = seq.to(tl.int64) * num_kv_heads + head  # one (sequence, KV head) pair
+    out_offsets = (row * GROUP + heads)[:, None] * D + dims[None, :]
+    context_len = tl.load(lens_ptr + seq)
+    per_split = tl.maximum(tl.cdiv(context_len, num_splits), MIN_SPLIT)
+    per_split = tl.cdiv(per_split, BLOCK_N) * BLOCK_N
+    start = split * per_split
+    end = tl.minimum(start + per_split, context_len)
+    if start >= end:
+        if PDL:
+            gdc_wait()
+        if (context_len == 0) & (split == 0):
+            zeros = tl.zeros([GROUP_PAD, D], out_ptr.dtype.element_ty)
+            tl.store(out_ptr + out_offsets, zeros, mask=is_head[:, None])
+        return
+
+    table = tables_ptr + seq.to(tl.int64) * stride_table
+    if PDL and AHEAD > 0 and (NUM_SPLITS > 0 or num_rows * num_kv_heads <= FEW_TO_PREFETCH):
+        _fetch_ahead(
+            k_ptr, v_ptr, table, start, end, head * stride_head, stride_block, stride_token,
+            D, BLOCK_SIZE, AHEAD, LINE,
+        )  # fmt: skip
+    if PDL:
+        gdc_wait()
+    q_offsets = seq.to(tl.int64) * stride_q + (head * GROUP + heads)[:, None] * D + dims[None, :]
+    q = tl.load(q_ptr + q_offsets, mask=is_head[:, None], other=0.0)  # [GROUP_PAD, D]
+    peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    if TOKENS_FIRST:
+        acc = tl.zeros([D, GROUP_PAD], tl.float32)
+    else:
+        acc = tl.zeros([GROUP_PAD, D], tl.float32)
+    for first in range(start, end, BLOCK_N):
+        tokens = first + tl.arange(0, BLOCK_N)
+        valid = tokens < end
+        blocks = tl.load(table + tokens // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
+        offsets = blocks * stride_block + (tokens % BLOCK_SIZE) * stride_token + head * stride_head
+        kv_offsets = offsets[:, None] + dims[None, :]
+        k = tl.load(k_ptr + kv_offsets, mask=valid[:, None], other=0.0)  # [BLOCK_N, D]
+        if TOKENS_FIRST:
+            scores = tl.dot(k, tl.trans(q), input_precision="ieee") * scale_log2
+            scores = tl.where(valid[:, None], scores, float("-inf"))  # [BLOCK_N, GROUP_PAD]
+            new_peak = tl.maximum(peak, tl.max(scores, 0))
+            weights = tl.exp2(scores - new_peak[None, :])
+            shrink = tl.exp2(peak - new_peak)
+            v = tl.load(v_ptr + kv_offsets, mask=valid[:, None], other=0.0)
+            acc = acc * shrink[None, :]
+            acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc, input_precision="ieee")
+            total = total * shrink + tl.sum(weights, 0)
+        else:
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+            scores = tl.where(valid[None, :], scores, float("-inf"))  # [GROUP_PAD, BLOCK_N]
+            new_peak = tl.maximum(peak, tl.max(scores, 1))
+            weights = tl.exp2(scores - new_peak[:, None])
+            shrink = tl.exp2(peak - new_peak)
+            v = tl.load(v_ptr + kv_offsets, mask=valid[:, None], other=0.0)
+            acc = acc * shrink[:, None]
+            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+            total = total * shrink + tl.sum(weights, 1)
+        peak = new_peak
+    if TOKENS_FIRST:
+        acc = tl.trans(acc)
+
+    num_active = tl.cdiv(context_len, per_split)
+    if num_active == 1:
+        result = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + out_offsets, result, mask=is_head[:, None])
+        return
+
+    slot = row * num_splits + split
+    partial_offsets = (slot * GROUP + heads)[:, None] * D + dims[None, :]
+    tl.store(partial_ptr + partial_offsets, acc, mask=is_head[:, None])
+    tl.store(stats_ptr + slot * 2 * GROUP + heads, peak, mask=is_head)
+    tl.store(stats_ptr + (slot * 2 + 1) * GROUP + heads, total, mask=is_head)
+    # All threads must have stored before the one that counts the arrival says so.
+    tl.debug_barrier()
+    arrived = tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel", scope="gpu")
+    if arrived == num_active - 1:
+        tl.store(arrivals_ptr + row, 0)
+        for g in tl.static_range(GROUP):
+            top = float("-inf")
+            merged_total = 0.0
+            merged = tl.zeros([D], tl.float32)
+            for first in range(0, num_active, MERGED):
+                splits = first + tl.arange(0, MERGED)
+                active = splits < num_active
+                slots = row * num_splits + splits
+                stats = stats_ptr + slots * 2 * GROUP + g
+                offsets = (slots * GROUP + g)[:, None] * D + dims[None, :]
+                # From L2: this multiprocessor may hold stale lines of the workspace.
+                peaks = tl.load(stats, mask=active, other=float("-inf"), cache_modifier=".cg")
+                totals = tl.load(stats + GROUP, mask=active, other=0.0, cache_modifier=".cg")
+                parts = tl.load(
+                    partial_ptr + offsets, mask=active[:, None], other=0.0, cache_modifier=".cg"
+                )
+                new_top = tl.maximum(top, tl.max(peaks, 0))
+                share = tl.exp2(peaks - new_top)
+                shrink = tl.exp2(top - new_top)
+                merged = merged * shrink + tl.sum(parts * share[:, None], 0)
+                merged_total = merged_total * shrink + tl.sum(totals * share, 0)
+                top = new_top
+            result = (merged / merged_total).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + (row * GROUP + g) * D + dims, result)

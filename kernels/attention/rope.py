@@ -1,0 +1,173 @@
+# mypy: disable-error-code="untyped-decorator"
+"""All that happens between the qkv projection and attention, in one pass over its output.
+
+    qkv [T, (H + 2 Hkv) D], positions [T], cos_sin [P, D], slot_mapping [T]
+      ->  q [T, H, D], and k_cache, v_cache [num_blocks, block_size, Hkv, D] in place
+
+Each head of q and k is normed where the model has q/k norms, then rotated (halves, not pairs). Keys
+and values go straight to their cache slots; a negative slot is padding and is not written. With
+rms_of [T, N], each row of qkv counts divided by the root mean square of that row: what is left of a
+norm whose weight is in the product's.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.norm.rms_norm import FACTOR_STEP, rms_factor
+from kernels.pdl import has_pdl, launch_options
+
+_FEW_TOKENS = 64
+
+
+def norm_rope_write_kv(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+    rms_of: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the rotated queries and fill the caches; `qkv` is left as it was.
+
+    Row p of `cos_sin` is the cosines of position p, then its sines. `q_weight` and `k_weight` [D]
+    are the q/k norms, both or neither.
+    """
+    num_tokens, width = qkv.shape
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    num_heads = width // head_dim - 2 * num_kv_heads
+    if num_heads <= 0 or width % head_dim or head_dim & (head_dim - 1):
+        raise ValueError(f"rows of {width} do not hold heads of {head_dim} and {num_kv_heads=}")
+    if qkv.stride(1) != 1 or k_cache.stride(3) != 1:
+        raise ValueError("rows of qkv and vectors of the cache must be contiguous")
+    if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
+        raise ValueError("k_cache and v_cache differ in shape or strides")
+    if not qkv.dtype == k_cache.dtype == v_cache.dtype:
+        raise TypeError(f"qkv is {qkv.dtype}, the caches {k_cache.dtype} and {v_cache.dtype}")
+    if cos_sin.shape[1] != head_dim or not cos_sin.is_contiguous():
+        raise ValueError(f"cos_sin must be contiguous [P, {head_dim}], got {tuple(cos_sin.shape)}")
+    if positions.shape != (num_tokens,) or slot_mapping.shape != (num_tokens,):
+        raise ValueError(f"{num_tokens} tokens: {positions.shape=}, {slot_mapping.shape=}")
+    if not positions.dtype == slot_mapping.dtype == torch.int64:
+        raise TypeError("positions and slot_mapping must be int64")
+    if (q_weight is None) != (k_weight is None):
+        raise ValueError("q_weight and k_weight come together")
+    for weight in (q_weight, k_weight):
+        if weight is not None and (weight.shape != (head_dim,) or weight.dtype != qkv.dtype):
+            raise ValueError(f"norm weights must be [{head_dim}] of {qkv.dtype}")
+
+    if rms_of is not None and (len(rms_of) != num_tokens or not rms_of.is_contiguous()):
+        raise ValueError(f"rms_of must be contiguous [{num_tokens}, N], got {tuple(rms_of.shape)}")
+
+    q = qkv.new_empty((num_tokens, num_heads, head_dim))
+    if num_tokens == 0:
+        return q
+    # A few tokens need many small programs to fill the chip, many tokens want larger ones.
+    heads = 2 if num_tokens <= _FEW_TOKENS else min(8, triton.next_power_of_2(num_kv_heads))
+    tiles = triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads)
+    _norm_rope_write_kv_kernel[(tiles, num_tokens)](
+        qkv, rms_of, positions, cos_sin, slot_mapping, q_weight, k_weight, q, k_cache, v_cache,
+        eps,
+        qkv.stride(0), *k_cache.stride()[:3],
+        N=0 if rms_of is None else rms_of.shape[1],
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        D=head_dim,
+        BLOCK_SIZE=block_size,
+        HEADS=heads,
+        STEP=FACTOR_STEP,
+        NORM=q_weight is not None,
+        PDL=has_pdl(qkv),
+        num_warps=max(1, heads // 4),
+        **launch_options(qkv),
+    )  # fmt: skip
+    return q
+
+
+@triton.jit
+def _norm_rope_write_kv_kernel(
+    qkv_ptr: tl.tensor,
+    rms_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    cos_sin_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    q_weight_ptr: tl.tensor,
+    k_weight_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    k_cache_ptr: tl.tensor,
+    v_cache_ptr: tl.tensor,
+    eps: tl.tensor,
+    stride_qkv: tl.tensor,
+    stride_block: tl.tensor,
+    stride_token: tl.tensor,
+    stride_head: tl.tensor,
+    N: tl.constexpr,  # 0: rows are as they are
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    STEP: tl.constexpr,
+    NORM: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    Q_TILES: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    KV_TILES: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
+    HALF: tl.constexpr = D // 2
+    tile = tl.program_id(0)
+    token = tl.program_id(1).to(tl.int64)
+    is_q = tile < Q_TILES
+    is_v = tile >= Q_TILES + KV_TILES
+    half = tl.arange(0, HALF)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+    # Which heads these are, and where their section of the row starts.
+    section = tl.where(is_q, 0, tl.where(is_v, NUM_HEADS + NUM_KV_HEADS, NUM_HEADS))
+    first = tl.where(is_q, tile, tl.where(is_v, tile - Q_TILES - KV_TILES, tile - Q_TILES)) * HEADS
+    heads = first + tl.arange(0, HEADS)
+    inside = (heads < tl.where(is_q, NUM_HEADS, NUM_KV_HEADS))[:, None]
+    low = qkv_ptr + token * stride_qkv + ((section + heads) * D)[:, None] + half[None, :]
+    x1 = tl.load(low, mask=inside, other=0.0)  # [HEADS, D/2]
+    x2 = tl.load(low + HALF, mask=inside, other=0.0)
+    slot = tl.load(slots_ptr + token)
+    dtype = x1.dtype
+    f1 = x1.to(tl.float32)
+    f2 = x2.to(tl.float32)
+    if N > 0:
+        factor = rms_factor(rms_ptr + token * N, eps, N, STEP)
+        f1 *= factor
+        f2 *= factor
+
+    if not is_v:
+        position = tl.load(positions_ptr + token)
+        cos = tl.load(cos_sin_ptr + position * D + half).to(tl.float32)[None, :]
+        sin = tl.load(cos_sin_ptr + position * D + HALF + half).to(tl.float32)[None, :]
+        if NORM:
+            weight_ptr = q_weight_ptr if is_q else k_weight_ptr
+            square = tl.sum(f1 * f1, 1) + tl.sum(f2 * f2, 1)
+            head_factor = tl.rsqrt(square / D + eps)[:, None]
+            w1 = tl.load(weight_ptr + half)[None, :]
+            w2 = tl.load(weight_ptr + HALF + half)[None, :]
+            f1 = ((f1 * head_factor).to(dtype) * w1).to(tl.float32)
+            f2 = ((f2 * head_factor).to(dtype) * w2).to(tl.float32)
+        f1, f2 = f1 * cos - f2 * sin, f2 * cos + f1 * sin
+    x1 = f1.to(dtype)
+    x2 = f2.to(dtype)
+
+    if is_q:
+        to = q_ptr + token * NUM_HEADS * D + (heads * D)[:, None] + half[None, :]
+        tl.store(to, x1, mask=inside)
+        tl.store(to + HALF, x2, mask=inside)
+    elif slot >= 0:
+        cache_ptr = v_cache_ptr if is_v else k_cache_ptr
+        to = cache_ptr + slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_token
+        to = to + (heads * stride_head)[:, None] + half[None, :]
+        tl.store(to, x1, mask=inside)
+        tl.store(to + HALF, x2, mask=inside)

@@ -1,0 +1,323 @@
+/* Attention over the paged cache, for sequences with one new token and for parts of prompts.
+ *
+ * A sequence's single query reads keys and values where they lie. The queries of a prompt's part
+ * read them from a copy, keys transposed, and so are products of tiles. Which of the two a sequence
+ * takes depends on its own number of queries alone, and keys are taken KEY_TILE at a time from the
+ * context's beginning: no row depends on its neighbours.
+ */
+#ifndef ATTENTION_H
+#define ATTENTION_H
+
+#include <math.h>
+
+#include "norm.h"
+#include "product.h"
+
+enum {
+    MAX_HEAD_DIM = 256,
+    KEY_TILE = 32, /* keys that a softmax takes at a time */
+    TOGETHER = 4,  /* query heads that read a key together */
+    QUERIES = 96,  /* queries of a prompt's part, of all heads that share keys, in one block */
+};
+
+typedef struct {
+    long num_heads, num_kv_heads, head_dim;
+    long block_size, table_width;
+    float scale, eps;
+    const float *cos_sin;        /* [P, D]: a position's D / 2 cosines, then its sines */
+    const int64_t *positions;    /* [T] */
+    const int64_t *slots;        /* [T] where each new token goes; negative: nowhere */
+    const int32_t *tables;       /* [B, table_width] */
+    const int32_t *context_lens; /* [B], the new tokens included */
+    const int32_t *starts;       /* [B + 1]: a sequence's rows are those from its start to the next */
+    long rows, sequences;
+} attention;
+
+/* One head's q or k, normed if the model norms them, rotated to its position; zeros after it up to
+ * a whole PAIR. */
+static void prepare_head(const attention *a, const scalar *x, const scalar *norm, long row,
+                         float *restrict out) {
+    long d = a->head_dim, half = d / 2;
+    const float *cosines = a->cos_sin + a->positions[row] * d, *sines = cosines + half;
+    float scale = norm ? inverse_rms(x, d, a->eps) : 1.0f, plain[MAX_HEAD_DIM + LANES];
+    for (long i = 0; i < d; i += LANES) {
+        vec value = load_some(x + i, d - i);
+        store_float(plain + i, norm ? normed(value, load_some(norm + i, d - i), scale) : value);
+    }
+    for (long i = 0; i < half; i++) {
+        out[i] = plain[i] * cosines[i] - plain[i + half] * sines[i];
+        out[i + half] = plain[i + half] * cosines[i] + plain[i] * sines[i];
+    }
+    for (long i = d; i % PAIR; i++) out[i] = 0;
+}
+
+static inline const scalar *row_of_head(const attention *a, const scalar *qkv, long row, long head) {
+    return qkv + (row * (a->num_heads + 2 * a->num_kv_heads) + head) * a->head_dim;
+}
+
+static inline const scalar *norm_of_head(const attention *a, const scalar *qk_norm, long head) {
+    return qk_norm ? qk_norm + head * a->head_dim : NULL;
+}
+
+/* Stores the new tokens' keys and values. Rows of no sequence attend to nothing. */
+static void write_part(const attention *a, const scalar *qkv, const scalar *qk_norm, scalar *cache,
+                       scalar *out, team me) {
+    long d = a->head_dim, num_heads = a->num_heads, num_kv = a->num_kv_heads;
+    range mine = share_of(a->rows, me);
+    for (long row = mine.begin; row < mine.end; row++) {
+        if (row >= a->starts[a->sequences])
+            memset(out + row * num_heads * d, 0, num_heads * d * sizeof *out);
+        if (a->slots[row] < 0) continue;
+        scalar *slot = cache + a->slots[row] * 2 * num_kv * d;
+        for (long head = 0; head < num_kv; head++) {
+            float turned[MAX_HEAD_DIM + PAIR];
+            prepare_head(a, row_of_head(a, qkv, row, num_heads + head),
+                         norm_of_head(a, qk_norm, num_heads + head), row, turned);
+            for (long i = 0; i < d; i += LANES)
+                store_some(slot + head * d + i, load_float(turned + i), d - i);
+        }
+        memcpy(slot + num_kv * d, row_of_head(a, qkv, row, num_heads + num_kv),
+               num_kv * d * sizeof *slot);
+    }
+}
+
+/* Where the keys of one head lie, for tokens [start, start + count) of a sequence. */
+static void find_keys(const attention *a, const scalar *cache, long sequence, long kv_head,
+                      long start, long count, const scalar **keys) {
+    const int32_t *table = a->tables + sequence * a->table_width;
+    long block_size = a->block_size, at = start % block_size, block = start / block_size;
+    for (long j = 0; j < count; j++) {
+        long slot = table[block] * block_size + at;
+        keys[j] = cache + (slot * 2 * a->num_kv_heads + kv_head) * a->head_dim;
+        if (++at == block_size) at = 0, block++;
+    }
+}
+
+/* ---- a softmax taken tile by tile ------------------------------------------------------------- */
+
+/* Scores [KEY_TILE] to weights relative to the largest score so far, zero from `count` on; returns
+ * what the past is worth now. */
+static float weigh(float *restrict scores, long count, float *largest, float *total) {
+    float past = *largest, most = past;
+    for (long j = 0; j < count; j++) most = scores[j] > most ? scores[j] : most;
+    for (long j = count; j < KEY_TILE; j++) scores[j] = -INFINITY;
+    vec sum = {};
+    for (long j = 0; j < KEY_TILE; j += LANES) {
+        vec relative = load_float(scores + j) - most, weights = exponential(relative);
+        weights = either(relative < -87.0f, (vec){}, weights);
+        store_float(scores + j, weights);
+        sum += weights;
+    }
+    float kept = past == most ? 1.0f : exponential((vec){} + (past - most))[0];
+    *largest = most;
+    *total = *total * kept + total_of(sum);
+    return kept;
+}
+
+/* ---- one query a sequence --------------------------------------------------------------------- */
+
+typedef struct {
+    float largest[TOGETHER], total[TOGETHER];
+    float sum[TOGETHER][MAX_HEAD_DIM + PAIR];
+} running;
+
+/* scores[h][j] = q[h] . keys[j] */
+INLINED void score_tile(const scalar *const *keys, long count, long d, const int heads,
+                        float (*restrict q)[MAX_HEAD_DIM + PAIR],
+                        float (*restrict scores)[KEY_TILE]) {
+    for (long j = 0; j < count; j++) {
+        vec products[TOGETHER] = {};
+        for (long i = 0; i < d; i += LANES) {
+            vec key = load_some(keys[j] + i, d - i);
+            for (int h = 0; h < heads; h++) products[h] += load_float(q[h] + i) * key;
+        }
+        for (int h = 0; h < heads; h++) scores[h][j] = total_of(products[h]);
+    }
+}
+
+/* sum[h] = sum[h] * kept[h] + the weighted values */
+INLINED void add_tile(const scalar *const *values, long count, long d, const int heads,
+                      const float *kept, float (*restrict weights)[KEY_TILE],
+                      float (*restrict sum)[MAX_HEAD_DIM + PAIR]) {
+    for (long i = 0; i < d; i += LANES) {
+        vec total[TOGETHER];
+        for (int h = 0; h < heads; h++) total[h] = load_float(sum[h] + i) * kept[h];
+        for (long j = 0; j < count; j++) {
+            vec value = load_some(values[j] + i, d - i);
+            for (int h = 0; h < heads; h++) total[h] += weights[h][j] * value;
+        }
+        for (int h = 0; h < heads; h++) store_float(sum[h] + i, total[h]);
+    }
+}
+
+INLINED void attend_tile(const scalar *const *keys, const scalar *const *values, long count, long d,
+                         const int heads, float (*restrict q)[MAX_HEAD_DIM + PAIR],
+                         running *state) {
+    float scores[TOGETHER][KEY_TILE], kept[TOGETHER];
+    score_tile(keys, count, d, heads, q, scores);
+    for (int h = 0; h < heads; h++)
+        kept[h] = weigh(scores[h], count, &state->largest[h], &state->total[h]);
+    add_tile(values, count, d, heads, kept, scores, state->sum);
+}
+
+/* `heads` query heads of one KV head; together they read its keys and values once. */
+static void attend_heads(const attention *a, const scalar *qkv, const scalar *qk_norm,
+                         const scalar *cache, scalar *out, long sequence, long first, int heads) {
+    long d = a->head_dim, context = a->context_lens[sequence], row = a->starts[sequence];
+    long kv_head = first / (a->num_heads / a->num_kv_heads);
+    float q[TOGETHER][MAX_HEAD_DIM + PAIR];
+    running state = {.total = {0}};
+    for (int h = 0; h < heads; h++) {
+        prepare_head(a, row_of_head(a, qkv, row, first + h), norm_of_head(a, qk_norm, first + h),
+                     row, q[h]);
+        for (long i = 0; i < d; i++) q[h][i] *= a->scale;
+        state.largest[h] = -INFINITY;
+        memset(state.sum[h], 0, sizeof state.sum[h]);
+    }
+    const scalar *keys[KEY_TILE], *values[KEY_TILE];
+    for (long start = 0; start < context; start += KEY_TILE) {
+        long count = least(context - start, KEY_TILE);
+        find_keys(a, cache, sequence, kv_head, start, count, keys);
+        for (long j = 0; j < count; j++) values[j] = keys[j] + a->num_kv_heads * d;
+        switch (heads) {
+        case 1: attend_tile(keys, values, count, d, 1, q, &state); break;
+        case 2: attend_tile(keys, values, count, d, 2, q, &state); break;
+        case 3: attend_tile(keys, values, count, d, 3, q, &state); break;
+        case 4: attend_tile(keys, values, count, d, 4, q, &state); break;
+        }
+    }
+    for (int h = 0; h < heads; h++)
+        for (long i = 0; i < d; i += LANES) {
+            vec value = context > 0 ? load_float(state.sum[h] + i) / state.total[h] : (vec){};
+            store_some(out + (row * a->num_heads + first + h) * d + i, value, d - i);
+        }
+}
+
+/* ---- a block of a prompt's queries ------------------------------------------------------------ */
+
+/* Queries of `heads` heads each, one after the other, that attend to the same keys. */
+typedef struct {
+    long sequence, kv_head, first_row, num_queries, heads;
+} query_block;
+
+typedef struct {
+    float q[QUERIES][MAX_HEAD_DIM + PAIR];
+    float sum[QUERIES][MAX_HEAD_DIM + PAIR];
+    float largest[QUERIES], total[QUERIES];
+    float keys[MAX_HEAD_DIM][KEY_TILE]; /* transposed */
+    float values[KEY_TILE * (MAX_HEAD_DIM + PAIR)];
+} block_state;
+
+static void copy_keys(const attention *a, const scalar *cache, const query_block *b, long start,
+                      long count, block_state *s) {
+    long d = a->head_dim, width = ceil_div(d, PAIR) * PAIR;
+    const scalar *keys[KEY_TILE];
+    find_keys(a, cache, b->sequence, b->kv_head, start, count, keys);
+    memset(s->keys, 0, d * sizeof s->keys[0]);
+    memset(s->values, 0, KEY_TILE * width * sizeof s->values[0]);
+    for (long j = 0; j < count; j++) {
+        const scalar *value = keys[j] + a->num_kv_heads * d;
+        for (long i = 0; i < d; i += LANES) {
+            float key[LANES];
+            store_float(key, load_some(keys[j] + i, d - i));
+            for (long lane = 0; lane < least(LANES, d - i); lane++) s->keys[i + lane][j] = key[lane];
+            store_float(s->values + j * width + i, load_some(value + i, d - i));
+        }
+    }
+}
+
+/* Queries [at, at + count) of the block with keys [start, start + num_keys). */
+static void attend_strip(const attention *a, const query_block *b, long at, long count, long start,
+                         long num_keys, long first_position, block_state *s) {
+    long d = a->head_dim, width = ceil_div(d, PAIR) * PAIR, stride = MAX_HEAD_DIM + PAIR;
+    float scores[STRIP][KEY_TILE] = {};
+    for (long j = 0; j < KEY_TILE; j += PAIR) {
+        tile t = {s->keys[0] + j, KEY_TILE, s->q[at], stride, d, scores[0] + j, KEY_TILE};
+        float_tile(count, &t);
+    }
+    for (long r = 0; r < count; r++) {
+        long seen = first_position + (at + r) / b->heads + 1 - start;
+        if (seen <= 0) {
+            memset(scores[r], 0, sizeof scores[r]);
+            continue;
+        }
+        float kept = weigh(scores[r], least(seen, num_keys), &s->largest[at + r],
+                           &s->total[at + r]);
+        if (kept != 1.0f)
+            for (long i = 0; i < width; i += LANES)
+                store_float(s->sum[at + r] + i, load_float(s->sum[at + r] + i) * kept);
+    }
+    for (long i = 0; i < width; i += PAIR) {
+        tile t = {s->values + i, width, scores, KEY_TILE, num_keys, s->sum[at] + i, stride};
+        float_tile(count, &t);
+    }
+}
+
+static void attend_block(const attention *a, const scalar *qkv, const scalar *qk_norm,
+                         const scalar *cache, scalar *out, const query_block *b) {
+    block_state s;
+    long d = a->head_dim, count = b->num_queries * b->heads;
+    long first_head = b->kv_head * b->heads, context = a->context_lens[b->sequence];
+    long first_position = context - (a->starts[b->sequence + 1] - b->first_row);
+    for (long r = 0; r < count; r++) {
+        long row = b->first_row + r / b->heads, head = first_head + r % b->heads;
+        prepare_head(a, row_of_head(a, qkv, row, head), norm_of_head(a, qk_norm, head), row, s.q[r]);
+        for (long i = 0; i < d; i++) s.q[r][i] *= a->scale;
+        s.largest[r] = -INFINITY, s.total[r] = 0;
+        memset(s.sum[r], 0, sizeof s.sum[r]);
+    }
+    long end = least(first_position + b->num_queries, context), strips = ceil_div(count, STRIP);
+    for (long start = 0; start < end; start += KEY_TILE) {
+        long num_keys = least(end - start, KEY_TILE);
+        copy_keys(a, cache, b, start, num_keys, &s);
+        for (long i = 0; i < strips; i++) {
+            range strip = share_of(count, (team){i, strips});
+            if (first_position + (strip.end - 1) / b->heads >= start)
+                attend_strip(a, b, strip.begin, strip.end - strip.begin, start, num_keys,
+                             first_position, &s);
+        }
+    }
+    for (long r = 0; r < count; r++) {
+        long row = b->first_row + r / b->heads, head = first_head + r % b->heads;
+        for (long i = 0; i < d; i += LANES) {
+            vec value = end > 0 ? load_float(s.sum[r] + i) / s.total[r] : (vec){};
+            store_some(out + (row * a->num_heads + head) * d + i, value, d - i);
+        }
+    }
+}
+
+/* ---- a step ----------------------------------------------------------------------------------- */
+
+static void attend_singles_part(const attention *a, const scalar *qkv, const scalar *qk_norm,
+                                const scalar *cache, scalar *out, team me) {
+    long share = a->num_heads / a->num_kv_heads, singles = 0, seen = 0;
+    for (long s = 0; s < a->sequences; s++) singles += a->starts[s + 1] - a->starts[s] == 1;
+    range mine = share_of(singles * a->num_kv_heads, me);
+    for (long s = 0; s < a->sequences; s++) {
+        if (a->starts[s + 1] - a->starts[s] != 1) continue;
+        for (long kv_head = 0; kv_head < a->num_kv_heads; kv_head++, seen++)
+            for (long h = 0; h < share && mine.begin <= seen && seen < mine.end; h += TOGETHER)
+                attend_heads(a, qkv, qk_norm, cache, out, s, kv_head * share + h,
+                             least(share - h, TOGETHER));
+    }
+}
+
+/* Blocks in turn, since a prompt's later ones have more keys. */
+static void attend_prompts_part(const attention *a, const scalar *qkv, const scalar *qk_norm,
+                                const scalar *cache, scalar *out, team me) {
+    long share = a->num_heads / a->num_kv_heads, most = QUERIES / share, seen = 0;
+    for (long s = 0; s < a->sequences; s++) {
+        long begin = a->starts[s], count = a->starts[s + 1] - begin, blocks = ceil_div(count, most);
+        if (count < 2) continue;
+        for (long i = 0; i < blocks; i++) {
+            range rows = share_of(count, (team){i, blocks});
+            for (long kv_head = 0; kv_head < a->num_kv_heads; kv_head++) {
+                query_block b = {s, kv_head, begin + rows.begin, rows.end - rows.begin, share};
+                if (seen++ % me.size == me.index)
+                    attend_block(a, qkv, qk_norm, cache, out, &b);
+            }
+        }
+    }
+}
+
+#endif

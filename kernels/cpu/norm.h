@@ -1,0 +1,55 @@
+/* The norm of a row, and the activation of an MLP. */
+#ifndef NORM_H
+#define NORM_H
+
+#include <math.h>
+
+#include "product.h"
+
+static inline float inverse_rms(const scalar *x, long size, float eps) {
+    vec squares = {};
+    for (long i = 0; i < size; i += LANES) {
+        vec value = load_some(x + i, size - i);
+        squares += value * value;
+    }
+    return 1.0f / sqrtf(total_of(squares) / (float)size + eps);
+}
+
+INLINED vec normed(vec x, vec weight, float scale) { return rounded(rounded(x * scale) * weight); }
+
+/* residual += x, unless x is NULL; out = its norm, and `copy` what a product reads of that. */
+static void add_rms_norm_part(const scalar *x, scalar *residual, const scalar *weight, scalar *out,
+                              input *copy, long rows, long size, float eps, team me) {
+    range mine = share_of(rows, me);
+    for (long row = mine.begin; row < mine.end; row++) {
+        scalar *total = residual + row * size, *to = out + row * size;
+        if (x)
+            for (long i = 0; i < size; i += LANES) {
+                vec added = load_some(x + row * size + i, size - i);
+                store_some(total + i, load_some(total + i, size - i) + added, size - i);
+            }
+        float scale = inverse_rms(total, size, eps);
+        for (long i = 0; i < size; i += LANES) {
+            vec value = load_some(total + i, size - i);
+            store_some(to + i, normed(value, load_some(weight + i, size - i), scale), size - i);
+        }
+        if (copy) copy_inputs(to, copy + row * input_stride(size), 0, size, size);
+    }
+}
+
+/* x [rows, 2 size] -> out [rows, size], and `copy` what a product reads of that. */
+static void silu_and_mul_part(const scalar *x, scalar *out, input *copy, long rows, long size,
+                              team me) {
+    long vectors = ceil_div(size, LANES);
+    range mine = share_of(rows * vectors, me);
+    for (long at = mine.begin; at < mine.end; at++) {
+        long row = at / vectors, i = at % vectors * LANES, end = least(i + LANES, size);
+        const scalar *gate = x + row * 2 * size + i;
+        vec g = load_some(gate, size - i), silu = rounded(g / (exponential(-g) + 1.0f));
+        store_some(out + row * size + i, silu * load_some(gate + size, size - i), size - i);
+        if (copy)
+            copy_inputs(out + row * size, copy + row * input_stride(size), i, end, size);
+    }
+}
+
+#endif

@@ -1,0 +1,331 @@
+/* Products with a model's weights, for any number of rows.
+ *
+ * A weight [N, K] is packed as [N / PANEL][K / GROUP][PANEL][GROUP], both sizes filled up with
+ * zeros: a pass over a panel reads memory straight through. A tile keeps the sums of a few rows and
+ * two vectors of outputs in registers; with very few rows it takes the whole panel.
+ *
+ * Inputs are float32, so that a step multiplies what it loads, except where the CPU multiplies pairs
+ * of bfloat16. Every sum adds up its inputs one by one and in order (pairs in order, in that case),
+ * in whatever tile: a row's result depends neither on its neighbours nor on the number of threads.
+ */
+#ifndef PRODUCT_H
+#define PRODUCT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "vectors.h"
+
+#if defined(BFLOAT16) && defined(__AVX512BF16__)
+#define MULTIPLIES_PAIRS
+typedef scalar input;
+#else
+typedef float input;
+#endif
+
+enum {
+#if defined(BFLOAT16)
+    GROUP = 2, /* consecutive inputs of one output that lie together */
+#else
+    GROUP = 1,
+#endif
+#if LANES == 16
+    PANEL = 2 * LANES, /* outputs whose weights lie together */
+    STRIP = 8,         /* rows whose sums of two vectors fill the registers */
+    FEW = STRIP,       /* rows whose sums of a panel do */
+#else
+    PANEL = 4 * LANES,
+    STRIP = 6,
+    FEW = 3,
+#endif
+    PAIR = 2 * LANES,
+    BLOCK_ROWS = 96,    /* rows that pass over a panel together */
+    BLOCK_INPUTS = 256, /* inputs of two vectors of outputs that stay in the nearest cache */
+    FETCH_AHEAD = 32,   /* groups */
+};
+
+typedef struct { long index, size; } team;
+typedef struct { long begin, end; } range;
+
+INLINED range share_of(long count, team me) {
+    return (range){count * me.index / me.size, count * (me.index + 1) / me.size};
+}
+
+INLINED long ceil_div(long a, long b) { return (a + b - 1) / b; }
+INLINED long least(long a, long b) { return a < b ? a : b; }
+
+typedef struct {
+    const scalar *weight;
+    const scalar *bias; /* [N] or NULL */
+    long inputs, outputs;
+} product;
+
+/* ---- inputs ----------------------------------------------------------------------------------- */
+
+INLINED long input_stride(long inputs) { return ceil_div(inputs, GROUP) * GROUP; }
+
+/* Whether a product reads a copy of its inputs: of another type, or filled up to whole groups. */
+INLINED bool copies_inputs(long inputs) {
+    return sizeof(input) != sizeof(scalar) || inputs % GROUP != 0;
+}
+
+/* Writes elements [begin, end) of a row's copy, and what fills it up after the last. */
+static void copy_inputs(const scalar *x, input *to, long begin, long end, long size) {
+#if defined(MULTIPLIES_PAIRS)
+    memcpy(to + begin, x + begin, (end - begin) * sizeof *x);
+#else
+    for (long i = begin; i < end; i += LANES)
+        store_some_floats(to + i, load_some(x + i, end - i), end - i);
+#endif
+    if (end == size)
+        for (long i = size; i < input_stride(size); i++) to[i] = 0;
+}
+
+static void copy_inputs_part(const scalar *x, input *to, long rows, long size, team me) {
+    range mine = share_of(rows, me);
+    for (long row = mine.begin; row < mine.end; row++)
+        copy_inputs(x + row * size, to + row * input_stride(size), 0, size, size);
+}
+
+/* ---- tiles ------------------------------------------------------------------------------------ */
+
+/* sums [rows, PANEL or PAIR] += the products of `groups` groups of inputs. */
+typedef struct {
+    const void *weights;
+    long weight_step; /* elements from one group to the next */
+    const void *x;
+    long x_stride;
+    long groups;
+    float *sums;
+    long sums_stride;
+} tile;
+
+/* sum[r][v] += weights[v] * x[r], keeping in registers whichever there are fewer of. */
+INLINED void add_products(const int rows, const int vecs, vec (*sum)[4], const vec *weights,
+                          const float *x, long stride) {
+    if (vecs > rows) {
+        vec inputs[STRIP];
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) inputs[r] = (vec){} + x[r * stride];
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++)
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) sum[r][v] += weights[v] * inputs[r];
+    } else {
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < vecs; v++) sum[r][v] += weights[v] * x[r * stride];
+    }
+}
+
+INLINED void add_floats(const int rows, const int vecs, vec (*sum)[4], const float *w,
+                        const float *x, long stride) {
+    vec weights[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < vecs; v++) weights[v] = load_float(w + v * LANES);
+    add_products(rows, vecs, sum, weights, x, stride);
+}
+
+#if defined(MULTIPLIES_PAIRS)
+INLINED void add_packed(const int rows, const int vecs, vec (*sum)[4], const scalar *w,
+                        const input *x, long stride) {
+#pragma GCC unroll 4
+    for (int v = 0; v < vecs; v++) {
+        __m512bh weights = (__m512bh)_mm512_loadu_si512(w + v * LANES * GROUP);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            int pair;
+            memcpy(&pair, x + r * stride, sizeof pair);
+            __m512bh inputs = (__m512bh)_mm512_set1_epi32(pair);
+            sum[r][v] = (vec)_mm512_dpbf16_ps((__m512)sum[r][v], weights, inputs);
+        }
+    }
+}
+#else
+/* The `which`th input of a group with LANES outputs. */
+INLINED vec load_weights(const scalar *w, const int which) {
+#if defined(BFLOAT16)
+    uvec bits;
+    memcpy(&bits, w, sizeof bits);
+    return which ? (vec)(bits & 0xffff0000u) : (vec)(bits << 16);
+#else
+    (void)which;
+    return load(w);
+#endif
+}
+
+INLINED void add_packed(const int rows, const int vecs, vec (*sum)[4], const scalar *w,
+                        const input *x, long stride) {
+#pragma GCC unroll 2
+    for (int which = 0; which < GROUP; which++) {
+        vec weights[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++) weights[v] = load_weights(w + v * LANES * GROUP, which);
+        add_products(rows, vecs, sum, weights, x + which, stride);
+    }
+}
+#endif
+
+INLINED void run_tile(const int rows, const int vecs, const bool is_packed, const tile *t) {
+    vec sum[STRIP][4];
+    long groups = t->groups, step = t->weight_step, x_stride = t->x_stride;
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++)
+            sum[r][v] = load_float(t->sums + r * t->sums_stride + v * LANES);
+    if (is_packed) {
+        const scalar *w = t->weights;
+        const input *x = t->x;
+        for (long g = 0; g < groups; g++, w += step, x += GROUP) {
+#pragma GCC unroll 4
+            for (int line = 0; line < PANEL * GROUP * (int)sizeof *w; line += 64)
+                __builtin_prefetch((const char *)(w + FETCH_AHEAD * step) + line);
+            add_packed(rows, vecs, sum, w, x, x_stride);
+        }
+    } else {
+        const float *w = t->weights, *x = t->x;
+        for (long g = 0; g < groups; g++, w += step, x++)
+            add_floats(rows, vecs, sum, w, x, x_stride);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++)
+            store_float(t->sums + r * t->sums_stride + v * LANES, sum[r][v]);
+}
+
+#if LANES == 16
+#define MORE_CASES(vecs, is_packed, t) \
+    case 7: run_tile(7, vecs, is_packed, t); break; \
+    case 8: run_tile(8, vecs, is_packed, t); break;
+#else
+#define MORE_CASES(vecs, is_packed, t)
+#endif
+#define FEW_CASES(vecs, is_packed, t) \
+    case 1: run_tile(1, vecs, is_packed, t); break; \
+    case 2: run_tile(2, vecs, is_packed, t); break; \
+    case 3: run_tile(3, vecs, is_packed, t); break;
+#define CASES(vecs, is_packed, t) \
+    FEW_CASES(vecs, is_packed, t) \
+    case 4: run_tile(4, vecs, is_packed, t); break; \
+    case 5: run_tile(5, vecs, is_packed, t); break; \
+    case 6: run_tile(6, vecs, is_packed, t); break; \
+    MORE_CASES(vecs, is_packed, t)
+
+/* Weights and inputs in float32, PAIR outputs. */
+static void float_tile(long rows, const tile *t) {
+    switch (rows) { CASES(2, false, t) }
+}
+
+/* Packed weights, PAIR outputs. */
+static void packed_tile(long rows, const tile *t) {
+    switch (rows) { CASES(2, true, t) }
+}
+
+/* Packed weights, PANEL outputs, FEW rows. */
+static void panel_tile(long rows, const tile *t) {
+#if LANES == 16
+    packed_tile(rows, t);
+#else
+    switch (rows) { FEW_CASES(PANEL / LANES, true, t) }
+#endif
+}
+
+/* ---- a panel ---------------------------------------------------------------------------------- */
+
+#if !defined(MULTIPLIES_PAIRS)
+/* PAIR outputs of `groups` groups in float32: what many strips of rows then read. */
+static void widen_weights(const scalar *w, long groups, float *to) {
+    for (long g = 0; g < groups; g++, w += PANEL * GROUP, to += GROUP * PAIR)
+        for (int v = 0; v < PAIR; v += LANES) {
+            __builtin_prefetch(w + FETCH_AHEAD * PANEL * GROUP + v * GROUP);
+#pragma GCC unroll 2
+            for (int which = 0; which < GROUP; which++)
+                store_float(to + which * PAIR + v, load_weights(w + v * GROUP, which));
+        }
+}
+#endif
+
+/* sums += `groups` groups of inputs with PAIR outputs, strip by strip. */
+static void multiply_block(const scalar *w, const input *x, long stride, long groups, long rows,
+                           float (*sums)[PANEL]) {
+    long strips = ceil_div(rows, STRIP);
+    tile t = {w, PANEL * GROUP, x, stride, groups, sums[0], PANEL};
+    bool is_wide = false;
+#if !defined(MULTIPLIES_PAIRS)
+    float wide[BLOCK_INPUTS * PAIR] __attribute__((aligned(64)));
+    is_wide = strips > 2;
+    if (is_wide) {
+        widen_weights(w, groups, wide);
+        t.weights = wide, t.weight_step = PAIR, t.groups = groups * GROUP;
+    }
+#endif
+    for (long s = 0; s < strips; s++) {
+        range strip = share_of(rows, (team){s, strips});
+        t.x = x + strip.begin * stride;
+        t.sums = sums[strip.begin];
+        (is_wide ? float_tile : packed_tile)(strip.end - strip.begin, &t);
+    }
+}
+
+/* sums = the products of rows of x [rows, stride] with one panel's weights. */
+static void multiply_panel(const scalar *panel, const input *x, long stride, long rows,
+                           float (*sums)[PANEL]) {
+    long groups = stride / GROUP, in_block = BLOCK_INPUTS / GROUP;
+    memset(sums, 0, rows * sizeof *sums);
+    if (rows <= FEW) {
+        tile t = {panel, PANEL * GROUP, x, stride, groups, sums[0], PANEL};
+        panel_tile(rows, &t);
+        return;
+    }
+    for (long first = 0; first < PANEL; first += PAIR)
+        for (long g = 0; g < groups; g += in_block)
+            multiply_block(panel + (g * PANEL + first) * GROUP, x + g * GROUP, stride,
+                           least(in_block, groups - g), rows,
+                           (float (*)[PANEL])(sums[0] + first));
+}
+
+/* ---- a product -------------------------------------------------------------------------------- */
+
+/* x [rows, stride]; exactly one of out and out_floats [rows, N] is given. */
+static void linear_part(const product *p, const input *x, scalar *out, float *out_floats, long rows,
+                        team me) {
+    long n = p->outputs, stride = input_stride(p->inputs);
+    long panels = ceil_div(n, PANEL), blocks = ceil_div(rows, BLOCK_ROWS);
+    range mine = share_of(panels * blocks, me);
+    float sums[BLOCK_ROWS][PANEL] __attribute__((aligned(64)));
+    for (long item = mine.begin; item < mine.end; item++) {
+        range block = share_of(rows, (team){item / panels, blocks});
+        long first = item % panels * PANEL, width = least(PANEL, n - first);
+        multiply_panel(p->weight + first * stride, x + block.begin * stride, stride,
+                       block.end - block.begin, sums);
+        for (long row = block.begin; row < block.end; row++)
+            for (long i = 0; i < width; i += LANES) {
+                vec sum = load_float(sums[row - block.begin] + i);
+                if (p->bias) sum += load_some(p->bias + first + i, width - i);
+                if (out_floats)
+                    store_some_floats(out_floats + row * n + first + i, sum, width - i);
+                else
+                    store_some(out + row * n + first + i, sum, width - i);
+            }
+    }
+}
+
+INLINED long packed_elements(long outputs, long inputs) {
+    return ceil_div(outputs, PANEL) * PANEL * input_stride(inputs);
+}
+
+static void pack_part(const scalar *weight, scalar *packed, long outputs, long inputs, team me) {
+    long stride = input_stride(inputs);
+    range mine = share_of(ceil_div(outputs, PANEL), me);
+    for (long n = mine.begin * PANEL; n < mine.end * PANEL; n++) {
+        scalar *to = packed + n / PANEL * PANEL * stride + n % PANEL * GROUP;
+        for (long k = 0; k < stride; k++)
+            to[k / GROUP * PANEL * GROUP + k % GROUP] =
+                n < outputs && k < inputs ? weight[n * inputs + k] : 0;
+    }
+}
+
+#endif

@@ -1,0 +1,1 @@
+"""RMS norm, and the gated activation that can divide by it."""

@@ -1,0 +1,1 @@
+"""Sampling on the device: the state of each slot, and the choice of a token."""

@@ -1,0 +1,310 @@
+# mypy: disable-error-code="untyped-decorator"
+"""The draws of rows whose parameters filter, each in a program of its own.
+
+    logits [R, V], candidates [2, R, T], slots [R], slot_state [S, NUM_FIELDS]
+      ->  in the candidates of each such row the token it draws, with a score that none exceeds
+
+A row keeps what min-p, then top-k (ties at its bar stay together), then top-p (of equals the lower
+ids first) let pass, and runs a race among them. No row is sorted: bars are found by halving the
+interval of the logits' own bits, 16 for a 16-bit type. That looks at the row's shortlist, or at all
+of the row if filters may keep what is not listed.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.pdl import has_pdl, launch_options
+from kernels.sampling.gumbel import race_key, race_numbers
+from kernels.sampling.sample import MAX_TILES
+from kernels.sampling.shortlist import NUM_LEVELS, list_end, listed_weight, scale, shortlist
+from kernels.sampling.slot_state import (
+    MIN_P,
+    NUM_FIELDS,
+    NUM_PROMPT,
+    NUM_TOKENS,
+    SEED,
+    TOP_K,
+    TOP_P,
+    load_float,
+)
+
+_TILE = 8192
+
+
+def draw_filtered(
+    logits: torch.Tensor, candidates: torch.Tensor, slots: torch.Tensor, slot_state: torch.Tensor
+) -> None:
+    """Replaces the candidates of rows that filter; leaves those of rows that are not finite."""
+    num_rows, vocab_size = logits.shape
+    _, num_candidates, num_tiles = candidates.shape
+    if num_candidates != num_rows or slots.shape != (num_rows,) or logits.stride(1) != 1:
+        raise ValueError(f"{tuple(candidates.shape)=} and {slots.shape=} for {num_rows} rows")
+    if num_rows == 0:
+        return
+    lists = shortlist(logits, candidates, slots, slot_state)
+    num_chunks = lists.totals.shape[1]
+    _draw_kernel[(num_rows,)](
+        logits, candidates, slots, slot_state,
+        lists.logits, lists.token_ids, lists.counts, lists.totals,
+        logits.stride(0), vocab_size, num_tiles, num_chunks,
+        LENGTH=lists.logits.shape[1],
+        MAX_CHUNKS=triton.next_power_of_2(num_chunks),
+        TILES=MAX_TILES,
+        TILE=_TILE,
+        PDL=has_pdl(logits),
+        num_warps=32,
+        **launch_options(logits),
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def _draw_kernel(
+    logits_ptr: tl.tensor,
+    found_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    state_ptr: tl.tensor,
+    list_ptr: tl.tensor,
+    list_ids_ptr: tl.tensor,
+    counts_ptr: tl.tensor,
+    totals_ptr: tl.tensor,
+    stride_row: tl.tensor,
+    vocab_size: tl.tensor,
+    num_tiles: tl.tensor,
+    num_chunks: tl.tensor,
+    LENGTH: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    peak, sharpness = scale(found_ptr, slots_ptr, state_ptr, row, num_tiles, TILES)
+    if sharpness > 0.0:
+        state = state_ptr + tl.load(slots_ptr + row).to(tl.int64) * NUM_FIELDS
+        top_k = tl.load(state + TOP_K).to(tl.int32)
+        top_p, min_p = load_float(state + TOP_P), load_float(state + MIN_P)
+        end, length = list_end(
+            counts_ptr + row * num_chunks * NUM_LEVELS, num_chunks, MAX_CHUNKS, LENGTH
+        )  # fmt: skip
+        chunks = tl.arange(0, MAX_CHUNKS)
+        totals = totals_ptr + row * num_chunks + chunks
+        total = tl.sum(tl.load(totals, mask=chunks < num_chunks, other=0.0), 0)
+        ids_ptr = list_ids_ptr + row * LENGTH
+        is_listed = end == 1  # then all that can win is
+        if (end > 1) & (end < NUM_LEVELS):
+            is_listed = _keeps_listed(
+                list_ptr + row * LENGTH, length, total, listed_weight(end), peak, sharpness,
+                top_k, top_p, min_p, TILE,
+            )  # fmt: skip
+        if is_listed:
+            x_ptr = list_ptr + row * LENGTH
+            num_tokens = length
+        else:
+            x_ptr = logits_ptr + row * stride_row
+            num_tokens = vocab_size
+        position = tl.load(state + NUM_TOKENS) - tl.load(state + NUM_PROMPT)
+        race = race_key(tl.load(state + SEED), position)
+        token = _draw(
+            x_ptr, ids_ptr, num_tokens, is_listed, total, peak, sharpness, top_k, top_p, min_p,
+            race, TILE,
+        )  # fmt: skip
+        found = found_ptr + row * num_tiles
+        tl.store(found, float("inf"))
+        tl.store(found + tl.num_programs(0) * num_tiles, token.to(tl.float64))
+
+
+@triton.jit
+def _draw(
+    x_ptr: tl.tensor,
+    ids_ptr: tl.tensor,
+    vocab_size: tl.tensor,
+    is_listed: tl.tensor,
+    total: tl.tensor,
+    peak: tl.tensor,
+    sharpness: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    min_p: tl.tensor,
+    race: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """The winner of a race among the kept.
+
+    If they are listed, their tokens are `ids`, and `total` is the weight of the whole row.
+    """
+    lowest, highest = _key_range(x_ptr)
+    bar = lowest  # the lowest key kept
+    if top_k > 0:
+        end = highest
+        while end - bar > 1:
+            middle = bar + (end - bar) // 2
+            count = _count(x_ptr, vocab_size, middle, TILE)
+            if count >= top_k:
+                bar = middle
+            else:
+                end = middle
+            if count == top_k:
+                end = bar + 1
+    num_ties = vocab_size  # how many of the tokens at the bar are kept
+    if top_p < 1.0:
+        mass = _mass(x_ptr, vocab_size, peak, sharpness, bar, min_p, TILE)
+        # Only where nothing else filters do unlisted tokens count.
+        target = top_p * tl.where(is_listed & (top_k == 0) & (min_p == 0.0), total, mass)
+        end = highest
+        while end - bar > 1:
+            middle = bar + (end - bar) // 2
+            if _mass(x_ptr, vocab_size, peak, sharpness, middle, min_p, TILE) >= target:
+                bar = middle
+            else:
+                end = middle
+        above = _mass(x_ptr, vocab_size, peak, sharpness, bar + 1, min_p, TILE)
+        weight = _weight_at(x_ptr, vocab_size, peak, sharpness, bar, TILE)
+        num_ties = tl.maximum(1, tl.ceil((target - above) / weight).to(tl.int32))
+    return _race(
+        x_ptr, ids_ptr, vocab_size, is_listed, peak, sharpness, bar, min_p, num_ties, race, TILE
+    )  # fmt: skip
+
+
+@triton.jit
+def _keeps_listed(
+    x_ptr: tl.tensor,
+    length: tl.tensor,
+    total: tl.tensor,
+    weight: tl.tensor,
+    peak: tl.tensor,
+    sharpness: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    min_p: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """Whether filters keep nothing but what is on a list that has all tokens from a weight on."""
+    keeps = (top_k > 0) & (length >= top_k)
+    keeps = keeps | (min_p > 1.01 * weight)  # levels are rounded
+    if (top_k == 0) & (min_p == 0.0):
+        lowest, _ = _key_range(x_ptr)
+        mass = _mass(x_ptr, length, peak, sharpness, lowest, min_p, TILE)
+        keeps = mass >= top_p * total
+    return keeps
+
+
+@triton.jit
+def _key(x: tl.tensor) -> tl.tensor:
+    """Integers in the order of the floats."""
+    WIDTH: tl.constexpr = x.dtype.primitive_bitwidth
+    bits = x.to(tl.int16 if WIDTH == 16 else tl.int32, bitcast=True).to(tl.int32)
+    return bits ^ ((bits >> 31) & (2 ** (WIDTH - 1) - 1))
+
+
+@triton.jit
+def _key_range(x_ptr: tl.tensor) -> tl.tensor:
+    """(no key is lower, no finite key is as high), so wide that halving cannot overflow."""
+    HALF: tl.constexpr = 2 ** (x_ptr.dtype.element_ty.primitive_bitwidth - 1)
+    return tl.full([], -HALF, tl.int64), tl.full([], HALF - 1, tl.int64)
+
+
+@triton.jit
+def _load(x_ptr: tl.tensor, ids: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
+    return tl.load(x_ptr + ids, mask=ids < vocab_size, other=float("-inf"))
+
+
+@triton.jit
+def _weights(x: tl.tensor, peak: tl.tensor, sharpness: tl.tensor) -> tl.tensor:
+    return tl.exp((x.to(tl.float32) - peak) * sharpness)
+
+
+@triton.jit
+def _count(
+    x_ptr: tl.tensor, vocab_size: tl.tensor, bar: tl.tensor, TILE: tl.constexpr
+) -> tl.tensor:
+    total = tl.zeros([TILE], tl.int32)
+    bar = bar.to(tl.int32)
+    for first in range(0, vocab_size, TILE):
+        ids = first + tl.arange(0, TILE)
+        x = _load(x_ptr, ids, vocab_size)
+        total += ((_key(x) >= bar) & (ids < vocab_size)).to(tl.int32)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _mass(
+    x_ptr: tl.tensor,
+    vocab_size: tl.tensor,
+    peak: tl.tensor,
+    sharpness: tl.tensor,
+    bar: tl.tensor,
+    min_p: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """The weight of all that reach both bars; summed in one order, so a higher bar never adds."""
+    total = tl.zeros([TILE], tl.float32)
+    bar = bar.to(tl.int32)
+    for first in range(0, vocab_size, TILE):
+        x = _load(x_ptr, first + tl.arange(0, TILE), vocab_size)
+        weights = _weights(x, peak, sharpness)
+        total += tl.where((_key(x) >= bar) & (weights >= min_p), weights, 0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _weight_at(
+    x_ptr: tl.tensor,
+    vocab_size: tl.tensor,
+    peak: tl.tensor,
+    sharpness: tl.tensor,
+    bar: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """The weight of a token at the bar, or of the lightest above it."""
+    lightest = tl.full([TILE], 1.0, tl.float32)
+    bar = bar.to(tl.int32)
+    for first in range(0, vocab_size, TILE):
+        x = _load(x_ptr, first + tl.arange(0, TILE), vocab_size)
+        weights = _weights(x, peak, sharpness)
+        lightest = tl.minimum(lightest, tl.where(_key(x) >= bar, weights, 1.0))
+    return tl.min(lightest, 0)
+
+
+@triton.jit
+def _race(
+    x_ptr: tl.tensor,
+    ids_ptr: tl.tensor,
+    vocab_size: tl.tensor,
+    is_listed: tl.tensor,
+    peak: tl.tensor,
+    sharpness: tl.tensor,
+    bar: tl.tensor,
+    min_p: tl.tensor,
+    num_ties: tl.tensor,
+    race: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """The kept token with the largest sum of scaled logit and its own number."""
+    bar = bar.to(tl.int32)
+    ties_before = tl.full([], 0, tl.int32)
+    best = tl.full([], float("-inf"), tl.float32)
+    token = tl.full([], 0, tl.int32)
+    for first in range(0, vocab_size, TILE):
+        i = first + tl.arange(0, TILE)
+        x = _load(x_ptr, i, vocab_size)
+        ids = tl.load(ids_ptr + i, mask=i < tl.where(is_listed, vocab_size, 0), other=0)
+        ids = tl.where(is_listed, ids, i)
+        key = _key(x)
+        is_tie = (key == bar).to(tl.int32)
+        rank = ties_before + tl.cumsum(is_tie, 0)  # from 1 on at the ties
+        kept = (key > bar) | ((is_tie > 0) & (rank <= num_ties))
+        kept = kept & (_weights(x, peak, sharpness) >= min_p) & (i < vocab_size)
+        scores = (x.to(tl.float32) - peak) * sharpness + race_numbers(race, ids)
+        scores = tl.where(kept, scores, float("-inf"))
+        score, at = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
+        token = tl.where(score > best, first + at, token)
+        best = tl.maximum(best, score)
+        ties_before += tl.sum(is_tie, 0)
+    if is_listed:
+        token = tl.load(ids_ptr + token)
+    return token

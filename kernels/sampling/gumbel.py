@@ -1,0 +1,37 @@
+# mypy: disable-error-code="untyped-decorator"
+"""The numbers of the race that sampling is, inside kernels.
+
+    seed, output position -> race_key;  race_key, token ids -> race_numbers
+
+Bit for bit what `worker_svc.sampling.random_numbers` says: a pure function, whatever part of the
+vocabulary a program looks at.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def race_key(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
+    """`worker_svc.sampling.random_numbers.race_keys`, bit for bit."""
+    gamma = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
+    return _mix(_mix(seed.to(tl.uint64) + gamma) + (position + 1).to(tl.uint64) * gamma)
+
+
+@triton.jit
+def race_numbers(race: tl.tensor, ids: tl.tensor) -> tl.tensor:
+    """`worker_svc.sampling.random_numbers.race_numbers`: the same bits, then the same formula."""
+    bits = ids.to(tl.uint32) * tl.full([], 0x9E3779B1, tl.uint32) + race.to(tl.uint32)
+    bits = (bits ^ (bits >> 16)) * tl.full([], 0x85EBCA6B, tl.uint32)
+    bits = bits ^ (race >> 32).to(tl.uint32)
+    bits = (bits ^ (bits >> 13)) * tl.full([], 0xC2B2AE35, tl.uint32)
+    bits = bits ^ (bits >> 16)
+    uniform = ((bits >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def _mix(value: tl.tensor) -> tl.tensor:
+    value = (value ^ (value >> 30)) * tl.full([], 0xBF58476D1CE4E5B9, tl.uint64)
+    value = (value ^ (value >> 27)) * tl.full([], 0x94D049BB133111EB, tl.uint64)
+    return value ^ (value >> 31)

@@ -1,0 +1,205 @@
+"""Converts responses to values. Pure; uses no channel."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import TypeVar
+
+from pagewire._chat import ToolCall, ToolCallDelta
+from pagewire._errors import Internal
+from pagewire._types import (
+    Completion,
+    Delta,
+    Embeddings,
+    FinishReason,
+    Model,
+    TokenLogprobs,
+    Usage,
+)
+from pagewire.v1 import embedding_pb2, types_pb2
+from pagewire.v1 import inference_pb2 as pb
+
+_T = TypeVar("_T")
+
+FINISH_REASON = {
+    types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    types_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
+    types_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
+}
+
+
+def to_completion(response: pb.GenerateResponse | pb.ChatResponse) -> Completion:
+    """The value of a whole answer."""
+    first, *more = (
+        _to_one(output, response) for output in (response.output, *response.more_outputs)
+    )
+    return replace(first, more=tuple(more))
+
+
+def _to_one(output: pb.Output, response: pb.GenerateResponse | pb.ChatResponse) -> Completion:
+    return Completion(
+        text=output.text,
+        token_ids=tuple(output.token_ids),
+        finish_reason=_finish_reason(output.finish_reason),
+        usage=_usage(output.usage),
+        request_id=response.request_id,
+        model=response.model,
+        stop_reason=_stop_reason(output),
+        logprobs=_logprobs(output.logprobs),
+        prompt_token_ids=tuple(output.prompt_token_ids),
+        prompt_logprobs=_prompt_logprobs(output),
+        reasoning=output.reasoning,
+        tool_calls=tuple(ToolCall(c.id, c.name, c.arguments) for c in output.tool_calls),
+    )
+
+
+def to_embeddings(response: embedding_pb2.EmbedResponse) -> Embeddings:
+    """Vectors, in the order of the inputs."""
+    return Embeddings(
+        vectors=tuple(tuple(one.values) for one in response.embeddings),
+        usage=_usage(response.usage),
+        request_id=response.request_id,
+        model=response.model,
+    )
+
+
+def to_models(response: pb.ListModelsResponse) -> tuple[Model, ...]:
+    """The served models."""
+    return tuple(
+        Model(
+            name=model.model,
+            architecture=model.architecture,
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            eos_token_ids=tuple(model.eos_token_ids),
+            dtype=model.dtype,
+        )
+        for model in response.models
+    )
+
+
+class Assembly:
+    """Reads the messages of one stream and accumulates the output."""
+
+    def __init__(self, num_outputs: int = 1) -> None:
+        self.request_id = ""
+        self._model = ""
+        self._outputs: list[list[Delta]] = [[] for _ in range(num_outputs)]
+
+    @property
+    def text(self) -> str:
+        """The text so far, of the first output."""
+        return "".join(delta.text for delta in self._outputs[0])
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The token ids so far, of the first output."""
+        return _joined(delta.token_ids for delta in self._outputs[0])
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last message has arrived."""
+        return all(deltas and deltas[-1].finish_reason is not None for deltas in self._outputs)
+
+    def read(self, response: pb.GenerateStreamResponse | pb.ChatStreamResponse) -> Delta:
+        """Returns the message as a Delta."""
+        self.request_id = self.request_id or response.request_id  # a resumed stream has another id
+        self._model = response.model
+        delta = _to_delta(response.delta)
+        if delta.index >= len(self._outputs):
+            raise Internal(f"the server sent output {delta.index} of {len(self._outputs)}")
+        self._outputs[delta.index].append(delta)
+        return delta
+
+    def completion(self) -> Completion:
+        """The whole output. Raises Internal when the stream ended without a finish reason."""
+        first, *more = (self._completion_of(deltas) for deltas in self._outputs)
+        return replace(first, more=tuple(more))
+
+    def _completion_of(self, deltas: Sequence[Delta]) -> Completion:
+        if not deltas or deltas[-1].finish_reason is None:
+            raise Internal("the stream ended without a finish reason")
+        first, last = deltas[0], deltas[-1]
+        return Completion(
+            text="".join(delta.text for delta in deltas),
+            token_ids=tuple(_joined(delta.token_ids for delta in deltas)),
+            finish_reason=deltas[-1].finish_reason,
+            usage=last.usage or Usage(),
+            request_id=self.request_id,
+            model=self._model,
+            stop_reason=last.stop_reason,
+            logprobs=tuple(_joined(delta.logprobs for delta in deltas)),
+            prompt_token_ids=first.prompt_token_ids,
+            prompt_logprobs=first.prompt_logprobs,
+            reasoning="".join(delta.reasoning for delta in deltas),
+            tool_calls=_whole_calls(_joined(delta.tool_calls for delta in deltas)),
+        )
+
+
+def _to_delta(output: pb.OutputDelta) -> Delta:
+    finished = output.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED
+    return Delta(
+        text=output.text,
+        token_ids=tuple(output.token_ids),
+        finish_reason=_finish_reason(output.finish_reason) if finished else None,
+        usage=_usage(output.usage) if output.HasField("usage") else None,
+        stop_reason=_stop_reason(output),
+        logprobs=_logprobs(output.logprobs),
+        prompt_token_ids=tuple(output.prompt_token_ids),
+        prompt_logprobs=_prompt_logprobs(output),
+        reasoning=output.reasoning,
+        tool_calls=tuple(
+            ToolCallDelta(call.index, call.id, call.name, call.arguments)
+            for call in output.tool_calls
+        ),
+        index=output.index,
+    )
+
+
+def _whole_calls(pieces: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    calls: dict[int, ToolCall] = {}
+    for piece in pieces:
+        before = calls.get(piece.index, ToolCall("", "", ""))
+        calls[piece.index] = ToolCall(
+            before.id + piece.id, before.name + piece.name, before.arguments + piece.arguments
+        )
+    return tuple(calls[index] for index in sorted(calls))
+
+
+def _joined(parts: Iterable[Iterable[_T]]) -> list[_T]:
+    return list(chain.from_iterable(parts))
+
+
+def _prompt_logprobs(output: pb.Output | pb.OutputDelta) -> tuple[TokenLogprobs | None, ...]:
+    """One per token of the prompt; None for the first, which has no predecessor."""
+    if not output.prompt_token_ids:
+        return ()
+    return (None, *_logprobs(output.prompt_logprobs))
+
+
+def _logprobs(tokens: Iterable[types_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(
+            token.logprob,
+            token.rank,
+            tuple(zip(token.top_token_ids, token.top_logprobs, strict=True)),
+        )
+        for token in tokens
+    )
+
+
+def _finish_reason(reason: types_pb2.FinishReason) -> FinishReason:
+    if reason not in FINISH_REASON:
+        raise Internal(f"the server ended an output for an unknown reason ({reason})")
+    return FINISH_REASON[reason]
+
+
+def _usage(usage: types_pb2.Usage) -> Usage:
+    return Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+
+
+def _stop_reason(output: pb.Output | pb.OutputDelta) -> str | int | None:
+    if output.HasField("stop_string"):
+        return output.stop_string
+    return output.stop_token_id if output.HasField("stop_token_id") else None

@@ -1,0 +1,1 @@
+"""`pagewire bench`: a load on a server, and what came back."""

@@ -1,0 +1,1 @@
+"""`pagewire up`: the three services as processes of this machine."""

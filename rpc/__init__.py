@@ -1,1 +1,0 @@
-"""What the three services' gRPC servers have in common, and nothing of what they serve."""

@@ -1,0 +1,1 @@
+"""The streams of clients: what is on its way to each, and what each is told."""

@@ -1,0 +1,85 @@
+"""Sorts the results of steps into the outboxes of the client streams, by client number."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from scheduler_svc.clients.outbox import Admitted, Outbox, RequestEnd
+from scheduler_svc.core import Finished, FinishReason, StepOutputs, StepPlan
+from wire.logprobs import LogprobColumns
+from wire.prompt_outputs import PromptReport
+
+_STATUS_CODES = {  # gRPC status codes
+    FinishReason.ERROR: 13,
+    FinishReason.EXPIRED: 4,
+    FinishReason.DEAD_END: 3,
+}
+
+
+class Clients:
+    """Delivers tokens, admissions and ends by client; drops those of clients that have left."""
+
+    def __init__(self) -> None:
+        self._outboxes: dict[int, Outbox] = {}
+        self._newest = 0
+
+    def open(self) -> tuple[int, Outbox]:
+        """Returns the number and the outbox of a new client."""
+        self._newest += 1
+        self._outboxes[self._newest] = outbox = Outbox()
+        return self._newest, outbox
+
+    def close(self, client: int) -> None:
+        """Removes a client."""
+        del self._outboxes[client]
+
+    def deliver(
+        self,
+        outputs: StepOutputs,
+        logprobs: LogprobColumns | None,
+        reports: Sequence[PromptReport] = (),
+    ) -> None:
+        """Delivers a step's outputs. Rows of `logprobs` index the tokens of the step's result."""
+        for told in outputs.told:
+            outbox = self._outboxes.get(told.request.client)
+            if outbox is not None:
+                outbox.put_report(replace(reports[told.row], owner=told.request.handle))
+        clients, handles, token_ids = outputs.clients, outputs.handles, outputs.token_ids
+        if logprobs is not None and outputs.sampled_rows is not None:
+            logprobs = logprobs.select(outputs.sampled_rows)
+        if len(clients):
+            first = int(clients[0])
+            if (clients == first).all():  # one gateway: the usual case
+                self._tell_tokens(first, handles, token_ids, logprobs)
+            else:
+                for client in np.unique(clients).tolist():
+                    rows = np.flatnonzero(clients == client)
+                    own = None if logprobs is None else logprobs.select(rows)
+                    self._tell_tokens(client, handles[rows], token_ids[rows], own)
+        self.tell_ends(outputs.finished)
+
+    def _tell_tokens(
+        self,
+        client: int,
+        handles: np.ndarray[tuple[int], np.dtype[np.uint32]],
+        token_ids: np.ndarray[tuple[int], np.dtype[np.int32]],
+        logprobs: LogprobColumns | None,
+    ) -> None:
+        outbox = self._outboxes.get(client)
+        if outbox is not None:
+            outbox.put_tokens(handles, token_ids, logprobs)
+
+    def tell_admitted(self, plan: StepPlan) -> None:
+        """Reports the requests admitted by this step to their clients."""
+        for new in plan.new_sequences:
+            outbox = self._outboxes.get(new.request.client)
+            if outbox is not None:
+                outbox.put_admission(Admitted(new.request.handle, new.num_first_cached_tokens))
+
+    def tell_ends(self, finished: Iterable[Finished]) -> None:
+        """Reports finished requests, with the reason, after all their tokens."""
+        for end in finished:
+            outbox = self._outboxes.get(end.request.client)
+            if outbox is not None:
+                outbox.put_end(RequestEnd(end, _STATUS_CODES.get(end.reason, 0)))

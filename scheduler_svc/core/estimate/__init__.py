@@ -1,0 +1,1 @@
+"""Estimates of what comes: step times, waits, and the best worker group."""

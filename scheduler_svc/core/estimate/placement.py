@@ -1,0 +1,50 @@
+"""Selects the worker group for a sequence, where there are several.
+
+The rule: the group with the fewest tokens to compute before the sequence's first output. These are
+its own tokens that are not cached there, the backlog of that group, and a fixed number of tokens
+per live request, since each makes all steps longer. So a long cached prefix attracts requests to a
+group until its backlog equals the saving; then another group computes the prefix once and has it
+cached, too.
+"""
+
+from collections.abc import Sequence as Options
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_svc.core.request.sequence import Sequence
+from scheduler_svc.core.scheduler import Scheduler
+
+TOKENS_PER_LIVE_REQUEST = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The cost of one group."""
+
+    num_uncached_tokens: int  # of the sequence, if placed here
+    num_backlog_tokens: int  # still to be computed for other requests
+    num_live: int  # requests
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        """(cost, load) in tokens; equal costs go to the smallest load."""
+        load = self.num_backlog_tokens + TOKENS_PER_LIVE_REQUEST * self.num_live
+        return self.num_uncached_tokens + load, load
+
+
+def option_of(scheduler: Scheduler, sequence: Sequence) -> Option:
+    """The cost of a scheduler's group for a sequence that is not placed yet."""
+    table, index = scheduler.residency.table, scheduler.residency.roster.index
+    behind = table.num_tokens[index] - table.num_computed[index] - 1  # excludes the newest
+    return Option(
+        num_uncached_tokens=len(sequence.token_ids) - scheduler.num_cached_tokens(sequence),
+        num_backlog_tokens=scheduler.residency.waiting.num_tokens
+        + int(np.maximum(behind, 0).sum()),
+        num_live=scheduler.num_running + scheduler.num_waiting,
+    )
+
+
+def ranking(options: Options[Option]) -> list[int]:
+    """Indices of the options from the smallest cost; ties in the order given."""
+    return sorted(range(len(options)), key=lambda index: options[index].cost)

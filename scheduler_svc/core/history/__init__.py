@@ -1,0 +1,1 @@
+"""What remains of the past: ended requests, worker losses, migration, output lengths."""

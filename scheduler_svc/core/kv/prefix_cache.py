@@ -1,0 +1,135 @@
+"""Index of cached blocks by content: from a block hash to a block id, verified.
+
+The index knows content only; the pool knows whether a block is in use. An entry lives until the
+pool hands the block out again, so a hit never refers to overwritten memory.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.kv.sliding_window import first_read
+from scheduler_svc.core.request.block_hash import NO_PARENT
+from scheduler_svc.core.request.request import TokenIds
+
+NULL_BLOCK = 0  # filler of block tables, never handed out
+
+
+class PrefixCache:
+    """Hash to block, with duplicates: equal content computed twice may be in two blocks."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._block_of: dict[int, int] = {}
+        self._duplicates: dict[int, list[int]] = {}
+        self._hash_of: dict[int, int] = {}
+        self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
+        self._parents = np.zeros(num_blocks, dtype=np.uint64)
+        self.num_evictions = 0  # contents forgotten because their block was reused
+
+    def __len__(self) -> int:
+        return len(self._hash_of)
+
+    def hash_of(self, block_id: int) -> int | None:
+        """The hash of a block's content; None when it is not in the cache."""
+        return self._hash_of.get(block_id)
+
+    def lookup(
+        self, hashes: Sequence[int], token_ids: TokenIds, root: int = NO_PARENT
+    ) -> list[int]:
+        """The blocks of the longest cached prefix of `token_ids`, given the hashes of its blocks.
+
+        `root` is the parent of the first block. Stops at the first block that is missing or whose
+        content differs.
+        """
+        block_of = self._block_of
+        found: list[int] = []
+        for block_hash in hashes:
+            block_id = block_of.get(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found[: self._num_equal(found, hashes, token_ids, root)]
+
+    def lookup_window(
+        self, hashes: Sequence[int], token_ids: TokenIds, root: int, window: int
+    ) -> tuple[int, list[int]]:
+        """The blocks to reuse where each token attends only to the last `window` tokens.
+
+        Returns (number of leading blocks that are not read, blocks after them); (0, []) without a
+        hit.
+        """
+        if not hashes:
+            return 0, []
+        found = [self._block_of.get(block_hash, NULL_BLOCK) for block_hash in hashes]
+        is_here = self._is_equal(found, hashes, token_ids, root) & (np.array(found) != NULL_BLOCK)
+        num_in_a_row, runs = 0, []
+        for is_next_here in is_here.tolist():
+            num_in_a_row = num_in_a_row + 1 if is_next_here else 0
+            runs.append(num_in_a_row)
+        for end in range(len(found), 0, -1):
+            begin = first_read(end * self._block_size, window) // self._block_size
+            if runs[end - 1] >= end - begin:
+                return begin, found[begin:end]
+        return 0, []
+
+    def _num_equal(
+        self, found: list[int], hashes: Sequence[int], token_ids: TokenIds, root: int
+    ) -> int:
+        if not found:
+            return 0
+        equal = self._is_equal(found, hashes, token_ids, root)
+        return len(found) if equal.all() else int(equal.argmin())
+
+    def _is_equal(
+        self, found: list[int], hashes: Sequence[int], token_ids: TokenIds, root: int
+    ) -> NDArray[np.bool_]:
+        """[blocks] whether each block holds the tokens and the parent that it was found for."""
+        ids = np.array(found, dtype=np.intp)
+        expected = token_ids[: len(found) * self._block_size].reshape(len(found), -1)
+        parents = np.array([root, *hashes[: len(found) - 1]], dtype=np.uint64)
+        equal: NDArray[np.bool_] = (self._tokens[ids] == expected).all(axis=1)
+        equal &= self._parents[ids] == parents
+        return equal
+
+    def insert(
+        self,
+        block_ids: NDArray[np.int32],
+        hashes: Sequence[int],
+        parents: NDArray[np.uint64],
+        token_ids: NDArray[np.integer],
+    ) -> None:
+        """Adds full blocks: row i of `token_ids` [n, block_size] is the content of block_ids[i]."""
+        for block_id, block_hash in zip(block_ids.tolist(), hashes, strict=True):
+            self._hash_of[block_id] = block_hash
+            if self._block_of.setdefault(block_hash, block_id) != block_id:
+                self._duplicates.setdefault(block_hash, []).append(block_id)
+        index = block_ids.astype(np.intp)
+        self._tokens[index] = token_ids
+        self._parents[index] = parents
+
+    def evict(self, block_id: int) -> None:
+        """Forgets a block's content; another block with the same content replaces it."""
+        block_hash = self._hash_of.pop(block_id, None)
+        if block_hash is None:
+            return
+        self.num_evictions += 1
+        others = self._duplicates.get(block_hash)
+        if self._block_of[block_hash] != block_id:
+            assert others is not None  # a hashed block is either the entry or among its duplicates
+            others.remove(block_id)
+        elif others:
+            self._block_of[block_hash] = others.pop()
+        else:
+            del self._block_of[block_hash]
+        if others is not None and not others:
+            del self._duplicates[block_hash]
+
+    def clear(self) -> int:
+        """Forgets all content; returns the number of blocks that had any."""
+        num_forgotten = len(self._hash_of)
+        self._hash_of.clear()
+        self._block_of.clear()
+        self._duplicates.clear()
+        return num_forgotten

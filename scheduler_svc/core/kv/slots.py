@@ -1,0 +1,190 @@
+"""The running sequences as columns: one row per slot, as the worker holds them.
+
+A step touches hundreds of sequences and changes two or three numbers of each; as columns this takes
+a few vector operations. The table only stores: other modules decide the values.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
+from scheduler_svc.core.request.block_hash import NO_PARENT
+from scheduler_svc.core.request.request import TokenIds
+from scheduler_svc.core.request.sequence import Sequence, Status
+
+Slots = NDArray[np.int32]  # [n] in the type of the wire
+Index = NDArray[np.intp]  # [n] the same numbers, in numpy's fastest index type
+MAX_INT32 = 2**31 - 1
+NO_TOKEN = -1  # filler of the stop table only: never equal to a sampled token
+
+
+@dataclass(slots=True)
+class Facts:
+    """Columns that are constant while a sequence runs, gathered once per running set."""
+
+    max_len: NDArray[np.int32]
+    clients: NDArray[np.int32]
+    handles: NDArray[np.uint32]
+
+
+class Roster:
+    """The running set: sequences in order of admission; replaced, never changed."""
+
+    __slots__ = ("_facts", "index", "sequences", "slots")
+
+    def __init__(self, sequences: tuple[Sequence, ...]) -> None:
+        self.sequences = sequences
+        self._facts: Facts | None = None
+        # Stored here: a sequence that leaves forgets its slot, a past plan's running set must not.
+        self.index: Index = np.array([s.slot for s in sequences], dtype=np.intp)
+        self.slots: Slots = self.index.astype(np.int32)
+
+    def facts(self, table: "SlotTable") -> Facts:
+        """The constant columns of the set; call it only while the set is current."""
+        if self._facts is None:
+            self._facts = table.facts(self.index)
+        return self._facts
+
+
+class SlotTable:
+    """Columns indexed by slot. Only rows of live sequences are meaningful."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        self.block_size = block_size
+        # Unused rows of these two take address space, not memory.
+        max_blocks = -(-max_model_len // block_size)
+        self.block_table = np.empty((max_num_seqs, max_blocks), dtype=np.int32)
+        self.token_blocks = np.empty((max_num_seqs, max_blocks, block_size), dtype=np.int32)
+        self.token_ids = self.token_blocks.reshape(max_num_seqs, -1)  # the same memory
+        self.sequence: list[Sequence | None] = [None] * max_num_seqs
+
+        def column() -> NDArray[np.int32]:
+            return np.zeros(max_num_seqs, dtype=np.int32)
+
+        self.is_live: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+        # True from admission until the first token sampled after it.
+        self.is_prefilling: NDArray[np.bool_] = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.num_tokens = column()  # known tokens: prompt and received output
+        self.num_planned = column()  # known tokens and those in flight
+        self.num_computed = column()  # tokens with KV, counting steps in flight
+        self.num_blocks = column()  # entries in the block table
+        self.num_null = column()  # leading null blocks among them: before every window
+        self.capacity = column()  # tokens that its blocks hold
+        self.num_sealed = column()  # leading blocks in the prefix cache
+        self.seal_at = column()  # tokens at which the next block can be sealed
+        self.last_hash: NDArray[np.uint64] = np.zeros(max_num_seqs, dtype=np.uint64)
+        self.max_len = column()
+        self.min_len = column()
+        self.client = column()
+        self.handle: NDArray[np.uint32] = np.zeros(max_num_seqs, dtype=np.uint32)
+        self.last_step: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        # Slots of the few sequences that sample nothing or have prompt outputs due.
+        self.inquiring: set[int] = set()
+        # Column i holds the i-th stop token of every slot; as many columns as needed.
+        self.stop_ids: list[NDArray[np.int32]] = []
+
+    def enter(
+        self,
+        sequence: Sequence,
+        slot: int,
+        block_ids: list[int],
+        num_computed: int,
+        num_null: int,
+        num_sealed: int,
+    ) -> None:
+        """Fills a slot's row. The first `num_sealed` blocks are in the prefix cache already."""
+        num_tokens = len(sequence.token_ids)
+        self.token_ids[slot, :num_tokens] = sequence.token_ids
+        self.num_tokens[slot] = self.num_planned[slot] = num_tokens
+        self.num_computed[slot] = num_computed
+        self.block_table[slot, : len(block_ids)] = block_ids
+        self.num_blocks[slot] = len(block_ids)
+        self.num_null[slot] = num_null
+        self.capacity[slot] = len(block_ids) * self.block_size
+        self._enter_sealed(sequence, slot, num_sealed)
+        self.max_len[slot] = sequence.max_len
+        self.min_len[slot] = sequence.min_len
+        self.client[slot] = sequence.request.client
+        self.handle[slot] = sequence.request.handle
+        self.enter_stops(slot, sequence.stop_ids)
+        self.sequence[slot] = sequence
+        self.is_live[slot] = self.is_prefilling[slot] = True
+        if sequence.request.is_prompt_only or sequence.has_to_report:
+            self.inquiring.add(slot)
+        sequence.slot = slot
+        sequence.status = Status.RUNNING
+
+    def _enter_sealed(self, sequence: Sequence, slot: int, num_sealed: int) -> None:
+        if sequence.is_private:
+            self.never_seal(slot)
+            return
+        self.num_sealed[slot] = num_sealed
+        self.seal_at[slot] = (num_sealed + 1) * self.block_size
+        hashes = sequence.block_hashes(self.block_size) if num_sealed else []
+        self.last_hash[slot] = hashes[num_sealed - 1] if num_sealed else NO_PARENT
+
+    def never_seal(self, slot: int) -> None:
+        """Keeps a slot's blocks out of the prefix cache by counting all of them as sealed."""
+        self.num_sealed[slot] = MAX_INT32 // self.block_size
+        self.seal_at[slot] = MAX_INT32
+
+    def enter_stops(self, slot: int, stop_ids: tuple[int, ...]) -> None:
+        """Sets the tokens that end a slot's sequence."""
+        while len(self.stop_ids) < len(stop_ids):
+            self.stop_ids.append(np.full(len(self.is_live), NO_TOKEN, dtype=np.int32))
+        for position, column in enumerate(self.stop_ids):
+            column[slot] = stop_ids[position] if position < len(stop_ids) else NO_TOKEN
+
+    def leave(self, slot: int, status: Status) -> Sequence:
+        """Removes and returns a slot's sequence with its tokens; the row still lists the blocks."""
+        sequence = self.sequence[slot]
+        assert sequence is not None
+        sequence.token_ids = self.tokens(slot)
+        sequence.slot = None
+        sequence.status = status
+        self.sequence[slot] = None
+        self.is_live[slot] = False
+        self.inquiring.discard(slot)
+        return sequence
+
+    def facts(self, index: Index) -> Facts:
+        """The constant columns of the sequences in these slots."""
+        return Facts(self.max_len[index], self.client[index], self.handle[index])
+
+    def tokens(self, slot: int) -> TokenIds:
+        """A copy of the known tokens of a slot's sequence."""
+        return self.token_ids[slot, : self.num_tokens[slot]].copy()
+
+    def blocks(self, slot: int) -> list[int]:
+        """The block table of a slot's sequence."""
+        block_ids: list[int] = self.block_table[slot, : self.num_blocks[slot]].tolist()
+        return block_ids
+
+    def held_blocks(self, slot: int) -> list[int]:
+        """The block table of a slot's sequence without its leading null blocks."""
+        row = self.block_table[slot, self.num_null[slot] : self.num_blocks[slot]]
+        block_ids: list[int] = row.tolist()
+        return block_ids
+
+    def drop_blocks(self, slot: int, num_null: int) -> list[int]:
+        """Replaces a slot's first `num_null` blocks by null blocks; returns the others' ids."""
+        row = self.block_table[slot, self.num_null[slot] : num_null]
+        dropped: list[int] = row.tolist()
+        row[:] = NULL_BLOCK
+        self.num_null[slot] = num_null
+        return dropped
+
+    def append_blocks(self, slot: int, block_ids: list[int]) -> None:
+        """Appends blocks to a slot's block table."""
+        end = int(self.num_blocks[slot])
+        self.block_table[slot, end : end + len(block_ids)] = block_ids
+        self.num_blocks[slot] += len(block_ids)
+        self.capacity[slot] += len(block_ids) * self.block_size
+
+    def append_block_each(self, index: Index, block_ids: list[int]) -> None:
+        """Appends block_ids[i] to the block table of slot index[i]; no slot may occur twice."""
+        self.block_table[index, self.num_blocks[index]] = block_ids
+        self.num_blocks[index] += 1
+        self.capacity[index] += self.block_size

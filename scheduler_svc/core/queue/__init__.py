@@ -1,0 +1,1 @@
+"""The queue: intake, policies, fair shares, deadlines, reservations, fork groups."""

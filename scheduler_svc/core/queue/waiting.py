@@ -1,0 +1,88 @@
+"""The waiting queue: counts sequences and tokens, in total and per tenant, for any policy."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scheduler_svc.core.queue.policies import Order
+from scheduler_svc.core.request.sequence import Sequence, Status
+
+
+@dataclass(slots=True)
+class Load:
+    """Number of waiting sequences, and of their prompt and output tokens."""
+
+    num_sequences: int = 0
+    num_tokens: int = 0
+
+    def add(self, num_sequences: int, num_tokens: int) -> None:
+        """Adds to both counts; negative numbers subtract."""
+        self.num_sequences += num_sequences
+        self.num_tokens += num_tokens
+
+
+class WaitingQueue:
+    """Sequences without a slot. An aborted one is skipped when taken, so that abort is O(1)."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self._total = Load()
+        self._by_tenant: dict[str, Load] = {}
+
+    def __len__(self) -> int:
+        return self._total.num_sequences
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self.order)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens of all waiting sequences."""
+        return self._total.num_tokens
+
+    def load_of(self, tenant: str) -> Load:
+        """The waiting load of one tenant."""
+        return self._by_tenant.get(tenant) or Load()
+
+    def append(self, sequence: Sequence) -> None:
+        """Adds a new sequence."""
+        self.order.append(sequence)
+        self._count(sequence, 1)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Returns a sequence that did not fit or was preempted."""
+        self.order.put_back(sequence)
+        self._count(sequence, 1)
+
+    def take(self) -> Sequence | None:
+        """Removes and returns the next sequence; None when the queue is empty."""
+        sequence = self.order.take()
+        if sequence is not None:
+            self._count(sequence, -1)
+        return sequence
+
+    def peek(self) -> Sequence | None:
+        """The next sequence, which stays in the queue; None when it is empty."""
+        sequence = self.order.take()
+        if sequence is not None:
+            self.order.put_back(sequence)
+        return sequence
+
+    def discard(self, sequence: Sequence) -> None:
+        """Removes a sequence from the counts; its status must be FINISHED already."""
+        assert sequence.status is Status.FINISHED
+        self._count(sequence, -1)
+
+    def append_token(self, sequence: Sequence, token_id: int) -> None:
+        """Appends a token that arrived after a waiting sequence had lost its slot."""
+        sequence.append(token_id)
+        self._total.num_tokens += 1
+        self._by_tenant[sequence.request.tenant].num_tokens += 1
+
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        num_tokens = sign * len(sequence.token_ids)
+        self._total.add(sign, num_tokens)
+        tenant = sequence.request.tenant
+        load = self._by_tenant.setdefault(tenant, Load())
+        load.add(sign, num_tokens)
+        if not load.num_sequences:
+            del self._by_tenant[tenant]

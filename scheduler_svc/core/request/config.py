@@ -1,0 +1,97 @@
+"""Limits and policy of a scheduler core, validated once."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Policy(Enum):
+    """The order in which waiting sequences are admitted."""
+
+    FCFS = "fcfs"  # first come, first served
+    PRIORITY = "priority"  # the smallest priority number first
+    FAIR = "fair"  # the tenant served least first
+
+
+class Preemption(Enum):
+    """The destination of a preempted sequence's KV."""
+
+    RECOMPUTE = "recompute"  # none: it is computed again
+    SWAP = "swap"  # host memory, while it has room
+
+
+_NOT_NEGATIVE = (
+    "num_host_blocks",
+    "sliding_window",
+    "long_prefill_token_threshold",
+    "queue_window",
+    "max_overtakes",
+    "max_waiting_requests",
+    "max_waiting_tokens",
+    "max_waiting_requests_per_tenant",
+    "max_waiting_tokens_per_tenant",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of one worker group and settings of the policy.
+
+    Raises ValueError, naming the field, when a value or a combination cannot work.
+    """
+
+    num_blocks: int  # including the null block 0
+    block_size: int  # tokens
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    long_prefill_token_threshold: int = (
+        0  # most prompt tokens of one sequence per step; 0: no limit
+    )
+    enable_prefix_caching: bool = True
+    sliding_window: int = 0  # tokens that each token attends to, itself included; 0: all
+    preemption: Preemption = Preemption.RECOMPUTE
+    num_host_blocks: int = 0  # blocks in host memory for swapped sequences
+    policy: Policy = Policy.FCFS
+    priority_ageing_s: float = 60.0  # seconds of waiting that count as one priority level
+    tenant_weights: tuple[tuple[str, float], ...] = ()  # of the fair share; 1 for all others
+    queue_window: int = 4  # requests tried after a waiting one that has no room
+    max_overtakes: int = 16  # times that one request may be overtaken this way
+    # Limits of the queue; a request that would exceed one is refused. 0: no limit.
+    max_waiting_requests: int = 0
+    max_waiting_tokens: int = 0
+    max_waiting_requests_per_tenant: int = 0
+    max_waiting_tokens_per_tenant: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "vocab_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
+        if self.num_blocks < 2:
+            raise ValueError(
+                f"num_blocks is {self.num_blocks}, must be at least 2 (block 0 is null)"
+            )
+        if self.max_model_len < 2:
+            raise ValueError(f"max_model_len is {self.max_model_len}, must be at least 2")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
+                f"({self.max_num_seqs}): a full decode batch would not fit in one step"
+            )
+        for name in _NOT_NEGATIVE:
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
+        if self.sliding_window == 1:
+            raise ValueError("sliding_window is 1: a token would read nothing but itself")
+        if not 0 < self.priority_ageing_s < math.inf:
+            raise ValueError(f"priority_ageing_s is {self.priority_ageing_s}, must be positive")
+        for tenant, weight in self.tenant_weights:
+            if not 0 < weight < math.inf:
+                raise ValueError(f"the weight of tenant {tenant!r} is {weight}, must be positive")
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Number of blocks that sequences can hold."""
+        return self.num_blocks - 1

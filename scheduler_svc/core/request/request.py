@@ -1,0 +1,85 @@
+"""Requests as the scheduler sees them, why they are refused, and why they end.
+
+Everything here is plain data: token ids, never text; numbers, never a clock.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+TokenIds = NDArray[np.int32]
+
+
+class FinishReason(Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    EXPIRED = "expired"
+    DEAD_END = "dead end"  # its own parameters left no token to sample
+
+
+class RefusalKind(Enum):
+    """Why a request was refused, by what would have to change."""
+
+    INVALID = "invalid"  # the request itself
+    DUPLICATE = "duplicate"  # its id: another live request has the same
+    NEVER_FITS = "never fits"  # the deployment: its KV cache is too small
+    OVERLOADED = "overloaded"  # the load: the queue is full
+    EXPIRED = "expired"  # its deadline: it has passed
+
+
+class Refused(Exception):
+    """Raised when a request is not accepted; no state of it is kept."""
+
+    def __init__(self, kind: RefusalKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and how far to continue it.
+
+    `sampling` is opaque here: it goes to the worker with the sequence. `client` and `handle` are
+    opaque too: they come back with every token, for the shell to address it. Times are seconds of
+    the one clock that the shell reads.
+    """
+
+    request_id: str
+    prompt_token_ids: TokenIds
+    max_tokens: int | None = None  # None: up to the length limit; 0: the prompt alone
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    sampling: object = None
+    client: int = 0
+    handle: int = 0
+    arrival_s: float = 0.0
+    deadline_s: float | None = None  # the request ends at this time, finished or not
+    priority: int = 0  # smaller is more urgent
+    tenant: str = ""  # the account for fair share and limits
+    cache_salt: str = ""  # cached prefixes are shared only within one salt
+    skip_prefix_cache: bool = False  # neither reads nor fills the prefix cache
+    fork_group: str = ""  # requests of one prompt, which is computed once
+    # Range of prompt positions with outputs (log probabilities, hidden states); empty when equal.
+    report_begin: int = 0
+    report_end: int = 0
+    # Output generated before, after which this request continues. None: it is new.
+    output_token_ids: TokenIds | None = None
+    resumed_by_client: bool = False  # by the client's word; maybe never accepted
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of prompt tokens and output tokens so far."""
+        output = self.output_token_ids
+        return len(self.prompt_token_ids) + (0 if output is None else len(output))
+
+    @property
+    def is_prompt_only(self) -> bool:
+        """Whether nothing is sampled: the request ends when its prompt is computed."""
+        return self.max_tokens == 0

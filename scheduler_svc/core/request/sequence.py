@@ -1,0 +1,127 @@
+"""A sequence: the state of a request that survives the loss of its slot, blocks and worker."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from scheduler_svc.core.request.blame import Strikes
+from scheduler_svc.core.request.block_hash import chain, root_of
+from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
+from scheduler_svc.core.request.timeline import Timeline
+
+
+class Status(Enum):
+    """The state of a sequence. Waiting and preempted ones hold neither slot nor blocks."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A sequence to finish, and why."""
+
+    sequence: "Sequence"
+    reason: FinishReason
+    message: str = ""
+
+
+class Sequence:
+    """A request with its tokens, limits and timeline.
+
+    While it runs, its tokens are in its slot's row (`slots.SlotTable`) and `token_ids` is stale.
+    """
+
+    __slots__ = (
+        "_hashes",
+        "is_private",
+        "max_len",
+        "min_len",
+        "num_awaited",
+        "num_cached",
+        "num_overtaken",
+        "num_preemptions",
+        "num_prompt",
+        "num_report_planned",
+        "num_reported",
+        "number",
+        "request",
+        "root",
+        "slot",
+        "status",
+        "stop_ids",
+        "strikes",
+        "timeline",
+        "token_ids",
+    )
+
+    def __init__(
+        self, request: Request, max_len: int, stop_ids: tuple[int, ...], number: int = 0
+    ) -> None:
+        self.request = request
+        self.number = number  # in order of arrival
+        self.status = Status.WAITING
+        self.token_ids: TokenIds = request.prompt_token_ids
+        if request.output_token_ids is not None:
+            self.token_ids = np.concatenate((request.prompt_token_ids, request.output_token_ids))
+        self.num_prompt = len(request.prompt_token_ids)
+        self.max_len = max_len  # tokens, prompt included, at which it ends for length
+        self.min_len = self.num_prompt + request.min_tokens  # no stop token ends it before
+        self.stop_ids = stop_ids  # end-of-sequence and stop tokens
+        self.slot: int | None = None
+        self.num_cached: int | None = None  # prompt tokens cached at the first admission
+        self.num_preemptions = 0
+        self.num_overtaken = 0  # later sequences admitted while this one did not fit
+        self.timeline = Timeline(request.arrival_s)
+        self.num_awaited = 0  # sampled tokens in flight to a preempted sequence
+        # Neither reads nor fills the prefix cache.
+        self.is_private = request.skip_prefix_cache
+        self.root = root_of(request.cache_salt)  # parent of its first block
+        self.strikes: Strikes | None = None  # None: no worker was lost during its steps
+        # Prompt positions before these have no outputs left to deliver; `num_report_planned`
+        # includes the steps in flight.
+        self.num_reported = self.num_report_planned = request.report_begin
+        self._hashes: list[int] = []
+
+    @property
+    def num_output(self) -> int:
+        """Number of tokens generated, as far as `token_ids` is current."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def has_to_report(self) -> bool:
+        """Whether prompt outputs of some positions are not planned yet."""
+        return self.num_report_planned < self.request.report_end
+
+    @property
+    def num_skippable(self) -> int:
+        """Most tokens that a prefix hit may skip: not the last, and none with outputs due."""
+        most = len(self.token_ids) - 1
+        return min(most, self.num_report_planned) if self.has_to_report else most
+
+    def append(self, token_id: int) -> None:
+        """Appends a token that arrived after the sequence lost its slot."""
+        self.token_ids = np.append(self.token_ids, np.int32(token_id))
+
+    def lose_kv(self) -> None:
+        """Resets `is_private`: its KV is lost, and KV computed from now on may be shared again."""
+        self.is_private = self.request.skip_prefix_cache
+
+    def forget_hashes(self) -> None:
+        """Drops cached hashes, because the block size or the request's salt changes."""
+        self.root = root_of(self.request.cache_salt)
+        self._hashes = []
+
+    def block_hashes(self, block_size: int) -> list[int]:
+        """Hashes of the full blocks of `token_ids`, and possibly of more."""
+        return self.extend_hashes(self.token_ids, block_size)
+
+    def extend_hashes(self, token_ids: TokenIds, block_size: int) -> list[int]:
+        """Hashes of at least the full blocks of `token_ids`, its first tokens; computed once."""
+        known = len(self._hashes)
+        parent = self._hashes[-1] if known else self.root or None
+        self._hashes += chain(token_ids[known * block_size :], block_size, parent)
+        return self._hashes

@@ -1,0 +1,1 @@
+"""One step: the plan, admission, reuse, and what its tokens change."""

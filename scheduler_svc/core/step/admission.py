@@ -1,0 +1,240 @@
+"""Admits waiting sequences to a step, in the order of the policy, as far as there is room.
+
+The policy decides the order; this module decides whether there is room, which tokens an admitted
+sequence computes first, which sequences may be overtaken, and which are preempted for a more urgent
+one.
+"""
+
+from enum import Enum
+
+from scheduler_svc.core.kv.sealing import seal_slot
+from scheduler_svc.core.request.config import Policy, SchedulerConfig
+from scheduler_svc.core.request.sequence import Sequence, Status
+from scheduler_svc.core.step.draft import Counters, Draft
+from scheduler_svc.core.step.plan import Cause, EnteringSequence, Held
+from scheduler_svc.core.step.reuse import Reuse
+from scheduler_svc.core.step.start import Start
+from scheduler_svc.core.step.state import Residency
+
+MAX_AWAITING = 64  # most sequences examined per step that await their fork group
+_HELD_BY_SLOTS, _HELD_BY_BUDGET = Held(Cause.SLOTS), Held(Cause.BUDGET)
+
+
+class _Outcome(Enum):
+    """The result of trying to admit one sequence."""
+
+    ENTERED = "entered"
+    NO_ROOM = "no room"
+    AWAITS_SIBLING = "awaits sibling"  # another sequence of the fork group computes the same prompt
+
+
+class _SetAside:
+    """Sequences tried in a step but not admitted, in the order in which they were tried."""
+
+    def __init__(self) -> None:
+        self.everyone: list[Sequence] = []
+        self.passed: list[Sequence] = []  # those of them without room
+
+    @property
+    def num_awaiting(self) -> int:
+        """Number of them that await another sequence of their fork group."""
+        return len(self.everyone) - len(self.passed)
+
+    def add(self, sequence: Sequence, outcome: _Outcome) -> None:
+        """Adds a sequence that was not admitted."""
+        self.everyone.append(sequence)
+        if outcome is _Outcome.NO_ROOM:
+            self.passed.append(sequence)
+
+
+class Admission:
+    """Moves sequences from the queue into slots."""
+
+    def __init__(self, config: SchedulerConfig, residency: Residency, counters: Counters) -> None:
+        self._config = config
+        self._residency = residency
+        self._counters = counters
+        self.reuse = Reuse(config, residency)
+        # Per sequence without room: blocks that were free then, and how many more it needed.
+        self._blocked: dict[Sequence, tuple[int, int]] = {}
+
+    def reset(self) -> None:
+        """Forgets what did not fit: the worker's blocks have changed."""
+        self._blocked.clear()
+
+    # --- entering --------------------------------------------------------------------------------
+
+    def draft_waiting(self, draft: Draft) -> None:
+        """Admits the sequences that fit, overtaking a few that do not."""
+        residency = self._residency
+        if not len(residency.waiting):
+            return
+        entered: list[Sequence] = []
+        aside = _SetAside()
+        while draft.budget > 0 and residency.free_slots and self._may_look_past(aside):
+            sequence = residency.waiting.take()
+            if sequence is None:
+                break
+            if sequence.num_awaited or self._would_rob(aside, sequence):
+                aside.add(sequence, _Outcome.NO_ROOM)
+                break
+            outcome = self._admit(draft, sequence)
+            if outcome is not _Outcome.ENTERED:
+                aside.add(sequence, outcome)
+                continue
+            entered.append(sequence)
+            for overtaken in aside.passed:
+                overtaken.num_overtaken += 1
+        draft.held = self._why_held(draft, aside)
+        for sequence in reversed(aside.everyone):
+            residency.waiting.put_back(sequence)
+        self._blocked = {s: self._blocked[s] for s in aside.passed if s in self._blocked}
+        if entered:
+            residency.join_roster(entered)
+
+    def _may_look_past(self, aside: _SetAside) -> bool:
+        """Whether to try the next sequence although those in `aside` were not admitted.
+
+        A preempted sequence is never overtaken: the next one would take the room that it gave up.
+        One that awaits its fork group is always overtaken: it needs no room yet.
+        """
+        if len(aside.passed) > self._config.queue_window or aside.num_awaiting > MAX_AWAITING:
+            return False
+        return all(s.status is Status.WAITING for s in aside.everyone) and all(
+            s.num_overtaken < self._config.max_overtakes for s in aside.passed
+        )
+
+    def _would_rob(self, aside: _SetAside, sequence: Sequence) -> bool:
+        order = self._residency.waiting.order
+        return any(order.is_more_urgent(waiting, sequence) for waiting in aside.everyone)
+
+    def _why_held(self, draft: Draft, aside: _SetAside) -> Held | None:
+        residency, passed = self._residency, aside.passed
+        if not aside.everyone and not len(residency.waiting):
+            return None
+        if passed:
+            if passed[0].num_awaited:
+                return Held(Cause.TOKEN, first=passed[0].request.request_id)
+            num_free, short = residency.pool.num_free, {}
+            for sequence, (num_free_then, short_then) in self._blocked.items():
+                if sequence in passed:
+                    short[sequence.request.request_id] = short_then + num_free_then - num_free
+            return Held(Cause.BLOCKS, passed[0].request.request_id, short)
+        if aside.everyone:
+            return Held(Cause.SIBLING, first=aside.everyone[0].request.request_id)
+        return _HELD_BY_BUDGET if residency.free_slots else _HELD_BY_SLOTS
+
+    def _admit(self, draft: Draft, sequence: Sequence) -> _Outcome:
+        """Moves a sequence into a slot, if there are blocks for its first chunk."""
+        config, residency = self._config, self._residency
+        num_free, is_sibling = residency.pool.num_free, bool(sequence.request.fork_group)
+        if not is_sibling and sequence in self._blocked and num_free <= self._blocked[sequence][0]:
+            return _Outcome.NO_ROOM  # a second cache lookup would cost in proportion to the prompt
+        start = self.reuse.find(sequence, draft.admitted)
+        if start is None:
+            return _Outcome.AWAITS_SIBLING
+        chunk, num_new = self._first_chunk(sequence, start, draft.budget)
+        # Shared blocks without a holder leave the free queue as well.
+        short = num_new + residency.pool.num_free_among(start.shared) - num_free
+        if short > 0:
+            self._blocked[sequence] = num_free, short
+            return _Outcome.NO_ROOM
+        self._blocked.pop(sequence, None)
+        block_ids = residency.enter(sequence, start, num_new)
+        if sequence.num_cached is None:
+            self._count_first(sequence, start)
+            if config.policy is Policy.FAIR:
+                num_tokens = len(sequence.token_ids) - start.num_computed
+                residency.share.charge_prompt(sequence.request.tenant, num_tokens)
+        if start.sibling is not None and start.sibling.slot is not None:
+            # The step reads the blocks of the other sequence, which must not be freed before it
+            # ends.
+            draft.read_slots.append(start.sibling.slot)
+        self._draft_entry(draft, sequence, start.num_computed, chunk, block_ids)
+        return _Outcome.ENTERED
+
+    def _count_first(self, sequence: Sequence, start: Start) -> None:
+        """Counts prefix cache hits at a sequence's first admission; a fork counts as no lookup."""
+        sequence.num_cached = min(start.num_computed, sequence.num_prompt)
+        if start.sibling is not None:
+            self._counters.num_forks += 1
+            return
+        self._counters.prefix_query_tokens += len(sequence.token_ids)
+        self._counters.prefix_hit_tokens += start.num_computed
+
+    def _first_chunk(self, sequence: Sequence, start: Start, budget: int) -> tuple[int, int]:
+        """Returns (tokens of the first chunk, new blocks needed for them and for the start)."""
+        config = self._config
+        chunk = min(len(sequence.token_ids) - start.num_computed, budget)
+        if config.long_prefill_token_threshold:
+            chunk = min(chunk, config.long_prefill_token_threshold)
+        num_blocks = -(-(start.num_computed + chunk) // config.block_size)
+        return chunk, num_blocks - start.num_null - len(start.shared)
+
+    def _draft_entry(
+        self, draft: Draft, sequence: Sequence, num_cached: int, chunk: int, block_ids: list[int]
+    ) -> None:
+        """Adds the first chunk of a sequence that has just received its slot to the draft."""
+        table, slot = self._residency.table, sequence.slot
+        assert slot is not None
+        table.num_computed[slot] = num_cached + chunk
+        table.last_step[slot] = draft.step_id
+        report_begin = sequence.num_report_planned
+        draft.inquire(sequence, slot, num_cached + chunk)
+        is_prompt_only = sequence.request.is_prompt_only
+        if not (is_prompt_only or sequence.has_to_report):
+            table.inquiring.discard(slot)
+        if num_cached + chunk == len(sequence.token_ids) and not is_prompt_only:
+            table.num_planned[slot] += 1
+            draft.admitted_sampled.append(slot)
+        if self._config.enable_prefix_caching:
+            # Shareable from now on, even within this step: a layer stores its KV before reading it.
+            seal_slot(table, self._residency.pool.cache, slot)
+        draft.admitted.append(
+            EnteringSequence(
+                slot=slot,
+                request=sequence.request,
+                token_ids=sequence.token_ids,
+                num_computed_tokens=num_cached,
+                block_ids=block_ids,
+                num_first_cached_tokens=sequence.num_cached or 0,
+                stop_ids=sequence.stop_ids,
+                report_begin=report_begin,
+            )
+        )
+        draft.admitted_chunks.append(chunk)
+        draft.budget -= chunk
+
+    # --- making way ------------------------------------------------------------------------------
+
+    def make_way(self) -> None:
+        """Preempts the least urgent running sequences if a more urgent one waits.
+
+        Runs before the running set is drafted, and only if preemption frees enough. Blocks freed
+        this way may still be fenced; they count as coming, so that nothing else is preempted for
+        the same need.
+        """
+        residency = self._residency
+        if self._config.policy is not Policy.PRIORITY or not residency.roster.sequences:
+            return
+        head, running = residency.waiting.peek(), list(residency.roster.sequences)
+        if head is None or head.num_awaited:
+            return
+        is_more_urgent = residency.waiting.order.is_more_urgent
+        if not is_more_urgent(head, running[-1]):
+            return
+        start = self.reuse.find(head, [])
+        if start is None:
+            return
+        _, num_new = self._first_chunk(head, start, self._config.max_num_batched_tokens)
+        need = num_new + residency.pool.num_free_among(start.shared)
+        victims = [s for s in running if is_more_urgent(head, s)]
+        table = residency.table
+        to_gain = sum(int(table.num_blocks[s.slot] - table.num_null[s.slot]) for s in victims)
+        if need > residency.num_coming_blocks + to_gain:
+            return
+        while need > residency.num_coming_blocks or not residency.num_coming_slots:
+            if not victims:
+                break
+            residency.preempt(victims.pop())
+        residency.renew_roster()

@@ -1,0 +1,66 @@
+"""A step plan under construction: first the running rows, then the admitted ones."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.kv.slots import Index, Slots
+from scheduler_svc.core.request.sequence import Sequence
+from scheduler_svc.core.step.plan import EnteringSequence, Held, ReportRange
+from scheduler_svc.core.step.reports import ask
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since start, for status and metrics."""
+
+    num_steps: int = 0
+    num_prefill_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    num_forks: int = 0
+
+
+@dataclass(slots=True)
+class Draft:
+    """Filled by the planner with running rows, then by admission with new sequences."""
+
+    step_id: int
+    slots: Slots  # [rows] slots that compute
+    index: Index  # [rows] the same, for indexing
+    computed: NDArray[np.int32]
+    planned: NDArray[np.int32]
+    chunks: NDArray[np.int32] | None = None  # [rows] tokens per row; None: one each
+    num_steps: int = 1  # more than 1: a grant, in each step of which every row decodes
+    budget: int = 0
+    appended_slots: list[int] = field(default_factory=list)
+    appended_block_ids: list[int] = field(default_factory=list)
+    admitted: list[EnteringSequence] = field(default_factory=list)
+    admitted_chunks: list[int] = field(default_factory=list)
+    admitted_sampled: list[int] = field(default_factory=list)  # slots
+    asked: list[ReportRange] = field(default_factory=list)
+    prompt_ends: list[Sequence] = field(default_factory=list)
+    read_slots: list[int] = field(default_factory=list)  # of shared or copied blocks
+    held: Held | None = None  # why waiting sequences were not admitted; None: none wait
+
+    def inquire(self, sequence: Sequence, slot: int, end: int) -> None:
+        """Adds the prompt outputs due from a row that computes up to position `end`.
+
+        Also records the end of a prompt-only sequence.
+        """
+        asked = ask(sequence, slot, end)
+        if asked is not None:
+            self.asked.append(asked)
+        if sequence.request.is_prompt_only and end == sequence.num_prompt:
+            self.prompt_ends.append(sequence)
+
+    def keep(self, chunks: NDArray[np.int32]) -> None:
+        """Removes the rows that compute nothing."""
+        computes = chunks > 0
+        self.slots, self.index, self.chunks = (
+            self.slots[computes],
+            self.index[computes],
+            chunks[computes],
+        )
+        self.computed, self.planned = self.computed[computes], self.planned[computes]

@@ -1,0 +1,335 @@
+"""Plans steps by one rule: computed tokens catch up with known tokens, within a token budget.
+
+Prefill, a chunk of it, the rest after a prefix hit, decode, and the recomputation after a
+preemption or a lost worker all follow this rule. Within a step, decodes come first (one token each,
+so that a long prompt never delays them), then prompts already begun, then waiting sequences in the
+order of the policy.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.kv.sealing import seal
+from scheduler_svc.core.kv.slots import Slots
+from scheduler_svc.core.request.config import SchedulerConfig
+from scheduler_svc.core.request.sequence import Sequence
+from scheduler_svc.core.step.admission import Admission
+from scheduler_svc.core.step.draft import Counters, Draft
+from scheduler_svc.core.step.plan import Cause, Held, StepPlan
+from scheduler_svc.core.step.state import Residency
+
+_HELD_BY_PREEMPTION = Held(Cause.PREEMPTION)
+
+
+class Planner:
+    """Plans steps over the scheduler state and numbers them."""
+
+    def __init__(self, config: SchedulerConfig, residency: Residency) -> None:
+        self._config = config
+        self._residency = residency
+        self._next_step_id = 1
+        self._previous_slots: Slots | None = None
+        self._reset = True
+        self.counters = Counters()
+        self._admission = Admission(config, residency, self.counters)
+
+    def reset(self) -> None:
+        """Forgets the worker: the next plan is for one that holds no sequences."""
+        self._reset = True
+        self._previous_slots = None
+        self._admission.reset()
+
+    def num_cached_tokens(self, sequence: Sequence) -> int:
+        """Number of a sequence's tokens that the prefix cache holds."""
+        return self._admission.reuse.cached(sequence).num_computed
+
+    @property
+    def last_step_id(self) -> int:
+        """Id of the last step planned; 0 before the first."""
+        return self._next_step_id - 1
+
+    def plan(self) -> StepPlan | None:
+        """Plans the next step; None when there is nothing to compute now."""
+        self._admission.make_way()
+        if self._config.sliding_window:
+            self._residency.slide()
+        num_preemptions = self._residency.num_preemptions
+        draft = self._draft_running()
+        if self._residency.num_preemptions == num_preemptions:
+            self._admission.draft_waiting(draft)
+        else:
+            draft.held = _HELD_BY_PREEMPTION  # none may overtake the preempted one
+        if not len(draft.slots) and not draft.admitted:
+            return None
+        return self._commit(draft)
+
+    def plan_grant(self, max_steps: int) -> tuple[StepPlan, ...]:
+        """Plans as many decode steps, up to `max_steps`, as every running sequence can make.
+
+        Returns no steps unless the queue is empty, no prompt is left to compute, and there are free
+        blocks for every token.
+        """
+        residency = self._residency
+        table, roster = residency.table, residency.roster
+        if len(residency.waiting) or self._reset or table.inquiring:
+            return ()
+        index, slots = roster.index, roster.slots
+        left = table.max_len[index] - table.num_planned[index]
+        if np.count_nonzero(left) < len(left):  # the last token of some is in flight
+            index, slots, left = index[left > 0], slots[left > 0], left[left > 0]
+        computed, planned = table.num_computed[index], table.num_planned[index]
+        if not len(index) or np.count_nonzero(planned - computed == 1) < len(index):
+            return ()
+        draft = Draft(self._next_step_id, slots, index, computed, planned)
+        draft.num_steps = min(max_steps, int(left.min()))
+        if self._config.sliding_window:
+            residency.slide()
+        if not self._grow_for_grant(draft):
+            return ()
+        first = self._commit(draft, is_grant=True)
+        return first, *(self._repeat(first, later) for later in range(1, draft.num_steps))
+
+    def take_back(self, plans: list[StepPlan], last_step_id: int) -> None:
+        """Takes back granted steps that will not be computed, those after step `last_step_id`.
+
+        Their blocks stay with their sequences. Rows of sequences that have ended no longer count.
+        """
+        table, departed = self._residency.table, self._residency.departed
+        for plan in plans:
+            is_live = table.is_live[plan.slots]
+            index = plan.slots[is_live]
+            table.num_computed[index] -= 1
+            table.num_planned[index] -= 1
+            table.last_step[index] = last_step_id
+            for slot in plan.slots[~is_live].tolist():
+                if slot in departed:  # preempted: in the queue it awaits this token
+                    departed[slot].num_awaited -= 1
+        self._residency.move_fence(last_step_id)
+        self._previous_slots = None  # the worker's last step may not be the last one planned here
+        self.counters.num_steps -= len(plans)
+
+    def _grow_for_grant(self, draft: Draft) -> bool:
+        """Allocates a grant's blocks, halving its steps to fit; False if not even one fits."""
+        room = self._residency.table.capacity[draft.index] - draft.computed
+        while draft.num_steps:
+            rows = (room < draft.num_steps).nonzero()[0]
+            shortage = draft.num_steps - room[rows]
+            needs = (-(-shortage // self._config.block_size)).tolist()
+            total = sum(needs)
+            if total <= self._residency.pool.num_free:
+                chunks = np.full(len(room), draft.num_steps, dtype=np.int32)
+                return not total or self._grow(draft, chunks, rows, needs)
+            draft.num_steps //= 2
+        return False
+
+    def _repeat(self, first: StepPlan, later: int) -> StepPlan:
+        """The step of a grant that comes `later` steps after its first."""
+        return replace(
+            first,
+            step_id=first.step_id + later,
+            freed_slots=[],
+            appended_slots=[],
+            appended_block_ids=[],
+            same_rows=True,
+            num_computed=first.num_computed + later,
+            preempted=[],
+            moves=None,
+        )
+
+    # --- the running -----------------------------------------------------------------------------
+
+    def _draft_running(self) -> Draft:
+        table, roster = self._residency.table, self._residency.roster
+        index = roster.index
+        computed, planned = table.num_computed[index], table.num_planned[index]
+        draft = Draft(self._next_step_id, roster.slots, index, computed, planned)
+        chunks = planned - computed
+        is_last = planned >= roster.facts(table).max_len  # the last token is in flight
+        if np.count_nonzero(is_last):
+            chunks[is_last] = 0
+        is_decode_step = np.count_nonzero(chunks == 1) == len(chunks) and not table.inquiring
+        if not is_decode_step:
+            self._share_budget(chunks)
+            shortage = computed + chunks - table.capacity[index]
+            rows = (shortage > 0).nonzero()[0]
+            needs = (-(-shortage[rows] // self._config.block_size)).tolist()
+        else:
+            rows = (computed >= table.capacity[index]).nonzero()[0]
+            needs = [1] * len(rows)
+        if len(rows) and not self._grow(draft, chunks, rows, needs):
+            is_decode_step = False
+        if not is_decode_step:
+            draft.keep(chunks)
+        num_tokens = len(index) if is_decode_step else int(chunks.sum())
+        draft.budget = self._config.max_num_batched_tokens - num_tokens
+        return draft
+
+    def _share_budget(self, chunks: NDArray[np.int32]) -> None:
+        """Cuts chunks [rows] to the budget: one token per decode, the rest to prompts in order."""
+        is_prompt = chunks > 1
+        sizes = chunks[is_prompt]
+        threshold = self._config.long_prefill_token_threshold
+        if threshold:
+            sizes = np.minimum(sizes, threshold)
+        num_single = np.count_nonzero(chunks == 1)
+        left = self._config.max_num_batched_tokens - num_single - (np.cumsum(sizes) - sizes)
+        chunks[is_prompt] = np.clip(left, 0, sizes)
+
+    def _grow(
+        self,
+        draft: Draft,
+        chunks: NDArray[np.int32],
+        rows: NDArray[np.intp],
+        needs: list[int],
+    ) -> bool:
+        """Allocates `needs[i]` blocks for `rows[i]`; False when some rows had to do without."""
+        total = sum(needs)
+        if total > self._residency.pool.num_free:
+            self._grow_under_pressure(draft, chunks, zip(rows.tolist(), needs, strict=True))
+            return False
+        if total > len(rows):
+            for slot, need in zip(draft.slots[rows].tolist(), needs, strict=True):
+                self._append(draft, slot, need)
+            return True
+        block_ids = self._residency.pool.take(total)
+        self._residency.table.append_block_each(draft.index[rows], block_ids)
+        draft.appended_slots += draft.slots[rows].tolist()
+        draft.appended_block_ids += block_ids
+        return True
+
+    def _append(self, draft: Draft, slot: int, num_blocks: int) -> None:
+        block_ids = self._residency.pool.take(num_blocks)
+        self._residency.table.append_blocks(slot, block_ids)
+        draft.appended_slots += [slot] * num_blocks
+        draft.appended_block_ids += block_ids
+
+    def _grow_under_pressure(
+        self, draft: Draft, chunks: NDArray[np.int32], needs: Iterable[tuple[int, int]]
+    ) -> None:
+        """Allocates blocks row by row, in order of admission, preempting the last running ones.
+
+        A row only ever loses to an earlier one, so a victim has no blocks from this draft yet.
+        """
+        running = list(self._residency.roster.sequences)
+        for row, need in needs:
+            if row >= len(running):  # preempted in favour of an earlier row
+                break
+            if self._make_room(row, need, running):
+                self._append(draft, int(draft.slots[row]), need)
+            else:
+                chunks[row] = 0
+        chunks[len(running) :] = 0
+        self._residency.renew_roster()
+
+    def _make_room(self, row: int, need: int, running: list[Sequence]) -> bool:
+        """Preempts from the end of `running`, finally the row itself, until `need` are free."""
+        residency = self._residency
+        while need > residency.pool.num_free:
+            if need <= residency.pool.num_free + residency.num_fenced_blocks:
+                return False  # enough blocks will be free soon: this row skips the step
+            if self._may_slide(running):
+                return False
+            residency.preempt(running.pop())
+            if row >= len(running):
+                return False
+        return True
+
+    def _may_slide(self, running: list[Sequence]) -> bool:
+        """Whether the only running sequence will free blocks once the steps in flight are done.
+
+        Those steps decide how far its window reaches; with none in flight it has room.
+        """
+        slot = running[-1].slot
+        is_in_flight = self._residency.table.last_step[slot] > self._residency.acked_step
+        return bool(self._config.sliding_window and len(running) == 1 and is_in_flight)
+
+    # --- the plan --------------------------------------------------------------------------------
+
+    def _commit(self, draft: Draft, is_grant: bool = False) -> StepPlan:
+        """Marks the running rows' tokens as computed and turns the draft into a plan."""
+        residency, step_id = self._residency, draft.step_id
+        sampled = self._book(draft, step_id)
+        slots, chunks, computed = draft.slots, draft.chunks, draft.computed
+        num_decodes = len(slots) if chunks is None else int((chunks == 1).sum())
+        if draft.admitted:
+            ones = np.ones(len(slots), dtype=np.int32) if chunks is None else chunks
+            slots = _extended(slots, [new.slot for new in draft.admitted])
+            chunks = _extended(ones, draft.admitted_chunks)
+            computed = _extended(computed, [new.num_computed_tokens for new in draft.admitted])
+            sampled = _extended(sampled, draft.admitted_sampled)
+        plan = StepPlan(
+            step_id=step_id,
+            ack_step_id=residency.acked_step,
+            reset=self._reset,
+            freed_slots=residency.freed_slots,
+            new_sequences=draft.admitted,
+            appended_slots=draft.appended_slots,
+            appended_block_ids=draft.appended_block_ids,
+            same_rows=chunks is None and slots is self._previous_slots,
+            slots=slots,
+            num_scheduled=chunks,
+            num_computed=computed,
+            sampled_slots=sampled,
+            roster=residency.roster,
+            preempted=residency.preempted,
+            num_free_blocks=residency.pool.num_free,
+            held=draft.held,
+            moves=residency.take_moves(),
+            grant_id=step_id if is_grant else None,
+            asked=draft.asked,
+            prompt_ends=draft.prompt_ends,
+        )
+        residency.freed_slots, residency.preempted = [], []
+        self._next_step_id = step_id + draft.num_steps
+        self._previous_slots, self._reset = slots, False
+        self.counters.num_steps += draft.num_steps
+        if chunks is not None:
+            self.counters.num_prefill_tokens += int(chunks.sum()) - num_decodes
+        return plan
+
+    def _book(self, draft: Draft, step_id: int) -> Slots:
+        """Counts the running rows' chunks as computed; returns the slots that sample."""
+        table, index, chunks = self._residency.table, draft.index, draft.chunks
+        table.last_step[index] = step_id + draft.num_steps - 1
+        if draft.read_slots:
+            table.last_step[draft.read_slots] = step_id
+        if chunks is None:
+            table.num_computed[index] = draft.computed + draft.num_steps
+            table.num_planned[index] = draft.planned + draft.num_steps
+            return draft.slots
+        after = draft.computed + chunks
+        table.num_computed[index] = after
+        samples = after == draft.planned
+        if table.inquiring:
+            self._inquire(draft, after, samples)
+        table.num_planned[index[samples]] += 1
+        if self._config.enable_prefix_caching:
+            # A step that reads these prompt blocks runs no earlier, so they can be shared from now
+            # on.
+            covered = np.minimum(after, table.num_tokens[index])
+            seal(table, self._residency.pool.cache, index, covered)
+        sampled: Slots = draft.slots[samples]
+        return sampled
+
+    def _inquire(self, draft: Draft, after: NDArray[np.int32], samples: NDArray[np.bool_]) -> None:
+        """Handles the few running rows that have prompt outputs to report or sample nothing."""
+        table = self._residency.table
+        of_the_admitted, draft.asked = draft.asked, []
+        for row in np.flatnonzero(np.isin(draft.index, list(table.inquiring))).tolist():
+            slot = int(draft.index[row])
+            sequence = table.sequence[slot]
+            assert sequence is not None
+            draft.inquire(sequence, slot, int(after[row]))
+            if sequence.request.is_prompt_only:
+                samples[row] = False
+            elif not sequence.has_to_report:
+                table.inquiring.discard(slot)
+        draft.asked += of_the_admitted  # admitted sequences come last in the batch
+
+
+def _extended(column: NDArray[np.int32], values: list[int]) -> NDArray[np.int32]:
+    extended: NDArray[np.int32] = np.concatenate([column, np.array(values, dtype=np.int32)])
+    return extended

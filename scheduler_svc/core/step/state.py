@@ -1,0 +1,276 @@
+"""Scheduler state: slots, blocks, the queue, the running set, and the fence around freed memory.
+
+The fence: steps are planned before earlier ones have finished, so a sequence may leave while a step
+that still touches its slot and blocks is in flight. These are handed out again only after the last
+such step was acknowledged.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scheduler_svc.core.kv.block_moves import BlockMoves
+from scheduler_svc.core.kv.block_pool import BlockPool
+from scheduler_svc.core.kv.host_pool import HostPool
+from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
+from scheduler_svc.core.kv.slots import Roster, SlotTable
+from scheduler_svc.core.queue.fair_share import FairShare
+from scheduler_svc.core.queue.fork_groups import Siblings
+from scheduler_svc.core.queue.policies import make_order
+from scheduler_svc.core.queue.waiting import WaitingQueue
+from scheduler_svc.core.request.config import Preemption, SchedulerConfig
+from scheduler_svc.core.request.sequence import Sequence, Status
+from scheduler_svc.core.request.timeline import Phase
+from scheduler_svc.core.step.start import Start
+
+
+@dataclass(frozen=True, slots=True)
+class _Fenced:
+    """Blocks, and a slot if the sequence left, that step `last_step` may still touch."""
+
+    last_step: int
+    slot: int | None
+    block_ids: list[int]
+
+
+class Residency:
+    """Slots, blocks, queue and running set: all state that planning reads and changes."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.share = FairShare(config.tenant_weights)
+        self.waiting = WaitingQueue(make_order(config, self.share))
+        self.table = SlotTable(config.max_num_seqs, config.max_model_len, config.block_size)
+        self.siblings = Siblings()
+        self.num_preemptions = 0
+        self.num_swapped_out = 0  # blocks
+        self.num_swapped_in = 0
+        self.now_s = 0.0  # latest time reported by the shell
+        self.acked_step = 0
+        self._num_evictions_before = 0  # of earlier workers' pools
+        self.pool = BlockPool(config.num_blocks, config.block_size)
+        self.is_worker_away = False
+        self._next_number = 0
+        self.clear(config.num_blocks, config.num_host_blocks)
+
+    def clear(self, num_blocks: int, num_host_blocks: int) -> None:
+        """Frees all slots and blocks, as on a worker that has just started."""
+        self.host = HostPool(num_host_blocks)
+        self._moves = BlockMoves()  # since the last plan
+        self._num_evictions_before += self.pool.cache.num_evictions
+        self.pool = BlockPool(num_blocks, self.config.block_size)
+        self.roster = Roster(())
+        self.free_slots = list(reversed(range(self.config.max_num_seqs)))
+        self.freed_slots: list[int] = []  # since the last plan, to be reported to the worker
+        self.preempted: list[str] = []  # request ids since the last plan, for the debug view
+        self.num_fenced_blocks = 0
+        self.departed: dict[int, Sequence] = {}  # fenced slot to the sequence that awaits its token
+        self._fenced: list[_Fenced] = []
+
+    def next_number(self) -> int:
+        """A new sequence number; never the same twice."""
+        self._next_number += 1
+        return self._next_number - 1
+
+    @property
+    def num_coming_blocks(self) -> int:
+        """Number of blocks that are free, or will be once the steps in flight are done."""
+        return self.pool.num_free + self.num_fenced_blocks
+
+    @property
+    def num_coming_slots(self) -> int:
+        """Number of slots that are free, or will be once the steps in flight are done."""
+        return len(self.free_slots) + sum(fenced.slot is not None for fenced in self._fenced)
+
+    @property
+    def num_evictions(self) -> int:
+        """Cached blocks handed out anew since the start, over all workers."""
+        return self._num_evictions_before + self.pool.cache.num_evictions
+
+    def enter(self, sequence: Sequence, start: Start, num_new_blocks: int) -> list[int]:
+        """Moves a waiting sequence into a slot; returns its block table.
+
+        The table has null blocks, then the start's shared blocks, then `num_new_blocks` new ones.
+        The caller has checked that a slot and enough blocks are free, and adds it to the running
+        set.
+        """
+        self.pool.share(start.shared)
+        new_blocks = self.pool.take(num_new_blocks)
+        self._fill(start, new_blocks)
+        self.host.release(sequence)
+        block_ids = [NULL_BLOCK] * start.num_null + start.shared + new_blocks
+        num_sealed = start.num_null + len(start.shared) if self.config.enable_prefix_caching else 0
+        self.table.enter(
+            sequence,
+            self.free_slots.pop(),
+            block_ids,
+            start.num_computed,
+            start.num_null,
+            num_sealed,
+        )
+        sequence.timeline.enter(Phase.PREFILL, self.now_s)
+        return block_ids
+
+    def _fill(self, start: Start, new_blocks: list[int]) -> None:
+        """Adds the copies that the worker makes into the first new blocks."""
+        if start.host_blocks:
+            self._moves.from_host.extend(start.host_blocks)
+            self._moves.swapped_in.extend(new_blocks[: len(start.host_blocks)])
+            self.num_swapped_in += len(start.host_blocks)
+        if start.copied_from is not None:
+            self._moves.copied_from.append(start.copied_from)
+            self._moves.copied_to.append(new_blocks[0])
+
+    def take_moves(self) -> BlockMoves | None:
+        """Returns the block copies for the plan under construction; None when there are none."""
+        self.host.planned()
+        if not self._moves:
+            return None
+        moves, self._moves = self._moves, BlockMoves()
+        return moves
+
+    def leave(self, sequence: Sequence, status: Status) -> None:
+        """Frees a running sequence's slot and blocks; the caller renews the running set."""
+        slot = sequence.slot
+        assert slot is not None
+        table = self.table
+        sequence.num_awaited = int(table.num_planned[slot] - table.num_tokens[slot])
+        block_ids = table.held_blocks(slot)
+        table.leave(slot, status)
+        if table.last_step[slot] <= self.acked_step:
+            self._recycle(slot, block_ids)
+            return
+        if status is Status.PREEMPTED and sequence.num_awaited:
+            self.departed[slot] = sequence
+        self._fenced.append(_Fenced(int(table.last_step[slot]), slot, block_ids))
+        self.num_fenced_blocks += len(block_ids)
+
+    def forget(self, slot: int) -> None:
+        """Evicts a slot's blocks from the prefix cache, since their KV is not valid.
+
+        The slot may be fenced: its row still lists the blocks.
+        """
+        for block_id in self.table.held_blocks(slot):
+            self.pool.cache.evict(block_id)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Sends a running sequence back to the queue with its tokens, and its KV if swapped out."""
+        if self.config.preemption is not Preemption.SWAP or not self._swap_out(sequence):
+            sequence.lose_kv()
+        self.leave(sequence, Status.PREEMPTED)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self.preempted.append(sequence.request.request_id)
+        sequence.timeline.enter(Phase.PREEMPTED, self.now_s)
+        self.waiting.put_back(sequence)
+
+    def _swap_out(self, sequence: Sequence) -> bool:
+        """Plans a copy of a sequence's KV to host memory; False if it has no room there.
+
+        The blocks are freed as usual: the copy is made before any row computes.
+        """
+        slot, table = sequence.slot, self.table
+        assert slot is not None
+        num_computed, num_null = int(table.num_computed[slot]), int(table.num_null[slot])
+        num_blocks = -(-num_computed // self.config.block_size) - num_null
+        host_blocks = self.host.put(sequence, num_blocks, num_computed, num_null)
+        if host_blocks is None:
+            return False
+        self._moves.swapped_out.extend(table.held_blocks(slot)[:num_blocks])
+        self._moves.to_host.extend(host_blocks)
+        self.num_swapped_out += num_blocks
+        return True
+
+    def slide(self) -> None:
+        """Frees the blocks before the attention window of every later token."""
+        table, index = self.table, self.roster.index
+        # Steps in flight compute known tokens and the ones after them.
+        computed = np.minimum(table.num_computed[index], table.num_tokens[index] - 1)
+        num_null = (computed - self.config.sliding_window + 1) // self.config.block_size
+        for row in (num_null > table.num_null[index]).nonzero()[0].tolist():
+            slot = int(index[row])
+            block_ids = table.drop_blocks(slot, int(num_null[row]))
+            if table.last_step[slot] <= self.acked_step:
+                self.pool.release(block_ids)
+            else:
+                self._fenced.append(_Fenced(int(table.last_step[slot]), None, block_ids))
+                self.num_fenced_blocks += len(block_ids)
+
+    def forget_prefixes(self) -> int:
+        """Empties the prefix cache; no KV computed so far can be found again.
+
+        Running sequences keep their blocks, swapped ones their copy. Returns the number of blocks
+        forgotten.
+        """
+        for sequence in self.host.sequences:
+            sequence.is_private = True
+        for sequence in self.roster.sequences:
+            assert sequence.slot is not None
+            sequence.is_private = True
+            self.table.never_seal(sequence.slot)
+        return self.pool.cache.clear()
+
+    def set_priority(self, sequence: Sequence, priority: int) -> None:
+        """Changes the priority of a live sequence, running or waiting."""
+        changed = replace(sequence.request, priority=priority)
+        if sequence.status is Status.RUNNING:
+            sequence.request = changed
+            self.roster = Roster(self.waiting.order.by_seniority(self.roster.sequences))
+        else:
+            self.waiting.order.change(sequence, changed)
+
+    def join_roster(self, entered: list[Sequence]) -> None:
+        """Adds sequences that have received a slot to the running set."""
+        running = (*self.roster.sequences, *entered)
+        self.roster = Roster(self.waiting.order.by_seniority(running))
+
+    def renew_roster(self) -> None:
+        """Removes sequences that have left from the running set."""
+        running = (s for s in self.roster.sequences if s.status is Status.RUNNING)
+        self.roster = Roster(tuple(running))
+
+    def acknowledge(self, step_id: int) -> None:
+        """Frees slots and blocks fenced by steps up to this one, which have all finished."""
+        self.acked_step = step_id
+        if not self._fenced:
+            return
+        still_fenced = []
+        for fenced in self._fenced:
+            if fenced.last_step > step_id:
+                still_fenced.append(fenced)
+                continue
+            self.num_fenced_blocks -= len(fenced.block_ids)
+            if fenced.slot is None:
+                self.pool.release(fenced.block_ids)
+            else:
+                self.departed.pop(fenced.slot, None)
+                self._recycle(fenced.slot, fenced.block_ids)
+        self._fenced = still_fenced
+
+    def move_fence(self, last_step: int) -> None:
+        """Lowers all fences to this step: later ones were planned and will not be computed."""
+        self._fenced = [
+            replace(fenced, last_step=min(fenced.last_step, last_step)) for fenced in self._fenced
+        ]
+
+    def evacuate(self, num_blocks: int, num_host_blocks: int) -> int:
+        """Sends running sequences back to the queue, in order: the worker and its KV are gone.
+
+        Returns how many were running.
+        """
+        survivors = self.roster.sequences
+        for sequence in self.departed.values():
+            sequence.num_awaited = 0  # these tokens will never arrive; they are sampled again
+        for sequence in (*survivors, *self.host.sequences):
+            sequence.lose_kv()
+        for sequence in reversed(survivors):
+            assert sequence.slot is not None
+            self.table.leave(sequence.slot, Status.PREEMPTED)
+            self.waiting.put_back(sequence)
+        self.clear(num_blocks, num_host_blocks)
+        return len(survivors)
+
+    def _recycle(self, slot: int, block_ids: list[int]) -> None:
+        self.pool.release(block_ids)
+        self.free_slots.append(slot)
+        self.freed_slots.append(slot)

@@ -1,0 +1,226 @@
+"""Questions about a core from outside it: read-only, and as cheap as the attributes they read.
+
+The shell, the simulator and the benchmarks ask here, so what the core consists of may change under
+them. Columns are indexed by slot and are views of the core's own memory that refuse writes: they
+change with the next call of the core.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.kv.slots import Index, SlotTable
+from scheduler_svc.core.request.request import TokenIds
+from scheduler_svc.core.request.sequence import Sequence
+from scheduler_svc.core.step.state import Residency
+
+Kind = TypeVar("Kind", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUse:
+    """A KV block that is referenced or holds content that a prefix can hit."""
+
+    block_id: int
+    ref_count: int
+    block_hash: int | None  # None: not in the prefix cache
+    request_ids: list[str]  # of the running requests that hold it
+
+
+class View:
+    """What there is in a core at this moment."""
+
+    __slots__ = ("_residency",)
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+
+    # --- counts ----------------------------------------------------------------------------------
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks that can be handed out."""
+        return self._residency.pool.num_usable
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no sequence references."""
+        return self._residency.pool.num_free
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks whose content a prefix can hit."""
+        return len(self._residency.pool.cache)
+
+    @property
+    def block_usage(self) -> float:
+        """Share of the blocks that are referenced, 0 to 1."""
+        return self._residency.pool.usage
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self._residency.pool.block_size
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        """Entries of a slot's block table."""
+        return self._residency.table.block_table.shape[1]
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Host blocks for the KV of preempted sequences."""
+        return self._residency.host.num_blocks
+
+    @property
+    def num_free_host_blocks(self) -> int:
+        """Number of host blocks that hold nothing."""
+        return self._residency.host.num_free
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that a sequence could enter now."""
+        return len(self._residency.free_slots)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt and output tokens of the sequences without a slot."""
+        return self._residency.waiting.num_tokens
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions since the start."""
+        return self._residency.num_preemptions
+
+    @property
+    def num_evictions(self) -> int:
+        """Cached blocks handed out anew since the start."""
+        return self._residency.num_evictions
+
+    @property
+    def num_swapped_out(self) -> int:
+        """Blocks copied to the host since the start."""
+        return self._residency.num_swapped_out
+
+    @property
+    def num_swapped_in(self) -> int:
+        """Blocks copied back since the start."""
+        return self._residency.num_swapped_in
+
+    @property
+    def is_worker_away(self) -> bool:
+        """Whether the worker was lost and no other has come."""
+        return self._residency.is_worker_away
+
+    # --- sequences -------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """The sequences that hold a slot, in order of admission."""
+        return self._residency.roster.sequences
+
+    @property
+    def waiting(self) -> Iterator[Sequence]:
+        """The sequences without a slot, the next to enter first."""
+        return iter(self._residency.waiting)
+
+    def num_tokens(self, sequence: Sequence) -> int:
+        """Tokens known of a live sequence: prompt and output received."""
+        slot = sequence.slot
+        return len(sequence.token_ids) if slot is None else int(self._table.num_tokens[slot])
+
+    def num_computed_tokens(self, sequence: Sequence) -> int:
+        """Tokens whose KV is computed, or will be by the steps in flight; 0 without a slot."""
+        return 0 if sequence.slot is None else int(self._table.num_computed[sequence.slot])
+
+    def num_blocks_of(self, sequence: Sequence) -> int:
+        """Entries of a sequence's block table; 0 without a slot."""
+        return 0 if sequence.slot is None else int(self._table.num_blocks[sequence.slot])
+
+    def block_ids(self, sequence: Sequence) -> list[int]:
+        """A sequence's block table; empty without a slot."""
+        return [] if sequence.slot is None else self._table.blocks(sequence.slot)
+
+    # --- slots -----------------------------------------------------------------------------------
+
+    def live_slots(self) -> Index:
+        """The slots that hold a sequence, ascending."""
+        return np.flatnonzero(self._table.is_live)
+
+    def running_slots(self) -> Index:
+        """The same, in order of admission."""
+        return _read_only(self._residency.roster.index)
+
+    def is_slot_free(self) -> NDArray[np.bool_]:
+        """By slot: whether a sequence could enter it now. Others are live or fenced."""
+        is_free = np.zeros(len(self._table.is_live), dtype=np.bool_)
+        is_free[self._residency.free_slots] = True
+        return is_free
+
+    def sequence_in(self, slot: int) -> Sequence | None:
+        """The sequence that a slot holds."""
+        return self._table.sequence[slot]
+
+    @property
+    def num_computed(self) -> NDArray[np.int32]:
+        """By slot: tokens whose KV is computed, or will be by the steps in flight."""
+        return _read_only(self._table.num_computed)
+
+    @property
+    def num_planned(self) -> NDArray[np.int32]:
+        """By slot: tokens that are known, or awaited from the steps in flight."""
+        return _read_only(self._table.num_planned)
+
+    @property
+    def num_blocks_by_slot(self) -> NDArray[np.int32]:
+        """By slot: entries of its block table."""
+        return _read_only(self._table.num_blocks)
+
+    @property
+    def block_table(self) -> NDArray[np.int32]:
+        """By slot: its block ids; what lies past the slot's number of blocks means nothing."""
+        return _read_only(self._table.block_table)
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """By slot: its tokens; what lies past the slot's number of tokens means nothing."""
+        return _read_only(self._table.token_ids)
+
+    # --- blocks ----------------------------------------------------------------------------------
+
+    def blocks(self) -> Iterator[BlockUse]:
+        """The blocks in use in the order of their ids, then the cached ones, the oldest first."""
+        pool, holders = self._residency.pool, self._holders()
+        in_use = (block_id for block_id in range(1, pool.num_blocks) if pool.ref_count(block_id))
+        for block_id in in_use:
+            held_by = holders.get(block_id, [])
+            block_hash = pool.cache.hash_of(block_id)
+            yield BlockUse(block_id, pool.ref_count(block_id), block_hash, held_by)
+        for block_id in pool.free_queue():
+            if (block_hash := pool.cache.hash_of(block_id)) is not None:
+                yield BlockUse(block_id, 0, block_hash, [])
+
+    def free_blocks(self) -> Iterable[int]:
+        """The free blocks, in the order in which they will be handed out."""
+        return self._residency.pool.free_queue()
+
+    def _holders(self) -> dict[int, list[str]]:
+        holders: dict[int, list[str]] = {}
+        for sequence in self._residency.roster.sequences:
+            assert sequence.slot is not None
+            for block_id in self._table.held_blocks(sequence.slot):
+                holders.setdefault(block_id, []).append(sequence.request.request_id)
+        return holders
+
+    @property
+    def _table(self) -> SlotTable:
+        return self._residency.table
+
+
+def _read_only(column: "np.ndarray[Any, np.dtype[Kind]]") -> "np.ndarray[Any, np.dtype[Kind]]":
+    view = column.view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,1 @@
+"""The last steps, and what they say about a request's time."""

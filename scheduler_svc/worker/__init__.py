@@ -1,0 +1,1 @@
+"""The link to one worker group: its stream, its signs of life, its pace, its state."""

@@ -1,0 +1,211 @@
+"""The step stream to one worker group: attach, send steps, receive outputs.
+
+A link lives as long as its stream. Every failure of it raises LinkLost; the engine then recovers
+and makes a new link.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from pagewire.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_svc.worker.watch import Watch, silence_patience
+from wire.patience import Patience
+from wire.server import CHANNEL_OPTIONS
+
+PROTOCOL_VERSION = 2
+_DESCRIBE_TIMEOUT_S = 2.0
+_LONGEST_DESCRIBE_S = 30.0  # of a worker that did not answer in time before
+_ATTACH_TIMEOUT_S = 10.0
+_LONGEST_ATTACH_S = 60.0
+_BEATS_PER_TIMEOUT = 6  # heartbeats that may be lost or late before the timeout
+_PHASE_NAMES = {
+    value: name.removeprefix("WORKER_PHASE_").lower().replace("_", " ")
+    for name, value in worker_pb2.WorkerPhase.items()
+}
+
+
+Answer = worker_pb2.ModelRunnerOutput | worker_pb2.Skipped
+
+
+class LinkLost(Exception):
+    """Raised when the stream to the worker ended or cannot be opened; the message says why."""
+
+
+class AttachRefused(LinkLost):
+    """Raised when the worker did not accept the epoch."""
+
+
+class FencedOut(Exception):
+    """Raised when another scheduler with a higher epoch has taken the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The worker's description and limits from the handshake."""
+
+    description: worker_pb2.WorkerDescription
+    epoch: int
+
+
+class WorkerLink:
+    """One attached stream. One task may call `receive`, and one `send`."""
+
+    def __init__(
+        self,
+        stream: grpc.aio.StreamStreamCall,  # type: ignore[type-arg]
+        attached: Attached,
+        patience: Patience,
+    ) -> None:
+        beats = attached.description.sends_heartbeats
+        self.attached = attached
+        self.watch = Watch(patience if beats else None)
+        self._stream = stream
+        self._reading: asyncio.Task[Answer] | None = None
+        self._why_lost = ""
+
+    async def send(self, step: worker_pb2.SchedulerOutput) -> None:
+        """Sends a step."""
+        await self._write(worker_pb2.AttachRequest(step=step))
+
+    async def cut(self, first_step_id: int, last_step_id: int) -> None:
+        """Asks the worker to skip these granted steps; it answers with a Skipped."""
+        cut = worker_pb2.Cut(first_step_id=first_step_id, last_step_id=last_step_id)
+        await self._write(worker_pb2.AttachRequest(cut=cut))
+
+    async def _write(self, frame: worker_pb2.AttachRequest) -> None:
+        try:
+            await self._stream.write(frame)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise LinkLost(self._why_lost or _reason(error)) from error
+        except asyncio.CancelledError as error:
+            self._raise_if_lost(error)
+            raise
+        self.watch.frame_sent()
+
+    def reading(self) -> asyncio.Task[Answer]:
+        """The task that waits for the next answer, to be awaited together with other events."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read())
+        return self._reading
+
+    async def receive(self) -> Answer:
+        """The next output, or the answer to a cut. Raises LinkLost; cancelling loses the link."""
+        reading, self._reading = self._reading, None
+        return await (reading or self._read())
+
+    async def _read(self) -> Answer:
+        while True:
+            try:
+                response = await self._stream.read()
+            except grpc.aio.AioRpcError as error:
+                raise LinkLost(self._why_lost or _reason(error)) from error
+            except asyncio.CancelledError as error:
+                self._raise_if_lost(error)
+                raise
+            if not isinstance(response, worker_pb2.AttachResponse):  # end of stream
+                details = self._why_lost or await self._stream.details()
+                raise LinkLost(f"the worker closed the stream: {details}")
+            if not response.HasField("heartbeat"):
+                self.watch.output_came()
+                return response.skipped if response.HasField("skipped") else response.output
+            if why := self.watch.heartbeat_came(response.heartbeat):
+                raise LinkLost(why)
+
+    def lose(self, why: str) -> None:
+        """Closes the stream; a pending `receive` raises LinkLost with this reason."""
+        self._why_lost = self._why_lost or why
+        self._stream.cancel()
+
+    def _raise_if_lost(self, error: asyncio.CancelledError) -> None:
+        # gRPC reports a cancelled stream as if the task that reads it had been cancelled.
+        task = asyncio.current_task()
+        if self._why_lost and task is not None and not task.cancelling():
+            raise LinkLost(self._why_lost) from error
+
+    async def close(self) -> None:
+        """Ends the stream; the worker keeps its weights and waits for the next."""
+        self._stream.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+
+OpenChannel = Callable[[str], grpc.aio.Channel]
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel that reconnects soon after the worker returns."""
+    options = [*CHANNEL_OPTIONS, ("grpc.initial_reconnect_backoff_ms", 200)]
+    options.append(("grpc.max_reconnect_backoff_ms", 1_000))
+    return grpc.aio.insecure_channel(address, options=options)
+
+
+class WorkerClient:
+    """Attaches to the worker at one address."""
+
+    def __init__(
+        self, address: str, heartbeat_timeout_s: float, open_channel: OpenChannel = open_channel
+    ) -> None:
+        self.address = address
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self.patience = silence_patience(heartbeat_timeout_s)  # with the worker, over its links
+        self._describing = Patience(_DESCRIBE_TIMEOUT_S, _LONGEST_DESCRIBE_S)
+        self._attaching = Patience(_ATTACH_TIMEOUT_S, _LONGEST_ATTACH_S)
+        self._channel = open_channel(address)
+        self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
+
+    async def epoch(self) -> int:
+        """The highest epoch that the worker has seen. Raises LinkLost if it is not ready."""
+        try:
+            answer = await self._stub.Describe(
+                worker_pb2.DescribeRequest(), timeout=self._describing.limit_s
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._describing.gave_up()
+            raise LinkLost(f"worker {self.address} does not answer: {_reason(error)}") from error
+        if answer.phase != worker_pb2.WORKER_PHASE_READY:
+            state = answer.failure or _PHASE_NAMES[answer.phase]
+            raise LinkLost(f"worker {self.address} is not ready: {state}")
+        return int(answer.epoch)
+
+    async def attach(self, epoch: int, first_step_id: int) -> WorkerLink:
+        """Opens the step stream under `epoch`. Raises LinkLost."""
+        hello = worker_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            epoch=epoch,
+            first_step_id=first_step_id,
+            heartbeat_interval_ms=round(self._heartbeat_timeout_s / _BEATS_PER_TIMEOUT * 1e3),
+        )
+        stream = self._stub.Attach()
+        try:
+            await stream.write(worker_pb2.AttachRequest(hello=hello))
+            first = await asyncio.wait_for(stream.read(), self._attaching.limit_s)
+        except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
+            stream.cancel()
+            message = f"worker {self.address}: {_reason(error)}"
+            if isinstance(error, TimeoutError):
+                self._attaching.gave_up()
+            if (
+                isinstance(error, grpc.aio.AioRpcError)
+                and error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            ):
+                raise AttachRefused(message) from error
+            raise LinkLost(message) from error
+        if not isinstance(first, worker_pb2.AttachResponse) or not first.HasField("description"):
+            stream.cancel()
+            raise LinkLost(f"worker {self.address} did not describe itself")
+        return WorkerLink(stream, Attached(first.description, epoch), self.patience)
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        await self._channel.close()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

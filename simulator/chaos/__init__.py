@@ -1,0 +1,1 @@
+"""The production scheduler under virtual time, among failing workers and a lossy network."""

@@ -1,0 +1,193 @@
+"""A worker's slots without tensors: enough to answer steps and detect invalid ones."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewire.v1.worker_pb2 import NewSequence, SchedulerOutput
+from simulator.workers.host_blocks import HostBlocks
+from simulator.workers.host_blocks import InconsistentStep as InconsistentStep
+from simulator.workers.prompt_outputs import Question, logprob_of
+from wire.columns import unpack
+from wire.logprobs import LogprobColumns
+from wire.prompt_outputs import PromptReport
+from wire.state_hash import StateHashes, block_weights, slot_hashes, table_sums
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+NO_LOGPROBS = -1
+MAX_GRANTED_STEPS = 64
+
+
+def token_at(
+    seed: NDArray[np.uint64], position: NDArray[np.int64], vocab_size: int
+) -> NDArray[np.int32]:
+    """The token of a sequence at a position: a fixed function of its seed, in any batch."""
+    mixed = (seed + (position.astype(np.uint64) + np.uint64(1)) * _GOLDEN) * _MIX
+    mixed ^= mixed >> np.uint64(29)
+    return (mixed % np.uint64(vocab_size)).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one step."""
+
+    token_ids: NDArray[np.int32]
+    num_computed_tokens: int
+    logprobs: LogprobColumns | None
+    reports: list[PromptReport]
+
+
+class FakeSlots:
+    """Columns by slot; every change is checked as strictly as by a real worker."""
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        vocab_size: int,
+        block_size: int,
+        max_model_len: int,
+        num_host_blocks: int = 0,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._live = np.zeros(max_num_seqs, dtype=np.bool_)
+        self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
+        self._num_top = np.full(max_num_seqs, NO_LOGPROBS)
+        self._is_prompt_only = np.zeros(max_num_seqs, dtype=np.bool_)
+        self._questions: dict[int, Question] = {}  # by slot
+        self._host_blocks = HostBlocks(num_host_blocks)
+        self._rows: NDArray[np.integer] | None = None  # of the last step, if it was computed
+        # Unused rows take address space, not memory.
+        max_blocks = -(-max_model_len // block_size)
+        self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+        self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
+        self._weights = block_weights(max_blocks)
+
+    @property
+    def num_live(self) -> int:
+        """Number of slots that hold a sequence."""
+        return int(self._live.sum())
+
+    @property
+    def context_tokens(self) -> int:
+        """Number of tokens with KV in the rows of the last step."""
+        return 0 if self._rows is None else int(self._num_computed[self._rows].sum())
+
+    def apply(self, step: SchedulerOutput) -> Outcome:
+        """Applies a step and samples. Raises BadStep, naming the field."""
+        self._change(step)
+        if not step.same_rows:
+            self._rows = unpack(step.slots, name="slots")
+        if self._rows is None:
+            raise InconsistentStep("same_rows: the step before it was not computed")
+        return self._compute(self._rows, unpack(step.num_scheduled, name="num_scheduled"), step)
+
+    def skip(self, frame: SchedulerOutput | None) -> None:
+        """Ends a grant without computing; applies the frame's changes unless applied already."""
+        if frame is not None:
+            self._change(frame)
+        self._rows = None
+
+    def state(self) -> StateHashes:
+        """The hash of each live slot."""
+        slots = np.flatnonzero(self._live)
+        num_computed = self._num_computed[slots]
+        tokens = self._token_ids[slots, np.maximum(num_computed - 1, 0)]
+        width = int(self._num_blocks[slots].max(initial=0))
+        sums = table_sums(self._tables[slots, :width], self._weights)
+        return StateHashes(slots, slot_hashes(slots, sums, num_computed, tokens))
+
+    def _change(self, step: SchedulerOutput) -> None:
+        if step.granted_steps > MAX_GRANTED_STEPS:
+            raise InconsistentStep(
+                f"granted_steps: {step.granted_steps} of at most {MAX_GRANTED_STEPS}"
+            )
+        if step.granted_steps and (step.reset or step.new_sequences or step.num_scheduled):
+            raise InconsistentStep("granted_steps: every row of a grant decodes")
+        if step.reset:
+            self._live[:] = False
+        freed = unpack(step.freed_slots, name="freed_slots")
+        if not self._live[freed].all():
+            raise InconsistentStep("freed_slots: a slot is empty")
+        self._live[freed] = False
+        for new in step.new_sequences:
+            self._enter(new)
+        appended = unpack(step.appended_slots, name="appended_slots").tolist()
+        block_ids = unpack(step.appended_block_ids, name="appended_block_ids").tolist()
+        for slot, block_id in zip(appended, block_ids, strict=True):
+            self._tables[slot, self._num_blocks[slot]] = block_id
+            self._num_blocks[slot] += 1
+        self._host_blocks.apply(step)
+
+    def _enter(self, new: NewSequence) -> None:
+        slot = new.slot
+        if self._live[slot]:
+            raise InconsistentStep(f"new_sequences: slot {slot} is taken")
+        token_ids = unpack(new.token_ids, name="token_ids")
+        block_ids = unpack(new.block_ids, name="block_ids")
+        self._live[slot] = True
+        self._token_ids[slot, : len(token_ids)] = token_ids
+        self._num_tokens[slot] = len(token_ids)
+        self._num_computed[slot] = new.num_computed_tokens
+        self._tables[slot] = 0
+        self._tables[slot, : len(block_ids)] = block_ids
+        self._num_blocks[slot] = len(block_ids)
+        self._seed[slot] = new.sampling.seed
+        self._is_prompt_only[slot] = new.prompt_only
+        self._questions.pop(slot, None)
+        question = Question.of(new, self._vocab_size)
+        if question is not None:
+            if new.num_computed_tokens > question.begin < question.end:
+                raise InconsistentStep("report_begin: what is to be reported is computed already")
+            self._questions[slot] = question
+        asks = new.sampling.HasField("logprobs")
+        self._num_top[slot] = new.sampling.logprobs if asks else NO_LOGPROBS
+
+    def _compute(
+        self, rows: NDArray[np.integer], chunks: NDArray[np.integer], step: SchedulerOutput
+    ) -> Outcome:
+        if not self._live[rows].all():
+            raise InconsistentStep("slots: a row's slot is empty")
+        after = self._num_computed[rows] + (chunks if len(chunks) else 1)
+        if (after > self._num_tokens[rows]).any():
+            raise InconsistentStep("num_scheduled: a row computes tokens that do not exist")
+        if step.granted_steps and (after < self._num_tokens[rows]).any():
+            raise InconsistentStep("granted_steps: a row does not decode")
+        last = after + max(step.granted_steps - 1, 0)
+        if (last > self._num_blocks[rows] * self._block_size).any():
+            raise InconsistentStep("num_scheduled: a row's block table is too short")
+        reports = self._reports(rows, after)
+        self._num_computed[rows] = after
+        sampled = rows[(after == self._num_tokens[rows]) & ~self._is_prompt_only[rows]]
+        positions = self._num_tokens[sampled]
+        self._num_tokens[sampled] += 1
+        num_computed = int(chunks.sum()) if len(chunks) else len(rows)
+        token_ids = token_at(self._seed[sampled], positions, self._vocab_size)
+        self._token_ids[sampled, positions] = token_ids
+        return Outcome(token_ids, num_computed, self._logprobs(sampled, token_ids), reports)
+
+    def _reports(self, rows: NDArray[np.integer], after: NDArray[np.integer]) -> list[PromptReport]:
+        if not self._questions:
+            return []
+        answers = [
+            self._questions[slot].answer(int(self._num_computed[slot]), int(end))
+            for slot, end in zip(rows.tolist(), after, strict=True)
+            if slot in self._questions
+        ]
+        return [answer for answer in answers if answer is not None]
+
+    def _logprobs(
+        self, slots: NDArray[np.integer], token_ids: NDArray[np.int32]
+    ) -> LogprobColumns | None:
+        num_top = self._num_top[slots]
+        rows = np.flatnonzero(num_top != NO_LOGPROBS)
+        if not len(rows):
+            return None
+        logprobs, ranks = logprob_of(token_ids[rows])
+        top_ids = (token_ids[rows, None] + np.arange(num_top[rows].max())) % self._vocab_size
+        return LogprobColumns(rows, logprobs, ranks, top_ids, logprob_of(top_ids)[0])

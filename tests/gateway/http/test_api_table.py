@@ -1,0 +1,200 @@
+"""Checks docs/api.md by sending every field to a running gateway."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types import chat, completion_create_params, embedding_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+
+from gateway.http import fields
+from gateway.http.embeddings import EmbeddingBody
+from gateway.http.messages import ChatMessage
+from gateway.http.response_body import ResponseBody
+from gateway.http.schema import ChatCompletionBody, CompletionBody
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+EMBEDDING = "/v1/embeddings"
+TURNS = "turns"
+ROUTES_OF = {
+    "Both routes": (CHAT, COMPLETION),
+    CHAT: (CHAT,),
+    COMPLETION: (COMPLETION,),
+    RESPONSE: (RESPONSE,),
+    EMBEDDING: (EMBEDDING,),
+    "Turns of `messages": (TURNS,),
+}
+TURN = {"role": "user", "content": "Hello"}
+BASE: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [TURN]},
+    COMPLETION: {"prompt": "Hello"},
+    RESPONSE: {"input": "Hello"},
+    EMBEDDING: {"input": "Hello"},
+}
+# A field that is valid only together with another one.
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+COMPANIONS = {
+    "guided_whitespace_pattern": {"guided_json": {}},
+    "top_logprobs": {"logprobs": True},
+    "stream_options": {"stream": True},
+    "tool_choice": {"tools": TOOLS},
+}
+LINE = re.compile(
+    r"\| `(?P<field>\w+)` \| (?P<status>\w+) \| `(?P<example>.+?)` \| (?P<note>.*) ?\|"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The documented support of one field on one route."""
+
+    route: str
+    field: str
+    status: str
+    example: Any
+    note: str
+
+
+def read_table() -> Iterator[Line]:
+    routes: tuple[str, ...] = ()
+    path = Path(__file__).parents[3] / "docs" / "api.md"
+    for text in path.read_text().splitlines():
+        if text.startswith("## "):
+            routes = ROUTES_OF[text.removeprefix("## ").strip("`")]
+        elif text.startswith("| `"):
+            line = LINE.fullmatch(text)
+            assert line is not None, text
+            example = json.loads(line["example"])
+            for route in routes:
+                yield Line(route, line["field"], line["status"], example, line["note"].strip())
+
+
+ALL_LINES = list(read_table())
+LINES = [line for line in ALL_LINES if line.route != TURNS]
+TURN_LINES = [line for line in ALL_LINES if line.route == TURNS]
+# vLLM's fields of chats and completions, in addition to OpenAI's.
+VLLM_FIELDS = """
+    add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template
+    chat_template_kwargs continue_final_message detokenize documents ec_transfer_params echo
+    extra_args ignore_eos include_reasoning include_stop_str_in_output kv_transfer_params
+    length_penalty logits_processors logprob_token_ids media_io_kwargs min_p min_tokens
+    mm_processor_kwargs priority prompt_embeds prompt_logprobs reasoning_effort
+    repetition_detection repetition_penalty request_id response_format return_mm_kwargs
+    return_prompt_text return_token_ids return_token_offsets return_tokens_as_token_ids
+    routed_experts_prompt_start session_id skip_special_tokens spaces_between_special_tokens
+    stop_token_ids stream_interval structured_outputs thinking_token_budget top_k
+    truncate_prompt_tokens truncation_side use_beam_search vllm_xargs watermarking
+"""
+
+
+@pytest.fixture(autouse=True)
+def scheduler(running: Any) -> Iterator[None]:
+    """Hides requests for logprobs from the fake scheduler, which would send none."""
+    plain = type(running.scheduler)._answer
+
+    def answer(submit: Any, outbox: Any) -> None:
+        if submit.sampling.HasField("logprobs"):
+            running.scheduler.output = []
+        plain(running.scheduler, submit, outbox)
+
+    running.scheduler._answer = answer
+    yield
+    del running.scheduler._answer
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line.route}-{line.field}")
+async def test_the_gateway_does_what_the_table_says(line: Line, running: Any) -> None:
+    base = BASE[line.route] | COMPANIONS.get(line.field, {})
+    if line.route == RESPONSE and line.field == "tool_choice":
+        base["tools"] = [{"type": "function", "name": "f"}]
+    response = await running.http.post(line.route, json=base | {line.field: line.example})
+    if line.status == "refused":
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == (line.field, "unsupported_parameter")
+        return
+    assert response.status_code == 200, response.text
+    if line.status == "ignored":
+        await running.http.post(line.route, json=base)
+        with_it, without = running.scheduler.submits
+        assert with_it.sampling == without.sampling
+        assert with_it.prompt_token_ids == without.prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "neutral", "theirs"),
+    [
+        (CHAT, ChatCompletionBody, fields.CHAT, chat_create_params.CompletionCreateParamsBase),
+        (
+            COMPLETION,
+            CompletionBody,
+            fields.COMPLETION,
+            completion_create_params.CompletionCreateParamsBase,
+        ),
+        (
+            RESPONSE,
+            ResponseBody,
+            fields.RESPONSE,
+            response_create_params.ResponseCreateParamsBase,
+        ),
+        (
+            EMBEDDING,
+            EmbeddingBody,
+            fields.EMBEDDING,
+            embedding_create_params.EmbeddingCreateParams,
+        ),
+    ],
+)
+async def test_the_table_has_every_field_of_the_gateway_and_of_openai(
+    route: str, body: Any, neutral: dict[str, Any], theirs: Any
+) -> None:
+    mine = [line for line in LINES if line.route == route]
+    by_status: dict[str, set[str]] = {}
+    for line in mine:
+        by_status.setdefault(line.status, set()).add(line.field)
+    assert len({line.field for line in mine}) == len(mine)
+    assert set(by_status) <= {"supported", "different", "ignored", "refused"}
+    assert by_status["supported"] | by_status["different"] == set(body.model_fields)
+    assert by_status["ignored"] == fields.HARMLESS - set(body.model_fields)
+    assert by_status["refused"] >= set(neutral)
+    assert set(theirs.__annotations__) <= {line.field for line in mine}
+
+
+async def test_what_is_different_says_how() -> None:
+    assert all(line.note for line in LINES if line.status in ("different", "ignored"))
+
+
+async def test_the_table_has_every_field_of_vllm() -> None:
+    assert not set(VLLM_FIELDS.split()) - {line.field for line in LINES}
+
+
+@pytest.mark.parametrize("line", TURN_LINES, ids=lambda line: line.field)
+async def test_turns_are_taken_as_the_table_says(line: Line, running: Any) -> None:
+    turn = TURN | {line.field: line.example}
+    response = await running.http.post(CHAT, json={"messages": [turn]})
+    if line.status != "refused":
+        assert response.status_code == 200, response.text
+        return
+    assert response.status_code == 400
+    error = response.json()["error"]
+    expected = (f"messages[0].{line.field}", "unsupported_parameter")
+    assert (error["param"], error["code"]) == expected
+
+
+async def test_the_table_has_every_field_of_the_turns_of_openai() -> None:
+    theirs: set[str] = set()
+    for name in dir(chat):
+        if name.startswith("ChatCompletion") and name.endswith("MessageParam"):
+            theirs |= set(getattr(getattr(chat, name), "__annotations__", ()))
+    assert {"role", "content", "tool_calls", "refusal"} <= theirs
+    assert theirs <= {line.field for line in TURN_LINES}
+    taken = {line.field for line in TURN_LINES if line.status != "refused"}
+    assert taken == set(ChatMessage.model_fields)
+    assert {line.field for line in TURN_LINES} - taken == set(fields.MESSAGE)

@@ -1,0 +1,44 @@
+"""The libraries that the tests of the C kernels run: every instruction set here, every type."""
+
+import functools
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.cpu import isa
+from kernels.cpu.library import Library, load
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+COMBINATIONS = [
+    pytest.param((one.name, dtype), id=f"{one.name}-{str(dtype).removeprefix('torch.')}")
+    for one in isa.available()
+    for dtype in DTYPES
+]
+
+
+@functools.cache
+def library_for(name: str, dtype: torch.dtype) -> Library | None:
+    """None: there is no compiler, or it does not know the instruction set."""
+    return load(dtype, {**os.environ, isa.VARIABLE: name})
+
+
+def require(name: str, dtype: torch.dtype) -> Library:
+    """The library, or a test that is skipped."""
+    found = library_for(name, dtype)
+    if found is None:
+        pytest.skip(f"no C compiler for {name}")
+    return found
+
+
+def randn(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
+    """The same numbers at every call, rounded to the type."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def unaligned(x: Tensor) -> Tensor:
+    """The same values, one element after where memory was allocated."""
+    room = x.new_empty(x.numel() + 1)
+    view = room[1:].view(x.shape)
+    return view.copy_(x)

@@ -1,0 +1,59 @@
+/* Runs the C kernels on a machine that is only emulated: operands from a file, results to another.
+ *
+ * The file is: operation, rows, a, b as longs, then the operands one after the other. Linked with
+ * layer.c and compiled with its definitions. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "layer.c"
+
+static void *take(FILE *from, long count, size_t size) {
+    void *values = malloc(count * size + 1);
+    if (!values || fread(values, size, count, from) != (size_t)count) exit(2);
+    return values;
+}
+
+static void give(const char *path, const void *values, long count, size_t size) {
+    FILE *to = fopen(path, "wb");
+    if (!to || fwrite(values, size, count, to) != (size_t)count || fclose(to)) exit(3);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3) return 1;
+    FILE *from = fopen(argv[1], "rb");
+    if (!from) return 1;
+    long *head = take(from, 4, sizeof(long)), rows = head[1], a = head[2], b = head[3];
+    if (head[0] == 0) { /* linear: x [rows, a], weight [b, a] */
+        scalar *x = take(from, rows * a, sizeof *x), *weight = take(from, a * b, sizeof *weight);
+        scalar *packed = malloc(packed_size(b, a) * sizeof *packed), *out = malloc(rows * b * sizeof *out);
+        input *copy = copy_size(a) ? malloc(rows * copy_size(a)) : NULL;
+        pack(weight, packed, b, a, 1);
+        product p = {packed, NULL, a, b};
+        linear(&p, x, copy, out, NULL, rows, 1);
+        give(argv[2], out, rows * b, sizeof *out);
+    } else if (head[0] == 1) { /* add_rms_norm: x, residual [rows, a], weight [a] */
+        scalar *x = take(from, rows * a, sizeof *x), *residual = take(from, rows * a, sizeof *x);
+        scalar *weight = take(from, a, sizeof *x), *out = malloc(rows * a * sizeof *out);
+        add_rms_norm(x, residual, weight, out, rows, a, 1e-5f, 1);
+        give(argv[2], out, rows * a, sizeof *out);
+    } else if (head[0] == 2) { /* silu_and_mul: x [rows, 2 a] */
+        scalar *x = take(from, rows * 2 * a, sizeof *x), *out = malloc(rows * a * sizeof *out);
+        silu_and_mul(x, out, rows, a, 1);
+        give(argv[2], out, rows * a, sizeof *out);
+    } else { /* attend: one sequence of `rows` new tokens without earlier ones, 3 a heads of b, a of KV */
+        long blocks = (rows + 15) / 16 + 1;
+        scalar *qkv = take(from, rows * 5 * a * b, sizeof *qkv);
+        float *cos_sin = take(from, rows * b, sizeof *cos_sin);
+        scalar *cache = calloc(blocks * 16 * 2 * a * b, sizeof *cache);
+        scalar *out = malloc(rows * 3 * a * b * sizeof *out);
+        int64_t *positions = malloc(rows * sizeof *positions), *slots = malloc(rows * sizeof *slots);
+        int32_t *table = malloc(blocks * sizeof *table), starts[2] = {0, rows}, context = rows;
+        for (long i = 0; i < rows; i++) positions[i] = i, slots[i] = i + 16;
+        for (long i = 0; i < blocks; i++) table[i] = i + 1;
+        attention at = {3 * a, a, b, 16, blocks, 1.0f / sqrtf(b), 1e-5f, cos_sin, positions, slots,
+                        table, &context, starts, rows, 1};
+        attend(&at, qkv, NULL, cache, out, 1);
+        give(argv[2], out, rows * 3 * a * b, sizeof *out);
+    }
+    return 0;
+}

@@ -1,0 +1,127 @@
+"""The C kernels on ARM, cross-compiled and run by an emulator.
+
+Debian's packages for that are gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user.
+"""
+
+import functools
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import reference
+from kernels.cpu import build, isa
+from kernels.cpu.library import SOURCE, STORED
+from tests.kernels.cpu.cpu_cases import DTYPES, randn
+
+COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+HARNESS = Path(__file__).with_name("harness.c")
+LINEAR, NORM, SILU, ATTEND = range(4)
+BOUNDS = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+Check = Callable[[Tensor, Tensor], None]
+
+pytestmark = pytest.mark.skipif(
+    shutil.which(COMPILER) is None or shutil.which(EMULATOR) is None,
+    reason=f"needs {COMPILER} and {EMULATOR}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """The kernels for one type, on the emulated machine."""
+
+    program: Path
+    dtype: torch.dtype
+    folder: Path
+
+    def __call__(self, operation: int, rows: int, a: int, b: int, *operands: Tensor) -> Tensor:
+        """What the operation makes of its operands, flat."""
+        source, result = self.folder / "operands", self.folder / "result"
+        contents = [x.contiguous().view(torch.uint8).numpy().tobytes() for x in operands]
+        source.write_bytes(struct.pack("<4q", operation, rows, a, b) + b"".join(contents))
+        command = [EMULATOR, str(self.program), str(source), str(result)]
+        subprocess.run(command, check=True, timeout=300)
+        return torch.frombuffer(bytearray(result.read_bytes()), dtype=self.dtype)
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    found: torch.dtype = request.param
+    return found
+
+
+@pytest.fixture(params=["neon", "plain"])
+def run(
+    request: pytest.FixtureRequest,
+    dtype: torch.dtype,
+    tmp_path: Path,
+    programs: Callable[[str, torch.dtype], Path],
+) -> Emulated:
+    return Emulated(programs(request.param, dtype), dtype, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, torch.dtype], Path]:
+    """The harness for an instruction set and a type, compiled once."""
+    folder = tmp_path_factory.mktemp("harness")
+
+    @functools.cache
+    def compiled(name: str, dtype: torch.dtype) -> Path:
+        path = folder / f"{name}-{dtype}"
+        (flags,) = (one.flags for one in isa.ISAS if one.name == name)
+        subprocess.run(
+            [
+                COMPILER, *build.FLAGS, *flags, STORED[dtype], "-static", f"-I{SOURCE.parent}",
+                str(HARNESS), "-lm", "-o", str(path),
+            ],
+            check=True, timeout=300, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        return path
+
+    return compiled
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(1, 577, 33), (3, 48, 80), (8, 31, 17), (40, 300, 34)]
+)
+def test_products(run: Emulated, assert_close: Check, rows: int, inputs: int, outputs: int) -> None:
+    dtype = run.dtype
+    x, weight = randn(dtype, rows, inputs), randn(dtype, outputs, inputs, seed=1)
+    out = run(LINEAR, rows, inputs, outputs, x, weight).view(rows, outputs)
+    assert_close(out, x.double() @ weight.double().T)
+
+
+def test_norm_and_activation(run: Emulated, assert_close: Check) -> None:
+    dtype = run.dtype
+    x, residual = randn(dtype, 3, 77), randn(dtype, 3, 77, seed=1)
+    weight = randn(dtype, 77, seed=2)
+    expected, _ = reference.add_rms_norm(x, residual, weight, 1e-5)
+    assert_close(run(NORM, 3, 77, 0, x, residual, weight).view(3, 77), expected)
+    x = 20 * randn(dtype, 3, 2 * 77)
+    assert_close(run(SILU, 3, 77, 0, x).view(3, 77), reference.silu_and_mul(x))
+
+
+@pytest.mark.parametrize(("rows", "num_kv", "dim"), [(1, 2, 64), (70, 1, 64), (9, 2, 20)])
+def test_attention(run: Emulated, rows: int, num_kv: int, dim: int) -> None:
+    dtype = run.dtype
+    qkv = randn(dtype, rows, 5 * num_kv * dim)
+    angles = torch.arange(rows)[:, None] / 10 ** torch.linspace(0, 3, dim // 2)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+    out = run(ATTEND, rows, num_kv, dim, qkv, cos_sin).view(rows, -1)
+    q, k, v = qkv.view(rows, -1, dim).split((3 * num_kv, num_kv, num_kv), 1)
+    q, k = reference.rotary_embedding(q, k, torch.arange(rows), cos_sin)
+    k_cache, v_cache = torch.zeros(2, -(-rows // 16), 16, num_kv, dim, dtype=dtype)
+    k_cache.flatten(0, 1)[:rows], v_cache.flatten(0, 1)[:rows] = k, v
+    table = torch.arange(len(k_cache), dtype=torch.int32)[None]
+    ends = torch.tensor([0, rows], dtype=torch.int32)
+    expected = reference.paged_attention(
+        q, k_cache, v_cache, table, ends[1:], ends, rows, dim**-0.5
+    ).flatten(1)
+    distance = (out.double() - expected.double()).norm()
+    assert distance <= BOUNDS[dtype] * expected.double().norm()

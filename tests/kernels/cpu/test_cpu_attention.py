@@ -1,0 +1,153 @@
+"""Attention in C over the paged cache: single tokens, parts of prompts, and both in one step."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import reference
+from kernels.cpu.library import AttentionArguments, Library
+from tests.kernels.cpu.cpu_cases import COMBINATIONS, randn, require
+
+BLOCK_SIZE = 16
+# The reference rounds queries and angles to the type first; the kernel keeps them in float32.
+BOUNDS = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(params=COMBINATIONS)
+def library(request: pytest.FixtureRequest) -> Library:
+    return require(*request.param)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The sizes of an attention."""
+
+    share: int  # query heads of a KV head
+    num_kv: int
+    dim: int
+    has_norm: bool
+
+
+class Step:
+    """Sequences over shuffled blocks; each computes the last of its tokens."""
+
+    def __init__(
+        self, dtype: torch.dtype, heads: Heads, contexts: list[int], num_new: list[int]
+    ) -> None:
+        num_kv, dim = heads.num_kv, heads.dim
+        num_heads = heads.share * num_kv
+        self.heads = heads
+        widths = [-(-context // BLOCK_SIZE) for context in contexts]
+        ids = (torch.randperm(sum(widths), generator=torch.Generator().manual_seed(1)) + 1).int()
+        self.tables = torch.zeros(len(contexts), max(widths) + 1, dtype=torch.int32)
+        for row, blocks in zip(self.tables, ids.split(widths), strict=True):
+            row[: len(blocks)] = blocks
+        self.lens = torch.tensor(contexts, dtype=torch.int32)
+        self.starts = torch.tensor([0, *num_new]).cumsum(0).int()
+        new = [torch.arange(c - n, c) for c, n in zip(contexts, num_new, strict=True)]
+        self.positions = torch.cat(new)
+        self.slots = torch.cat(
+            [_slots(table, p) for table, p in zip(self.tables, new, strict=True)]
+        )
+        self.cache = randn(dtype, (sum(widths) + 1) * BLOCK_SIZE, 2, num_kv, dim, seed=2)
+        self.qkv = randn(dtype, sum(num_new), (num_heads + 2 * num_kv) * dim, seed=3)
+        angles = torch.arange(max(contexts))[:, None] / 10 ** torch.linspace(0, 3, dim // 2)
+        self.cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+        self.qk_norm = randn(dtype, num_heads + num_kv, dim, seed=4) if heads.has_norm else None
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        """(out, cache) by the reference."""
+        num_kv, dim = self.heads.num_kv, self.heads.dim
+        num_heads = self.heads.share * num_kv
+        qk, v = self.qkv.view(len(self.qkv), -1, dim).split((num_heads + num_kv, num_kv), 1)
+        if self.qk_norm is not None:
+            qk = reference.rms_norm(qk, self.qk_norm, 1e-5)
+        q, k = qk.split((num_heads, num_kv), 1)
+        q, k = reference.rotary_embedding(q, k, self.positions, self.cos_sin)
+        cache = self.cache.clone()
+        cache[self.slots, 0], cache[self.slots, 1] = k, v
+        k_cache, v_cache = cache.view(-1, BLOCK_SIZE, 2, num_kv, dim).unbind(2)
+        longest = int(self.starts.diff().max())
+        out = reference.paged_attention(
+            q, k_cache, v_cache, self.tables, self.lens, self.starts, longest, dim**-0.5
+        )
+        return out.flatten(1), cache
+
+    def run(self, library: Library) -> tuple[Tensor, Tensor]:
+        """(out, cache) by the kernel."""
+        heads, cache = self.heads, self.cache.clone()
+        num_heads = heads.share * heads.num_kv
+        arguments = AttentionArguments(
+            num_heads, heads.num_kv, heads.dim, BLOCK_SIZE, self.tables.shape[1],
+            heads.dim**-0.5, 1e-5, self.cos_sin.data_ptr(), self.positions.data_ptr(),
+            self.slots.data_ptr(), self.tables.data_ptr(), self.lens.data_ptr(),
+            self.starts.data_ptr(), len(self.qkv), len(self.lens),
+        )  # fmt: skip
+        out = self.qkv.new_empty((len(self.qkv), num_heads * heads.dim))
+        library.attend(arguments, self.qkv, self.qk_norm, cache, out)
+        return out, cache
+
+
+def _slots(table: Tensor, positions: Tensor) -> Tensor:
+    return table.long()[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+
+
+def check(library: Library, step: Step) -> None:
+    for actual, wanted in zip(step.run(library), step.expected(), strict=True):
+        distance = (actual.double() - wanted.double()).norm()
+        assert distance <= BOUNDS[library.dtype] * wanted.double().norm()
+
+
+SHAPES = [
+    Heads(1, 3, 64, has_norm=False),
+    Heads(2, 1, 16, has_norm=True),
+    Heads(3, 3, 64, has_norm=False),
+    Heads(4, 2, 80, has_norm=True),
+    Heads(7, 1, 20, has_norm=False),
+    Heads(5, 2, 256, has_norm=True),
+    Heads(96, 1, 2, has_norm=False),
+]
+
+
+@pytest.mark.parametrize("heads", SHAPES, ids=str)
+def test_single_tokens(library: Library, heads: Heads) -> None:
+    contexts = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 33, 300]
+    check(library, Step(library.dtype, heads, contexts, [1] * 6))
+
+
+@pytest.mark.parametrize("heads", SHAPES, ids=str)
+def test_parts_of_prompts(library: Library, heads: Heads) -> None:
+    """Whole prompts, later parts of prompts, and single tokens between them."""
+    check(library, Step(library.dtype, heads, [2, 40, 77, 100, 130], [2, 1, 77, 33, 3]))
+
+
+def test_a_row_does_not_depend_on_its_neighbours(library: Library) -> None:
+    heads = Heads(3, 3, 64, has_norm=False)
+    whole = Step(library.dtype, heads, [90, 50, 70], [90, 1, 40])
+    together, cache = whole.run(library)
+    for index in range(3):
+        begin, end = int(whole.starts[index]), int(whole.starts[index + 1])
+        for first in (begin, end - 1 if end - begin == 1 else end - 7):
+            alone = Step(library.dtype, heads, [90, 50, 70], [90, 1, 40])
+            alone.cache = cache
+            alone.qkv = whole.qkv[first:end]
+            alone.positions, alone.slots = whole.positions[first:end], whole.slots[first:end]
+            alone.tables, alone.lens = (
+                whole.tables[index : index + 1],
+                whole.lens[index : index + 1],
+            )
+            alone.starts = torch.tensor([0, end - first], dtype=torch.int32)
+            assert torch.equal(alone.run(library)[0], together[first:end])
+
+
+def test_rows_of_no_sequence_and_without_context_get_zeros(library: Library) -> None:
+    step = Step(library.dtype, Heads(2, 1, 16, has_norm=False), [5, 9, 4], [1, 3, 1])
+    step.lens[0] = step.lens[1] = 0
+    step.starts = step.starts[:3]
+    step.slots[[0, 1, 2, 3, 4]] = -1
+    step.lens, step.tables = step.lens[:2], step.tables[:2]
+    out, cache = step.run(library)
+    assert torch.equal(cache, step.cache)
+    assert out.count_nonzero() == 0

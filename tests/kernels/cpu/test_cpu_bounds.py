@@ -1,0 +1,75 @@
+"""Nothing is read or written after the end of a tensor: a page without access lies there."""
+
+import ctypes
+import mmap
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.cpu import isa
+from kernels.cpu.library import Library, PackedLinear, Product
+from tests.kernels.cpu.cpu_cases import DTYPES, randn, require
+
+SIZES = ((1, 1, 1), (1, 577, 33), (3, 16, 70), (9, 31, 17), (33, 50, 48))
+PROT_NONE, PROT_ALL = 0, mmap.PROT_READ | mmap.PROT_WRITE
+
+
+def at_the_end(x: Tensor) -> Tensor:
+    """A copy whose last byte is the last before a page that nothing may touch; never freed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    size = x.numel() * x.element_size()
+    room = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    begin = libc.mmap(None, room + mmap.PAGESIZE, PROT_ALL, flags, -1, 0)
+    assert libc.mprotect(begin + room, mmap.PAGESIZE, PROT_NONE) == 0
+    bytes_at_end = (ctypes.c_char * size).from_address(begin + room - size)
+    return torch.frombuffer(bytes_at_end, dtype=x.dtype).view(x.shape).copy_(x)
+
+
+def multiply(library: Library, rows: int, inputs: int, outputs: int) -> None:
+    """A product of which every operand ends where memory does."""
+    dtype = library.dtype
+    weight, bias = randn(dtype, outputs, inputs), randn(dtype, outputs, seed=1)
+    packed = library.pack(at_the_end(weight), at_the_end(bias))
+    values = at_the_end(packed.weight)
+    assert packed.bias is not None
+    arguments = Product(values.data_ptr(), packed.bias.data_ptr(), inputs, outputs)
+    guarded = PackedLinear(values, packed.bias, arguments)
+    x = at_the_end(randn(dtype, rows, inputs, seed=2))
+    for out in (torch.zeros(rows, outputs), torch.zeros(rows, outputs, dtype=dtype)):
+        library.linear(x, guarded, at_the_end(out))
+
+
+def run(name: str) -> None:
+    """Every operation in every type; the process dies if one touches what it must not."""
+    for dtype in DTYPES:
+        library = require(name, dtype)
+        for rows, inputs, outputs in (
+            (1, 1, 1),
+            (1, 577, 33),
+            (3, 16, 70),
+            (9, 31, 17),
+            (33, 50, 48),
+        ):
+            multiply(library, rows, inputs, outputs)
+        for size in (1, 15, 577):
+            x, residual = randn(dtype, 3, size), randn(dtype, 3, size, seed=1)
+            weight = at_the_end(randn(dtype, size, seed=2))
+            library.add_rms_norm_(at_the_end(x), at_the_end(residual), weight, 1e-5)
+            library.silu_and_mul(at_the_end(randn(dtype, 3, 2 * size)))
+
+
+@pytest.mark.parametrize("name", [one.name for one in isa.available()])
+def test_nothing_is_touched_after_the_end(name: str) -> None:
+    require(name, torch.float32)
+    program = f"from tests.kernels.cpu.test_cpu_bounds import run; run({name!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,49 @@
+"""In which order tests run, which share a process, and which the fast run leaves out."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+PRODUCTS = ("tiny_product", "product")  # fixtures that start services; a file is with the first
+
+# Folders by what their tests cost. What is in none of them costs as much as the middle.
+FOLDERS = (
+    ("wire", "protos", "simulator", "scheduler_svc/core"),
+    ("scheduler_svc", "gateway", "pagewire", "bench"),
+    (".", "default_model"),
+    ("kernels", "worker_svc", "gpu"),
+    ("e2e",),
+)
+RANKS = {folder: rank for rank, folders in enumerate(FOLDERS) for folder in folders}
+# What the fast run leaves out: folders, and files that walk at random or start many processes.
+SLOW_FOLDERS = ("default_model", "kernels", "worker_svc", "gpu", "e2e")
+SLOW_FILES = (
+    "test_chaos", "test_cpu_vs_transformers", "test_documented", "test_files", "test_machine",
+    "test_modules", "test_planted_moves", "test_process", "test_random_walks", "test_replay",
+    "test_schema_walks", "test_split", "test_up",
+)  # fmt: skip
+
+
+def folder_of(item: pytest.Item) -> str:
+    """The nearest folder with a rank."""
+    path = item.path.parent.relative_to(TESTS)
+    return next(str(p) for p in (path, *path.parents) if str(p) in RANKS)
+
+
+def rank(item: pytest.Item) -> tuple[int, bool]:
+    """What is sorted by: the folder's rank, and in it slow tests last."""
+    return RANKS[folder_of(item)], "slow" in item.keywords
+
+
+@cache
+def product_of(path: Path) -> str:
+    """The product that the tests of a file share with others; empty if they share none."""
+    source = path.read_text() if path.is_relative_to(TESTS / "e2e") else ""
+    return next((name for name in PRODUCTS if f"{name}: Product" in source), "")
+
+
+def is_slow(path: Path) -> bool:
+    """Whether the fast run leaves out a folder or a file."""
+    return path.stem in SLOW_FILES or str(path.relative_to(TESTS)) in SLOW_FOLDERS

@@ -1,0 +1,144 @@
+"""Migration: sequences of a lost worker's scheduler continue at another, without losses."""
+
+import pytest
+
+from scheduler_svc.core import FinishReason, Phase, Scheduler, hopeless
+from scheduler_svc.core.request.blame import MAX_LOSSES
+from tests.scheduler_svc.core.builders import (
+    answer,
+    make_request,
+    make_scheduler,
+    plan_step,
+    rows,
+    step,
+)
+from tests.scheduler_svc.core.invariants import check_invariants
+
+
+def move_all(source: Scheduler, target: Scheduler) -> None:
+    """Migrates all as the engine does: those that have run last first, which keeps their order."""
+    leaving = source.moving.hand_over()
+    ran = [sequence for sequence in leaving if sequence.num_cached is not None]
+    for sequence in (*reversed(ran), *(s for s in leaving if s not in ran)):
+        assert target.moving.can_hold(sequence)
+        target.moving.adopt(sequence)
+    check_invariants(source)
+    check_invariants(target)
+
+
+@pytest.mark.parametrize("block_size", [4, 8])
+def test_a_moved_sequence_goes_on_where_it_was(block_size: int) -> None:
+    source, target = make_scheduler(), make_scheduler(block_size=block_size)
+    source.add(make_request("a", 9, max_tokens=4, handle=3, client=2))
+    step(source, 70)
+    step(source, 71)
+    plan_step(source)  # in flight when the worker is lost
+    source.worker_lost()
+    move_all(source, target)
+    plan = plan_step(target)
+    (entered,) = plan.new_sequences
+    assert entered.token_ids.tolist() == [*range(1, 10), 70, 71]
+    assert rows(plan) == {"a": 11}
+    outputs = answer(target, 72)
+    assert (outputs.clients.tolist(), outputs.handles.tolist()) == ([2], [3])
+    (finished,) = step(target, 73).finished
+    assert finished.reason is FinishReason.LENGTH
+    assert (finished.num_prompt_tokens, finished.num_output_tokens) == (9, 4)
+    assert not list(source.live()) and source.schedule() is None
+
+
+def test_who_ran_goes_first_and_everybody_keeps_the_order() -> None:
+    source, target = make_scheduler(max_num_seqs=2), make_scheduler(max_num_seqs=1)
+    for name in "abcd":
+        source.add(make_request(name, 3, max_tokens=2))
+    target.add(make_request("t", 3))
+    step(source)
+    source.worker_lost()
+    move_all(source, target)
+    waiting = [s.request.request_id for s in target.residency.waiting]
+    assert waiting == ["a", "b", "t", "c", "d"]
+
+
+def test_a_deadline_moves_along() -> None:
+    source, target = make_scheduler(), make_scheduler()
+    source.add(make_request("a", 3, arrival_s=1.0, deadline_s=5.0))
+    source.worker_lost()
+    move_all(source, target)
+    assert source.next_deadline_s is None and source.expire(9.0) == []
+    (finished,) = target.expire(9.0)
+    assert finished.reason is FinishReason.EXPIRED and "4.000 s" in finished.message
+
+
+def test_the_parts_of_a_moved_requests_time_add_up() -> None:
+    source, target = make_scheduler(), make_scheduler()
+    sequence = source.add(make_request("a", 3, arrival_s=1.0))
+    source.now_s = target.now_s = 2.0
+    step(source)
+    source.now_s = target.now_s = 4.0
+    source.worker_lost()
+    target.now_s = 5.0
+    move_all(source, target)
+    spent_s = sequence.timeline.spent_s(8.0)
+    assert spent_s[Phase.WORKER_AWAY] == 1.0 and spent_s[Phase.PREEMPTED] == 3.0
+    assert sum(spent_s.values()) == sequence.timeline.age_s(8.0) == 7.0
+
+
+def test_what_does_not_fit_is_not_held() -> None:
+    source = make_scheduler()
+    sequence = source.add(make_request("a", 3, max_tokens=40))
+    source.worker_lost()
+    source.moving.hand_over()
+    assert make_scheduler(blocks=11).moving.can_hold(sequence)  # the last token needs no room
+    assert not make_scheduler(blocks=10).moving.can_hold(sequence)
+    assert not make_scheduler(max_model_len=42).moving.can_hold(sequence)
+    twin = make_scheduler()
+    twin.add(make_request("a", 3))
+    assert not twin.moving.can_hold(sequence)
+
+
+def lose_in_step(scheduler: Scheduler, num_steps: int = 0) -> None:
+    """The worker completes some steps, then is lost in the next one."""
+    for _ in range(num_steps):
+        step(scheduler)
+    plan_step(scheduler)
+    scheduler.worker_lost()
+    scheduler.worker_back()
+
+
+def test_whoever_is_in_the_first_step_of_three_lost_workers_is_hopeless() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", 3))
+    for _ in range(2):
+        lose_in_step(scheduler)
+        assert hopeless(scheduler.live()) == []
+    lose_in_step(scheduler)
+    assert hopeless(scheduler.live()) == ["a"]
+
+
+def test_workers_that_did_some_steps_may_have_died_of_anything() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=4)
+    scheduler.add(make_request("a", 20))
+    for _ in range(MAX_LOSSES - 1):
+        lose_in_step(scheduler, num_steps=1)
+        assert hopeless(scheduler.live()) == []
+    lose_in_step(scheduler, num_steps=1)
+    assert hopeless(scheduler.live()) == ["a"]
+
+
+def test_a_token_in_between_wipes_the_slate_clean() -> None:
+    scheduler = make_scheduler(blocks=20)
+    scheduler.add(make_request("a", 3))
+    for _ in range(2 * MAX_LOSSES):
+        lose_in_step(scheduler, num_steps=1)
+    assert hopeless(scheduler.live()) == []
+
+
+def test_strikes_move_along() -> None:
+    source, target = make_scheduler(), make_scheduler()
+    source.add(make_request("a", 3))
+    lose_in_step(source)
+    lose_in_step(source)
+    source.worker_lost()
+    move_all(source, target)
+    lose_in_step(target)
+    assert hopeless(target.live()) == ["a"]

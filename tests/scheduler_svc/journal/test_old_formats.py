@@ -1,0 +1,35 @@
+"""A recording of another format is refused by its number, before anything of it is believed."""
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc.journal import segments
+from scheduler_svc.journal.recording import FORMAT_VERSION, NotReplayable, Recording
+
+# The first record of a segment as format 1 wrote it, before the fields of the contracts were
+# numbered anew; its worker is described with every field that has another number now.
+FORMAT_1 = """
+mAMAAA6o9luIQSLlCpUHCAEQARgBMkBlNTYzZDUyOWEzYjZiY2M1ZWIwZjIxMjIxNzM0YzQ5ZjYzZWRjZWNlMjJhMm
+RiZDA1ZThkYjk0MjkyNTA2YzJjOsAFCr0FW3sibm9kZSI6IDB9LCBbWyJvYmplY3QiLCAiU2NoZWR1bGVyQ29uZmln
+IiwgeyJudW1fYmxvY2tzIjogNSwgImJsb2NrX3NpemUiOiAzLCAibWF4X251bV9zZXFzIjogMywgIm1heF9udW1fYm
+F0Y2hlZF90b2tlbnMiOiAxNCwgIm1heF9tb2RlbF9sZW4iOiAyMSwgInZvY2FiX3NpemUiOiA0MCwgImVvc190b2tl
+bl9pZHMiOiB7Im5vZGUiOiAxfSwgImxvbmdfcHJlZmlsbF90b2tlbl90aHJlc2hvbGQiOiAwLCAiZW5hYmxlX3ByZW
+ZpeF9jYWNoaW5nIjogdHJ1ZSwgInNsaWRpbmdfd2luZG93IjogMCwgInByZWVtcHRpb24iOiB7ImVudW0iOiAiUHJl
+ZW1wdGlvbiIsICJ2YWx1ZSI6ICJzd2FwIn0sICJudW1faG9zdF9ibG9ja3MiOiA2LCAicG9saWN5IjogeyJlbnVtIj
+ogIlBvbGljeSIsICJ2YWx1ZSI6ICJwcmlvcml0eSJ9LCAicHJpb3JpdHlfYWdlaW5nX3MiOiAwLjUsICJ0ZW5hbnRf
+d2VpZ2h0cyI6IHsibm9kZSI6IDJ9LCAicXVldWVfd2luZG93IjogMSwgIm1heF9vdmVydGFrZXMiOiAxLCAibWF4X3
+dhaXRpbmdfcmVxdWVzdHMiOiAwLCAibWF4X3dhaXRpbmdfdG9rZW5zIjogMCwgIm1heF93YWl0aW5nX3JlcXVlc3Rz
+X3Blcl90ZW5hbnQiOiAyLCAibWF4X3dhaXRpbmdfdG9rZW5zX3Blcl90ZW5hbnQiOiAwfV0sIFsidHVwbGUiLCBbXV
+0sIFsidHVwbGUiLCBbeyJub2RlIjogM31dXSwgWyJ0dXBsZSIsIFsiYSIsIDIuMF1dXV1ChwEKBQoBbRggEAcYBSAD
+KAQwQEACSgRjdWRhUghiZmxvYXQxNloDTkhEYgIBAmoGdHJpdG9uoAEE8AEI+AEBwAIB4gMhCgZkZWNvZGUSBjEgeC
+A2NBoGdHJpdG9uIQAAAAAAAAxAogYLMTI3LjAuMC4xOjGiBgsxMjcuMC4wLjE6MvIGBG5jY2w=
+"""
+
+
+def test_a_recording_made_before_the_fields_were_renumbered_is_refused(tmp_path: Path) -> None:
+    path = segments.segment_path(tmp_path, 1)
+    path.write_bytes(base64.b64decode(FORMAT_1))
+    with pytest.raises(NotReplayable, match=f"has format 1, this version reads {FORMAT_VERSION}"):
+        Recording(tmp_path)

@@ -1,0 +1,30 @@
+"""A model of no language that a worker starts in seconds, with the default model's tokenizer."""
+
+import shutil
+from pathlib import Path
+
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.worker_svc.random_models import save_random_model
+
+CONFIG = {
+    "vocab_size": 49152,  # of the tokenizer
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.3,  # outputs wander
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+
+
+def save_tiny_model(folder: Path, default_model: Path) -> Path:
+    """Random weights in a folder, next to the tokenizer and the chat template of the default."""
+    save_random_model(folder, (LlamaConfig, LlamaForCausalLM), CONFIG)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(default_model / name, folder)
+    return folder

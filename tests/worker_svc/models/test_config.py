@@ -1,0 +1,223 @@
+"""config.json as two generations of transformers write it, and everything that is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker_svc.models import config as model_config
+from worker_svc.models.config import UnsupportedModel
+from worker_svc.models.rope import LinearScaling, Llama3Scaling, RotaryConfig, YarnScaling
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "rope_theta": 1e5,
+    "rope_scaling": None,
+    "eos_token_id": 7,
+}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def load(tmp_path: Path, generation: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """Loads LLAMA with changes; a change to `...` removes the field."""
+    raw = {name: value for name, value in (LLAMA | changes).items() if value is not ...}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    return model_config.load(tmp_path)
+
+
+def test_a_config_of_transformers_4_is_read(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    assert config.architecture == "LlamaForCausalLM"
+    assert (config.num_layers, config.num_heads, config.num_kv_heads) == (3, 8, 2)
+    assert config.head_dim == 8
+    assert config.rope == RotaryConfig(theta=1e5)
+    assert config.checkpoint_dtype == "bfloat16"
+    assert not (config.qkv_bias or config.o_bias or config.mlp_bias or config.qk_norm)
+    assert not config.tie_word_embeddings
+
+
+def test_a_config_of_transformers_5_means_the_same(tmp_path: Path) -> None:
+    old = load(tmp_path)
+    new = load(
+        tmp_path,
+        torch_dtype=...,
+        rope_theta=...,
+        rope_scaling=...,
+        dtype="bfloat16",
+        rope_parameters={"rope_type": "default", "rope_theta": 1e5},
+    )
+    assert new == old
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        ({"type": "linear", "factor": 2.0}, LinearScaling(2.0)),
+        ({"rope_type": "llama3", **LLAMA3}, Llama3Scaling(**LLAMA3)),
+        (
+            {"type": "yarn", "rope_type": "yarn", "factor": 4.0, "beta_fast": 16},
+            YarnScaling(4.0, 512, beta_fast=16),
+        ),
+        ({"rope_type": "default"}, None),
+    ],
+)
+def test_rope_scaling_is_read_in_both_places(
+    tmp_path: Path, scaling: dict[str, Any], expected: object
+) -> None:
+    assert load(tmp_path, rope_scaling=scaling).rope == RotaryConfig(1e5, expected)
+    there = {"rope_theta": 1e5, **scaling}
+    config = load(tmp_path, rope_theta=..., rope_scaling=..., rope_parameters=there)
+    assert config.rope == RotaryConfig(1e5, expected)
+
+
+def test_head_dim_may_be_null_or_unlike_the_hidden_size(tmp_path: Path) -> None:
+    assert load(tmp_path, head_dim=None).head_dim == 8
+    assert load(tmp_path, head_dim=128).head_dim == 128
+
+
+def test_num_key_value_heads_defaults_to_all_heads(tmp_path: Path) -> None:
+    assert load(tmp_path, num_key_value_heads=...).num_kv_heads == 8
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "biases", "qk_norm"),
+    [
+        ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}, (1, 1, 1), False),
+        ("MistralForCausalLM", {"sliding_window": None}, (0, 0, 0), False),
+        ("Qwen2ForCausalLM", {}, (1, 0, 0), False),
+        ("Qwen3ForCausalLM", {}, (0, 0, 0), True),
+        ("Qwen3ForCausalLM", {"attention_bias": True}, (1, 1, 0), True),
+    ],
+)
+def test_each_family_has_its_own_biases_and_norms(
+    tmp_path: Path,
+    architecture: str,
+    changes: dict[str, Any],
+    biases: tuple[int, int, int],
+    qk_norm: bool,
+) -> None:
+    config = load(tmp_path, architectures=[architecture], **changes)
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias) == biases
+    assert config.qk_norm == qk_norm
+
+
+@pytest.mark.parametrize(
+    ("in_config", "in_generation", "expected"),
+    [
+        (7, None, (7,)),
+        ([7, 8], None, (7, 8)),
+        (7, {"eos_token_id": [8, 9]}, (8, 9)),
+        (7, {"temperature": 0.6}, (7,)),
+        (..., None, ()),
+        (0, {"eos_token_id": 0}, (0,)),
+    ],
+)
+def test_end_of_sequence_ids_come_from_the_generation_config_first(
+    tmp_path: Path, in_config: Any, in_generation: Any, expected: tuple[int, ...]
+) -> None:
+    assert load(tmp_path, in_generation, eos_token_id=in_config).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("named", "changes"),
+    [
+        ("architectures", {"architectures": ["GPT2LMHeadModel"]}),
+        ("architectures", {"architectures": None}),
+        ("hidden_act", {"hidden_act": "gelu"}),
+        ("quantization_config", {"quantization_config": {"quant_method": "awq"}}),
+        ("num_local_experts", {"num_local_experts": 8}),
+        ("num_experts", {"num_experts": 8}),
+        ("is_encoder_decoder", {"is_encoder_decoder": True}),
+        ("alibi", {"alibi": True}),
+        ("partial_rotary_factor", {"partial_rotary_factor": 0.5}),
+        ("partial_rotary_factor", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
+        ("dynamic", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+        ("longrope", {"rope_parameters": {"rope_type": "longrope"}}),
+        ("mrope_section", {"rope_scaling": {"type": "default", "mrope_section": [1, 2]}}),
+        ("low_freq_factor", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}),
+        ("factor", {"rope_scaling": {"rope_type": "linear"}}),
+        ("num_key_value_heads", {"num_key_value_heads": 3}),
+        ("hidden_size", {"hidden_size": 60, "head_dim": None}),
+        ("head_dim", {"head_dim": 7}),
+        ("vocab_size", {"vocab_size": ...}),
+        ("num_hidden_layers", {"num_hidden_layers": "3"}),
+        ("rms_norm_eps", {"rms_norm_eps": ...}),
+        (
+            "use_sliding_window",
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True},
+        ),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(
+    tmp_path: Path, named: str, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(UnsupportedModel, match=named):
+        load(tmp_path, **changes)
+
+
+def test_an_unknown_architecture_is_told_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM, .*Qwen3ForCausalLM"):
+        load(tmp_path, architectures=["BloomForCausalLM"])
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UnsupportedModel, match=r"config\.json"):
+        model_config.load(tmp_path)
+
+
+@pytest.mark.parametrize("window", [{"sliding_window": 128}, {"sliding_window": 128.0}])
+def test_a_sliding_window_is_refused_only_where_it_would_slide(
+    tmp_path: Path, window: dict[str, Any]
+) -> None:
+    config = load(tmp_path, architectures=["MistralForCausalLM"], **window)
+    config.check_length(128)
+    with pytest.raises(UnsupportedModel, match="sliding_window"):
+        config.check_length(129)
+
+
+def test_a_mistral_config_that_is_silent_has_a_window(tmp_path: Path) -> None:
+    assert load(tmp_path, architectures=["MistralForCausalLM"]).sliding_window == 4096
+
+
+def test_qwen_keeps_a_window_size_that_it_does_not_use(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        architectures=["Qwen2ForCausalLM"],
+        sliding_window=16,
+        use_sliding_window=False,
+    )
+    config.check_length(512)
+
+
+@pytest.mark.parametrize("length", [0, 513])
+def test_lengths_beyond_the_model_are_refused_with_its_limit(tmp_path: Path, length: int) -> None:
+    config = load(tmp_path)
+    config.check_length(512)
+    with pytest.raises(UnsupportedModel, match=r"1\.\.512"):
+        config.check_length(length)
+
+
+def test_yarn_extends_the_models_limit(tmp_path: Path) -> None:
+    config = load(tmp_path, rope_scaling={"type": "yarn", "factor": 4.0})
+    assert config.max_model_len == 2048

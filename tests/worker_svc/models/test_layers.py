@@ -1,0 +1,96 @@
+"""Layers name their weights as checkpoints do and never write into what they are given."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from worker_svc.models.config import ModelConfig
+from worker_svc.models.layers import MLP, Attention, RMSNorm
+from worker_svc.models.rope import RotaryConfig
+
+CPU = torch.device("cpu")
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=32,
+    hidden_size=12,
+    intermediate_size=20,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    rms_norm_eps=1e-5,
+    rope=RotaryConfig(10_000.0),
+    max_position_embeddings=64,
+    sliding_window=None,
+    tie_word_embeddings=False,
+    qkv_bias=False,
+    o_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    checkpoint_dtype="float32",
+    eos_token_ids=(),
+)
+
+
+def test_float32_inputs_of_a_norm_survive_it() -> None:
+    norm = RMSNorm(4, 1e-5, torch.float32, CPU)
+    norm.weight.fill_(2.0)
+    residual, x = torch.tensor([[2.0, 3, 4, 5]]), torch.ones(1, 4)
+    alone = norm(residual)
+    normed, total = norm.add(x, residual)
+    assert residual.tolist() == [[2, 3, 4, 5]]
+    assert x.tolist() == [[1, 1, 1, 1]]
+    assert total.tolist() == [[3, 4, 5, 6]]
+    root = (torch.tensor([4.0 + 9 + 16 + 25]) / 4 + 1e-5).sqrt()
+    torch.testing.assert_close(alone, residual / root * 2)
+    torch.testing.assert_close(normed, norm(total))
+
+
+@pytest.mark.parametrize("mlp_bias", [False, True])
+def test_the_mlp_gates_up_with_silu(mlp_bias: bool) -> None:
+    torch.manual_seed(0)
+    mlp = MLP(replace(CONFIG, mlp_bias=mlp_bias), torch.float32, CPU)
+    parts = dict(mlp.destinations("mlp"))
+    for part in parts.values():
+        part.normal_()
+    copies = {name.removeprefix("mlp."): part.clone() for name, part in parts.items()}
+    x = torch.randn(5, 12)
+
+    def product(name: str, inputs: torch.Tensor) -> torch.Tensor:
+        return F.linear(inputs, copies[f"{name}.weight"], copies.get(f"{name}.bias"))
+
+    mlp.pack()
+    expected = product("down_proj", F.silu(product("gate_proj", x)) * product("up_proj", x))
+    torch.testing.assert_close(mlp(x), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "extra"),
+    [
+        ({}, set()),
+        ({"qkv_bias": True}, {"q_proj.bias", "k_proj.bias", "v_proj.bias"}),
+        ({"o_bias": True}, {"o_proj.bias"}),
+        ({"qk_norm": True}, {"q_norm.weight", "k_norm.weight"}),
+    ],
+)
+def test_attention_asks_for_exactly_its_familys_tensors(
+    changes: dict[str, bool], extra: set[str]
+) -> None:
+    attention = Attention(replace(CONFIG, **changes), torch.float32, CPU)
+    shapes = {name: tuple(part.shape) for name, part in attention.destinations("a")}
+    plain = {"q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"}
+    assert set(shapes) == {f"a.{name}" for name in plain | extra}
+    assert shapes["a.q_proj.weight"] == (24, 12)
+    assert shapes["a.k_proj.weight"] == shapes["a.v_proj.weight"] == (12, 12)
+    assert shapes["a.o_proj.weight"] == (12, 24)
+    assert shapes.get("a.q_norm.weight", (6,)) == (6,)
+
+
+def test_the_parts_of_a_fused_product_do_not_overlap() -> None:
+    attention = Attention(CONFIG, torch.float32, CPU)
+    parts = dict(attention.destinations("a"))
+    for number, part in enumerate(parts.values()):
+        part.fill_(number)
+    assert [part.unique().tolist() for part in parts.values()] == [[0], [1], [2], [3]]

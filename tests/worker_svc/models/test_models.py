@@ -1,0 +1,262 @@
+"""Every family against transformers, in float32: whole prompts, chunks, and mixed batches."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from tests.worker_svc.random_models import Family, save_random_model
+from worker_svc.attention.batch import AttentionBatch
+from worker_svc.attention.kv_cache import KVCache
+from worker_svc.models import Decoder, load_model
+from worker_svc.models.config import UnsupportedModel
+
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 96
+PROMPT_LEN = 40
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+        ],
+    ),
+]
+SHAPE: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+}
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_SCALING = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR_SCALING = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+
+LLAMA: Family = (LlamaConfig, LlamaForCausalLM)
+MISTRAL: Family = (MistralConfig, MistralForCausalLM)
+QWEN2: Family = (Qwen2Config, Qwen2ForCausalLM)
+QWEN3: Family = (Qwen3Config, Qwen3ForCausalLM)
+CHECKPOINTS: dict[str, tuple[Family, dict[str, Any]]] = {
+    "llama": (LLAMA, {"num_key_value_heads": 4}),
+    "llama-tied": (LLAMA, {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "llama-biases": (LLAMA, {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
+    "llama-wide-heads": (LLAMA, {"num_key_value_heads": 2, "head_dim": 32}),
+    "llama3": (LLAMA, {"num_key_value_heads": 2, "rope_parameters": LLAMA3_SCALING}),
+    "llama-linear": (LLAMA, {"num_key_value_heads": 2, "rope_parameters": LINEAR_SCALING}),
+    "llama-yarn": (LLAMA, {"num_key_value_heads": 2, "rope_parameters": YARN_SCALING}),
+    "mistral": (MISTRAL, {"num_key_value_heads": 2, "head_dim": None, "sliding_window": None}),
+    "mistral-window": (MISTRAL, {"num_key_value_heads": 1, "sliding_window": MAX_MODEL_LEN}),
+    "qwen2": (QWEN2, {"num_key_value_heads": 2}),
+    "qwen2-tied": (QWEN2, {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "qwen3": (QWEN3, {"num_key_value_heads": 2, "head_dim": 24}),
+    "qwen3-biases": (QWEN3, {"num_key_value_heads": 1, "head_dim": 12, "attention_bias": True}),
+}
+
+
+def save(folder: Path, name: str, **save_options: Any) -> PreTrainedModel:
+    family, changes = CHECKPOINTS[name]
+    return save_random_model(folder, family, SHAPE | changes, **save_options)
+
+
+Loaded = tuple[Decoder, PreTrainedModel]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Loaded]:
+    """Our model and theirs, by checkpoint and device; each made once."""
+    made: dict[tuple[str, str], Loaded] = {}
+
+    def get(name: str, device: str) -> Loaded:
+        if (name, device) not in made:
+            folder = tmp_path_factory.mktemp(name)
+            theirs = save(folder, name)
+            ours = load_model(folder, torch.float32, torch.device(device), MAX_MODEL_LEN)
+            made[name, device] = ours, theirs
+        return made[name, device]
+
+    return get
+
+
+class Steps:
+    """Feeds sequences to a model step by step, through shuffled blocks of a small cache."""
+
+    def __init__(self, model: Decoder, prompts: list[Tensor]) -> None:
+        self._model = model
+        self._prompts = prompts
+        self._computed = [0] * len(prompts)
+        config, width = model.config, MAX_MODEL_LEN // BLOCK_SIZE
+        num_blocks = len(prompts) * width + 1
+        self._cache = KVCache(
+            config.num_layers,
+            num_blocks,
+            BLOCK_SIZE,
+            config.num_kv_heads,
+            config.head_dim,
+            model.dtype,
+            model.device,
+        )
+        order = torch.randperm(num_blocks - 1) + 1
+        self._tables = order.view(len(prompts), width).int()
+
+    def run(self, scheduled: dict[int, int]) -> list[Tensor]:
+        """Computes so many tokens of these sequences in one step; logits of every token, each."""
+        device = self._model.device
+        token_ids, positions, slots, ends = [], [], [], []
+        for row, count in scheduled.items():
+            at = torch.arange(self._computed[row], self._computed[row] + count)
+            self._computed[row] += count
+            token_ids.append(self._prompts[row][at])
+            positions.append(at)
+            slots.append(self._tables[row][at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE)
+            ends.append(self._computed[row])
+        width = -(-max(ends) // BLOCK_SIZE)
+        counts = list(scheduled.values())
+        batch = AttentionBatch(
+            slot_mapping=torch.cat(slots).to(device),
+            block_tables=self._tables[list(scheduled), :width].to(device),
+            context_lens=torch.tensor(ends, dtype=torch.int32, device=device),
+            cu_seqlens_q=torch.tensor([0, *counts], device=device).cumsum(0).int(),
+            max_seqlen_q=max(counts),
+            max_context_len=max(ends),
+        )
+        hidden = self._model.forward(
+            torch.cat(token_ids).to(device), torch.cat(positions).to(device), self._cache, batch
+        )
+        return list(self._model.logits(hidden).cpu().split(counts))
+
+
+def make_prompts(*lengths: int) -> list[Tensor]:
+    torch.manual_seed(1)
+    return [torch.randint(0, SHAPE["vocab_size"], (length,)) for length in lengths]
+
+
+@torch.inference_mode()
+def expected_logits(theirs: PreTrainedModel, prompt: Tensor) -> Tensor:
+    return theirs(prompt.unsqueeze(0)).logits[0]
+
+
+def assert_same(ours: Tensor, expected: Tensor) -> None:
+    assert ours.dtype == torch.float32
+    assert (ours - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_logits_of_a_whole_prompt_are_those_of_transformers(
+    checkpoint: Callable[[str, str], Loaded], name: str, device: str
+) -> None:
+    ours, theirs = checkpoint(name, device)
+    (prompt,) = make_prompts(PROMPT_LEN)
+    expected = expected_logits(theirs, prompt)
+    assert expected.abs().max() > 0.5  # a model that says nothing would agree with anything
+    assert_same(Steps(ours, [prompt]).run({0: PROMPT_LEN})[0], expected)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 17])
+@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "qwen3"])
+def test_chunked_prefill_gives_the_same_logits(
+    checkpoint: Callable[[str, str], Loaded], name: str, chunk: int
+) -> None:
+    ours, theirs = checkpoint(name, "cpu")
+    (prompt,) = make_prompts(PROMPT_LEN)
+    steps = Steps(ours, [prompt])
+    chunks = [
+        steps.run({0: min(chunk, PROMPT_LEN - start)})[0] for start in range(0, PROMPT_LEN, chunk)
+    ]
+    assert_same(torch.cat(chunks), expected_logits(theirs, prompt))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["llama-biases", "llama-yarn", "qwen2-tied", "qwen3-biases"])
+def test_a_mixed_batch_gives_every_sequence_its_own_logits(
+    checkpoint: Callable[[str, str], Loaded], name: str, device: str
+) -> None:
+    ours, theirs = checkpoint(name, device)
+    prompts = make_prompts(33, 1, 20, 18)
+    steps = Steps(ours, prompts)
+    logits: list[list[Tensor]] = [[] for _ in prompts]
+    # Whole prompts, chunks and decodes together, then decodes alone, in changing order.
+    schedule = [
+        {0: 30},
+        {2: 5, 0: 1, 3: 15},
+        {1: 1, 3: 1, 2: 13, 0: 1},
+        {0: 1, 3: 1, 2: 1},
+        {2: 1, 3: 1},
+    ]
+    for scheduled in schedule:
+        for row, part in zip(scheduled, steps.run(scheduled), strict=True):
+            logits[row].append(part)
+    for prompt, parts in zip(prompts, logits, strict=True):
+        assert_same(torch.cat(parts), expected_logits(theirs, prompt))
+
+
+def test_a_sharded_checkpoint_is_the_same_model(
+    checkpoint: Callable[[str, str], Loaded], tmp_path: Path
+) -> None:
+    theirs = save(tmp_path, "llama", max_shard_size="50KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    ours = load_model(tmp_path, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
+    (prompt,) = make_prompts(PROMPT_LEN)
+    assert_same(Steps(ours, [prompt]).run({0: PROMPT_LEN})[0], expected_logits(theirs, prompt))
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3"])
+def test_bfloat16_stays_close_to_float32(tmp_path: Path, name: str) -> None:
+    theirs = save(tmp_path, name)
+    ours = load_model(tmp_path, torch.bfloat16, torch.device("cpu"), MAX_MODEL_LEN)
+    (prompt,) = make_prompts(PROMPT_LEN)
+    logits = Steps(ours, [prompt]).run({0: PROMPT_LEN})[0]
+    expected = expected_logits(theirs, prompt)
+    error = (logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert error < 0.03
+
+
+def test_a_window_shorter_than_the_length_is_refused_before_weights_are_read(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, "mistral-window")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModel, match="sliding_window"):
+        load_model(tmp_path, torch.float32, torch.device("cpu"), MAX_MODEL_LEN + 1)
+
+
+def test_a_config_that_promises_other_weights_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, "llama-tied")
+    config = tmp_path / "config.json"
+    untied = config.read_text().replace(
+        '"tie_word_embeddings": true', '"tie_word_embeddings": false'
+    )
+    config.write_text(untied)
+    with pytest.raises(ValueError, match=r"lm_head\.weight not found"):
+        load_model(tmp_path, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)

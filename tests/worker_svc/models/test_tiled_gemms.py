@@ -1,0 +1,71 @@
+"""Who multiplies how many rows of a weight that the tiled kernel pays for, and that all agree."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.gemm.tiled_linear import arrivals, tiled_linear
+from worker_svc.models import fused_gemms
+from worker_svc.models.fused_gemms import Hidden, NormedProduct, WeightProduct
+
+K, N, EPS = 128, 192, 1e-5
+
+
+@pytest.fixture
+def tiled_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of rows that the kernel was called with."""
+    seen: list[int] = []
+
+    def noting(x: Tensor, *others: Tensor, **options: object) -> Tensor:
+        seen.append(len(x))
+        return tiled_linear(x, *others, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fused_gemms, "tiled_linear", noting)
+    # The other kernel takes a weight as small as this for up to 16 rows.
+    monkeypatch.setattr(fused_gemms.small_linear, "pays", lambda m, n, k: m == 1)
+    return seen
+
+
+def close(found: Tensor, want: Tensor) -> bool:
+    return bool((found.double() - want.double()).norm() < 4e-3 * want.double().norm())
+
+
+def plain(product: WeightProduct, x: Tensor) -> Tensor:
+    return product(x)
+
+
+def added(product: WeightProduct, x: Tensor) -> Tensor:
+    return product.added(x, torch.ones(len(x), N, dtype=x.dtype))
+
+
+@pytest.mark.parametrize("call", [plain, added])
+def test_three_to_32_rows_are_the_kernels_and_others_are_not(
+    call: Callable[[WeightProduct, Tensor], Tensor], tiled_rows: list[int]
+) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(N, K).half()
+    product = WeightProduct(weight, None, arrived=arrivals(weight))
+    for num_rows in (2, 3, 20, 32, 33):
+        x = torch.randn(num_rows, K).half()
+        want = F.linear(x.float(), weight.float()) + (call is added)
+        assert close(call(product, x), want)
+    assert tiled_rows == [3, 20, 32]
+
+
+def test_a_norm_and_an_activation_come_along(tiled_rows: list[int]) -> None:
+    torch.manual_seed(0)
+    weight, ones = torch.randn(N, K).half(), torch.ones(K).half()
+    product = NormedProduct(weight, None, ones, is_divisible=True, arrived=arrivals(weight))
+    x = torch.randn(20, K).half()
+    rms = (x.float().square().mean(-1, keepdim=True) + EPS).sqrt()
+    gate, up = F.linear(x.float() / rms, weight.float()).chunk(2, -1)
+    assert product.norms(20)
+    assert close(product.gated(Hidden(x), EPS), F.silu(gate) * up)
+    # Without an activation the reader of the product divides.
+    found, rms_of = product(Hidden(x), EPS)
+    assert rms_of is x
+    assert close(found, F.linear(x.float(), weight.float()))
+    assert tiled_rows == [20, 20]

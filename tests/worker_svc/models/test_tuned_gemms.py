@@ -1,0 +1,105 @@
+"""The fused layers' products by chosen algorithms: whose rows go there, and what comes back."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.gemm.cublas_lt import ProductKind
+from worker_svc.models.fused import FusedLayer
+from worker_svc.models.fused_gemms import Hidden, NormedProduct, WeightProduct
+
+HIDDEN, WIDTH, INNER, EPS = 32, 48, 40, 1e-5
+ROWS = 20  # more than the own kernels take
+DTYPE = torch.float32
+QKV = ProductKind(WIDTH, HIDDEN, DTYPE, adds=False)
+GATE_UP = ProductKind(2 * INNER, HIDDEN, DTYPE, adds=False)
+
+
+class Quick:
+    """A product of exactly `ROWS` rows, in place of the library's, that counts its calls."""
+
+    def __init__(self, adds: bool) -> None:
+        self._adds = adds
+        self.num_calls = 0
+
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        assert len(x) == ROWS
+        self.num_calls += 1
+        product = x @ weight.T
+        return out.copy_(out + product if self._adds else product)
+
+
+def quick(*kinds: ProductKind) -> dict[ProductKind, Any]:
+    return {kind: {ROWS: Quick(kind.adds)} for kind in kinds}
+
+
+def behind(k: int, adds: bool) -> ProductKind:
+    return ProductKind(HIDDEN, k, DTYPE, adds)
+
+
+@pytest.fixture
+def layer() -> FusedLayer:
+    """A layer whose qkv and o have biases."""
+    torch.manual_seed(0)
+    ones = torch.ones(HIDDEN)
+    return FusedLayer(
+        qkv=NormedProduct(torch.randn(WIDTH, HIDDEN), torch.randn(WIDTH), ones, False),
+        q_norm=None,
+        k_norm=None,
+        o=WeightProduct(torch.randn(HIDDEN, WIDTH), torch.randn(HIDDEN)),
+        gate_up=NormedProduct(torch.randn(2 * INNER, HIDDEN), None, ones, True),
+        down=WeightProduct(torch.randn(HIDDEN, INNER), None),
+    )
+
+
+def test_a_bias_that_is_not_in_the_residual_leaves_a_product_to_torch(layer: FusedLayer) -> None:
+    alone = [kind for kind, _ in layer.weights(adds=True)]
+    assert alone == [behind(WIDTH, True), GATE_UP, behind(INNER, True)]
+    of_a_rank = [kind for kind, _ in layer.weights(adds=False)]
+    assert of_a_rank == [GATE_UP, behind(INNER, False)]
+
+
+def test_weights_are_told_with_what_multiplies_them(layer: FusedLayer) -> None:
+    found = dict(layer.weights(adds=True))
+    assert found[GATE_UP] is layer.gate_up.weight
+    assert found[behind(WIDTH, True)] is layer.o.weight
+    assert found[behind(INNER, True)] is layer.down.weight
+
+
+def test_chosen_products_serve_their_numbers_of_rows_and_torch_the_others(
+    layer: FusedLayer,
+) -> None:
+    kinds = (behind(WIDTH, True), GATE_UP, behind(INNER, True))
+    chosen = quick(*kinds)
+    changed = layer.quickened(True, chosen)
+    for num_rows in (ROWS, ROWS + 1):
+        x = torch.randn(num_rows, HIDDEN)
+        wide, inner = torch.randn(num_rows, WIDTH), torch.randn(num_rows, INNER)
+        torch.testing.assert_close(
+            changed.o.added(wide, x.clone()), x + F.linear(wide, layer.o.weight, layer.o.bias)
+        )
+        torch.testing.assert_close(
+            changed.down.added(inner, x.clone()), x + inner @ layer.down.weight.T
+        )
+        gate_up, rms_of = changed.gate_up(Hidden(x), EPS)
+        torch.testing.assert_close(gate_up, x @ layer.gate_up.weight.T)
+        assert rms_of is x
+        qkv, _ = changed.qkv(Hidden(x), EPS)
+        torch.testing.assert_close(qkv, layer.qkv(Hidden(x), EPS)[0])
+    assert [chosen[kind][ROWS].num_calls for kind in kinds] == [1, 1, 1]
+
+
+def test_a_rank_adds_its_part_to_nothing(layer: FusedLayer) -> None:
+    """Sums over ranks follow the GEMM, so that its output must be empty before."""
+    kind = behind(INNER, False)
+    chosen = quick(kind, behind(INNER, True), QKV)
+    changed = layer.quickened(False, chosen)
+    x = torch.randn(ROWS, INNER)
+    torch.testing.assert_close(changed.down(x), x @ layer.down.weight.T)
+    assert chosen[kind][ROWS].num_calls == 1
+    assert chosen[behind(INNER, True)][ROWS].num_calls == 0
+    assert changed.o.quick == {}
+    assert changed.qkv.quick == {}

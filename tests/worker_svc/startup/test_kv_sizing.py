@@ -1,0 +1,62 @@
+"""How many KV blocks fit: golden numbers and the figures they come from."""
+
+from pathlib import Path
+
+import pytest
+
+from worker_svc.protocol.step import Limits
+from worker_svc.startup import kv_sizing
+from worker_svc.startup.kv_sizing import GIB, CacheTooSmall, CudaMemory
+
+
+def test_blocks_on_cuda_match_the_golden_numbers() -> None:
+    memory = CudaMemory(total=80 * GIB, used=10 * GIB, peak=40 * GIB, current=5 * GIB)
+    block_bytes = 2 * 28 * 4 * 8 * 128 * 2
+    assert kv_sizing.num_blocks_on_cuda(memory, 0.95, block_bytes) == 72_557
+
+
+def test_a_full_device_gives_no_blocks() -> None:
+    memory = CudaMemory(total=8 * GIB, used=8 * GIB, peak=GIB, current=GIB)
+    assert kv_sizing.num_blocks_on_cuda(memory, 0.9, 1000) == 0
+
+
+def test_blocks_on_cpu_are_a_share_of_memory_capped_by_what_slots_can_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = Limits(1, 16, max_num_seqs=2, max_num_batched_tokens=9, max_model_len=33, vocab_size=9)
+    monkeypatch.setattr(kv_sizing, "available_memory_bytes", lambda: 4000)
+    assert kv_sizing.num_blocks_on_cpu(None, 500, limits) == 2
+    assert kv_sizing.num_blocks_on_cpu(None, 10, limits) == 7
+    assert kv_sizing.num_blocks_on_cpu(9999, 10, limits) == 999
+    monkeypatch.setattr(kv_sizing, "available_memory_bytes", lambda: 1 << 50)
+    assert kv_sizing.num_blocks_on_cpu(None, GIB, limits) == 4
+
+
+def test_one_sequence_of_full_length_must_fit_beside_the_null_block() -> None:
+    kv_sizing.require_one_sequence(num_blocks=4, max_model_len=48, block_size=16)
+    with pytest.raises(CacheTooSmall, match=r"num_blocks 4 leaves 3 .* max_model_len 49 needs 4"):
+        kv_sizing.require_one_sequence(num_blocks=4, max_model_len=49, block_size=16)
+
+
+def machine(root: Path, group: dict[str, str]) -> Path:
+    (root / "proc").mkdir()
+    (root / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable:    50 kB\n")
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    for name, text in group.items():
+        (root / "sys/fs/cgroup" / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        ({}, 50 * 1024),
+        ({"memory.max": "max\n", "memory.current": "1000\n"}, 50 * 1024),
+        ({"memory.max": "9000\n", "memory.current": "1000\n"}, 8000),
+        ({"memory.max": "9000\n", "memory.current": "9500\n"}, 0),
+    ],
+)
+def test_a_containers_limit_counts_as_the_memory_there_is(
+    tmp_path: Path, group: dict[str, str], expected: int
+) -> None:
+    assert kv_sizing.available_memory_bytes(machine(tmp_path, group)) == expected

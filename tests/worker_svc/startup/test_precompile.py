@@ -1,0 +1,241 @@
+"""Kernels compiled ahead: found without a device, by a helper whose mark spares the next start."""
+
+import dataclasses
+import gc
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from tests.pace import patience
+from tests.worker_svc.random_models import save_random_model
+from worker_svc.config import WorkerConfig
+from worker_svc.device.gpu_facts import Gpu, only_kind
+from worker_svc.startup import precompile, startup
+from worker_svc.startup.kernel_compiler import Forks
+from worker_svc.startup.precompile import CompileAhead, Job
+
+H200 = Gpu("NVIDIA H200", 90)
+CONFIG = WorkerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=128)
+ROOT = Path(__file__).parents[3]
+MODEL = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 128,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 256,
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+}
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+}
+# Prints the names of the kernels of each job, whether the first has loaded torch's compiler, and
+# how long one of them is when Triton has compiled it.
+REHEARSE = """
+import json, sys
+from worker_svc.startup.precompile import Job
+from worker_svc.startup.kernel_compiler import rehearse
+jobs = []
+for job in sys.argv[1:]:
+    jobs.append([])
+    rehearse(Job.parse(job), jobs[-1].append)
+    if len(jobs) == 1:
+        is_slow = "torch._dynamo" in sys.modules or "sympy" in sys.modules
+small = next(one for one in jobs[0] if one.name == "_silu_and_mul_kernel")
+names = [[one.name for one in job] for job in jobs]
+print(json.dumps([names, is_slow, len(small.compile().asm["cubin"])]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A model's folder, with an empty cache of kernels."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    return tmp_path
+
+
+def marks(folder: Path) -> list[str]:
+    return [path.name for path in (folder / "cache").glob("pagewire-*")]
+
+
+def ending(code: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", f"exit({code})"])
+
+
+def test_every_kernel_of_a_worker_is_found_once_and_compiled_without_a_device(folder):
+    environment = {name: value for name, value in os.environ.items() if "TRITON" not in name}
+    environment["TRITON_CACHE_DIR"] = str(folder / "cache")
+    pair = dataclasses.replace(CONFIG, tensor_parallel_size=2)
+    jobs = [Job(folder, "auto", config, H200.arch).dump() for config in (CONFIG, pair)]
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", REHEARSE, *jobs],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (names, names_of_pair), is_slow, num_bytes = json.loads(ran.stdout)
+    assert set(names) == {
+        "_rms_norm_kernel", "_norm_rope_write_kv_kernel", "_prefill_kernel", "_silu_and_mul_kernel",
+        "_row_kernel", "_rows_kernel", "_decode_kernel", "_gather_kernel", "_find_kernel",
+        "_survey_kernel", "_list_kernel", "_draw_kernel", "_choose_kernel", "_tiled_linear_kernel",
+        "_enter_kernel", "_gather_step_kernel", "_gather_last_kernel",
+    }  # fmt: skip
+    # Its cache is first small, then too large for offsets of 32 bits; chunks are of many sizes.
+    assert names.count("_prefill_kernel") % 2 == 0
+    assert all(
+        names.count(name) == 1 for name in ("_find_kernel", "_draw_kernel", "_choose_kernel")
+    )
+    assert len(names) < 50
+    assert not is_slow
+    # Ranks compile theirs with their numbers in them, and with either way to add up.
+    assert set(names_of_pair) == {*names, "_all_reduce_kernel", "_all_gather_kernel"}
+    assert names_of_pair.count("_all_reduce_kernel") % 2 == 0
+    assert num_bytes > 1000
+    assert len(list((folder / "cache").rglob("*.cubin"))) == 1
+
+
+def test_a_helper_that_did_its_part_leaves_a_mark_and_the_next_start_needs_none(folder):
+    mark = folder / "cache" / f"pagewire-{precompile.key(Job(folder, 'auto', CONFIG, 90), H200)}"
+    CompileAhead(ending(0), mark).wait()
+    assert marks(folder) == [mark.name]
+    assert precompile.start(CONFIG, folder, found=[H200]) is None
+
+
+def test_a_helper_that_nobody_waits_for_is_reaped_and_leaves_its_mark(folder):
+    child = ending(0)
+    pid, mark = child.pid, folder / "cache" / "pagewire-x"
+    CompileAhead(child, mark)
+    del child
+    gc.collect()  # a child that is forgotten while it runs is a ResourceWarning, so an error here
+    deadline_s = time.monotonic() + patience(30)
+    while not mark.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert mark.exists()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def test_waiting_twice_is_waiting_once(folder):
+    compiling = CompileAhead(ending(0), folder / "cache" / "pagewire-x")
+    compiling.wait()
+    compiling.wait()
+    assert compiling.stop() == 0
+
+
+def test_a_model_that_is_loaded_and_run_without_a_life_cycle_waits_for_its_helper(
+    folder, monkeypatch
+):
+    """As tests and benchmarks do: `load`, then `build_runner`, and nothing else."""
+    begun: list[CompileAhead] = []
+
+    def begin(*_: object) -> CompileAhead:
+        begun.append(CompileAhead(ending(0), folder / "cache" / "pagewire-x"))
+        return begun[0]
+
+    monkeypatch.setattr(startup, "_compiling", begin)
+    model_folder = folder / "model"
+    save_random_model(model_folder, (Qwen2Config, Qwen2ForCausalLM), SMALL)
+    config = WorkerConfig(device="cpu", dtype="float32", max_num_seqs=2, max_model_len=32)
+    loaded = startup.load(config, model_folder, "float32", "")
+    startup.build_runner(config, loaded, num_blocks=8)
+    assert marks(folder) == ["pagewire-x"]
+    assert begun[0].stop() == 0
+
+
+def test_a_helper_that_fails_leaves_no_mark_and_says_so(folder, caplog):
+    with caplog.at_level(logging.WARNING):
+        CompileAhead(ending(3), folder / "cache" / "pagewire-x").wait()
+    assert marks(folder) == []
+    assert "ended with 3: the worker compiles the rest" in caplog.text
+
+
+def test_a_helper_that_is_stopped_takes_its_forks_along_and_leaves_no_mark(folder):
+    code = "import os, time; os.fork(); os.write(1, b'ready;'); time.sleep(3600)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert child.stdout is not None
+    with child.stdout as said:
+        assert said.read(len("ready;ready;")) == b"ready;ready;"
+        assert CompileAhead(child, folder / "cache" / "pagewire-x").stop() < 0
+        assert said.read() == b""  # comes when neither of the two can write any more
+    assert marks(folder) == []
+
+
+def test_the_mark_is_for_one_model_device_type_and_set_of_options(folder):
+    def key(dtype="auto", gpu=H200, **changes):
+        job = Job(folder, dtype, dataclasses.replace(CONFIG, **changes), gpu.arch)
+        return precompile.key(job, gpu)
+
+    same = key()
+    assert key(port=1, num_kv_blocks=4000) == same
+    other = {key("float16"), key(gpu=Gpu("NVIDIA H100", 90)), key(max_num_seqs=16)}
+    other |= {key(max_model_len=256), key(block_size=32), key(max_num_batched_tokens=128)}
+    (folder / "config.json").write_text('{"num_hidden_layers": 3}')
+    assert len({same, key(), *other}) == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, []),
+        ({}, [H200, Gpu("NVIDIA A100", 80)]),
+        ({"device": "cpu"}, [H200]),
+    ],
+    ids=["no GPU", "GPUs of two kinds", "a worker on the CPU"],
+)
+def test_nothing_is_compiled_ahead_for(folder, changes, found):
+    config = dataclasses.replace(CONFIG, **changes)
+    assert precompile.start(config, folder, found=found) is None
+
+
+def test_a_folder_without_a_model_is_left_for_the_load_to_refuse(tmp_path):
+    assert precompile.start(CONFIG, tmp_path, found=[H200]) is None
+
+
+def test_gpus_are_of_one_kind_or_none(folder):
+    assert only_kind([H200, H200]) == H200
+    assert only_kind([]) is None
+
+
+def test_a_job_is_read_as_it_was_written(folder):
+    job = Job(folder, "float16", CONFIG, 90)
+    assert Job.parse(job.dump()) == job
+
+
+def test_forks_run_at_most_so_many_at_once_and_count_those_that_fail(tmp_path):
+    forks = Forks(max_processes=2)
+
+    def work(index: int) -> None:
+        running = tmp_path / f"running-{index}"
+        running.touch()
+        time.sleep(0.02)
+        (tmp_path / f"most-{len(list(tmp_path.glob('running-*')))}-{index}").touch()
+        running.unlink()
+        if index == 3:
+            raise ValueError("a kernel that does not compile")
+
+    for index in range(6):
+        forks.start(lambda index=index: work(index))
+    forks.wait()
+    assert (forks.num_started, forks.num_failed) == (6, 1)
+    at_once = [int(path.name.split("-")[1]) for path in tmp_path.glob("most-*")]
+    assert len(at_once) == 6 and max(at_once) <= 2
+    assert not list(tmp_path.glob("most-[3-9]-*"))

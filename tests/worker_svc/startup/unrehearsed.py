@@ -1,0 +1,65 @@
+"""Prints how many kernels a worker's rehearsals find, and which steps after them find others.
+
+For a process of its own, in which nothing is computed: arguments are a model's folder and, as JSON,
+steps of [decoding rows, prompt, prompt ...].
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kernels import compile_only
+from worker_svc.config import WorkerConfig
+from worker_svc.models import config
+from worker_svc.models.decoder import Decoder
+from worker_svc.parallel.group import ALONE
+from worker_svc.runner import inputs
+from worker_svc.runner.cuda_runner import CudaRunner
+from worker_svc.startup import kernel_compiler, startup
+
+H200 = 90
+MAX_MODEL_LEN = 4096
+META = torch.device("meta")
+
+
+def main(folder: Path, steps: list[list[int]]) -> None:
+    found: list[str] = []
+    compile_only.note_launches(H200, lambda one: found.append(one.name))
+    shape, _known = config.load(folder), kernel_compiler._know_shapes()
+    limits = startup.shape_limits(
+        WorkerConfig(device="cuda"), "cuda", MAX_MODEL_LEN, shape.vocab_size
+    )
+    model = Decoder(shape, torch.bfloat16, META, MAX_MODEL_LEN, ALONE)
+    model.pack()
+    kernel_compiler._rehearse(model, limits)
+    num_rehearsed, surprises = len(found), []
+    runner = kernel_compiler._runner(model, limits, kernel_compiler.LARGE_CACHE)
+    for step in steps:
+        before = len(found)
+        run(runner, *step)
+        if found[before:]:
+            surprises.append([step, found[before:]])
+    print(json.dumps([num_rehearsed, surprises]))
+
+
+@torch.inference_mode()
+def run(runner: CudaRunner, num_decodes: int, *prompts: int) -> None:
+    """A step as the runner launches it when it does not replay a graph."""
+    step = inputs.build_idle(runner.limits, [1] * num_decodes + list(prompts), META)
+    if num_decodes and prompts:
+        parts = inputs._split(step.attention, num_decodes)
+        step = replace(step, attention=replace(step.attention, parts=parts))
+    nobody = np.full(num_decodes + len(prompts), -1)
+    all_rows = torch.zeros(len(nobody), dtype=torch.int64, device=META)
+    last = inputs.last_tokens(all_rows, all_rows, step.attention) if prompts else None
+    part = runner._model.vocab_part(runner._forward(step, last))
+    for filters in (False, True):
+        runner.slots.sample(part, nobody, filters)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,0 +1,105 @@
+"""The default model in float32 gives transformers' tokens with every instruction set here.
+
+The first tokens of fifty prompts, all in one step, then decoded together.
+"""
+
+from collections.abc import Callable
+from itertools import chain
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from default_model.folder import ensure
+from kernels.cpu import isa
+from tests.e2e.test_greedy_oracle import QUESTIONS, TEXTS
+from tests.oracle import first_difference
+from worker_svc.attention.batch import AttentionBatch
+from worker_svc.attention.kv_cache import KVCache
+from worker_svc.models.decoder import Decoder, load_model
+
+NUM_TOKENS, BLOCK_SIZE = 4, 16
+CPU = torch.device("cpu")
+Prompts = list[list[int]]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def prompts() -> Prompts:
+    tokenizer = AutoTokenizer.from_pretrained(ensure())
+    chats = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
+        )
+        for question in QUESTIONS
+    ]
+    return [*chats, *(tokenizer(text)["input_ids"] for text in TEXTS)]
+
+
+@pytest.fixture(scope="module")
+def differs(prompts: Prompts) -> Callable[[int, tuple[int, ...]], bool]:
+    """Whether transformers would have gone on otherwise; the same output is judged once."""
+    oracle = AutoModelForCausalLM.from_pretrained(ensure(), dtype=torch.float32).eval()
+    judged: dict[tuple[int, tuple[int, ...]], bool] = {}
+
+    def judge(index: int, output: tuple[int, ...]) -> bool:
+        if (index, output) not in judged:
+            found = first_difference(oracle, prompts[index], list(output))
+            judged[index, output] = found is not None
+        return judged[index, output]
+
+    return judge
+
+
+def generate(model: Decoder, prompts: Prompts) -> list[tuple[int, ...]]:
+    """Greedy outputs: one step for all prompts, then one for each token of all."""
+    config = model.config
+    width = -(-(max(map(len, prompts)) + NUM_TOKENS) // BLOCK_SIZE)
+    cache = KVCache(
+        num_layers=config.num_layers,
+        num_blocks=1 + width * len(prompts),
+        block_size=BLOCK_SIZE,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=model.dtype,
+        device=CPU,
+    )
+    tables = torch.arange(1, 1 + width * len(prompts), dtype=torch.int32).view(len(prompts), width)
+    sequences = [list(prompt) for prompt in prompts]
+    num_computed = [0] * len(prompts)
+    for _ in range(NUM_TOKENS):
+        new = [s[n:] for s, n in zip(sequences, num_computed, strict=True)]
+        at = [torch.arange(n, len(s)) for s, n in zip(sequences, num_computed, strict=True)]
+        slots = [
+            table.long()[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE
+            for table, p in zip(tables, at, strict=True)
+        ]
+        lens = torch.tensor(list(map(len, sequences)), dtype=torch.int32)
+        starts = torch.tensor([0, *map(len, new)]).cumsum(0).int()
+        batch = AttentionBatch(
+            torch.cat(slots), tables, lens, starts, max(map(len, new)), int(lens.max())
+        )
+        hidden = model.forward(
+            torch.tensor(list(chain.from_iterable(new))), torch.cat(at), cache, batch
+        )
+        best = model.logits(hidden[starts[1:].long() - 1]).argmax(-1).tolist()
+        num_computed = list(map(len, sequences))
+        for sequence, token in zip(sequences, best, strict=True):
+            sequence.append(token)
+    return [tuple(s[len(p) :]) for s, p in zip(sequences, prompts, strict=True)]
+
+
+@pytest.mark.parametrize("name", [one.name for one in isa.available()])
+def test_fifty_prompts_equal_transformers(
+    name: str,
+    prompts: Prompts,
+    differs: Callable[[int, tuple[int, ...]], bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(isa.VARIABLE, name)
+    model = load_model(ensure(), torch.float32, CPU, max_model_len=512)
+    assert model.attention_backend in (f"c/{name}", "torch")
+    outputs = generate(model, prompts)
+    assert len(outputs) == 50
+    assert [index for index, output in enumerate(outputs) if differs(index, output)] == []

@@ -1,0 +1,1 @@
+"""The vocabulary of the wire: columns, grammars, log probabilities, state hashes, servers."""

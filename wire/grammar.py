@@ -1,0 +1,69 @@
+"""Parses grammars in the same way for gateway and worker, so that both accept the same ones.
+
+A grammar is a text for llguidance. Nothing is compiled in advance: a matcher is at a position in a
+grammar, which depends only on the grammar and the tokens read since its start.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import llguidance
+
+LLGUIDANCE_VERSION: str = llguidance.__version__
+MAX_GRAMMAR_BYTES = 1 << 20
+
+# Bounds on the cost of one grammar: tens of milliseconds to build or per mask, and 100 MB.
+LIMITS = llguidance.LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    max_lexer_states=50_000,
+    verbose_errors=False,
+)
+
+Vocabulary = llguidance.LLTokenizer
+Matcher = llguidance.LLMatcher
+
+
+class BadVocabulary(ValueError):
+    """Raised for a tokenizer that grammars cannot be matched against."""
+
+
+class BadGrammar(ValueError):
+    """Raised for a grammar that cannot be followed; the message says why."""
+
+
+def read_vocabulary(definition: str, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
+    """The bytes of every token id, from the content of a tokenizer.json.
+
+    End-of-sequence ids end every grammar. Raises BadVocabulary.
+    """
+    if not eos_token_ids:
+        raise BadVocabulary("the model names no end-of-sequence token")
+    with failures_as(BadVocabulary, "the model's tokenizer does not fit"):
+        return Vocabulary(definition, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+
+
+def new_matcher(vocabulary: Vocabulary, grammar: str) -> Matcher:
+    """A matcher at the start of a grammar. Raises BadGrammar."""
+    with failures_as(BadGrammar, "it cannot be read"):
+        matcher = Matcher(vocabulary, grammar, log_level=0, limits=LIMITS)
+        matcher.compute_bitmask()  # some grammars prove too complex only here
+    if matcher.is_error():
+        raise BadGrammar(problem_of(matcher))
+    return matcher
+
+
+def problem_of(matcher: Matcher) -> str:
+    """Why a matcher cannot continue."""
+    return matcher.get_error().removesuffix("<non-verbose/>").strip()
+
+
+@contextmanager
+def failures_as(kind: type[Exception], what: str) -> Iterator[None]:
+    """Raises errors and panics of the Rust library as `kind`; a panic is not an Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, BadVocabulary, BadGrammar):
+        raise
+    except BaseException as error:
+        raise kind(f"{what}: {error}") from error

@@ -1,0 +1,4 @@
+"""What all services agree on about sampling."""
+
+# Below this a temperature counts as 0: dividing by it would leave nothing but the maximum anyway.
+GREEDY_TEMPERATURE = 1e-5

@@ -1,0 +1,1 @@
+"""The paged KV cache, a step's batch, and the backends that attend."""

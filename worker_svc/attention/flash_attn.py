@@ -1,0 +1,280 @@
+"""flash-attn as an attention backend: versions 2, 3 and 4, those that are installed.
+
+It finds the versions that can serve a model on this device, reports why others cannot, and adapts
+batches to each one's call. Importing this module needs none of them.
+"""
+
+import importlib
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker_svc.attention.batch import AttentionBatch
+
+DTYPES = (torch.float16, torch.bfloat16)
+LARGEST_HEAD = 256
+
+Load = Callable[[str], ModuleType]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The model's and the device's parameters of attention."""
+
+    head_dim: int
+    dtype: torch.dtype
+    block_size: int
+    capability: tuple[int, int]  # of the CUDA device
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+
+class Unsupported(ValueError):
+    """Raised when a version cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledVersions:
+    """Usable versions, the newest first, and why each of the others is not."""
+
+    backends: "tuple[FlashAttention, ...]"
+    refusals: tuple[str, ...]
+
+
+class FlashAttention(ABC):
+    """Common part of the versions. Each call allocates its result and ignores `out`."""
+
+    version: ClassVar[int]
+    module: ClassVar[str]
+    functions: ClassVar[dict[str, tuple[str, ...]]]  # function name to required parameters
+
+    def __init__(self, setup: Setup, load: Load = importlib.import_module) -> None:
+        """Raises Unsupported."""
+        self._scale = setup.scale
+        self.check(setup)
+        self._functions = _functions(self.module, self.functions, load)
+
+    @property
+    def name(self) -> str:
+        return f"flash-attn {self.version}"
+
+    @classmethod
+    def check(cls, setup: Setup) -> None:
+        """Raises Unsupported unless the version, if installed, has kernels for this."""
+        if setup.dtype not in DTYPES:
+            raise Unsupported(f"dtype {_name(setup.dtype)} is neither float16 nor bfloat16")
+        if setup.head_dim % 8 or setup.head_dim > LARGEST_HEAD:
+            raise Unsupported(
+                f"heads of {setup.head_dim}: want a multiple of 8, at most {LARGEST_HEAD}"
+            )
+
+    def decode(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See `Backend`."""
+        found = self._attend(q.unsqueeze(1), k_cache, v_cache, batch).squeeze(1)  # [B, 1, H, D]
+        return found if out is None else out.copy_(found)
+
+    def prefill(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See `Backend`."""
+        queries = {"cu_seqlens_q": batch.cu_seqlens_q, "max_seqlen_q": batch.max_seqlen_q}
+        found = self._attend(q, k_cache, v_cache, batch, **queries)
+        return found if out is None else out.copy_(found)
+
+    @abstractmethod
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, **queries: Any
+    ) -> Tensor:
+        """Calls the version; the result has the shape of q.
+
+        `queries` has the starts of each sequence's queries; none for a decode step, with q [B, 1,
+        H, D].
+        """
+
+
+class FlashAttention4(FlashAttention):
+    """Written in CuTe DSL: compiled at its first call, for Hopper and Blackwell."""
+
+    version = 4
+    module = "flash_attn.cute"
+    functions: ClassVar = {
+        "flash_attn_varlen_func": (
+            *("q", "k", "v", "cu_seqlens_q", "max_seqlen_q", "seqused_k", "page_table"),
+            *("softmax_scale", "causal", "num_splits"),
+        )
+    }
+
+    def __init__(self, setup: Setup, load: Load = importlib.import_module) -> None:
+        super().__init__(setup, load)
+        # 0 lets it split contexts when rows are few, by shapes alone; on Hopper it cannot split.
+        self._decode_splits = 1 if setup.capability[0] == 9 else 0
+
+    @classmethod
+    def check(cls, setup: Setup) -> None:
+        super().check(setup)
+        _need_capability(setup, 9, 11)
+        if setup.capability[0] > 9 and 128 < setup.head_dim < 256:
+            raise Unsupported(f"heads of {setup.head_dim}: want at most 128, or 256")
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, **queries: Any
+    ) -> Tensor:
+        num_splits = 1 if queries else self._decode_splits
+        found: tuple[Tensor, Any] = self._functions["flash_attn_varlen_func"](
+            q=q, k=k, v=v, seqused_k=batch.context_lens, page_table=batch.block_tables,
+            softmax_scale=self._scale, causal=True, num_splits=num_splits, **queries,
+        )  # fmt: skip
+        return found[0]  # followed by the sums of exponentials
+
+
+class FlashAttention3(FlashAttention):
+    """For Hopper. One function serves both kinds of steps.
+
+    The device decides how to split contexts, in kernels of the same call: without scheduler
+    metadata prepared outside, a captured graph decides anew at each replay.
+    """
+
+    version = 3
+    module = "flash_attn_interface"
+    functions: ClassVar = {
+        "flash_attn_with_kvcache": (
+            *("q", "k_cache", "v_cache", "cache_seqlens", "page_table", "cu_seqlens_q"),
+            *("max_seqlen_q", "softmax_scale", "causal"),
+        )
+    }
+
+    @classmethod
+    def check(cls, setup: Setup) -> None:
+        super().check(setup)
+        _need_capability(setup, 9, 9)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, **queries: Any
+    ) -> Tensor:
+        found: Tensor = self._functions["flash_attn_with_kvcache"](
+            q=q, k_cache=k, v_cache=v, cache_seqlens=batch.context_lens,
+            page_table=batch.block_tables, softmax_scale=self._scale, causal=True, **queries,
+        )  # fmt: skip
+        return found
+
+
+class FlashAttention2(FlashAttention):
+    """For Ampere and later; its pages are multiples of 256 tokens."""
+
+    version = 2
+    module = "flash_attn"
+    functions: ClassVar = {
+        "flash_attn_with_kvcache": (
+            *("q", "k_cache", "v_cache", "cache_seqlens", "block_table", "softmax_scale"),
+            "causal",
+        ),
+        "flash_attn_varlen_func": (
+            *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
+            *("softmax_scale", "causal", "block_table"),
+        ),
+    }
+
+    def __init__(self, setup: Setup, load: Load = importlib.import_module) -> None:
+        super().__init__(setup, load)
+        self._step: AttentionBatch | None = None  # the step being computed
+        self._cu_seqlens_k = torch.empty(0)
+
+    @classmethod
+    def check(cls, setup: Setup) -> None:
+        super().check(setup)
+        _need_capability(setup, 8, None)
+        if setup.block_size % 256:
+            raise Unsupported(f"block_size {setup.block_size} is no multiple of 256")
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, **queries: Any
+    ) -> Tensor:
+        if queries:
+            found: Tensor = self._functions["flash_attn_varlen_func"](
+                q=q, k=k, v=v, cu_seqlens_k=self._starts(batch), max_seqlen_k=batch.max_context_len,
+                block_table=batch.block_tables, softmax_scale=self._scale, causal=True, **queries,
+            )  # fmt: skip
+        else:
+            found = self._functions["flash_attn_with_kvcache"](
+                q=q, k_cache=k, v_cache=v, cache_seqlens=batch.context_lens,
+                block_table=batch.block_tables, softmax_scale=self._scale, causal=True,
+            )  # fmt: skip
+        return found
+
+    def _starts(self, batch: AttentionBatch) -> Tensor:
+        """The start of each sequence's keys, as if concatenated: [B + 1] int32."""
+        if batch is not self._step:  # once for all layers
+            self._step = batch
+            self._cu_seqlens_k = F.pad(batch.context_lens.cumsum(0, dtype=torch.int32), (1, 0))
+        return self._cu_seqlens_k
+
+
+VERSIONS: tuple[type[FlashAttention], ...] = (FlashAttention4, FlashAttention3, FlashAttention2)
+
+
+def find(setup: Setup, load: Load = importlib.import_module) -> InstalledVersions:
+    """Looks for all versions."""
+    backends, refusals = [], []
+    for version in VERSIONS:
+        try:
+            backends.append(version(setup, load))
+        except Unsupported as error:
+            refusals.append(f"flash-attn {version.version}: {error}")
+    return InstalledVersions(tuple(backends), tuple(refusals))
+
+
+def _functions(
+    module: str, wanted: dict[str, tuple[str, ...]], load: Load
+) -> dict[str, Callable[..., Any]]:
+    try:
+        loaded = load(module)
+    except ModuleNotFoundError as error:
+        if error.name in (module, module.partition(".")[0]):
+            raise Unsupported("not installed") from None
+        raise Unsupported(f"{module} cannot be imported: {error}") from error
+    except Exception as error:  # a library built for another torch fails in many ways
+        raise Unsupported(f"{module} cannot be imported: {error}") from error
+    return {name: _function(loaded, name, parameters) for name, parameters in wanted.items()}
+
+
+def _function(module: ModuleType, name: str, parameters: Sequence[str]) -> Callable[..., Any]:
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if function is None:
+        raise Unsupported(f"{module.__name__} has no {name}")
+    missing = [word for word in parameters if word not in inspect.signature(function).parameters]
+    if missing:
+        raise Unsupported(f"the installed {name} takes no {', '.join(missing)}")
+    return function
+
+
+def _need_capability(setup: Setup, least: int, most: int | None) -> None:
+    major, minor = setup.capability
+    if major < least or (most is not None and major > most):
+        span = f"{least}.x or later" if most is None else f"{least}.x"
+        span = f"{least}.x to {most}.x" if most and most > least else span
+        raise Unsupported(f"it needs compute capability {span}, the device has {major}.{minor}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,76 @@
+"""The KV-cache memory of one worker, layer by layer.
+
+It owns bytes only; the scheduler assigns blocks to sequences.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def block_bytes(
+    num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> int:
+    """Bytes of one block over all layers, K and V."""
+    return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize
+
+
+class KVCache:
+    """K and V of every layer; a token's V follows its K in memory, so that one read gets both."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.dtype = dtype
+        self.block_shape = (num_layers, block_size, 2, num_kv_heads, head_dim)
+        shape = (num_layers, num_blocks, block_size, 2, num_kv_heads, head_dim)
+        self._blocks = _zeros(shape, dtype, device)
+        self._layers = self._blocks.unbind()
+        self._rows = [layer.flatten(0, 1) for layer in self._layers]
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """(k, v) of a layer, each [num_blocks, block_size, Hkv, D]."""
+        k, v = self._layers[index].unbind(2)
+        return k, v
+
+    def rows(self, index: int) -> Tensor:
+        """A layer indexed by KV slot, [num_blocks * block_size, 2, Hkv, D]."""
+        return self._rows[index]
+
+    def read_blocks(self, block_ids: Tensor) -> Tensor:
+        """A copy of blocks block_ids [n], as [n, *block_shape]."""
+        return self._blocks.index_select(1, block_ids).transpose(0, 1).contiguous()
+
+    def write_blocks(self, block_ids: Tensor, content: Tensor) -> None:
+        """Overwrites blocks block_ids [n], none twice, with content [n, *block_shape]."""
+        self._blocks.index_copy_(1, block_ids, content.transpose(0, 1))
+
+
+def empty_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Host memory for swapped blocks: pinned where copies run concurrently with the host."""
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=dtype)
+    if device.type == "cuda":
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    return _zeros(shape, dtype, device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, because values read past a context are masked, and a mask does not hide NaN."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy's zeros are untouched pages of the system: unused blocks take no memory, and start-up
+    # does not spend seconds on writing gigabytes of zeros.
+    pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(pages).view(dtype).view(shape)

@@ -1,0 +1,70 @@
+"""Our own kernels as an attention backend."""
+
+import torch
+from torch import Tensor
+
+from kernels.attention.decode_attention import (
+    attend_leading,
+    decode_workspace,
+    paged_decode_attention,
+)
+from kernels.attention.prefill_attention import attend_tiles, paged_attention
+from worker_svc.attention.batch import AttentionBatch, HeadLayout, Shares
+
+
+class TritonAttention:
+    """Serves every type, block size and device that the worker does."""
+
+    name = "triton"
+
+    def __init__(self, heads: HeadLayout, like: Tensor) -> None:
+        """`like` has the type and the device of what will be attended to."""
+        self._scale = heads.scale
+        query = torch.empty(
+            (1, heads.num_heads, heads.head_dim), dtype=like.dtype, device=like.device
+        )
+        # Shared by every step and every graph: steps run one after the other on one stream.
+        self._workspace = decode_workspace(query, heads.num_kv_heads)
+
+    def decode(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See `Backend`."""
+        return paged_decode_attention(
+            q, k_cache, v_cache, batch.block_tables, batch.context_lens, self._scale, out,
+            self._workspace,
+        )  # fmt: skip
+
+    def prefill(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See `Backend`."""
+        return paged_attention(
+            q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q,
+            batch.max_seqlen_q, self._scale, out,
+        )  # fmt: skip
+
+    def shared(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, shares: Shares
+    ) -> Tensor:
+        """Decodes and prompts of a step whose shape the device knows; of padding anything."""
+        out = torch.empty_like(q)
+        attend_leading(
+            q, k_cache, v_cache, batch.block_tables, shares.decode_lens, shares.num_decodes,
+            self._scale, out, self._workspace,
+        )  # fmt: skip
+        attend_tiles(
+            q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q,
+            shares.tiles, self._scale, out,
+        )  # fmt: skip
+        return out

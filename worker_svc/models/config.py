@@ -1,0 +1,227 @@
+"""Reads a model's config.json; settings that are not supported are refused by name.
+
+It reads both forms: `torch_dtype`, `rope_theta`, `rope_scaling` (transformers 4) and `dtype`,
+`rope_parameters` (transformers 5).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from worker_svc.models.rope import LinearScaling, Llama3Scaling, RotaryConfig, Scaling, YarnScaling
+
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+SCALINGS: dict[str, type[LinearScaling | Llama3Scaling | YarnScaling]] = {
+    "linear": LinearScaling,
+    "llama3": Llama3Scaling,
+    "yarn": YarnScaling,
+}
+
+
+class UnsupportedModel(ValueError):
+    """Raised for a model that is not supported; the message names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One decoder of the Llama family."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RotaryConfig
+    max_position_embeddings: int
+    sliding_window: int | None  # None: every token sees the whole context
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    checkpoint_dtype: str
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def max_model_len(self) -> int:
+        """Context length of the model in tokens, with YaRN scaling."""
+        scaling = self.rope.scaling
+        if isinstance(scaling, YarnScaling):
+            stretched = int(scaling.factor * scaling.original_max_position_embeddings)
+            return max(self.max_position_embeddings, stretched)
+        return self.max_position_embeddings
+
+    def check_length(self, max_model_len: int) -> None:
+        """Raises UnsupportedModel for a length beyond the model's limit or sliding window."""
+        if not 1 <= max_model_len <= self.max_model_len:
+            raise UnsupportedModel(
+                f"max_model_len: {max_model_len} is not in 1..{self.max_model_len}, "
+                "the model's own limit"
+            )
+        if self.sliding_window is not None and self.sliding_window < max_model_len:
+            raise UnsupportedModel(
+                f"sliding_window: attention over the last {self.sliding_window} tokens is not "
+                f"supported; a max_model_len of at most {self.sliding_window} (now "
+                f"{max_model_len}) needs none"
+            )
+
+
+def load(folder: Path) -> ModelConfig:
+    """The configuration of a Hugging Face folder. Raises UnsupportedModel, naming the field."""
+    raw = _read_json(folder / "config.json")
+    generation = folder / "generation_config.json"
+    defaults = _read_json(generation) if generation.exists() else {}
+    architecture = _architecture(raw)
+    _refuse_variants(raw)
+    num_heads = _positive(raw, "num_attention_heads")
+    num_kv_heads = _positive(raw, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise UnsupportedModel(
+            f"num_key_value_heads: {num_kv_heads} does not divide {num_heads} attention heads"
+        )
+    has_bias = bool(raw.get("attention_bias"))
+    is_llama, is_qwen2, is_qwen3 = (
+        architecture == f"{family}ForCausalLM" for family in ("Llama", "Qwen2", "Qwen3")
+    )
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=_positive(raw, "vocab_size"),
+        hidden_size=_positive(raw, "hidden_size"),
+        intermediate_size=_positive(raw, "intermediate_size"),
+        num_layers=_positive(raw, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_head_dim(raw, num_heads),
+        rms_norm_eps=float(_required(raw, "rms_norm_eps")),
+        rope=_rotary(raw),
+        max_position_embeddings=_positive(raw, "max_position_embeddings"),
+        sliding_window=_sliding_window(raw, architecture),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=is_qwen2 or (has_bias and (is_llama or is_qwen3)),
+        o_bias=has_bias and (is_llama or is_qwen3),
+        mlp_bias=is_llama and bool(raw.get("mlp_bias")),
+        qk_norm=is_qwen3,
+        checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        eos_token_ids=_eos_token_ids(raw, defaults),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UnsupportedModel(f"{path} does not exist") from None
+    except ValueError as error:
+        raise UnsupportedModel(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UnsupportedModel(f"{path} holds no JSON object")
+    return content
+
+
+def _required(raw: Mapping[str, Any], name: str) -> Any:
+    value = raw.get(name)
+    if value is None:
+        raise UnsupportedModel(f"config.json: {name} is missing")
+    return value
+
+
+def _positive(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = default if default is not None and raw.get(name) is None else _required(raw, name)
+    if not isinstance(value, int) or value < 1:
+        raise UnsupportedModel(f"config.json: {name} is {value!r}, not a positive integer")
+    return value
+
+
+def _architecture(raw: Mapping[str, Any]) -> str:
+    names = raw.get("architectures") or []
+    if len(names) != 1 or names[0] not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"architectures: {names!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+        )
+    return str(names[0])
+
+
+def _refuse_variants(raw: Mapping[str, Any]) -> None:
+    activation = raw.get("hidden_act", "silu")
+    if activation != "silu":
+        raise UnsupportedModel(f"hidden_act: {activation!r} is not supported, only 'silu' is")
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if raw.get(name):
+            raise UnsupportedModel(f"{name}: mixtures of experts are not supported")
+    for name in ("quantization_config", "is_encoder_decoder", "alibi"):
+        if raw.get(name):
+            raise UnsupportedModel(f"{name}: {raw[name]!r} is not supported")
+
+
+def _head_dim(raw: Mapping[str, Any], num_heads: int) -> int:
+    hidden_size = _positive(raw, "hidden_size")
+    if raw.get("head_dim") is None and hidden_size % num_heads:
+        raise UnsupportedModel(
+            f"hidden_size: {hidden_size} is no multiple of {num_heads} heads; head_dim is absent"
+        )
+    head_dim = _positive(raw, "head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise UnsupportedModel(f"head_dim: {head_dim} is odd, and rotation pairs dimensions")
+    return head_dim
+
+
+def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
+    if architecture == "MistralForCausalLM":
+        # Without a window in the config, Mistral has that of its first model.
+        window = raw.get("sliding_window", 4096)
+        return None if window is None else int(window)
+    if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") and raw.get("use_sliding_window"):
+        raise UnsupportedModel("use_sliding_window: attention over a window is not supported")
+    return None
+
+
+def _rotary(raw: Mapping[str, Any]) -> RotaryConfig:
+    """The rotary embedding; transformers 5 has in one field what transformers 4 had in two."""
+    where = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    given = dict(raw.get(where) or {})
+    theta = float(given.pop("rope_theta", None) or raw.get("rope_theta") or 10_000.0)
+    kind = given.pop("rope_type", None) or given.pop("type", None) or "default"
+    given.pop("type", None)
+    partial = given.pop("partial_rotary_factor", None) or raw.get("partial_rotary_factor") or 1.0
+    if partial != 1.0:
+        raise UnsupportedModel(f"partial_rotary_factor: {partial} is not supported, only 1 is")
+    if kind != "default" and kind not in SCALINGS:
+        raise UnsupportedModel(
+            f"{where}: rope_type {kind!r} is not supported; "
+            f"supported are default, {', '.join(SCALINGS)}"
+        )
+    if kind == "yarn":
+        given.setdefault("original_max_position_embeddings", raw.get("max_position_embeddings"))
+    return RotaryConfig(theta, _scaling(where, kind, given))
+
+
+def _scaling(where: str, kind: str, given: Mapping[str, Any]) -> Scaling | None:
+    known = {field.name: field for field in fields(SCALINGS[kind])} if kind in SCALINGS else {}
+    values = {name: value for name, value in given.items() if value is not None}
+    for name in values:
+        if name not in known:
+            raise UnsupportedModel(f"{where}: {name} is not supported with rope_type {kind!r}")
+    for name, field in known.items():
+        if field.default is MISSING and name not in values:
+            raise UnsupportedModel(f"{where}: {name} is missing for rope_type {kind!r}")
+    return SCALINGS[kind](**values) if kind in SCALINGS else None
+
+
+def _eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids of the generation config, else of config.json, which lacks those of chat turns."""
+    for source in (generation, raw):
+        ids = source.get("eos_token_id")
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    return ()

@@ -1,0 +1,24 @@
+"""Token embeddings, divided among the ranks by vocabulary."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker_svc.parallel.group import Group
+
+
+class Embedding:
+    """This rank's rows of the table [V, hidden], from `first_token` on."""
+
+    def __init__(self, table: Tensor, first_token: int, group: Group) -> None:
+        self.table = table
+        self.first_token = first_token
+        self._group = group
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """Token ids [T] -> [T, hidden], the same on all ranks."""
+        if self._group.size == 1:
+            return F.embedding(token_ids, self.table)
+        rows = token_ids - self.first_token
+        is_elsewhere = (rows < 0) | (rows >= len(self.table))
+        part = F.embedding(rows.masked_fill(is_elsewhere, 0), self.table)
+        return self._group.all_reduce(part.masked_fill_(is_elsewhere[:, None], 0))

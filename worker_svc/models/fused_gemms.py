@@ -1,0 +1,184 @@
+"""Products of the residual stream, or of its norm, with one weight: who multiplies how many rows.
+
+One row, and a few where the weight is small, are for `kernels.gemm.linear`; up to 32 for
+`kernels.gemm.tiled_linear`, both with the neighbouring operations fused; the rest for the library.
+A norm in front of the library's is no kernel of its own either: its weight is in the product's, and
+the kernel after the product divides by what is left, one number per row.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.comm.all_reduce import all_reduce, receive
+from kernels.comm.inboxes import Inboxes
+from kernels.gemm import linear as small_linear
+from kernels.gemm import tiled_linear as tiles
+from kernels.gemm.cublas_lt import LibraryProduct, ProductKind
+from kernels.gemm.tiled_linear import tiled_linear
+from kernels.norm.rms_norm import rms_norm
+from kernels.norm.silu_and_mul import silu_and_mul
+from worker_svc.models.layers import RMSNorm
+from worker_svc.models.linear import Linear
+from worker_svc.parallel.peer_memory import Slot
+
+# Elements. With more, reading them once more for their norm costs less than each reader's own sum.
+_MAX_DIVIDED = 3 << 18
+
+P = TypeVar("P", "WeightProduct", "NormedProduct")
+
+# Number of rows to the library's GEMM, where an algorithm is faster than torch's.
+Quick = Mapping[int, LibraryProduct]
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The residual stream [T, hidden], and its norm where it was computed already."""
+
+    residual: Tensor
+    normed: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightProduct:
+    """A weight [N, K] with its bias [N]."""
+
+    weight: Tensor
+    bias: Tensor | None
+    quick: Quick = field(default_factory=dict)
+    arrived: Tensor | None = None  # counters for `tiled_linear`; None: it is not for this weight
+
+    @classmethod
+    def of(cls, linear: Linear) -> "WeightProduct":
+        return cls(linear.weight, linear.bias, arrived=_counters(linear.weight, linear.bias))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, K] -> [T, N]."""
+        if _is_by_rows(self, len(x)):
+            return small_linear.linear(x, self.weight, self.bias)
+        return _multiplied(x, self)
+
+    def added(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The product plus the residual [T, N], which it may overwrite."""
+        if _is_by_rows(self, len(x)):
+            return small_linear.linear(x, self.weight, self.bias, residual=residual)
+        if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
+            return tiled_linear(x, self.weight, arrived, residual=residual)
+        if self.bias is not None:
+            residual += self.bias
+        quick = self.quick.get(len(x))
+        if quick is not None:
+            return quick(x, self.weight, residual)
+        return residual.addmm_(x, self.weight.t())
+
+    def summed(
+        self,
+        x: Tensor,
+        inboxes: Inboxes,
+        slot: Slot,
+        residual: Tensor,
+        norm: Tensor | None,
+        eps: float,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The product, summed over the ranks, plus the residual, and the norm of that."""
+        if _is_by_rows(self, len(x)):
+            part = small_linear.linear(x, self.weight, self.bias, inboxes=inboxes, slot=slot)
+            return receive(part, inboxes, slot, residual, norm, eps)
+        return all_reduce(self(x), inboxes, slot, residual, norm, eps)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedProduct:
+    """A weight [N, K] with its bias [N], for normed rows."""
+
+    weight: Tensor
+    bias: Tensor | None
+    norm: Tensor  # [K], of ones if the norm's weight has been multiplied into the product's
+    is_divisible: bool  # whether the product may be divided by root mean squares in place of x
+    quick: Quick = field(default_factory=dict)
+    arrived: Tensor | None = None  # counters for `tiled_linear`; None: it is not for this weight
+
+    @classmethod
+    def of(cls, norm: RMSNorm, linear: Linear) -> "NormedProduct":
+        """Takes the weight over."""
+        weight, bias = linear.weight, linear.bias
+        # The bias is added after the division. Values beyond float16 must be divided first.
+        if bias is not None or weight.dtype == torch.float16:
+            return cls(weight, bias, norm.weight, is_divisible=False)
+        ones = norm.weight.new_ones(norm.weight.shape)
+        weight.mul_(norm.weight)
+        return cls(weight, None, ones, is_divisible=True, arrived=_counters(weight, None))
+
+    def __call__(self, hidden: Hidden, eps: float) -> tuple[Tensor, Tensor | None]:
+        """Returns (y, rms_source): y = norm(x) @ W.T [T, N].
+
+        If rms_source is not None, the caller still divides each row of y by the RMS of that row of
+        rms_source.
+        """
+        x = hidden.residual
+        if _is_by_rows(self, len(x)):
+            y = small_linear.linear(x, self.weight, self.bias, norm_weight=self.norm, eps=eps)
+            return y, None
+        if hidden.normed is not None:
+            return _multiplied(hidden.normed, self), None
+        if self.is_divisible and x.numel() <= _MAX_DIVIDED:
+            return _multiplied(x, self), x
+        return _multiplied(rms_norm(x, self.norm, eps), self), None
+
+    def gated(self, hidden: Hidden, eps: float) -> Tensor:
+        """silu(gate) * up, the halves of the product of the norm: [T, N / 2]."""
+        x = hidden.residual
+        if self.bias is None and _is_by_rows(self, len(x)):
+            return small_linear.linear(x, self.weight, norm_weight=self.norm, eps=eps, gated=True)
+        if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
+            return tiled_linear(x, self.weight, arrived, gated=True, divided=True, eps=eps)
+        product, rms_of = self(hidden, eps)
+        return silu_and_mul(product, rms_of, eps)
+
+    def norms(self, num_rows: int) -> bool:
+        """Whether the GEMM of this number of rows also computes the norm, at no cost."""
+        is_tiled = tiles.counters_for(self.arrived, num_rows) is not None
+        return is_tiled or _is_by_rows(self, num_rows)
+
+
+def _is_by_rows(product: WeightProduct | NormedProduct, num_rows: int) -> bool:
+    """Whether `kernels.gemm.linear` is used for this number of rows."""
+    return small_linear.pays(num_rows, *product.weight.shape)
+
+
+def _multiplied(x: Tensor, by: WeightProduct | NormedProduct) -> Tensor:
+    """The product as it is, of more rows than `kernels.gemm.linear` takes: x [T, K] -> [T, N]."""
+    if (arrived := tiles.counters_for(by.arrived, len(x))) is not None:
+        return tiled_linear(x, by.weight, arrived)
+    quick = by.quick.get(len(x))
+    if quick is None:
+        return F.linear(x, by.weight, by.bias)
+    return quick(x, by.weight, x.new_empty((len(x), len(by.weight))))
+
+
+def is_librarys(num_rows: int, kind: ProductKind) -> bool:
+    """Whether the library is used for this number of rows."""
+    is_tiled = tiles.serves(num_rows) and tiles.suits(kind.n, kind.k, kind.dtype)
+    return not is_tiled and not small_linear.pays(num_rows, kind.n, kind.k)
+
+
+def kind_of(product: WeightProduct | NormedProduct, adds: bool) -> ProductKind | None:
+    """The kind of the library's GEMM; None: with a bias, which torch handles."""
+    if product.bias is not None and not adds:
+        return None
+    n, k = product.weight.shape
+    return ProductKind(n, k, product.weight.dtype, adds)
+
+
+def quickened(product: P, adds: bool, chosen: Mapping[ProductKind, Quick]) -> P:
+    """The same layer with the algorithms chosen for its kind."""
+    kind = kind_of(product, adds)
+    return product if kind is None else replace(product, quick=chosen.get(kind, {}))
+
+
+def _counters(weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    return tiles.arrivals(weight) if bias is None and tiles.pays(weight) else None

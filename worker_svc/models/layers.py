@@ -1,0 +1,144 @@
+"""Parts of a decoder layer: each owns its weights, knows their names in a checkpoint, and runs.
+
+Plain callables, not `nn.Module`: a decode step on CPU calls hundreds of them, and the model is
+never trained.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kernels import reference
+from worker_svc.attention.batch import AttentionStep
+from worker_svc.models.config import ModelConfig
+from worker_svc.models.linear import Linear
+
+# (name in the checkpoint, tensor to fill).
+Destinations = Iterator[tuple[str, Tensor]]
+
+
+class RMSNorm:
+    """RMS norm over the hidden dimension."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+        self.weight = torch.empty(size, dtype=dtype, device=device)
+        self._eps = eps
+
+    def destinations(self, prefix: str) -> Destinations:
+        yield f"{prefix}.weight", self.weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return reference.rms_norm(x, self.weight, self._eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm of the sum, the sum)."""
+        return reference.add_rms_norm(x, residual, self.weight, self._eps)
+
+
+class Attention:
+    """Projections of q, k and v as one linear layer, attention, output projection."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        q_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        self._sizes = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        self._eps = config.rms_norm_eps
+        self._qkv = Linear.empty(
+            config.hidden_size,
+            q_size + 2 * kv_size,
+            bias=config.qkv_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self._o = Linear.empty(
+            q_size, config.hidden_size, bias=config.o_bias, dtype=dtype, device=device
+        )
+        self._norms: tuple[Tensor, Tensor] | None = None
+        self._qk_norm: Tensor | None = None
+        if config.qk_norm:
+            num_heads = config.num_heads + config.num_kv_heads
+            self._qk_norm = torch.empty((num_heads, config.head_dim), dtype=dtype, device=device)
+            q_norm, k_norm = self._qk_norm.tensor_split((config.num_heads,))
+            self._norms = q_norm, k_norm
+
+    def destinations(self, prefix: str) -> Destinations:
+        yield from _parts(prefix, self._sizes, self._qkv)
+        yield from _whole(f"{prefix}.o_proj", self._o)
+        if self._norms is not None:
+            # The checkpoint has one row for all heads; pack() copies it to the others.
+            yield f"{prefix}.q_norm.weight", self._norms[0][0]
+            yield f"{prefix}.k_norm.weight", self._norms[1][0]
+
+    @property
+    def products(self) -> tuple[Linear, Linear]:
+        """(q, k and v as one linear layer, output)."""
+        return self._qkv, self._o
+
+    @property
+    def qk_norms(self) -> tuple[Tensor, Tensor] | None:
+        """The q and the k norm, [D] each, for models that have them."""
+        return None if self._norms is None else (self._norms[0][0], self._norms[1][0])
+
+    def drop_output_bias(self) -> None:
+        """Drops the bias; for all ranks but one, since their outputs are summed."""
+        self._o.bias = None
+
+    def pack(self) -> None:
+        self._qkv.pack()
+        self._o.pack()
+        if self._norms is not None:
+            for norm in self._norms:
+                norm[1:] = norm[0]
+
+    def __call__(self, hidden: Tensor, step: AttentionStep, layer: int) -> Tensor:
+        qkv = self._qkv(hidden)  # [T, (H + 2 Hkv) D]
+        return self._o(step(qkv, self._qk_norm, self._eps, layer))
+
+
+class MLP:
+    """Gate and up projections as one linear layer, SiLU, down projection."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        inner, hidden = config.intermediate_size, config.hidden_size
+        self._sizes = {"gate_proj": inner, "up_proj": inner}
+        self._gate_up = Linear.empty(
+            hidden, 2 * inner, bias=config.mlp_bias, dtype=dtype, device=device
+        )
+        self._down = Linear.empty(inner, hidden, bias=config.mlp_bias, dtype=dtype, device=device)
+
+    def destinations(self, prefix: str) -> Destinations:
+        yield from _parts(prefix, self._sizes, self._gate_up)
+        yield from _whole(f"{prefix}.down_proj", self._down)
+
+    @property
+    def products(self) -> tuple[Linear, Linear]:
+        """(gate and up as one linear layer, down)."""
+        return self._gate_up, self._down
+
+    def drop_output_bias(self) -> None:
+        """Drops the bias; for all ranks but one, since their outputs are summed."""
+        self._down.bias = None
+
+    def pack(self) -> None:
+        self._gate_up.pack()
+        self._down.pack()
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self._down(reference.silu_and_mul(self._gate_up(hidden)))
+
+
+def _whole(prefix: str, linear: Linear) -> Destinations:
+    yield f"{prefix}.weight", linear.weight
+    if linear.bias is not None:
+        yield f"{prefix}.bias", linear.bias
+
+
+def _parts(prefix: str, sizes: dict[str, int], linear: Linear) -> Destinations:
+    """The named parts that are consecutive rows of a fused linear layer."""
+    weights = torch.split(linear.weight, list(sizes.values()))
+    for name, weight in zip(sizes, weights, strict=True):
+        yield f"{prefix}.{name}.weight", weight
+    if linear.bias is not None:
+        for name, bias in zip(sizes, torch.split(linear.bias, list(sizes.values())), strict=True):
+            yield f"{prefix}.{name}.bias", bias

@@ -1,0 +1,114 @@
+"""Rotary position embedding: the table of frequencies that a checkpoint was trained with.
+
+A table row has the cosines and sines of a position; the kernels apply it.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Every position divided by the factor."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Long wavelengths stretched by the factor, short ones kept, a ramp between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Stretched by how often a dimension turns within the original length; softer attention."""
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryConfig:
+    """The base of the frequencies and their scaling, if any."""
+
+    theta: float
+    scaling: Scaling | None = None
+
+
+def cos_sin_table(config: RotaryConfig, head_dim: int, length: int) -> Tensor:
+    """[length, head_dim] float32: head_dim / 2 cosines, then as many sines, of each position."""
+    angles = torch.outer(torch.arange(length).float(), frequencies(config, head_dim))
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    return table * attention_factor(config.scaling)
+
+
+def frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
+    """Radians that each pair of dimensions turns per position, [head_dim / 2]."""
+    exponents = torch.arange(0, head_dim, 2).float() / head_dim
+    plain = 1.0 / config.theta**exponents
+    match config.scaling:
+        case None:
+            return plain
+        case LinearScaling(factor):
+            return plain / factor
+        case Llama3Scaling() as scaling:
+            return _llama3(plain, scaling)
+        case YarnScaling() as scaling:
+            return _yarn(plain, scaling, config.theta)
+
+
+def attention_factor(scaling: Scaling | None) -> float:
+    """The factor of q and k in addition to the rotation; 1 except for YaRN."""
+    if not isinstance(scaling, YarnScaling):
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.mscale and scaling.mscale_all_dim:
+        over, under = scaling.mscale, scaling.mscale_all_dim
+        return _softening(scaling.factor, over) / _softening(scaling.factor, under)
+    return _softening(scaling.factor, 1.0)
+
+
+def _softening(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
+    turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)  # 1: as trained, 0: stretched
+    return kept * plain + (1 - kept) * plain / scaling.factor
+
+
+def _yarn(plain: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
+    num_pairs = plain.shape[0]
+
+    def pair_turning(turns: float) -> float:
+        """The (fractional) pair that turns this often within the original length."""
+        length = scaling.original_max_position_embeddings
+        return num_pairs * math.log(length / (turns * 2 * math.pi)) / math.log(theta)
+
+    first, last = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * num_pairs - 1)
+    width = (last - first) or 0.001  # a ramp without width is a step
+    stretched = ((torch.arange(num_pairs).float() - first) / width).clamp(0, 1)
+    return (1 - stretched) * plain + stretched * plain / scaling.factor

@@ -1,0 +1,1 @@
+"""What a worker process is made of: threads, pipes, heartbeats, exit codes, ordered faults."""

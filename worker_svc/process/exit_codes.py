@@ -1,0 +1,53 @@
+"""Ends the worker's process where only a new one can continue, with an exit code for the reason.
+
+The scheduler keeps every request, so an end is a pause. Continuing would be worse: a lost device
+answers every step with an error, and a step that hangs is never answered.
+"""
+
+import faulthandler
+import logging
+import os
+import signal
+import threading
+from enum import IntEnum
+from typing import NoReturn
+
+LAST_WORDS_S = 2.0
+WHERE_ARE_YOU = signal.SIGUSR2
+
+log = logging.getLogger(__name__)
+
+
+class Ending(IntEnum):
+    """Exit codes of a process that ends itself to be restarted."""
+
+    RANKS_APART = 70  # ranks disagree on their state and cannot continue together
+    DEVICE_LOST = 71  # every call of the device fails until it has a new context
+    STEP_OVERDUE = 72  # a step took longer than --step-limit-s
+
+
+def prepare() -> None:
+    """Makes this process print the stacks of its threads on a signal or a crash."""
+    faulthandler.enable()
+    faulthandler.register(WHERE_ARE_YOU)
+
+
+def end_process(ending: Ending, reason: str, with_stacks: bool = False) -> NoReturn:
+    """Logs the reason and ends this process now.
+
+    No clean-up: a collective that no other rank enters, or a device that does not answer, would
+    block it forever. Nor may the last log lines, where no process reads the log.
+    """
+    deadline = threading.Timer(LAST_WORDS_S, os._exit, (int(ending),))
+    deadline.daemon = True
+    deadline.start()
+    log.critical("%s: this process ends with %d, %s", reason, ending, ending.name)
+    if with_stacks:
+        faulthandler.dump_traceback()
+    logging.shutdown()
+    os._exit(ending)
+
+
+def meaning(code: int | None) -> str:
+    """An exit code as text."""
+    return f"{code}, {Ending(code).name}" if code in set(Ending) else str(code)

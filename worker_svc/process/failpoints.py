@@ -1,0 +1,197 @@
+"""Faults that tests inject by name: a lost frame, an incomplete answer, a step that never ends.
+
+Without `--failpoint NAME@COUNT` this module has no effect. The faults happen one at a time, each on
+a stream of its own: at the COUNTth frame, answer or step of that stream, or the first one after it
+that the fault fits. The service must detect it and recover by the ordinary path; the next stream
+then has the next fault.
+"""
+
+import logging
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from pagewire.v1 import worker_pb2
+from wire.columns import INT32
+
+log = logging.getLogger(__name__)
+
+DEFAULT_STALL_S = 30.0
+
+
+class Fault(Enum):
+    """The available faults."""
+
+    LOSE_STEP = "lose-step"  # a frame from the scheduler never arrives
+    REPEAT_STEP = "repeat-step"  # it arrives twice
+    SWAP_STEPS = "swap-steps"  # it arrives after the next one
+    LOSE_ANSWER = "lose-answer"  # a frame to the scheduler never leaves
+    REPEAT_ANSWER = "repeat-answer"
+    SWAP_ANSWERS = "swap-answers"
+    SHORT_ANSWER = "short-answer"  # the last token is missing
+    ERROR_ANSWER = "error-answer"  # the step failed
+    BAD_HASH = "bad-hash"  # the state hash of a slot is wrong
+    STALL = "stall"  # a step takes SECONDS longer, while the process lives
+    LOSE_DEVICE = "lose-device"  # a kernel fails, and every later call of the device
+    HANG_DEVICE = "hang-device"  # a kernel never ends, so later launches never begin
+    EXIT = "exit"  # the process exits after a step, before its answer
+    NONE = ""
+
+
+FAULTS_OF_CUDA = (Fault.LOSE_DEVICE, Fault.HANG_DEVICE)
+
+
+@dataclass(frozen=True, slots=True)
+class Failpoint:
+    """One fault, and its count."""
+
+    fault: Fault
+    count: int
+    seconds: float = 0.0  # duration of a stall
+
+    @classmethod
+    def parse(cls, text: str) -> "Failpoint":
+        """Parses NAME@COUNT, or stall@COUNT:SECONDS. Raises ValueError naming the error."""
+        name, _, when = text.partition("@")
+        known_names = [fault.value for fault in Fault if fault is not Fault.NONE]
+        if name not in known_names:
+            known = ", ".join(known_names)
+            raise ValueError(f"failpoint {name!r} is not one of {known}")
+        fault = Fault(name)
+        count, has_seconds, seconds = when.partition(":")
+        if not count.isdecimal() or not int(count):
+            raise ValueError(f"failpoint {text!r} needs a count: {name}@COUNT, from 1 on")
+        if has_seconds and fault is not Fault.STALL:
+            raise ValueError(f"failpoint {text!r}: only a stall takes seconds")
+        duration_s = float(seconds) if has_seconds else DEFAULT_STALL_S * (fault is Fault.STALL)
+        return cls(fault, int(count), duration_s)
+
+
+NOTHING = Failpoint(Fault.NONE, 0)
+
+
+class Failpoints:
+    """The faults of this process that have not happened yet, in order."""
+
+    def __init__(self, failpoints: Sequence[Failpoint]) -> None:
+        self._waiting = deque(failpoints)
+
+    def next_stream(self) -> "StreamFaults":
+        """The fault of a stream that begins now."""
+        return StreamFaults(self._waiting)
+
+
+class StreamFaults:
+    """Counts one stream's frames and steps, with at most one fault among them."""
+
+    def __init__(self, waiting: deque[Failpoint]) -> None:
+        self._waiting = waiting
+        self._has_fired = False
+        self._num_arrived = 0
+        self._num_left = 0
+        self._num_computed = 0
+
+    def _fire(self, count: int, *faults: Fault) -> Failpoint:
+        """The current failpoint if it is due and one of these; else NOTHING."""
+        if self._has_fired or not self._waiting:
+            return NOTHING
+        failpoint = self._waiting[0]
+        if failpoint.count > count or failpoint.fault not in faults:
+            return NOTHING
+        self._has_fired = True
+        log.warning("failpoint %s fires at %d", failpoint.fault.value, count)
+        return self._waiting.popleft()
+
+    def arriving(self, frames: Iterator[bytes]) -> Iterator[bytes]:
+        """The frames after the hello, as they arrive."""
+        faults = (Fault.LOSE_STEP, Fault.REPEAT_STEP, Fault.SWAP_STEPS)
+        for frame in frames:
+            self._num_arrived += 1
+            match self._fire(self._num_arrived, *faults).fault:
+                case Fault.LOSE_STEP:
+                    continue
+                case Fault.REPEAT_STEP:
+                    yield frame
+                case Fault.SWAP_STEPS:
+                    yield from _first(frames)
+            yield frame
+
+    def leaving(self, frames: Iterator[bytes]) -> Iterator[bytes]:
+        """The frames that are sent instead of these; only outputs are changed."""
+        held: bytes | None = None
+        for frame in frames:
+            response = worker_pb2.AttachResponse.FromString(frame)
+            if not response.HasField("output"):
+                yield frame
+                continue
+            self._num_left += 1
+            match self._fire(self._num_left, *_faults_that_fit(response.output)).fault:
+                case Fault.NONE:
+                    yield frame
+                case Fault.LOSE_ANSWER:
+                    continue
+                case Fault.REPEAT_ANSWER:
+                    yield from (frame, frame)
+                case Fault.SWAP_ANSWERS:
+                    held = frame
+                    continue
+                case fault:
+                    _spoil(response.output, fault)
+                    yield response.SerializeToString()
+            if held is not None:
+                yield held
+                held = None
+
+    def before_step(self) -> None:
+        """Called on the compute thread before a step."""
+        self._num_computed += 1
+        failpoint = self._fire(self._num_computed, Fault.STALL, *FAULTS_OF_CUDA)
+        if failpoint.fault in FAULTS_OF_CUDA:
+            _harm_device(failpoint.fault)
+        if failpoint.seconds:
+            time.sleep(failpoint.seconds)
+
+    def after_step(self) -> None:
+        """Called after a step is computed or launched, before its answer."""
+        if self._fire(self._num_computed, Fault.EXIT).fault is Fault.EXIT:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _harm_device(fault: Fault) -> None:
+    import torch  # noqa: PLC0415 - the options are read before it may be loaded
+
+    if fault is Fault.HANG_DEVICE:
+        torch.cuda._sleep(2**62)  # type: ignore[no-untyped-call]  # cycles: a century
+    else:  # a failed assertion
+        outside = torch.ones(1, dtype=torch.int64, device="cuda")
+        torch.zeros(1, device="cuda").index_select(0, outside)
+
+
+def _first(frames: Iterator[bytes]) -> Iterator[bytes]:
+    for frame in frames:
+        yield frame
+        return
+
+
+def _spoil(output: worker_pb2.ModelRunnerOutput, fault: Fault) -> None:
+    if fault is Fault.SHORT_ANSWER:
+        output.token_ids = output.token_ids[: -INT32.itemsize]
+    elif fault is Fault.BAD_HASH:
+        hashes = output.state.hashes
+        output.state.hashes = bytes([hashes[0] ^ 1]) + hashes[1:]
+    else:
+        failed = worker_pb2.ModelRunnerOutput(step_id=output.step_id, error="failpoint")
+        output.CopyFrom(failed)
+
+
+def _faults_that_fit(output: worker_pb2.ModelRunnerOutput) -> list[Fault]:
+    faults = [Fault.LOSE_ANSWER, Fault.REPEAT_ANSWER, Fault.SWAP_ANSWERS, Fault.ERROR_ANSWER]
+    if output.token_ids:
+        faults.append(Fault.SHORT_ANSWER)
+    if output.state.hashes:
+        faults.append(Fault.BAD_HASH)
+    return faults

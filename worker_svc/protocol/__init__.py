@@ -1,0 +1,1 @@
+"""The step protocol: its values, and the frames that carry them."""

@@ -1,0 +1,368 @@
+"""Converts between protobuf frames and step values; only this module reads step frames.
+
+It checks a frame against the limits. The batch state checks what depends on the slots.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from pagewire.v1 import timing_pb2, types_pb2, worker_pb2
+from wire.columns import UINT8, pack
+from wire.prompt_outputs import PromptReport
+from worker_svc.protocol import columns
+from worker_svc.protocol.step import (
+    BadStep,
+    CutRequest,
+    IntColumn,
+    Limits,
+    NewSequence,
+    Pooling,
+    RowSampling,
+    StepInput,
+    StepMoves,
+    StepOutput,
+)
+
+PROTOCOL_VERSION = 2
+MAX_GRANTED_STEPS = 64  # most steps of a frame, which run without a message in between
+_MAX_CUT_BYTES = 32
+_MOVES = (
+    "swapped_out_block_ids",
+    "to_host_block_ids",
+    "from_host_block_ids",
+    "swapped_in_block_ids",
+    "copied_from_block_ids",
+    "copied_to_block_ids",
+)
+_POOLINGS = {
+    types_pb2.POOLING_UNSPECIFIED: None,
+    types_pb2.POOLING_LAST: Pooling.LAST,
+    types_pb2.POOLING_MEAN: Pooling.MEAN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first frame of a stream: a scheduler's epoch and the id of its first step."""
+
+    protocol_version: int
+    epoch: int
+    first_step_id: int
+    heartbeat_interval_s: float | None = None  # None: no heartbeats
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Counts of frames, and the running step, of an idle stream."""
+
+    num_frames_received: int
+    num_frames_sent: int
+    running_step_id: int  # 0: no step is being computed
+    running_s: float
+
+
+def decode_hello(frame: bytes) -> Hello:
+    """Decodes the first frame of a stream. Raises BadStep for any other frame."""
+    message = _parse(frame)
+    if message.WhichOneof("frame") != "hello":
+        raise BadStep("frame", "the first frame of a stream must be hello")
+    hello = message.hello
+    interval_ms = hello.heartbeat_interval_ms
+    return Hello(
+        hello.protocol_version,
+        hello.epoch,
+        hello.first_step_id,
+        interval_ms / 1e3 if interval_ms else None,
+    )
+
+
+def decode_cut(frame: bytes) -> CutRequest | None:
+    """Decodes a cut; None for any other frame. Raises BadStep for an invalid range."""
+    if len(frame) > _MAX_CUT_BYTES:  # avoids parsing large steps twice
+        return None
+    try:
+        message = worker_pb2.AttachRequest.FromString(frame)
+    except DecodeError:
+        return None  # refused when it is processed
+    if message.WhichOneof("frame") != "cut":
+        return None
+    cut = message.cut
+    if not 0 < cut.first_step_id <= cut.last_step_id:
+        raise BadStep("cut", f"steps {cut.first_step_id} to {cut.last_step_id} are no range")
+    return CutRequest(cut.first_step_id, cut.last_step_id)
+
+
+def decode_step(frame: bytes, limits: Limits) -> StepInput:
+    """Decodes a step frame. Raises BadStep, naming the field that is out of range."""
+    message = _parse(frame)
+    if message.WhichOneof("frame") != "step":
+        raise BadStep("frame", "every frame after the first must be step")
+    step = message.step
+    appended_slots = columns.slots(step.appended_slots, "appended_slots", limits)
+    appended_block_ids = columns.block_ids(step.appended_block_ids, "appended_block_ids", limits)
+    if len(appended_slots) != len(appended_block_ids):
+        raise BadStep(
+            "appended_block_ids",
+            f"{len(appended_block_ids)} blocks for {len(appended_slots)} appended_slots",
+        )
+    slots, num_scheduled = _rows(step, limits)
+    _check_grant(step)
+    return StepInput(
+        step_id=step.step_id,
+        ack_step_id=step.ack_step_id,
+        reset=step.reset,
+        freed_slots=columns.distinct_slots(step.freed_slots, "freed_slots", limits),
+        new_sequences=tuple(
+            _new_sequence(sequence, f"new_sequences[{index}]", limits)
+            for index, sequence in enumerate(step.new_sequences)
+        ),
+        appended_slots=appended_slots,
+        appended_block_ids=appended_block_ids.astype(np.int64),
+        moves=_moves(step, limits),
+        same_rows=step.same_rows,
+        slots=slots,
+        num_scheduled=num_scheduled,
+        granted_steps=step.granted_steps,
+        wants_state=step.wants_state,
+    )
+
+
+def encode_skipped(first_step_id: int, last_step_id: int) -> bytes:
+    """The frame that answers a cut."""
+    skipped = worker_pb2.Skipped(first_step_id=first_step_id, last_step_id=last_step_id)
+    return worker_pb2.AttachResponse(skipped=skipped).SerializeToString()
+
+
+def _moves(step: worker_pb2.SchedulerOutput, limits: Limits) -> StepMoves | None:
+    if not any(getattr(step, name) for name in _MOVES):  # nearly always
+        return None
+
+    def read(
+        name: str, reader: Callable[[bytes, str, Limits], columns.Integers]
+    ) -> tuple[str, columns.Integers]:
+        return name, reader(getattr(step, name), name, limits)
+
+    device, host = columns.block_ids, columns.host_block_ids
+    swapped_out, to_host = columns.pairs(
+        read("swapped_out_block_ids", device), read("to_host_block_ids", host)
+    )
+    from_host, swapped_in = columns.pairs(
+        read("from_host_block_ids", host), read("swapped_in_block_ids", device)
+    )
+    copied_from, copied_to = columns.pairs(
+        read("copied_from_block_ids", device), read("copied_to_block_ids", device)
+    )
+    return StepMoves(swapped_out, to_host, from_host, swapped_in, copied_from, copied_to)
+
+
+def encode_output(output: StepOutput) -> bytes:
+    """The frame that answers a step."""
+    status = b"" if output.row_status is None else pack(output.row_status, UINT8)
+    timings = output.timings
+    logprobs, state = output.logprobs, output.state
+    message = worker_pb2.ModelRunnerOutput(
+        step_id=output.step_id,
+        token_ids=pack(output.token_ids),
+        row_status=status,
+        error=output.error,
+        timings=timing_pb2.StepTimings(
+            queue_us=timings.queue_us,
+            prepare_us=timings.prepare_us,
+            forward_us=timings.forward_us,
+            sample_us=timings.sample_us,
+            copy_us=timings.copy_us,
+            idle_us=timings.idle_us,
+        ),
+        logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
+        prompt_reports=map(_encode_report, output.prompt_reports),
+        state=None if state is None else worker_pb2.StateHashes(**state.pack()),
+        row_errors=[
+            worker_pb2.RowError(row=row, message=problem)
+            for row, problem in output.row_errors.items()
+        ],
+    )
+    return worker_pb2.AttachResponse(output=message).SerializeToString()
+
+
+def _encode_report(report: PromptReport) -> types_pb2.PromptReport:
+    logprobs = report.logprobs
+    return types_pb2.PromptReport(
+        logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
+        **report.pack(),
+    )
+
+
+def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
+    """The frame of a heartbeat."""
+    message = worker_pb2.Heartbeat(
+        num_frames_received=heartbeat.num_frames_received,
+        num_frames_sent=heartbeat.num_frames_sent,
+        running_step_id=heartbeat.running_step_id,
+        running_ms=round(heartbeat.running_s * 1e3),
+    )
+    return worker_pb2.AttachResponse(heartbeat=message).SerializeToString()
+
+
+def _parse(frame: bytes) -> worker_pb2.AttachRequest:
+    try:
+        return worker_pb2.AttachRequest.FromString(frame)
+    except DecodeError as error:
+        raise BadStep("frame", f"{len(frame)} bytes that do not parse") from error
+
+
+def _rows(step: worker_pb2.SchedulerOutput, limits: Limits) -> tuple[IntColumn, IntColumn]:
+    if step.same_rows:
+        for name in ("slots", "num_scheduled"):
+            if getattr(step, name):
+                raise BadStep(name, "must be empty with same_rows")
+    slots = columns.distinct_slots(step.slots, "slots", limits)
+    num_scheduled = columns.column(step.num_scheduled, "num_scheduled").astype(np.int64)
+    if not len(num_scheduled):
+        num_scheduled = np.ones(len(slots), dtype=np.int64)
+    if len(num_scheduled) != len(slots):
+        raise BadStep("num_scheduled", f"{len(num_scheduled)} counts for {len(slots)} slots")
+    if len(slots) and num_scheduled.min() < 1:
+        raise BadStep("num_scheduled", f"{num_scheduled.min()} is not a number of tokens")
+    num_tokens = int(num_scheduled.sum())
+    if num_tokens > limits.max_num_batched_tokens:
+        raise BadStep(
+            "num_scheduled",
+            f"{num_tokens} tokens, max_num_batched_tokens is {limits.max_num_batched_tokens}",
+        )
+    return slots, num_scheduled
+
+
+def _check_grant(step: worker_pb2.SchedulerOutput) -> None:
+    if step.granted_steps > MAX_GRANTED_STEPS:
+        raise BadStep(
+            "granted_steps", f"{step.granted_steps}, max_granted_steps is {MAX_GRANTED_STEPS}"
+        )
+    for name in ("reset", "new_sequences", "num_scheduled"):
+        if step.granted_steps and getattr(step, name):
+            raise BadStep(name, "must be empty with granted_steps: every row decodes")
+
+
+def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) -> NewSequence:
+    if message.slot >= limits.max_num_seqs:
+        raise BadStep(f"{name}.slot", f"{message.slot}, max_num_seqs is {limits.max_num_seqs}")
+    token_ids = columns.column(message.token_ids, f"{name}.token_ids")
+    if not 1 <= len(token_ids) <= limits.max_model_len:
+        raise BadStep(
+            f"{name}.token_ids",
+            f"{len(token_ids)} tokens, must be 1 to max_model_len {limits.max_model_len}",
+        )
+    columns.check_range(token_ids, 0, limits.vocab_size, f"{name}.token_ids", "token")
+    if not 1 <= message.num_prompt_tokens <= len(token_ids):
+        raise BadStep(
+            f"{name}.num_prompt_tokens",
+            f"{message.num_prompt_tokens}, must be 1 to the {len(token_ids)} token_ids",
+        )
+    if message.prompt_only and message.num_prompt_tokens < len(token_ids):
+        raise BadStep(f"{name}.prompt_only", "there is output already")
+    if message.num_computed_tokens >= len(token_ids):
+        raise BadStep(
+            f"{name}.num_computed_tokens",
+            f"{message.num_computed_tokens} leaves none of {len(token_ids)} tokens to compute",
+        )
+    block_ids = columns.block_ids(message.block_ids, f"{name}.block_ids", limits)
+    if len(block_ids) > limits.max_blocks_per_seq:
+        raise BadStep(
+            f"{name}.block_ids",
+            f"{len(block_ids)} blocks, {limits.max_blocks_per_seq} hold max_model_len",
+        )
+    return NewSequence(
+        slot=message.slot,
+        request_id=message.request_id,
+        token_ids=token_ids.astype(np.int32),
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_computed_tokens=message.num_computed_tokens,
+        block_ids=block_ids.astype(np.int32),
+        sampling=_sampling(message.sampling, f"{name}.sampling", limits),
+        report_begin=message.report_begin,
+        prompt_only=message.prompt_only,
+    )
+
+
+def _sampling(message: worker_pb2.RowSampling, name: str, limits: Limits) -> RowSampling:
+    if not (math.isfinite(message.temperature) and message.temperature >= 0):
+        raise BadStep(f"{name}.temperature", f"{message.temperature} is not 0 or more")
+    if not 0 < message.top_p <= 1:
+        raise BadStep(f"{name}.top_p", f"{message.top_p} is not in (0, 1]")
+    if not 0 <= message.min_p <= 1:
+        raise BadStep(f"{name}.min_p", f"{message.min_p} is not in [0, 1]")
+    stop_token_ids = tuple(dict.fromkeys(message.stop_token_ids))
+    _check_vocabulary(stop_token_ids, f"{name}.stop_token_ids", limits)
+    if len(stop_token_ids) == limits.vocab_size:
+        raise BadStep(f"{name}.stop_token_ids", "masks every token of the vocabulary")
+    return RowSampling(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        # At least the vocabulary's size keeps everything, as 0 does.
+        top_k=message.top_k if message.top_k < limits.vocab_size else 0,
+        min_p=message.min_p,
+        seed=message.seed,
+        min_tokens=message.min_tokens,
+        stop_token_ids=stop_token_ids,
+        **_rules(message, name, limits),
+    )
+
+
+def _rules(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[str, Any]:
+    """Fields of RowSampling for logits processors and log probabilities."""
+    repetition = message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
+    if not (math.isfinite(repetition) and repetition > 0):
+        raise BadStep(f"{name}.repetition_penalty", f"{repetition} is not above 0")
+    for penalty in ("presence_penalty", "frequency_penalty"):
+        if not math.isfinite(value := getattr(message, penalty)):
+            raise BadStep(f"{name}.{penalty}", f"{value} is not finite")
+    bias = {entry.token_id: entry.bias for entry in message.logit_bias}
+    if len(bias) < len(message.logit_bias):
+        raise BadStep(f"{name}.logit_bias", "names a token twice")
+    if not all(map(math.isfinite, bias.values())):
+        raise BadStep(f"{name}.logit_bias", "has a bias that is not finite")
+    allowed = tuple(dict.fromkeys(message.allowed_token_ids))
+    bad_words = tuple(tuple(word.token_ids) for word in message.bad_words_token_ids)
+    if not all(bad_words):
+        raise BadStep(f"{name}.bad_words_token_ids", "has an empty sequence")
+    _check_vocabulary(bias, f"{name}.logit_bias", limits)
+    _check_vocabulary(allowed, f"{name}.allowed_token_ids", limits)
+    _check_vocabulary(chain(*bad_words), f"{name}.bad_words_token_ids", limits)
+    return {
+        "presence_penalty": message.presence_penalty,
+        "frequency_penalty": message.frequency_penalty,
+        "repetition_penalty": repetition,
+        "logit_bias": tuple(bias.items()),
+        "allowed_token_ids": allowed,
+        "bad_words_token_ids": bad_words,
+        # There are no more than the vocabulary's size to report.
+        "num_top_logprobs": min(message.logprobs, limits.vocab_size)
+        if message.HasField("logprobs")
+        else None,
+        "grammar": message.grammar,
+        **_questions(message, name, limits),
+    }
+
+
+def _questions(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[str, Any]:
+    """Fields of RowSampling for prompt outputs."""
+    asks = message.HasField("prompt_logprobs")
+    if message.pooling not in _POOLINGS:
+        raise BadStep(f"{name}.pooling", f"{message.pooling} is unknown")
+    if asks and message.pooling:
+        raise BadStep(f"{name}.pooling", "cannot be had together with prompt_logprobs")
+    return {
+        "num_prompt_logprobs": min(message.prompt_logprobs, limits.vocab_size) if asks else None,
+        "pooling": _POOLINGS[message.pooling],
+    }
+
+
+def _check_vocabulary(token_ids: Iterable[int], name: str, limits: Limits) -> None:
+    largest = max(token_ids, default=0)
+    if largest >= limits.vocab_size:
+        raise BadStep(name, f"{largest} is not below vocab_size {limits.vocab_size}")

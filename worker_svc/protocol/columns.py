@@ -1,0 +1,68 @@
+"""Columns of a frame as arrays, checked against the limits; an error names the field."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.columns import BadColumn, unpack
+from worker_svc.protocol.step import BadStep, IntColumn, Limits
+
+Integers = NDArray[np.integer[Any]]
+
+
+def column(packed: bytes, name: str) -> Integers:
+    """Any int32 column."""
+    try:
+        return unpack(packed, name=name)
+    except BadColumn as error:
+        raise BadStep(name, str(error).removeprefix(f"{name}: ")) from error
+
+
+def slots(packed: bytes, name: str, limits: Limits) -> IntColumn:
+    """Rows of the worker's state."""
+    found = column(packed, name)
+    check_range(found, 0, limits.max_num_seqs, name, "slot")
+    return found.astype(np.int64)
+
+
+def distinct_slots(packed: bytes, name: str, limits: Limits) -> IntColumn:
+    """Rows of the worker's state, none of them twice."""
+    found = slots(packed, name, limits)
+    if len(np.unique(found)) != len(found):
+        raise BadStep(name, "a slot appears twice")
+    return found
+
+
+def block_ids(packed: bytes, name: str, limits: Limits) -> Integers:
+    """Blocks of the KV cache."""
+    found = column(packed, name)
+    # Block 0 is the null block: it fills tables and belongs to no sequence.
+    check_range(found, 1, limits.num_blocks, name, "block")
+    return found
+
+
+def host_block_ids(packed: bytes, name: str, limits: Limits) -> Integers:
+    """Blocks in host memory."""
+    found = column(packed, name)
+    check_range(found, 0, limits.num_host_blocks, name, "host block")
+    return found
+
+
+def pairs(
+    sources: tuple[str, Integers], targets: tuple[str, Integers]
+) -> tuple[IntColumn, IntColumn]:
+    """(sources, targets) of block copies, columns of equal length; no target twice."""
+    (from_name, from_ids), (to_name, to_ids) = sources, targets
+    if len(from_ids) != len(to_ids):
+        raise BadStep(to_name, f"{len(to_ids)} blocks for {len(from_ids)} {from_name}")
+    if len(np.unique(to_ids)) != len(to_ids):
+        raise BadStep(to_name, "a block appears twice")
+    return from_ids.astype(np.int64), to_ids.astype(np.int64)
+
+
+def check_range(found: Integers, low: int, end: int, name: str, what: str) -> None:
+    """Raises BadStep for the first value outside low..end - 1."""
+    if len(found) and (found.min() < low or found.max() >= end):
+        worst = found[(found < low) | (found >= end)][0]
+        raise BadStep(name, f"{what} {worst} is not in {low}..{end - 1}")

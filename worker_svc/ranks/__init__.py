@@ -1,0 +1,1 @@
+"""The processes of a tensor-parallel group: supervisor, ranks, followers."""

@@ -1,0 +1,109 @@
+"""Forks the processes of a group, which then need not repeat the imports of this one.
+
+Imports are most of the time of a start, and requests wait for a group that restarts. Forking is
+safe as long as this process computes nothing, uses no device and starts no thread that holds a
+lock.
+"""
+
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
+
+from worker_svc.config import WorkerConfig
+from worker_svc.process.exit_codes import WHERE_ARE_YOU
+from worker_svc.process.heartbeat import make_pair
+from worker_svc.ranks.rank import run
+
+STOP_S = 10.0
+LAST_WORDS_S = 0.3
+FORK = get_context("fork")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RankProcesses:
+    """The processes of one incarnation. Each ends with this process, through its lifeline."""
+
+    processes: list[ForkProcess] = field(default_factory=list)
+    lifelines: Sequence[socket.socket] = ()
+    port: int = 0  # of rank 0, once it is ready; 0 before
+
+    @property
+    def is_ready(self) -> bool:
+        return self.port > 0
+
+    def kill(self) -> None:
+        """Kills all of them: their state can be rebuilt."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+        _close(self.lifelines)
+
+    def tell_where_they_are(self) -> None:
+        """Makes each rank log the stacks of its threads, without using its interpreter."""
+        for process in self.processes:
+            if process.pid is not None and process.exitcode is None:
+                os.kill(process.pid, WHERE_ARE_YOU)
+        time.sleep(LAST_WORDS_S)
+
+    def stop(self) -> int:
+        """Stops all of them, by force if needed; returns the exit code of rank 0."""
+        for process in self.processes:
+            process.terminate()
+        deadline_s = time.monotonic() + STOP_S
+        for process in self.processes:
+            process.join(max(0.0, deadline_s - time.monotonic()))
+            if process.exitcode is None:
+                log.warning("%s does not stop", process.name)
+        code = self.processes[0].exitcode
+        self.kill()
+        return 1 if code is None else code
+
+
+def start(config: WorkerConfig, port: int) -> RankProcesses:
+    """Forks all ranks, with a socket to each.
+
+    Rank 0, which listens on the port, also has one to each other rank.
+    """
+    size = config.tensor_parallel_size
+    lifelines = [make_pair() for _ in range(size)]
+    pairs = [socket.socketpair() for _ in range(size - 1)]
+    orders = [[leading for leading, _ in pairs], *([following] for _, following in pairs)]
+    theirs = [[line, *orders[rank]] for rank, (_, line) in enumerate(lifelines)]
+    ours = [line for line, _ in lifelines]
+    ranks = RankProcesses(lifelines=ours)
+    for rank in range(size):
+        others = [*ours, *(end for ends in theirs if ends is not theirs[rank] for end in ends)]
+        options = config if rank else replace(config, port=port)
+        arguments = (rank, options, theirs[rank], others)
+        process = FORK.Process(target=_be_rank, args=arguments, name=f"rank {rank}")
+        process.start()
+        log.info("rank %d is process %d", rank, process.pid)
+        ranks.processes.append(process)
+    _close(end for ends in theirs for end in ends)
+    return ranks
+
+
+def _be_rank(
+    rank: int,
+    config: WorkerConfig,
+    ours: Sequence[socket.socket],
+    others: Sequence[socket.socket],
+) -> None:
+    """Runs in the new process. A socket ends when no process holds its other end: close others'."""
+    _close(others)
+    lifeline, *orders = ours
+    sys.exit(run(rank, config, lifeline, orders))
+
+
+def _close(ends: Iterable[socket.socket]) -> None:
+    for end in ends:
+        end.close()

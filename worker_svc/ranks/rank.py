@@ -1,0 +1,70 @@
+"""One rank of a group, in a process forked by the supervisor.
+
+It loads torch, unless the supervisor has done so already; preparations that need no torch begin
+before.
+"""
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from worker_svc.config import WorkerConfig
+from worker_svc.process import exit_codes
+from worker_svc.process.heartbeat import Lifeline
+from worker_svc.process.pipe import OrderPipe
+from worker_svc.startup import precompile, preload
+from worker_svc.startup.precompile import CompileAhead
+
+if TYPE_CHECKING:
+    from worker_svc.parallel.leader import Ranks
+    from worker_svc.serving.server import RankServer
+
+
+def run(
+    rank: int, config: WorkerConfig, lifeline: socket.socket, orders: Sequence[socket.socket]
+) -> int:
+    """Serves until the supervisor stops it or ends; returns the exit code."""
+    _be_on_its_own()
+    line = Lifeline(lifeline)
+    line.start()
+    compiling = None
+    if rank == 0 and config.model is not None:
+        compiling = precompile.start(config, config.model)
+    preload.begin(config, rank)
+    from worker_svc.parallel.leader import Ranks  # noqa: PLC0415
+    from worker_svc.serving import process  # noqa: PLC0415
+
+    size = config.tensor_parallel_size
+    ranks = Ranks(rank, size, [OrderPipe(order) for order in orders])
+    return process.run(config, partial(_server, config, ranks, line, compiling), rank, size)
+
+
+def _be_on_its_own() -> None:
+    os.setsid()  # terminal signals come through the supervisor
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    exit_codes.prepare()
+
+
+def _server(
+    config: WorkerConfig,
+    ranks: "Ranks",
+    lifeline: Lifeline,
+    compiling: CompileAhead | None,
+    on_failure: Callable[[], None],
+) -> "RankServer":
+    from worker_svc.ranks.follower import Follower  # noqa: PLC0415
+    from worker_svc.serving.server import WorkerServer  # noqa: PLC0415
+
+    if ranks.rank > 0:
+        return Follower(config, on_failure, ranks)
+
+    def tell_port() -> None:
+        lifeline.say_ready(server.port)
+
+    server = WorkerServer(config, on_failure, ranks, tell_port, compiling)
+    return server

@@ -1,0 +1,161 @@
+"""The process in front of several ranks: starts them, ends them together, starts them again.
+
+A rank that dies or falls silent leaves the others in collectives that never finish, so these are
+ended at once and all begin anew: a new incarnation on the same port, which the scheduler attaches
+to as to any worker that comes back. A group that dies before it was ready would do so again, and is
+not started again. Once a group is ready, this process imports what ranks do, for those it may have
+to fork later; it uses none of it.
+"""
+
+import logging
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from wire.patience import Patience
+from worker_svc.config import WorkerConfig
+from worker_svc.process.exit_codes import Ending, meaning
+from worker_svc.process.heartbeat import BEAT_S, Silence, hear
+from worker_svc.ranks import fork
+from worker_svc.ranks.fork import RankProcesses
+
+# Before the group is ready: start-up's calls may hold the interpreter, for minutes on a slow disk.
+START_SILENCE_S = 300.0
+MOST_SILENCE = 5.0  # times --rank-timeout-s, for ranks whose signs of life come late
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An event: the process of a rank has ended."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spoke:
+    """An event: a rank has said something."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a group cannot go on."""
+
+    reason: str
+    is_hang: bool
+
+
+def run(config: WorkerConfig) -> int:
+    """Keeps a group of ranks running until a signal, or until it cannot start."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    port = config.port
+    with _signals() as signalled:
+        while True:
+            ranks = fork.start(config, port)
+            loss = _watch(ranks, signalled, config.rank_timeout_s)
+            if loss is None:
+                return ranks.stop()
+            if loss.is_hang:
+                ranks.tell_where_they_are()
+            ranks.kill()
+            if not ranks.is_ready:
+                log.error("%s before the group was ready", loss.reason)
+                return 1
+            log.error("%s: all ranks start again", loss.reason)
+            # Rank 0 on the port that it had, and without the faults that tests have had by now.
+            port, config = ranks.port, replace(config, failpoints=())
+
+
+def _watch(ranks: RankProcesses, signalled: socket.socket, rank_timeout_s: float) -> Loss | None:
+    """Waits until a rank is lost, and returns how; None: a signal came first."""
+    silence = Silence(len(ranks.processes))
+    patience = Patience(rank_timeout_s, MOST_SILENCE * rank_timeout_s)
+    before_s = time.monotonic()
+    with _events(ranks, signalled) as selector:
+        while True:
+            events = [key.data for key, _ in selector.select(BEAT_S)]
+            if None in events:
+                return None
+            for event in events:
+                match event:
+                    case Ended(rank):
+                        return _end_of(rank, ranks)
+                    case Spoke(rank):
+                        if ranks.is_ready:
+                            patience.heard(silence.seconds[rank])
+                        _hear(rank, ranks, silence, selector)
+            now_s = time.monotonic()
+            silence.tick(now_s - before_s)
+            patience.fade(now_s - before_s)
+            before_s = now_s
+            if (loss := _too_silent(ranks, silence, patience.limit_s)) is not None:
+                return loss
+
+
+@contextmanager
+def _events(ranks: RankProcesses, signalled: socket.socket) -> Iterator[selectors.BaseSelector]:
+    """What may happen to a group; a signal comes without data."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(signalled, selectors.EVENT_READ, None)
+        for rank, process in enumerate(ranks.processes):
+            selector.register(process.sentinel, selectors.EVENT_READ, Ended(rank))
+            selector.register(ranks.lifelines[rank], selectors.EVENT_READ, Spoke(rank))
+        yield selector
+
+
+def _end_of(rank: int, ranks: RankProcesses) -> Loss:
+    ranks.processes[rank].join()
+    code = ranks.processes[rank].exitcode
+    return Loss(f"rank {rank} ended with {meaning(code)}", is_hang=code == Ending.STEP_OVERDUE)
+
+
+def _hear(
+    rank: int, ranks: RankProcesses, silence: Silence, selector: selectors.BaseSelector
+) -> None:
+    """Most often a sign of life. Rank 0 says, once, that the group is ready, and its port."""
+    port = hear(ranks.lifelines[rank])
+    if port is None:  # its process is about to end
+        selector.unregister(ranks.lifelines[rank])
+        return
+    silence.heard(rank)
+    if port:
+        ranks.port = port
+        log.info("%d ranks are ready, rank 0 on port %d", len(ranks.processes), port)
+        _import_ahead()
+
+
+def _import_ahead() -> None:
+    """What ranks import, so that those who are forked from now on have it."""
+    from worker_svc.ranks import follower  # noqa: F401, PLC0415 - they load torch
+    from worker_svc.serving import process  # noqa: F401, PLC0415 - they load torch
+
+
+def _too_silent(ranks: RankProcesses, silence: Silence, limit_s: float) -> Loss | None:
+    if not ranks.is_ready:
+        limit_s = max(limit_s, START_SILENCE_S)
+    for rank, silent_s in enumerate(silence.seconds):
+        if silent_s > limit_s:
+            return Loss(f"rank {rank}: no sign of life for {silent_s:.1f} s", is_hang=True)
+    return None
+
+
+@contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """A socket that becomes readable when the process is asked to stop."""
+    readable, writable = socket.socketpair()
+    writable.setblocking(False)
+    signal.set_wakeup_fd(writable.fileno())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: None)
+    with readable, writable:
+        yield readable
+        signal.set_wakeup_fd(-1)

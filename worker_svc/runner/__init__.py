@@ -1,0 +1,1 @@
+"""Runs steps: the state of the slots, model inputs, CUDA graphs, block moves."""

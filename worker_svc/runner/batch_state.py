@@ -1,0 +1,400 @@
+"""What the worker remembers between steps: one row per slot, changed by deltas.
+
+Token rows and block tables live on the device; a sampled token is written to its row there, and
+the next step reads its input from the row. Counts and sampling parameters are one host array. A
+step is a transaction: `stage` checks it on a copy and touches nothing, `write` brings the device
+rows up to date, then either `commit` or `rollback`.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from wire.state_hash import StateHashes, block_weights, slot_hashes, table_sums
+from worker_svc.device.transfer import upload
+from worker_svc.protocol.step import (
+    BadStep,
+    IntColumn,
+    Limits,
+    NewSequence,
+    RowSampling,
+    StepInput,
+    no_entries,
+)
+from worker_svc.sampling.grammars import Grammars
+from worker_svc.sampling.logits_processors import Adjustments
+from worker_svc.sampling.prompt_outputs import Part
+from worker_svc.sampling.row_processors import RuledRows, Rules, collect
+from worker_svc.sampling.sampler import SamplingRows
+
+# One element per slot. num_tokens counts known tokens, sampled ones included; 0 is an empty slot.
+SLOT = np.dtype(
+    [
+        ("num_tokens", "i8"),
+        ("num_prompt", "i8"),
+        ("num_computed", "i8"),
+        ("num_blocks", "i8"),
+        ("min_tokens", "i8"),
+        ("top_k", "i8"),
+        ("seed", "u8"),
+        ("temperature", "f4"),
+        ("top_p", "f4"),
+        ("min_p", "f4"),
+        ("has_rules", "?"),
+        ("has_logprobs", "?"),
+        ("num_top", "i8"),
+        ("prompt_only", "?"),
+        ("report_begin", "i8"),
+        ("report_end", "i8"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """What a slot's sequence has besides numbers."""
+
+    request_id: str
+    sampling: RowSampling
+    entered_s: float  # monotonic
+    rules: Rules
+
+
+@dataclass(slots=True)
+class HostSlots:
+    """The host's view of all slots. Once committed it is replaced, never changed."""
+
+    columns: NDArray[np.void]  # [max_num_seqs] of SLOT
+    occupants: list[Occupant | None]
+
+    @classmethod
+    def empty(cls, max_num_seqs: int) -> "HostSlots":
+        return cls(np.zeros(max_num_seqs, dtype=SLOT), [None] * max_num_seqs)
+
+    def copy(self) -> "HostSlots":
+        return HostSlots(self.columns.copy(), self.occupants.copy())
+
+    @property
+    def live_slots(self) -> IntColumn:
+        return np.flatnonzero(self.columns["num_tokens"])
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one step, in batch order."""
+
+    slots: IntColumn  # [B]
+    num_scheduled: IntColumn  # [B]
+    num_computed: IntColumn  # [B], before the step
+    samples: NDArray[np.bool_]  # [B]: reaches its last known token, so it samples the next
+
+    @property
+    def is_decode(self) -> bool:
+        """One token each, all sampling: the steady state."""
+        return bool((self.num_scheduled == 1).all() and self.samples.all())
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A checked step on its own copy of the table; nothing outside it has changed."""
+
+    step: StepInput
+    table: HostSlots
+    appended_at: IntColumn  # position in the block table of each appended block
+    rows: Rows
+
+    def counts_after(self) -> tuple[IntColumn, IntColumn, IntColumn]:
+        """The live slots, and what each has computed and knows once the step is done."""
+        slots, rows = self.table.live_slots, self.rows
+        num_computed = self.table.columns["num_computed"].copy()
+        num_tokens = self.table.columns["num_tokens"].copy()
+        num_computed[rows.slots] += rows.num_scheduled
+        num_tokens[rows.slots] += rows.samples
+        return slots, num_computed[slots], num_tokens[slots]
+
+
+@dataclass(slots=True)
+class _Saved:
+    """A slot's device rows before a new sequence overwrote them."""
+
+    slot: int
+    token_row: Tensor
+    block_table: Tensor
+
+
+@dataclass(slots=True)
+class BatchState:
+    """The slots of one worker. Only the compute thread changes it."""
+
+    limits: Limits
+    device: torch.device
+    grammars: Grammars
+    table: HostSlots = field(init=False)
+    # [max_num_seqs, max_model_len + 1]: a step planned before a stop was known may still sample
+    # one token past the last position.
+    token_rows: Tensor = field(init=False)
+    block_tables: Tensor = field(init=False)  # [max_num_seqs, max_blocks_per_seq], 0 as filler
+    _last_slots: IntColumn | None = field(init=False, default=None)
+    _saved: list[_Saved] = field(init=False, default_factory=list)
+    _block_weights: NDArray[np.uint64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        self.table = HostSlots.empty(limits.max_num_seqs)
+        shape = (limits.max_num_seqs, limits.max_model_len + 1)
+        self.token_rows = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        shape = (limits.max_num_seqs, limits.max_blocks_per_seq)
+        self.block_tables = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        self._block_weights = block_weights(limits.max_blocks_per_seq)
+
+    def stage(self, step: StepInput) -> Staged:
+        """Applies the step's deltas to a copy; raises BadStep and leaves no trace if it cannot."""
+        table = HostSlots.empty(self.limits.max_num_seqs) if step.reset else self.table.copy()
+        self._free(table, step.freed_slots)
+        for index, sequence in enumerate(step.new_sequences):
+            self._enter(table, sequence, f"new_sequences[{index}]")
+        appended_at = self._append(table, step.appended_slots)
+        return Staged(step, table, appended_at, self._rows(table, step))
+
+    def write(self, staged: Staged, enter: Callable[[Staged], None] | None = None) -> None:
+        """Brings the device rows up to date with a staged step.
+
+        `enter` writes the rows of its new sequences in another way than here.
+        """
+        step, new = staged.step, staged.step.new_sequences
+        for slot in (sequence.slot for sequence in new):
+            if self.table.columns["num_tokens"][slot]:
+                self._saved.append(
+                    _Saved(slot, self.token_rows[slot].clone(), self.block_tables[slot].clone())
+                )
+        if new:
+            (enter or self._enter_rows)(staged)
+        if len(staged.appended_at):
+            index = step.appended_slots * self.block_tables.shape[1] + staged.appended_at
+            self._put(self.block_tables, index, step.appended_block_ids)
+
+    def _enter_rows(self, staged: Staged) -> None:
+        new = staged.step.new_sequences
+        for slot in (sequence.slot for sequence in new):
+            self.block_tables[slot].zero_()
+        firsts = [sequence.slot * self.token_rows.shape[1] for sequence in new]
+        self._scatter(self.token_rows, firsts, [sequence.token_ids for sequence in new])
+        firsts = [sequence.slot * self.block_tables.shape[1] for sequence in new]
+        self._scatter(self.block_tables, firsts, [sequence.block_ids for sequence in new])
+
+    def write_sampled(self, rows: Rows, token_ids: Tensor) -> None:
+        """Writes sampled tokens [R] after the known ones, where the next step reads them.
+
+        They do not count until the commit.
+        """
+        slots, positions = rows.slots, rows.num_computed + rows.num_scheduled
+        if not rows.samples.all():
+            slots, positions = slots[rows.samples], positions[rows.samples]
+        (index,) = upload(self.device, slots * self.token_rows.shape[1] + positions)
+        self.token_rows.view(-1).index_copy_(0, index, token_ids.int())
+
+    def commit(self, staged: Staged) -> None:
+        """The step worked: its rows advance and its table is the state."""
+        rows, columns = staged.rows, staged.table.columns
+        columns["num_computed"][rows.slots] += rows.num_scheduled
+        columns["num_tokens"][rows.slots] += rows.samples
+        self.table = staged.table
+        self._last_slots = rows.slots
+        self._saved.clear()
+
+    def rollback(self) -> None:
+        """The step failed: the state is as before it, and no rows are the previous ones."""
+        for saved in reversed(self._saved):
+            self.token_rows[saved.slot] = saved.token_row
+            self.block_tables[saved.slot] = saved.block_table
+        self._saved.clear()
+        self.forget_rows()
+
+    def forget_rows(self) -> None:
+        """Refuses same_rows until rows are named again: both sides may mean different ones."""
+        self._last_slots = None
+
+    def state_hashes(self, staged: Staged) -> StateHashes:
+        """What every live slot holds after a step; reads the rows of a device that is the host."""
+        slots, num_computed, _ = staged.counts_after()
+        width = int(staged.table.columns["num_blocks"][slots].max(initial=0))
+        tables = self.block_tables[:, :width].numpy()[slots]
+        tokens = self.token_rows.numpy()[slots, np.maximum(num_computed - 1, 0)]
+        sums = table_sums(tables, self._block_weights)
+        return StateHashes(slots, slot_hashes(slots, sums, num_computed, tokens))
+
+    def prompt_parts(self, staged: Staged) -> list[Part]:
+        """What this step computes of prompts that are asked about, in batch order."""
+        rows = staged.rows
+        if rows.is_decode:
+            return []
+        if not staged.table.columns["report_end"][rows.slots].any():
+            return []
+        columns = staged.table.columns[rows.slots]
+        begins = np.maximum(columns["report_begin"], rows.num_computed)
+        ends = np.minimum(columns["report_end"], rows.num_computed + rows.num_scheduled)
+        parts = []
+        for row in np.flatnonzero(begins < ends):
+            slot, begin = int(rows.slots[row]), int(begins[row])
+            first_row = int(rows.num_scheduled[:row].sum()) + begin - int(rows.num_computed[row])
+            occupant = staged.table.occupants[slot]
+            assert occupant is not None
+            num_top = occupant.sampling.num_prompt_logprobs
+            parts.append(Part(slot, begin, int(ends[row]), first_row, num_top))
+        return parts
+
+    def sampling_rows(self, staged: Staged) -> SamplingRows:
+        """The sampling parameters of the rows that sample."""
+        rows = staged.rows
+        slots = rows.slots[rows.samples]
+        columns = staged.table.columns[slots]
+        output_position = columns["num_tokens"] - columns["num_prompt"]
+        is_short = output_position < columns["min_tokens"]
+        logprob_rows = np.flatnonzero(columns["has_logprobs"])
+        return SamplingRows(
+            temperature=columns["temperature"].copy(),
+            top_p=columns["top_p"].copy(),
+            top_k=columns["top_k"].copy(),
+            min_p=columns["min_p"].copy(),
+            seed=columns["seed"].copy().view(np.int64),
+            output_position=output_position,
+            adjustments=self._adjustments(staged.table, slots, is_short),
+            logprob_rows=logprob_rows,
+            num_top=int(columns["num_top"].max(initial=0)),
+        )
+
+    def _adjustments(
+        self, table: HostSlots, slots: IntColumn, is_short: NDArray[np.bool_]
+    ) -> Adjustments:
+        """Of the rows that ask for any; for all others there is nothing to do."""
+        rows = np.flatnonzero(table.columns["has_rules"][slots] | is_short)
+        if not len(rows):
+            return Adjustments()
+        slots = slots[rows]
+        occupants = [table.occupants[slot] for slot in slots]
+        ruled = RuledRows(
+            rows=rows,
+            rules=[occupant.rules for occupant in occupants if occupant is not None],
+            is_short=is_short[rows],
+            slots=slots,
+            num_prompt=table.columns["num_prompt"][slots],
+            num_tokens=table.columns["num_tokens"][slots],
+        )
+        return collect(ruled, self.token_rows, self.grammars)
+
+    def _scatter(self, rows: Tensor, firsts: list[int], values: list[NDArray[np.int32]]) -> None:
+        """Writes each of the values to where it starts in the flattened rows."""
+        index = [first + np.arange(len(part)) for first, part in zip(firsts, values, strict=True)]
+        self._put(rows, np.concatenate(index), np.concatenate(values))
+
+    def _put(self, rows: Tensor, index: IntColumn, values: NDArray[np.integer]) -> None:
+        where, what = upload(self.device, index, values)
+        rows.view(-1).index_copy_(0, where, what.int())
+
+    def _free(self, table: HostSlots, slots: IntColumn) -> None:
+        empty = slots[table.columns["num_tokens"][slots] == 0]
+        if len(empty):
+            raise BadStep("freed_slots", f"slot {empty[0]} is empty")
+        table.columns[slots] = np.zeros((), dtype=SLOT)
+        for slot in slots:
+            table.occupants[slot] = None
+
+    def _enter(self, table: HostSlots, sequence: NewSequence, name: str) -> None:
+        occupant = table.occupants[sequence.slot]
+        if occupant is not None:
+            raise BadStep(f"{name}.slot", f"slot {sequence.slot} holds {occupant.request_id!r}")
+        num_needed = -(-sequence.num_computed_tokens // self.limits.block_size)
+        if len(sequence.block_ids) < num_needed:
+            raise BadStep(
+                f"{name}.block_ids",
+                f"{len(sequence.block_ids)} blocks for {sequence.num_computed_tokens} computed "
+                f"tokens of block_size {self.limits.block_size}",
+            )
+        if sequence.num_computed_tokens > sequence.report_begin < sequence.report_end:
+            raise BadStep(
+                f"{name}.report_begin",
+                f"{sequence.report_begin} is among the {sequence.num_computed_tokens} tokens that "
+                "are computed already",
+            )
+        sampling, place = sequence.sampling, None
+        if sampling.grammar:
+            output = sequence.token_ids[sequence.num_prompt_tokens :].tolist()
+            place = self.grammars.begin(sampling.grammar, output)
+        table.occupants[sequence.slot] = Occupant(
+            sequence.request_id, sampling, time.monotonic(), Rules.of(sampling, place)
+        )
+        table.columns[sequence.slot] = (
+            len(sequence.token_ids),
+            sequence.num_prompt_tokens,
+            sequence.num_computed_tokens,
+            len(sequence.block_ids),
+            sampling.min_tokens,
+            sampling.top_k,
+            sampling.seed,
+            sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.has_rules,
+            sampling.num_top_logprobs is not None,
+            sampling.num_top_logprobs or 0,
+            sequence.prompt_only,
+            sequence.report_begin,
+            sequence.report_end,
+        )
+
+    def _append(self, table: HostSlots, slots: IntColumn) -> IntColumn:
+        """Counts appended blocks; returns where in its table each one goes."""
+        if not len(slots):
+            return no_entries()
+        num_blocks = table.columns["num_blocks"]
+        empty = slots[table.columns["num_tokens"][slots] == 0]
+        if len(empty):
+            raise BadStep("appended_slots", f"slot {empty[0]} is empty")
+        # A slot may repeat: its n-th block here goes n places after its table's end.
+        order = np.argsort(slots, kind="stable")
+        ordered = slots[order]
+        positions = np.empty_like(slots)
+        positions[order] = np.arange(len(slots)) - np.searchsorted(ordered, ordered)
+        positions += num_blocks[slots]
+        if positions.max() >= self.limits.max_blocks_per_seq:
+            slot = slots[positions.argmax()]
+            raise BadStep(
+                "appended_slots",
+                f"slot {slot} would hold {positions.max() + 1} blocks, "
+                f"{self.limits.max_blocks_per_seq} hold max_model_len",
+            )
+        np.add.at(num_blocks, slots, 1)
+        return positions
+
+    def _rows(self, table: HostSlots, step: StepInput) -> Rows:
+        slots, num_scheduled, name = step.slots, step.num_scheduled, "slots"
+        if step.same_rows:
+            if self._last_slots is None:
+                raise BadStep("same_rows", "no previous step worked: name the rows")
+            slots, name = self._last_slots, "same_rows"
+        if len(num_scheduled) != len(slots):
+            num_scheduled = np.ones(len(slots), dtype=np.int64)
+        columns = table.columns[slots]
+        ends = columns["num_computed"] + num_scheduled
+        _refuse(columns["num_tokens"] == 0, name, slots, "is empty")
+        name = "same_rows" if step.same_rows else "num_scheduled"
+        _refuse(ends > columns["num_tokens"], name, slots, "has fewer tokens left to compute")
+        if step.granted_steps:
+            name = "granted_steps"
+            _refuse(ends < columns["num_tokens"], name, slots, "does not decode")
+        last = ends + max(step.granted_steps - 1, 0)
+        _refuse(last > self.limits.max_model_len, name, slots, "would pass max_model_len")
+        room = columns["num_blocks"] * self.limits.block_size
+        _refuse(last > room, name, slots, "has too few blocks for its tokens")
+        samples = (ends == columns["num_tokens"]) & ~columns["prompt_only"]
+        return Rows(slots, num_scheduled, columns["num_computed"], samples)
+
+
+def _refuse(bad: NDArray[np.bool_], name: str, slots: IntColumn, reason: str) -> None:
+    if bad.any():
+        raise BadStep(name, f"slot {slots[bad.argmax()]} {reason}")

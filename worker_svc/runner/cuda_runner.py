@@ -1,0 +1,388 @@
+"""The runner on CUDA: launches steps and leaves waiting for them to others.
+
+A decode step is one graph replay, a step with prompts two. Kernel by kernel are launched what some
+rows ask for in addition to tokens, after the graph that computes all of them, and steps that are
+larger than every graph. Nothing waits for the device: the host advances its table when the launch
+has worked, and the tokens are read once the step's last event has come.
+"""
+
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker_svc.attention.kv_cache import KVCache
+from worker_svc.device.step_clock import StepClock
+from worker_svc.device.transfer import fetched, upload, upload_array
+from worker_svc.models import Decoder
+from worker_svc.parallel.vocab_part import VocabPart
+from worker_svc.protocol.step import (
+    IntColumn,
+    Limits,
+    StepOutput,
+    StepTimings,
+)
+from worker_svc.runner import inputs
+from worker_svc.runner.batch_state import Staged
+from worker_svc.runner.decode_graphs import DecodeGraphs
+from worker_svc.runner.device_slots import Seen, SlotsOnDevice
+from worker_svc.runner.model_runner import NO_CHOICE, ModelRunner, failed, to_output, us_since
+from worker_svc.runner.step_graphs import StepGraphs
+from worker_svc.runner.step_map import StepMap
+from worker_svc.sampling import logprobs
+from worker_svc.sampling.grammars import Grammars
+from worker_svc.sampling.logits_processors import Adjustments
+from worker_svc.sampling.logprobs import Logprobs
+from worker_svc.sampling.prompt_outputs import Found, Part
+from worker_svc.sampling.sampler import SamplingRows, adjust_and_check, is_filtered
+
+log = logging.getLogger(__name__)
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Outputs of a step in addition to tokens; the default if no row asks for any."""
+
+    logprobs: Logprobs | None = None
+    has_choice: Tensor | None = None  # [N] bool on the host, as of `Checked`: of adjusted rows
+    adjustments: Adjustments = field(default_factory=Adjustments)
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a launch will bring; the default if it has no rows."""
+
+    prepare_us: int = 0  # from its begin to the first of its work on the device; 0: it has none
+    places: IntColumn | None = None  # of tokens in the ring's row; None: in the rows' order
+    beside: Beside = field(default_factory=Beside)
+    asked: tuple[Found, ...] = ()  # of prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a step is computed; without a map by a decode graph or kernel by kernel."""
+
+    is_plain: bool = True  # no row that samples asks for more than a token
+    step_map: StepMap | None = None
+    brings_new: bool = False  # the map has the new sequences, too
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that runs on the device."""
+
+    runner: "CudaRunner"
+    staged: Staged
+    clock: StepClock
+    ring_row: int | None  # None: no row samples
+    computed: "Computed"
+    timings: StepTimings
+    started: float
+    seen: Seen | None = None  # the slots after it, if it wants their state
+
+    def result(self) -> StepOutput:
+        """Waits for the step. An error of the device that lasts ends the process."""
+        step_id = self.staged.step.step_id
+        try:
+            self.clock.wait()
+            beside = self.computed.beside
+            tokens, found = self._tokens(), beside.logprobs
+            columns = None if found is None else found.to_host()
+            problems = beside.adjustments.problems()
+            output = to_output(step_id, tokens, self._timings(), columns, problems)
+            if self.computed.asked:
+                reports = tuple(found.to_host() for found in self.computed.asked)
+                output = replace(output, prompt_reports=reports)
+            if self.seen is not None:
+                output = replace(output, state=self.seen.hashes())
+        except RuntimeError as error:
+            log.exception("step %d failed on the device", step_id)
+            self.runner.end_if_lost(error)
+            output = failed(step_id, f"{type(error).__name__}: {error}")
+        return output
+
+    def record(self, output: StepOutput) -> None:
+        """Notes it for the debug service: after the answer, which should not wait for this."""
+        self.runner.record(self.staged, output, self.started)
+
+    def _tokens(self) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+        if self.ring_row is None:
+            return np.zeros(0, dtype=np.int32)
+        num_sampled = int(np.count_nonzero(self.staged.rows.samples))
+        tokens = self.runner.slots.tokens(self.ring_row, num_sampled)
+        if self.computed.places is not None:
+            tokens = tokens[self.computed.places]
+        beside = self.computed.beside
+        if beside.has_choice is not None:
+            tokens[beside.adjustments.rows[~beside.has_choice.numpy()]] = NO_CHOICE
+        return tokens
+
+    def _timings(self) -> StepTimings:
+        forward_us, sample_us, *_ = [*self.clock.spans_us(), 0, 0]
+        before = self.timings
+        return StepTimings(
+            before.queue_us,
+            before.prepare_us,
+            forward_us,
+            sample_us,
+            idle_us=self.clock.idle_us(),
+        )
+
+
+class CudaRunner(ModelRunner):
+    """A loaded model with its cache, its slots and, once warm, its graphs."""
+
+    is_asynchronous = True
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: KVCache,
+        limits: Limits,
+        device: torch.device,
+        grammars: Grammars | None = None,
+    ) -> None:
+        super().__init__(model, kv_cache, limits, device, grammars)
+        assert model.fused is not None  # what it cannot run goes to an EagerRunner
+        self.slots = SlotsOnDevice(self.state)
+        self._decode_graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
+        self._step_graphs = StepGraphs(model, kv_cache, self.slots, limits)
+        self.graph_bytes = 0  # of the device's memory; known once warm
+
+    @property
+    def graph_batch_sizes(self) -> tuple[int, ...]:
+        return self._decode_graphs.sizes
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Runs the largest prefill and captures every decode step; touches no state."""
+        self.state.grammars.prepare()
+        self._rehearse_prefills(self._prefill_lengths())
+        self.slots.rehearse_entering()
+        free = torch.cuda.mem_get_info(self._device)[0]
+        pool = torch.cuda.graph_pool_handle()
+        self._step_graphs.capture(pool)
+        self._decode_graphs.capture(pool)
+        self.graph_bytes = free - torch.cuda.mem_get_info(self._device)[0]
+        log.info("graphs take %.2f GiB", self.graph_bytes / GIB)
+        self.slots.restore(self.state.table)
+        torch.cuda.synchronize(self._device)
+        # All this lives as long as the process: searching it for garbage would hold up a step.
+        gc.collect()
+        gc.freeze()
+
+    @torch.inference_mode()
+    def profile(self) -> None:
+        """Takes the memory that serving takes: the largest steps, and graphs for the largest."""
+        self._rehearse_prefills(self._largest_prefills())
+        pool = torch.cuda.graph_pool_handle()
+        self._step_graphs.capture(pool, largest_only=True)
+        self._decode_graphs.capture(pool, self._decode_graphs.sizes[-1:])
+        torch.cuda.synchronize(self._device)
+
+    def rehearsals(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
+        """Every kind of prefill, then of decode step, as calls that compute nothing for anybody."""
+        prefills: list[Callable[[], None]] = [
+            partial(self._rehearse, lengths) for lengths in self._prefill_lengths()
+        ]
+        prefills += [*self._step_graphs.rehearsals(), self.slots.rehearse_entering]
+        return prefills, self._decode_graphs.rehearsals()
+
+    def _largest_prefills(self) -> list[list[int]]:
+        """Whole prompts, and as many short ones as there may be, whose logits are the largest."""
+        limits, most = self.limits, self.limits.max_step_tokens
+        full, rest = divmod(most, limits.max_model_len)
+        return [
+            [limits.max_model_len] * full + [rest] * (rest > 0),
+            [2] * max(1, min(limits.max_num_seqs, most // 2)),
+        ]
+
+    def _prefill_lengths(self) -> list[list[int]]:
+        """The largest, and one chunk of each size for which kernels are compiled."""
+        longest_chunk = min(self.limits.max_step_tokens, self.limits.max_model_len, 256)
+        chunks = [[2**n] for n in range(1, longest_chunk.bit_length())]
+        return [*self._largest_prefills(), *chunks]
+
+    def _rehearse_prefills(self, prefills: list[list[int]]) -> None:
+        for lengths in prefills:
+            self._rehearse(lengths)
+        self.slots.restore(self.state.table)
+
+    def _rehearse(self, lengths: list[int]) -> None:
+        idle = inputs.build_idle(self.limits, lengths, self._device)
+        hidden = self._forward(idle)[: len(lengths)]
+        nobody = np.full(len(lengths), -1, dtype=np.int64)
+        for filters in (False, True):
+            self.slots.sample(self._model.vocab_part(hidden), nobody, filters)
+
+    def _launch(self, staged: Staged, queue_us: int, started: float) -> InFlight:
+        rows = staged.rows
+        parts = self.state.prompt_parts(staged)
+        way = self._way(staged, parts)
+        self.state.write(staged, _no_entering if way.brings_new else self.slots.enter)
+        self._move_blocks(staged)
+        clock = self._new_clock() if len(rows.slots) else StepClock(self._device)
+        computed = self._compute(staged, way, parts, clock, started)
+        seen = None
+        if staged.step.wants_state:
+            seen = self.slots.look(staged)
+            clock.mark()  # the step is done when this copy is
+        return InFlight(
+            runner=self,
+            staged=staged,
+            clock=clock,
+            ring_row=self.slots.count() if rows.samples.any() else None,
+            computed=computed,
+            timings=StepTimings(
+                queue_us=queue_us, prepare_us=computed.prepare_us or us_since(started)
+            ),
+            started=started,
+            seen=seen,
+        )
+
+    def _way(self, staged: Staged, parts: list[Part]) -> "Way":
+        """How the rows are computed, known before anything is written."""
+        rows, step = staged.rows, staged.step
+        if not len(rows.slots):
+            return Way()
+        is_plain = self._is_plain(staged)
+        if parts or (rows.is_decode and is_plain):
+            return Way(is_plain)
+        step_map = self._step_graphs.map(rows)
+        # Appended blocks are written ahead of the graph, so their sequence must be there by then.
+        new = {sequence.slot for sequence in step.new_sequences}
+        if step_map is None or not new or not new.isdisjoint(step.appended_slots.tolist()):
+            return Way(is_plain, step_map)
+        entering = step_map.with_entering(self.slots.entering(staged), len(new))
+        return Way(is_plain, entering or step_map, brings_new=entering is not None)
+
+    def _compute(
+        self, staged: Staged, way: "Way", parts: list[Part], clock: StepClock, started: float
+    ) -> Computed:
+        """Launches what the rows need, in the graphs that hold them."""
+        rows = staged.rows
+        if not len(rows.slots):
+            return Computed()
+        if way.step_map is not None:
+            return self._compute_mapped(staged, way.step_map, way.is_plain, clock, started)
+        if parts or not (rows.is_decode and way.is_plain):
+            return self._compute_eagerly(staged, parts, clock, started)
+        prepare_us = us_since(started)
+        clock.mark()
+        filters = self._filters(staged)
+        places = self._decode_graphs.replay(rows.slots, rows.num_computed, filters)
+        clock.mark()
+        return Computed(prepare_us, places)
+
+    def _compute_mapped(
+        self, staged: Staged, step_map: StepMap, is_plain: bool, clock: StepClock, started: float
+    ) -> Computed:
+        """By the graphs of steps; what rows ask for in addition is launched after the first."""
+        # Before the model is launched, so that masks are filled while it computes.
+        sampling = None if is_plain else self.state.sampling_rows(staged)
+        prepare_us = us_since(started)
+        clock.mark()
+        self._step_graphs.begin(step_map)
+        clock.mark()
+        if not step_map.num_sampled:
+            clock.mark()
+            return Computed(prepare_us)
+        if sampling is None:
+            self._step_graphs.sample(step_map, self._filters(staged))
+            clock.mark()
+            return Computed(prepare_us, step_map.places)
+        beside = self._sample_eagerly(self._step_graphs.logits(step_map), staged, sampling)
+        clock.mark()
+        return Computed(prepare_us, beside=beside)
+
+    def _compute_eagerly(
+        self, staged: Staged, parts: list[Part], clock: StepClock, started: float
+    ) -> Computed:
+        """Kernel by kernel: steps that no graph holds, and those that say something of prompts."""
+        model_inputs = inputs.build(self.state, staged.rows)
+        sampling = self.state.sampling_rows(staged) if staged.rows.samples.any() else None
+        prepare_us = us_since(started)
+        clock.mark()
+        # Who asks about a prompt wants the hidden states of all its tokens.
+        last = None if parts else model_inputs.last
+        hidden = self._forward(model_inputs, last)  # [T, hidden], or of the last tokens
+        clock.mark()
+        asked, beside = self._find_out(parts, hidden), Beside()
+        if sampling is not None:
+            if last is None and model_inputs.logit_rows is not None:
+                hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
+            beside = self._sample_eagerly(self._model.vocab_part(hidden), staged, sampling)
+        clock.mark()
+        return Computed(prepare_us, beside=beside, asked=tuple(asked))
+
+    def _is_plain(self, staged: Staged) -> bool:
+        """Whether no row that samples wants its logits changed or reported."""
+        columns, slots = staged.table.columns, staged.rows.slots[staged.rows.samples]
+        if columns["has_rules"][slots].any() or columns["has_logprobs"][slots].any():
+            return False
+        if not columns["min_tokens"][slots].any():
+            return True
+        num_output = columns["num_tokens"][slots] - columns["num_prompt"][slots]
+        return not (num_output < columns["min_tokens"][slots]).any()
+
+    def _filters(self, staged: Staged) -> bool:
+        columns, slots = staged.table.columns, staged.rows.slots
+        names = ("temperature", "top_k", "top_p", "min_p")
+        temperature, top_k, top_p, min_p = (columns[name][slots] for name in names)
+        return bool(is_filtered(temperature, top_k, top_p, min_p).any())
+
+    def _sample_eagerly(self, part: VocabPart, staged: Staged, sampling: SamplingRows) -> Beside:
+        """Launches all that the rows ask for; nothing of it waits for the device."""
+        slots = staged.rows.slots[staged.rows.samples]
+        filters = bool(sampling.is_filtered.any())
+        wanted = sampling.logprob_rows
+        if not len(wanted) and not sampling.adjustments:
+            self.slots.sample(part, slots, filters)
+            return Beside()
+        logits = part.whole()  # [R, V]
+        raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
+        has_choice = None
+        if sampling.adjustments:
+            logits = logits.float()
+            has_choice = fetched(self._adjust(logits, sampling.adjustments))
+        self.slots.sample(VocabPart(logits), slots, filters)
+        beside = Beside(None, has_choice, sampling.adjustments)
+        if raw is None:
+            return beside
+        ends = staged.table.columns["num_tokens"][slots]  # where the tokens were written
+        found = logprobs.look_up(raw, wanted, self._written(slots, ends), sampling.num_top)
+        return replace(beside, logprobs=found.fetched())
+
+    def _adjust(self, logits: Tensor, adjustments: Adjustments) -> Tensor:
+        """Changes logits [R, V] float32 for the kernels; returns `has_choice` of changed rows."""
+        rows = upload_array(self._device, adjustments.rows)
+        checked = adjust_and_check(logits, adjustments, rows)
+        assert checked.has_choice is not None
+        # A masked token weighs nothing; for the kernel, only a row that failed is not finite.
+        changed = logits.index_select(0, rows).clamp_(min=torch.finfo(torch.float32).min)
+        logits.index_copy_(0, rows, changed.masked_fill_(~checked.is_good[:, None], float("nan")))
+        return checked.has_choice
+
+    def _written(self, slots: np.ndarray, positions: np.ndarray) -> Tensor:
+        """Tokens [R] at these positions of the token rows."""
+        (index,) = upload(self._device, slots * self.slots.token_rows.shape[1] + positions)
+        return self.slots.token_rows.view(-1).index_select(0, index).long()
+
+    def _undo(self) -> None:
+        super()._undo()
+        try:
+            self.slots.restore(self.state.table)
+        except RuntimeError:
+            log.exception("the device does not answer")
+        self._decode_graphs.forget()
+
+
+def _no_entering(staged: Staged) -> None:
+    """The step's graph lets them enter."""

@@ -1,0 +1,138 @@
+"""Converts host rows to the flat tensors of one forward pass."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker_svc.attention.batch import AttentionBatch, LastTokens
+from worker_svc.device.transfer import upload
+from worker_svc.protocol.step import Limits
+from worker_svc.runner.batch_state import BatchState, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """Inputs of the model: T tokens of B rows, concatenated."""
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    attention: AttentionBatch
+    logit_rows: Tensor | None  # [R] int64: tokens that need logits; None: all
+    last: LastTokens | None = None  # the same, for layers that compute no other tokens
+
+
+def build(state: BatchState, rows: Rows) -> ModelInputs:
+    """Gathers the rows' tokens and cache slots from the state's device rows."""
+    block_size = state.limits.block_size
+    num_scheduled = rows.num_scheduled
+    ends = rows.num_computed + num_scheduled
+    cu_seqlens = np.zeros(len(rows.slots) + 1, dtype=np.int64)
+    np.cumsum(num_scheduled, out=cu_seqlens[1:])
+    if rows.is_decode:
+        slots, positions = rows.slots, rows.num_computed
+    else:
+        slots = np.repeat(rows.slots, num_scheduled)
+        offset = np.repeat(rows.num_computed - cu_seqlens[:-1], num_scheduled)
+        positions = np.arange(cu_seqlens[-1]) + offset
+    max_context_len = int(ends.max())
+    # One transfer of all indices to the device.
+    token_index, block_index, positions_, in_block, row_slots, ends_, starts, last, who = upload(
+        state.device,
+        slots * state.token_rows.shape[1] + positions,  # [T]
+        slots * state.block_tables.shape[1] + positions // block_size,  # [T]
+        positions,
+        positions % block_size,  # [T]
+        rows.slots,
+        ends,
+        cu_seqlens,
+        cu_seqlens[1:][rows.samples] - 1,
+        np.flatnonzero(rows.samples),
+    )
+    blocks = state.block_tables.view(-1).index_select(0, block_index)  # [T]
+    width = -(-max_context_len // block_size)
+    is_cuda = state.device.type == "cuda"
+    if is_cuda:
+        # Triton compiles for the row's stride: one for all steps.
+        width = state.limits.max_blocks_per_seq
+    attention = AttentionBatch(
+        slot_mapping=torch.add(in_block, blocks, alpha=block_size),
+        block_tables=state.block_tables[:, :width].index_select(0, row_slots),  # [B, W]
+        context_lens=ends_.int(),
+        cu_seqlens_q=starts.int(),
+        max_seqlen_q=int(num_scheduled.max()),
+        max_context_len=max_context_len,
+    )
+    num_decodes = int((num_scheduled != 1).argmax())  # the leading rows
+    if is_cuda and num_decodes:
+        attention = replace(attention, parts=_split(attention, num_decodes))
+    return ModelInputs(
+        token_ids=state.token_rows.view(-1).index_select(0, token_index).long(),
+        positions=positions_,
+        attention=attention,
+        logit_rows=None if rows.is_decode else last,
+        last=None if rows.is_decode or not is_cuda else last_tokens(last, who, attention),
+    )
+
+
+def last_tokens(rows: Tensor, sequences: Tensor, batch: AttentionBatch) -> LastTokens:
+    """The last tokens [R] of these sequences [R] of a batch."""
+    lengths = batch.context_lens.index_select(0, sequences)
+    attention = AttentionBatch(
+        slot_mapping=batch.slot_mapping.index_select(0, rows),
+        block_tables=batch.block_tables.index_select(0, sequences),
+        context_lens=lengths,
+        cu_seqlens_q=lengths,  # a decode batch does not look at it
+        max_seqlen_q=1,
+        max_context_len=batch.max_context_len,
+    )
+    return LastTokens(rows, attention)
+
+
+def _split(batch: AttentionBatch, num_decodes: int) -> tuple[AttentionBatch, AttentionBatch]:
+    """Splits a batch into the leading decodes, which have a much faster kernel, and the rest.
+
+    The rest is copied: Triton would compile anew for pointers into the middle of a tensor.
+    """
+    first, rest = slice(num_decodes), slice(num_decodes, None)
+    decodes = AttentionBatch(
+        slot_mapping=batch.slot_mapping[first],
+        block_tables=batch.block_tables[first],
+        context_lens=batch.context_lens[first],
+        cu_seqlens_q=batch.cu_seqlens_q[: num_decodes + 1],
+        max_seqlen_q=1,
+        max_context_len=batch.max_context_len,
+    )
+    prompts = AttentionBatch(
+        slot_mapping=batch.slot_mapping[rest],
+        block_tables=batch.block_tables[rest].clone(),
+        context_lens=batch.context_lens[rest].clone(),
+        cu_seqlens_q=batch.cu_seqlens_q[rest] - num_decodes,
+        max_seqlen_q=batch.max_seqlen_q,
+        max_context_len=batch.max_context_len,
+    )
+    return decodes, prompts
+
+
+def build_idle(limits: Limits, lengths: list[int], device: torch.device) -> ModelInputs:
+    """Inputs of a step without a request: token 0 everywhere, no cache slot written."""
+    ends = np.array(lengths, dtype=np.int32)
+    cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(ends, out=cu_seqlens[1:])
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    width = limits.max_blocks_per_seq
+    attention = AttentionBatch(
+        slot_mapping=torch.full((len(positions),), -1, dtype=torch.int64, device=device),
+        block_tables=torch.zeros((len(lengths), width), dtype=torch.int32, device=device),
+        context_lens=torch.from_numpy(ends).to(device),
+        cu_seqlens_q=torch.from_numpy(cu_seqlens).to(device),
+        max_seqlen_q=max(lengths),
+        max_context_len=max(lengths),
+    )
+    return ModelInputs(
+        token_ids=torch.zeros(len(positions), dtype=torch.int64, device=device),
+        positions=torch.from_numpy(positions).to(device),
+        attention=attention,
+        logit_rows=None,
+    )

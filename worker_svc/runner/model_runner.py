@@ -1,0 +1,222 @@
+"""The transaction around a step: staged, launched, then committed or rolled back.
+
+A step either works or leaves no trace. How it computes, and whether `launch` waits for the device,
+is the middle that `EagerRunner` and `CudaRunner` add. Decides nothing and knows no protocol.
+"""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from wire.logprobs import LogprobColumns
+from worker_svc.attention.batch import LastTokens
+from worker_svc.attention.kv_cache import KVCache
+from worker_svc.device.device import end_if_lost
+from worker_svc.device.step_clock import DecodeTime, StepClock
+from worker_svc.models import Decoder
+from worker_svc.protocol.step import (
+    ROW_DEAD_END,
+    ROW_NOT_FINITE,
+    ROW_OK,
+    ComputedStep,
+    Limits,
+    StepInput,
+    StepOutput,
+    StepTimings,
+)
+from worker_svc.runner.batch_state import BatchState, Staged
+from worker_svc.runner.block_mover import BlockMover
+from worker_svc.runner.inputs import ModelInputs
+from worker_svc.sampling.grammars import Grammars
+from worker_svc.sampling.prompt_outputs import Found, Part, find_out
+
+MAX_RECORDS = 256
+
+# What travels from the device in place of a token, below every token id.
+NOT_FINITE, NO_CHOICE = -1, -2
+NO_PROBLEMS: Mapping[int, str] = MappingProxyType({})
+NO_TOKEN_LEFT = (
+    "no token is left to go on with: together, the request's grammar, min_tokens, "
+    "allowed_token_ids, bad_words and logit_bias forbid every one"
+)
+
+log = logging.getLogger(__name__)
+
+
+class Pending(Protocol):
+    """A step that has been started."""
+
+    def result(self) -> StepOutput:
+        """Waits for it, in any thread."""
+
+    def record(self, output: StepOutput) -> None:
+        """Records the step for the debug service; call it once, after the answer."""
+
+
+class ModelRunner(ABC):
+    """A loaded model with its cache and its slots; complete once built."""
+
+    is_asynchronous: bool  # whether a launched step may still run on the device
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: KVCache,
+        limits: Limits,
+        device: torch.device,
+        grammars: Grammars | None = None,
+    ) -> None:
+        self.limits = limits
+        self.state = BatchState(limits, device, grammars or Grammars(limits.vocab_size))
+        self.records: deque[ComputedStep] = deque(maxlen=MAX_RECORDS)  # newest last
+        self.decode_time = DecodeTime()
+        self.rehearsed_s: dict[int, float] = {}  # what steps of the warm-up took, by their tokens
+        self._clock_before: StepClock | None = None  # of the last step that computed
+        self._model = model
+        self._kv_cache = kv_cache
+        self._device = device
+        self._mover = BlockMover(kv_cache, limits.num_host_blocks, device)
+
+    @property
+    def graph_batch_sizes(self) -> tuple[int, ...]:
+        """Batch sizes with a captured graph."""
+        return ()
+
+    @torch.inference_mode()
+    def launch(self, step: StepInput, queue_us: int = 0) -> StepOutput | Pending:
+        """Starts one step. Raises BadStep, or answers with an error, without a trace of it."""
+        started = time.perf_counter()
+        staged = self.state.stage(step)
+        try:
+            launched = self._launch(staged, queue_us, started)
+        except Exception as error:  # whatever the device raises, the process and the state live on
+            log.exception("step %d failed", step.step_id)
+            self._undo()
+            self.end_if_lost(error)
+            self._model.group.confirm_failure()
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+            launched = failed(step.step_id, f"{type(error).__name__}: {error}")
+        else:
+            self.state.commit(staged)
+        if isinstance(launched, StepOutput):
+            self.record(staged, launched, started)
+        return launched
+
+    def execute(self, step: StepInput, queue_us: int = 0) -> StepOutput:
+        """Launches one step and waits for its answer."""
+        launched = self.launch(step, queue_us)
+        if isinstance(launched, StepOutput):
+            return launched
+        output = launched.result()
+        launched.record(output)
+        return output
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Runs the kinds of step that serving brings; touches no state."""
+
+    @abstractmethod
+    def profile(self) -> None:
+        """Takes the memory that serving takes, so that it can be measured."""
+
+    @abstractmethod
+    def _launch(self, staged: Staged, queue_us: int, started: float) -> StepOutput | Pending:
+        """Writes a staged step's deltas and computes it, or starts to."""
+
+    def _undo(self) -> None:
+        """Leaves no trace of a step whose launch failed part of the way."""
+        self.state.rollback()
+
+    def end_if_lost(self, error: Exception) -> None:
+        """Ends the process if the device that raised an error will do nothing else any more."""
+        end_if_lost(self._device, error)
+
+    def _new_clock(self) -> StepClock:
+        """For a step that computes something."""
+        self._clock_before = clock = StepClock(self._device, self._clock_before)
+        return clock
+
+    def _move_blocks(self, staged: Staged) -> None:
+        """Before the rows compute. Not undone by a rollback: what a failed step moved is void."""
+        if staged.step.moves is not None:
+            self._mover.apply(staged.step.moves)
+
+    def _find_out(self, parts: list[Part], hidden: torch.Tensor) -> list[Found]:
+        """What is asked about parts of prompts, from a step's hidden states [T, hidden]."""
+        vocab_size = self.limits.vocab_size
+        return find_out(parts, hidden, self.state.token_rows, self._model.logits, vocab_size)
+
+    def _forward(self, model_inputs: ModelInputs, last: LastTokens | None = None) -> torch.Tensor:
+        return self._model.forward(
+            model_inputs.token_ids,
+            model_inputs.positions,
+            self._kv_cache,
+            model_inputs.attention,
+            last,
+        )
+
+    def record(self, staged: Staged, output: StepOutput, started: float) -> None:
+        """Notes a finished step for those who ask about them."""
+        rows, occupants = staged.rows, staged.table.occupants
+        if len(rows.slots) and rows.is_decode and not staged.step.reset and not output.error:
+            self.decode_time = self.decode_time.plus(output.timings)
+        request_ids = tuple(
+            occupant.request_id
+            for slot in rows.slots.tolist()
+            if (occupant := occupants[slot]) is not None
+        )
+        is_decode_row = rows.samples & (rows.num_scheduled == 1)
+        self.records.append(
+            ComputedStep(
+                step_id=staged.step.step_id,
+                request_ids=request_ids,
+                slots=rows.slots,
+                num_computed=rows.num_computed,
+                num_scheduled=rows.num_scheduled,
+                num_decode_rows=int(np.count_nonzero(is_decode_row)),
+                duration_us=us_since(started),
+                timings=output.timings,
+                error=output.error,
+            )
+        )
+
+
+def failed(step_id: int, error: str) -> StepOutput:
+    """The answer to a step that left no trace."""
+    return StepOutput(step_id, np.zeros(0, dtype=np.int32), error=error)
+
+
+def to_output(
+    step_id: int,
+    tokens: NDArray[np.int32],
+    timings: StepTimings,
+    logprobs: LogprobColumns | None = None,
+    problems: Mapping[int, str] = NO_PROBLEMS,
+) -> StepOutput:
+    """The answer to a step; `problems` says more about rows that have no choice."""
+    bad = tokens < 0
+    if not bad.any():
+        return StepOutput(step_id, tokens, timings=timings, logprobs=logprobs)
+    no_choice = tokens == NO_CHOICE
+    status = np.where(bad, ROW_NOT_FINITE, ROW_OK).astype(np.uint8)
+    status[no_choice] = ROW_DEAD_END
+    rows = np.flatnonzero(no_choice).tolist()
+    errors = {row: problems.get(row, NO_TOKEN_LEFT) for row in rows}
+    token_ids = np.where(bad, 0, tokens)
+    output = StepOutput(step_id, token_ids, status, timings=timings, logprobs=logprobs)
+    return replace(output, row_errors=errors)
+
+
+def us_since(started: float) -> int:
+    """Microseconds since a reading of the performance counter."""
+    return int((time.perf_counter() - started) * 1e6)

@@ -1,0 +1,192 @@
+"""Logits processors: grammars, allowed ids, bad words, minimum tokens, biases, penalties.
+
+They run in this order, before a token is sampled, on the rows that request them. A sequence's
+tokens are read from its token row on the device, so a penalty needs no counter that a preemption or
+a restart could lose. Knows no requests and keeps no state.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker_svc.device.transfer import upload_array
+from worker_svc.protocol.step import IntColumn, no_entries
+from worker_svc.sampling.grammars import GrammarRows
+
+# Rows with counts over the whole vocabulary in memory at once.
+ROWS_AT_ONCE = 32
+
+
+def _no_floats() -> NDArray[np.float32]:
+    return np.zeros(0, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Single logits: row and token id of each."""
+
+    rows: IntColumn = field(default_factory=no_entries)
+    ids: IntColumn = field(default_factory=no_entries)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """As an index into logits."""
+        return upload_array(device, self.rows), upload_array(device, self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The tokens of rows so far: columns [N], and the device's token rows."""
+
+    token_rows: Tensor  # [max_num_seqs, L], by slot
+    slots: IntColumn
+    num_prompt: IntColumn
+    num_tokens: IntColumn
+
+    def part(self, start: int, end: int) -> "History":
+        """Some of the rows."""
+        columns = (self.slots, self.num_prompt, self.num_tokens)
+        return History(self.token_rows, *(column[start:end] for column in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class BadWords:
+    """Bad words: token sequences whose last token may not follow the others; one entry each."""
+
+    rows: IntColumn  # [N]
+    prefixes: IntColumn  # [N, P]: all but the last token, padded with -1 in front
+    last_ids: IntColumn  # [N]
+    history: History  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Penalties of the rows that have any."""
+
+    rows: IntColumn  # [N]
+    presence: NDArray[np.float32]  # [N], 0 is off
+    frequency: NDArray[np.float32]  # [N], 0 is off
+    repetition: NDArray[np.float32]  # [N], 1 is off
+    history: History  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """Logits processors of the rows of a step; empty fields and None change nothing."""
+
+    allowed: Entries = field(default_factory=Entries)  # all that rows in here may sample
+    bad_words: BadWords | None = None
+    masked: Entries = field(default_factory=Entries)  # until min_tokens
+    biased: Entries = field(default_factory=Entries)
+    biases: NDArray[np.float32] = field(default_factory=_no_floats)  # one per biased entry
+    penalties: Penalties | None = None
+    grammars: GrammarRows | None = None  # rows in here may sample the tokens of their mask
+    rows: IntColumn = field(default_factory=no_entries)  # all that something above may change
+
+    def __bool__(self) -> bool:
+        return bool(
+            len(self.allowed)
+            or len(self.masked)
+            or len(self.biased)
+            or self.bad_words is not None
+            or self.penalties is not None
+            or self.grammars is not None
+        )
+
+    def problems(self) -> dict[int, str]:
+        """Row to the reason why its grammar leaves no token; for grammars only."""
+        return {} if self.grammars is None else self.grammars.problems()
+
+
+def adjust(logits: Tensor, adjustments: Adjustments) -> None:
+    """Changes logits [R, V] in place."""
+    if adjustments.grammars is not None:
+        _keep_grammatical(logits, adjustments.grammars)
+    if len(adjustments.allowed):
+        _keep_allowed(logits, adjustments.allowed)
+    if adjustments.bad_words is not None:
+        _mask_bad_words(logits, adjustments.bad_words)
+    if len(adjustments.masked):
+        logits[adjustments.masked.on(logits.device)] = float("-inf")
+    if len(adjustments.biased):
+        biases = upload_array(logits.device, adjustments.biases)
+        logits.index_put_(adjustments.biased.on(logits.device), biases, accumulate=True)
+    if adjustments.penalties is not None:
+        _penalize(logits, adjustments.penalties)
+
+
+def _keep_grammatical(logits: Tensor, grammars: GrammarRows) -> None:
+    rows = upload_array(logits.device, grammars.rows)
+    packed = upload_array(logits.device, grammars.allowed())  # [G, bytes]
+    bits = packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device)
+    forbidden = (bits & 1).view(len(rows), -1)[:, : logits.shape[1]] == 0  # [G, V]
+    logits[rows] = logits[rows].masked_fill_(forbidden, float("-inf"))
+
+
+def _keep_allowed(logits: Tensor, allowed: Entries) -> None:
+    entries = allowed.on(logits.device)
+    kept = logits[entries]
+    logits[upload_array(logits.device, np.unique(allowed.rows))] = float("-inf")
+    logits[entries] = kept
+
+
+def _mask_bad_words(logits: Tensor, words: BadWords) -> None:
+    device = logits.device
+    history, (num_words, width) = words.history, words.prefixes.shape
+    # The newest `width` tokens of each row; positions before its output match nothing.
+    positions = history.num_tokens[:, None] + np.arange(-width, 0)  # [N, P]
+    is_output = upload_array(device, positions >= history.num_prompt[:, None])
+    slots = upload_array(device, history.slots)
+    said = history.token_rows[slots[:, None], upload_array(device, positions.clip(0))]
+    prefixes = upload_array(device, words.prefixes)  # [N, P]
+    follows = ((said == prefixes) & is_output | (prefixes < 0)).all(-1)  # [N]
+    change = torch.zeros(num_words, device=device).masked_fill_(follows, float("-inf"))
+    # Added, because several words of a row may end in the same token.
+    index = Entries(words.rows, words.last_ids).on(device)
+    logits.index_put_(index, change, accumulate=True)
+
+
+def _penalize(logits: Tensor, penalties: Penalties) -> None:
+    """Changes the logits of tokens of the sequence only, however large the vocabulary."""
+    for start in range(0, len(penalties.rows), ROWS_AT_ONCE):
+        end = start + ROWS_AT_ONCE
+        rows, presence, frequency, repetition = (
+            upload_array(logits.device, column[start:end])[:, None]
+            for column in (
+                penalties.rows,
+                penalties.presence,
+                penalties.frequency,
+                penalties.repetition,
+            )
+        )
+        said, count = _said(penalties.history.part(start, end), logits)  # [N, L]
+        chosen = logits[rows, said]
+        chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
+        chosen -= frequency * count
+        chosen -= presence * (count > 0)
+        # A repeated token is written twice, with the same value.
+        logits[rows, said] = chosen
+
+
+def _said(history: History, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(tokens of prompt and output [N, L], count of each in the output [N, L])."""
+    device = logits.device
+    slots, num_prompt, num_tokens = (
+        upload_array(device, column)[:, None]
+        for column in (history.slots, history.num_prompt, history.num_tokens)
+    )
+    width = int(history.num_tokens.max())
+    said = history.token_rows[:, :width].index_select(0, slots.squeeze(1)).long()  # [N, L]
+    position = torch.arange(width, device=device)
+    # Values after the known tokens are arbitrary; the first token is as good as any.
+    said = torch.where(position < num_tokens, said, said[:, :1])
+    is_output = (position >= num_prompt) & (position < num_tokens)
+    counts = torch.zeros((len(said), logits.shape[1]), device=device)
+    # Whole numbers below 2**24, so the sums are exact in any order.
+    counts.scatter_add_(1, said, is_output.float())
+    return said, counts.gather(1, said)

@@ -1,0 +1,1 @@
+"""The gRPC server: the step stream's session, the services, debugging."""

@@ -1,0 +1,79 @@
+"""One worker process: logs, signals, and the exit code."""
+
+import importlib.metadata
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+
+from wire.server import PortInUse
+from worker_svc.config import WorkerConfig
+from worker_svc.device.device import set_num_threads
+from worker_svc.serving.server import RankServer, WorkerServer
+
+GRACE_S = 0.4
+
+log = logging.getLogger(__name__)
+
+
+MakeServer = Callable[[Callable[[], None]], RankServer]  # its argument is called if start-up fails
+
+
+def run(
+    config: WorkerConfig,
+    make_server: MakeServer | None = None,
+    rank: int = 0,
+    num_ranks: int = 1,
+) -> int:
+    """Serves until a signal or a failed start-up; returns the exit code."""
+    who = f"rank {rank} " if num_ranks > 1 else ""
+    logging.basicConfig(
+        level=logging.INFO,
+        format=f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s",
+        force=True,  # a forked rank inherits its parent's log handlers
+    )
+    if _has_foreign_kernels():
+        log.error(
+            "the package `kernels` of Hugging Face is installed and would shadow ours: "
+            "run `pip uninstall kernels`"
+        )
+        return 1
+    log.info("%d torch threads", set_num_threads(config.threads, num_ranks))
+    wake, failed = threading.Event(), threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        wake.set()
+
+    def on_failure() -> None:
+        failed.set()
+        wake.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    try:
+        make_server = make_server or partial(WorkerServer, config)
+        server = make_server(on_failure)
+    except PortInUse as error:
+        log.error("%s", error)
+        return 1
+    server.start()
+    wake.wait()
+    log.info("stopping")
+    code = int(failed.is_set())
+    if not server.stop(GRACE_S) or num_ranks > 1:
+        # Python would wait for threads that still compute or load, and communicators for ended
+        # ranks.
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+def _has_foreign_kernels() -> bool:
+    try:
+        importlib.metadata.distribution("kernels")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

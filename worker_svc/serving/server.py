@@ -1,0 +1,130 @@
+"""Puts the worker's services on one gRPC server and keeps its health."""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from pagewire.v1 import debug_pb2_grpc
+from wire.server import SERVER_OPTIONS, add_reflection, bind
+from worker_svc.config import WorkerConfig
+from worker_svc.parallel.leader import Ranks
+from worker_svc.process.compute_thread import ComputeThread
+from worker_svc.process.failpoints import Failpoints
+from worker_svc.process.step_limit import StepLimit
+from worker_svc.serving import debug, service
+from worker_svc.serving.session import Session
+from worker_svc.startup.lifecycle import Lifecycle, WorkerPhase
+from worker_svc.startup.precompile import CompileAhead
+
+# A stream holds a thread: the step stream, health watches and reflection of people looking in.
+HANDLER_THREADS = 32
+
+log = logging.getLogger(__name__)
+
+
+class RankServer:
+    """What every rank has: a compute thread, a life cycle, health and debugging, a server."""
+
+    def __init__(
+        self, config: WorkerConfig, on_failure: Callable[[], None], ranks: Ranks, port: int
+    ) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._compute = ComputeThread()
+        self._answers = ComputeThread("answers")
+        self._step_limit = StepLimit(config.step_limit_s)
+        self._health = health.HealthServicer()
+        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._on_failure = on_failure
+        self._server = grpc.server(
+            ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"), options=SERVER_OPTIONS
+        )
+        self.port = bind(self._server, f"{config.host}:{port}", "the worker")
+        self.address = f"{config.host}:{self.port}"
+        self.lifecycle = Lifecycle(config, self._compute, self._on_phase, ranks, self.address)
+        debug_pb2_grpc.add_DebugServiceServicer_to_server(
+            debug.DebugService(self.lifecycle), self._server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        add_reflection(self._server, self._service_names(), aio=False)
+
+    def start(self) -> None:
+        """Answers calls."""
+        self._step_limit.start()
+        self._server.start()
+        log.info("listening on %s", self.address)
+
+    def stop(self, grace_s: float) -> bool:
+        """Ends every stream and both threads; False if a step or a load still runs."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace_s).wait()
+        return self._compute.stop(grace_s) and self._answers.stop(grace_s)
+
+    def _service_names(self) -> tuple[str, ...]:
+        return debug.SERVICE_NAME, health.SERVICE_NAME
+
+    def _on_phase(self, phase: WorkerPhase) -> None:
+        if phase is WorkerPhase.READY:
+            self._follow_pace()
+            self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        elif phase is WorkerPhase.FAILED:
+            self._on_failure()
+
+    def _follow_pace(self) -> None:
+        description = self.lifecycle.description
+        assert description is not None  # READY says so
+        self._step_limit.follow(description.device, description.rehearsed_s)
+
+    def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in ("", service.SERVICE_NAME):
+            self._health.set(name, status)
+
+
+class WorkerServer(RankServer):
+    """A worker, or rank 0 of several: all but its signals. Schedulers attach here."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        on_failure: Callable[[], None],
+        ranks: Ranks | None = None,
+        on_ready: Callable[[], None] = lambda: None,
+        compiling: CompileAhead | None = None,  # the kernels of the configured model
+    ) -> None:
+        super().__init__(config, on_failure, ranks or Ranks(), config.port)
+        self._compiling = compiling
+        self._on_ready = on_ready
+        failpoints = Failpoints(config.failpoints) if config.failpoints else None
+        self._session = Session(
+            self.lifecycle,
+            self._compute,
+            self._answers,
+            failpoints,
+            self._ranks,
+            self._step_limit,
+        )
+        service.add_to_server(service.WorkerService(self.lifecycle, self._session), self._server)
+
+    def start(self) -> None:
+        """Answers calls; with a model, starts up in the background and is NOT_SERVING meanwhile."""
+        super().start()
+        if (folder := self._config.model) is not None:
+            start_up = partial(self.lifecycle.start_up, folder, self._compiling)
+            threading.Thread(target=start_up, name="start-up", daemon=True).start()
+
+    def stop(self, grace_s: float) -> bool:
+        self._session.stop()
+        return super().stop(grace_s)
+
+    def _service_names(self) -> tuple[str, ...]:
+        return service.SERVICE_NAME, *super()._service_names()
+
+    def _on_phase(self, phase: WorkerPhase) -> None:
+        super()._on_phase(phase)
+        if phase is WorkerPhase.READY:
+            self._on_ready()

@@ -1,0 +1,260 @@
+"""The gRPC face of the worker: translates calls and statuses, moves bytes, decides nothing."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import torch
+
+from pagewire.v1 import timing_pb2, types_pb2, worker_pb2
+from wire.grammar import LLGUIDANCE_VERSION
+from worker_svc.config import DTYPES
+from worker_svc.device.step_clock import DecodeTime
+from worker_svc.protocol import codec
+from worker_svc.protocol.step import BadStep
+from worker_svc.serving.session import (
+    SchedulerStream,
+    Session,
+    StaleEpoch,
+    StepGap,
+    Stopping,
+    TakenOver,
+    UnknownProtocol,
+)
+from worker_svc.startup.description import Description, ModelFacts
+from worker_svc.startup.kv_sizing import CacheTooSmall
+from worker_svc.startup.lifecycle import Lifecycle, WorkerPhase, WrongPhase
+
+SERVICE_NAME = "pagewire.v1.WorkerService"
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+PHASES: dict[WorkerPhase, worker_pb2.WorkerPhase] = {
+    WorkerPhase.STARTED: worker_pb2.WORKER_PHASE_STARTED,
+    WorkerPhase.LOADING: worker_pb2.WORKER_PHASE_LOADING,
+    WorkerPhase.LOADED: worker_pb2.WORKER_PHASE_LOADED,
+    WorkerPhase.CACHE_READY: worker_pb2.WORKER_PHASE_CACHE_READY,
+    WorkerPhase.READY: worker_pb2.WORKER_PHASE_READY,
+    WorkerPhase.FAILED: worker_pb2.WORKER_PHASE_FAILED,
+}
+
+# The first class that fits gives the status; anything else is INTERNAL.
+STATUSES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
+    (BadStep, grpc.StatusCode.INVALID_ARGUMENT),
+    (StepGap, grpc.StatusCode.ABORTED),
+    (TakenOver, grpc.StatusCode.ABORTED),
+    (StaleEpoch, grpc.StatusCode.FAILED_PRECONDITION),
+    (WrongPhase, grpc.StatusCode.FAILED_PRECONDITION),
+    (UnknownProtocol, grpc.StatusCode.FAILED_PRECONDITION),
+    (Stopping, grpc.StatusCode.UNAVAILABLE),
+    (CacheTooSmall, grpc.StatusCode.INVALID_ARGUMENT),
+    (torch.OutOfMemoryError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (MemoryError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (OSError, grpc.StatusCode.INVALID_ARGUMENT),
+    (ValueError, grpc.StatusCode.INVALID_ARGUMENT),
+)
+
+
+class WorkerService:
+    """Handlers of WorkerService."""
+
+    def __init__(self, lifecycle: Lifecycle, session: Session) -> None:
+        self._lifecycle = lifecycle
+        self._session = session
+
+    def describe(
+        self, request: worker_pb2.DescribeRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.DescribeResponse:
+        description = self._lifecycle.description
+        runner = self._lifecycle.runner
+        return worker_pb2.DescribeResponse(
+            phase=PHASES[self._lifecycle.phase],
+            failure=self._lifecycle.failure,
+            description=None if description is None else to_description(description),
+            epoch=self._session.epoch,
+            last_step_id=self._session.last_step_id,
+            num_live_slots=0 if runner is None else len(runner.state.table.live_slots),
+            decode_time=None if runner is None else to_decode_time(runner.decode_time),
+        )
+
+    def load_model(
+        self, request: worker_pb2.LoadModelRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.LoadModelResponse:
+        if not request.path:
+            _abort(context, BadStep("path", "must name a model folder"))
+        dtype = request.dtype or "auto"
+        if dtype not in DTYPES:
+            _abort(context, BadStep("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}"))
+        facts = _answer(
+            context,
+            lambda: self._lifecycle.load_model(
+                Path(request.path), dtype, request.served_model_name
+            ),
+        )
+        return worker_pb2.LoadModelResponse(model=to_model_info(facts))
+
+    def initialize_cache(
+        self, request: worker_pb2.InitializeCacheRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.InitializeCacheResponse:
+        num_blocks = _answer(context, lambda: self._lifecycle.initialize_cache(request.num_blocks))
+        return worker_pb2.InitializeCacheResponse(num_blocks=num_blocks)
+
+    def warm_up(
+        self, request: worker_pb2.WarmUpRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.WarmUpResponse:
+        description = _answer(context, self._lifecycle.warm_up)
+        return worker_pb2.WarmUpResponse(description=to_description(description))
+
+    def attach(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """The writer of one stream; its reader is a thread of its own.
+
+        Frames stay bytes here: the compute thread parses them, in order, and bytes that do not
+        parse are then an answer of ours, not an error inside gRPC.
+        """
+        first = next(frames, None)
+        if first is None:
+            _abort(context, BadStep("frame", "the stream ended before hello"))
+        stream = _answer(context, lambda: self._session.attach(codec.decode_hello(first)))
+        # Called however the call ends, so a scheduler that vanishes frees the worker at once.
+        if not context.add_callback(lambda: self._session.end(stream, None)):
+            self._session.end(stream, None)
+        threading.Thread(
+            target=self._read, args=(frames, stream), name=f"reader-{stream.epoch}", daemon=True
+        ).start()
+        description = self._lifecycle.description
+        assert description is not None  # attach was accepted
+        greeting = worker_pb2.AttachResponse(description=to_description(description))
+        self._session.greet(stream, greeting.SerializeToString())
+        answers = iter(lambda: _answer(context, stream.next_frame), None)
+        yield from stream.faults.leaving(answers) if stream.faults else answers
+
+    def _read(self, frames: Iterator[bytes], stream: SchedulerStream) -> None:
+        if stream.faults:
+            frames = stream.faults.arriving(frames)
+        try:
+            for frame in frames:
+                if self._session.cut(stream, frame):  # at once, past everything that waits
+                    continue
+                stream.wait_for_room()
+                if stream.is_over:
+                    return
+                self._session.submit(stream, frame)
+        except grpc.RpcError:  # how gRPC says that the call is over
+            return
+        self._session.finish(stream)
+
+
+def add_to_server(service: WorkerService, server: grpc.Server) -> None:
+    """Registers the handlers; Attach with bytes in place of messages."""
+    unary = grpc.unary_unary_rpc_method_handler
+    methods: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+        "Describe": (
+            service.describe,
+            worker_pb2.DescribeRequest,
+            worker_pb2.DescribeResponse,
+        ),
+        "LoadModel": (
+            service.load_model,
+            worker_pb2.LoadModelRequest,
+            worker_pb2.LoadModelResponse,
+        ),
+        "InitializeCache": (
+            service.initialize_cache,
+            worker_pb2.InitializeCacheRequest,
+            worker_pb2.InitializeCacheResponse,
+        ),
+        "WarmUp": (service.warm_up, worker_pb2.WarmUpRequest, worker_pb2.WarmUpResponse),
+    }
+    handlers: dict[str, Any] = {
+        name: unary(handler, request.FromString, response.SerializeToString)
+        for name, (handler, request, response) in methods.items()
+    }
+    handlers["Attach"] = grpc.stream_stream_rpc_method_handler(service.attach)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+
+
+def to_model_info(facts: ModelFacts) -> types_pb2.ModelInfo:
+    """The contract's form of what is served."""
+    return types_pb2.ModelInfo(
+        model=facts.name,
+        architecture=facts.architecture,
+        vocab_size=facts.vocab_size,
+        max_model_len=facts.max_model_len,
+        eos_token_ids=facts.eos_token_ids,
+        config_sha256=facts.config_sha256,
+        tokenizer_sha256=facts.tokenizer_sha256,
+        dtype=facts.dtype,
+        llguidance_version=LLGUIDANCE_VERSION,
+    )
+
+
+def to_decode_time(spent: DecodeTime) -> timing_pb2.DecodeTime:
+    """The contract's form of what the device did with decode steps."""
+    return timing_pb2.DecodeTime(
+        num_steps=spent.num_steps, busy_us=spent.busy_us, idle_us=spent.idle_us
+    )
+
+
+def to_description(description: Description) -> worker_pb2.WorkerDescription:
+    """The contract's form of what a worker says of itself."""
+    return worker_pb2.WorkerDescription(
+        model=to_model_info(description.model),
+        incarnation=description.incarnation,
+        num_blocks=description.num_blocks,
+        block_size=description.block_size,
+        max_num_seqs=description.max_num_seqs,
+        max_num_batched_tokens=description.max_num_batched_tokens,
+        rank=description.rank,
+        world_size=description.world_size,
+        all_reduce=description.all_reduce,
+        rank_addresses=description.rank_addresses,
+        device=description.device,
+        kv_dtype=description.kv_dtype,
+        kv_layout=description.kv_layout,
+        attention_backend=description.attention_backend,
+        attention_timings=[
+            worker_pb2.AttentionTiming(
+                kind=timing.kind, shape=timing.shape, backend=timing.backend, us=timing.us
+            )
+            for timing in description.attention_timings
+        ],
+        product_timings=[
+            timing_pb2.ProductTiming(
+                num_rows=shape.rows,
+                num_outputs=shape.kind.n,
+                num_inputs=shape.kind.k,
+                adds=shape.kind.adds,
+                torch_us=choice.torch_us,
+                us=choice.us,
+            )
+            for shape, choice in description.product_choices.items()
+        ],
+        graph_batch_sizes=description.graph_batch_sizes,
+        num_host_blocks=description.num_host_blocks,
+        sends_heartbeats=True,
+        max_granted_steps=codec.MAX_GRANTED_STEPS,
+        has_state_hashes=True,
+        rehearsed_steps=[
+            timing_pb2.RehearsedStep(num_tokens=num_tokens, seconds=seconds)
+            for num_tokens, seconds in description.rehearsed_s.items()
+        ],
+    )
+
+
+def _answer(context: grpc.ServicerContext, work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except Exception as error:
+        _abort(context, error)
+
+
+def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
+    for kind, status in STATUSES:
+        if isinstance(error, kind):
+            context.abort(status, str(error))
+    log.error("internal error", exc_info=error)
+    context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")

@@ -1,0 +1,357 @@
+"""The step stream's rules: one scheduler at a time, terms that only rise, ids without gaps.
+
+A stream's reader hands in frames, the compute thread executes them, a stream's writer takes frames
+out. On a device that computes by itself the compute thread only launches, and a second thread waits
+for the results, so that the next step is launched before this one is done. Knows no gRPC: a stream
+ends with an exception that the service turns into a status.
+"""
+
+import logging
+import threading
+import time
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from worker_svc.parallel.leader import Ranks
+from worker_svc.process.compute_thread import ComputeThread
+from worker_svc.process.failpoints import Failpoints, StreamFaults
+from worker_svc.process.step_limit import StepLimit
+from worker_svc.protocol import codec
+from worker_svc.protocol.codec import Heartbeat, Hello
+from worker_svc.protocol.step import BadStep, CutRequest, StepInput, StepOutput
+from worker_svc.runner.model_runner import ModelRunner, Pending, failed
+from worker_svc.startup.lifecycle import Lifecycle
+
+MAX_FRAMES_IN_FLIGHT = 6  # three that count, and as many that cuts have emptied
+MAX_STEPS_LAUNCHED = 3  # of a device that computes by itself: one in progress, two after it
+
+log = logging.getLogger(__name__)
+
+
+class SessionError(Exception):
+    """Why a stream is refused or ends."""
+
+
+class UnknownProtocol(SessionError):
+    """The scheduler speaks another version of the step protocol."""
+
+
+class StaleEpoch(SessionError):
+    """A scheduler whose term is not higher than any seen."""
+
+
+class TakenOver(SessionError):
+    """A scheduler with a higher epoch has attached."""
+
+
+class StepGap(SessionError):
+    """A step id that does not follow."""
+
+
+class Stopping(SessionError):
+    """The worker is shutting down."""
+
+
+class SchedulerStream:
+    """One attached scheduler. Its reader and writer are threads of the service."""
+
+    def __init__(self, hello: Hello, faults: StreamFaults | None = None) -> None:
+        self.epoch = hello.epoch
+        self.faults = faults  # that tests ordered
+        # Frames to send; then an exception that ends the stream, or None if it ends well.
+        self.outbox: SimpleQueue[bytes | Exception | None] = SimpleQueue()
+        self.is_over = False
+        self._next_step_id = hello.first_step_id
+        self._is_first = True
+        self._failed_step_id: int | None = None
+        self._frames = threading.Semaphore(MAX_FRAMES_IN_FLIGHT)
+        self._launches = threading.Semaphore(MAX_STEPS_LAUNCHED)
+        # What a cut and the compute thread must agree on.
+        self._lock = threading.Lock()
+        self._last_begun = hello.first_step_id - 1
+        self._left_out: list[range] = []  # ids of steps that cuts took back
+        self._heartbeat_interval_s = hello.heartbeat_interval_s
+        self._num_received = 0  # by the reader
+        self._num_sent = 0  # by the writer; the first is the greeting
+        self._running = (0, 0.0)  # the step being computed, and since when
+
+    # --- the reader and the writer ---------------------------------------------------------------
+
+    def wait_for_room(self) -> None:
+        """Counts a frame, and holds the reader back while enough of them wait; the transport does
+        the rest."""
+        self._num_received += 1
+        self._frames.acquire()
+
+    def cut(self, cut: CutRequest) -> None:
+        """Counts a frame too; takes back the steps that have not begun, and says at once which."""
+        self._num_received += 1
+        with self._lock:
+            first = max(cut.first_step_id, self._last_begun + 1)
+            first = min(first, cut.last_step_id + 1)
+            # The frames that an earlier cut named may still wait to be executed.
+            self._left_out = [s for s in self._left_out if s.stop > self._last_begun]
+            self._left_out.append(range(first, cut.last_step_id + 1))
+            if not self.is_over:
+                self.outbox.put(codec.encode_skipped(first, cut.last_step_id))
+
+    def next_frame(self) -> bytes | None:
+        """What to send next: a heartbeat when there is nothing else for so long as the scheduler
+        asked; None at the end. Raises the exception that ends the stream."""
+        try:
+            # Before the greeting the scheduler expects nothing.
+            item = self.outbox.get(timeout=self._heartbeat_interval_s if self._num_sent else None)
+        except Empty:
+            return codec.encode_heartbeat(self._heartbeat())
+        if isinstance(item, Exception):
+            raise item
+        self._num_sent += 1
+        return item
+
+    def _heartbeat(self) -> Heartbeat:
+        step_id, since_s = self._running
+        running_s = time.perf_counter() - since_s if step_id else 0.0
+        return Heartbeat(self._num_received, self._num_sent - 1, step_id, running_s)
+
+    # --- the compute thread ----------------------------------------------------------------------
+
+    def greet(self, frame: bytes) -> None:
+        """Sends the first frame: whatever was computed for an older stream is done."""
+        if not self.is_over:
+            self.outbox.put(frame)
+
+    def executed(self) -> None:
+        """A frame is dealt with: there is room for another."""
+        self._frames.release()
+
+    def check(self, step: StepInput) -> None:
+        """Accepts the next frame's steps; raises StepGap or BadStep if they do not follow."""
+        if step.step_id != self._next_step_id:
+            raise StepGap(f"step_id {step.step_id} does not follow: expected {self._next_step_id}")
+        if self._is_first and not step.reset:
+            raise BadStep("reset", "must be set on the first step of a stream")
+        self._next_step_id = step.last_step_id + 1
+        self._is_first = False
+
+    def begin(self, step: StepInput) -> bool:
+        """Waits until a step may be launched; False if a cut has taken it back meanwhile."""
+        self._launches.acquire()
+        with self._lock:
+            if any(step.step_id in steps for steps in self._left_out):
+                self._launches.release()
+                return False
+            self._last_begun = step.step_id
+            self._running = step.step_id, time.perf_counter()
+            return True
+
+    def refusal(self, step: StepInput) -> str:
+        """Why a step must fail unseen, or an empty string."""
+        failed_id = self._failed_step_id
+        if step.reset or failed_id is None or step.ack_step_id >= failed_id:
+            return ""
+        # The scheduler planned this one on top of changes that never happened.
+        return f"planned before the failure of step {failed_id} was known"
+
+    def note_failure(self, output: StepOutput) -> None:
+        """Fails what was planned on top of this step, if it failed."""
+        if output.error:
+            self._failed_step_id = output.step_id
+
+    def answer(self, output: StepOutput) -> None:
+        """Sends a step's output and makes room for the next step."""
+        self.note_failure(output)
+        if self._running[0] == output.step_id:
+            self._running = 0, 0.0
+        if not self.is_over:
+            self.outbox.put(codec.encode_output(output))
+        self._launches.release()
+
+    def end(self, reason: Exception | None) -> None:
+        """Ends the stream once; later ends and answers change nothing."""
+        if not self.is_over:
+            self.is_over = True
+            self.outbox.put(reason)
+            self._frames.release(MAX_FRAMES_IN_FLIGHT)
+            self._launches.release(MAX_STEPS_LAUNCHED)
+
+
+class Session:
+    """Who drives the worker now, and how far they have come."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        compute: ComputeThread,
+        answers: ComputeThread,
+        failpoints: Failpoints | None = None,
+        ranks: Ranks | None = None,
+        step_limit: StepLimit | None = None,
+    ) -> None:
+        self._failpoints = failpoints
+        self._lifecycle = lifecycle
+        self._ranks = ranks or Ranks()  # told of all that is done to the runner
+        self._step_limit = step_limit or StepLimit()
+        self._compute = compute
+        self._answers = answers
+        self._lock = threading.Lock()
+        self._stream: SchedulerStream | None = None
+        self._epoch = 0
+        self._last_step_id = 0
+        self._is_stopping = False
+
+    @property
+    def epoch(self) -> int:
+        """Highest epoch seen."""
+        return self._epoch
+
+    @property
+    def last_step_id(self) -> int:
+        """Last step computed under it."""
+        return self._last_step_id
+
+    def attach(self, hello: Hello) -> SchedulerStream:
+        """Makes the caller the one scheduler, or raises a SessionError or WrongPhase."""
+        if hello.protocol_version != codec.PROTOCOL_VERSION:
+            raise UnknownProtocol(
+                f"protocol_version {hello.protocol_version}, this worker speaks "
+                f"{codec.PROTOCOL_VERSION}"
+            )
+        self._lifecycle.ready_runner()
+        with self._lock:
+            if self._is_stopping:
+                raise Stopping("the worker is shutting down")
+            if hello.epoch <= self._epoch:
+                raise StaleEpoch(f"epoch {hello.epoch} is not higher than {self._epoch}")
+            faults = self._failpoints.next_stream() if self._failpoints else None
+            previous, self._stream = self._stream, SchedulerStream(hello, faults)
+            self._epoch, self._last_step_id = hello.epoch, 0
+            if previous is not None:
+                previous.end(TakenOver(f"a scheduler attached with epoch {hello.epoch}"))
+            log.info("scheduler attached with epoch %d", hello.epoch)
+            return self._stream
+
+    def greet(self, stream: SchedulerStream, frame: bytes) -> None:
+        """Sends the stream's first frame once the compute thread is free: a scheduler that attaches
+        while a step hangs shall not believe that its own would run."""
+        self._compute.post(partial(stream.greet, frame))
+
+    def submit(self, stream: SchedulerStream, frame: bytes) -> None:
+        """Queues a frame of the stream for the compute thread."""
+        self._compute.post(partial(self._execute, stream, frame, time.perf_counter()))
+
+    def cut(self, stream: SchedulerStream, frame: bytes) -> bool:
+        """Obeys a frame that is a cut, now; False if it is something else."""
+        try:
+            cut = codec.decode_cut(frame)
+        except BadStep as error:
+            log.warning("epoch %d ends: %s", stream.epoch, error)
+            self.end(stream, error)
+            return True
+        if cut is not None:
+            stream.cut(cut)
+        return cut is not None
+
+    def finish(self, stream: SchedulerStream) -> None:
+        """Ends the stream normally, after the steps already queued."""
+        # After the launched steps, then after their answers.
+        end = partial(self.end, stream, None)
+        self._compute.post(partial(self._answers.post, end))
+
+    def end(self, stream: SchedulerStream, reason: Exception | None) -> None:
+        """Ends the stream now; the worker can be attached again."""
+        with self._lock:
+            stream.end(reason)
+            if self._stream is stream:
+                self._stream = None
+                log.info("scheduler with epoch %d detached", stream.epoch)
+
+    def stop(self) -> None:
+        """Ends the stream, if there is one, and refuses others."""
+        with self._lock:
+            self._is_stopping = True
+            stream = self._stream
+        if stream is not None:
+            self.end(stream, Stopping("the worker is shutting down"))
+
+    def _execute(self, stream: SchedulerStream, frame: bytes, arrived_s: float) -> None:
+        if stream.is_over:
+            return
+        queue_us = int((time.perf_counter() - arrived_s) * 1e6)
+        try:
+            runner = self._lifecycle.ready_runner()
+            step = codec.decode_step(frame, runner.limits)
+            stream.check(step)
+            self._ranks.take(frame)
+            self._run(stream, runner, step, queue_us)
+        except (BadStep, StepGap) as error:
+            log.warning("epoch %d ends: %s", stream.epoch, error)
+            self.end(stream, error)
+        except Exception as error:
+            log.exception("epoch %d ends", stream.epoch)
+            self.end(stream, error)
+        finally:
+            stream.executed()
+
+    def _run(
+        self, stream: SchedulerStream, runner: ModelRunner, frame: StepInput, queue_us: int
+    ) -> None:
+        """Launches a frame's steps one by one, until they are cut short."""
+        for step in frame.steps():
+            # A stream that is over never computes again, so a replaced scheduler cannot write.
+            if stream.is_over:
+                return
+            is_taken_back = not stream.begin(step)
+            if stream.is_over:  # while it waited
+                return
+            if is_taken_back:
+                self._skip_rest(runner, frame, step)
+                return
+            launched = self._launch(stream, runner, step, queue_us)
+            answer = partial(self._answer, stream, launched, step)
+            if runner.is_asynchronous:
+                self._answers.post(answer)
+            else:
+                answer()
+            queue_us = 0  # the rest of a grant does not wait
+
+    def _skip_rest(self, runner: ModelRunner, frame: StepInput, step: StepInput) -> None:
+        """Nothing is computed from this step of the frame on, but its changes apply."""
+        if not frame.granted_steps:
+            raise BadStep("cut", f"step {step.step_id} was not granted")
+        if step is frame:
+            self._ranks.apply_changes()
+            applied = runner.launch(frame.changes(), 0)
+            if isinstance(applied, StepOutput) and applied.error:
+                raise RuntimeError(f"the changes of step {step.step_id}: {applied.error}")
+        self._ranks.forget_rows()
+        runner.state.forget_rows()
+
+    def _launch(
+        self, stream: SchedulerStream, runner: ModelRunner, step: StepInput, queue_us: int
+    ) -> StepOutput | Pending:
+        if refusal := stream.refusal(step):
+            self._ranks.forget_rows()
+            runner.state.forget_rows()
+            return failed(step.step_id, refusal)
+        with self._step_limit.over(step.step_id, step.num_tokens):
+            if stream.faults:
+                stream.faults.before_step()
+            self._ranks.compute_step()
+            launched = runner.launch(step, queue_us)
+        if stream.faults:
+            stream.faults.after_step()
+        if isinstance(launched, StepOutput):
+            stream.note_failure(launched)  # at once: the next step may be checked before the answer
+        return launched
+
+    def _answer(
+        self, stream: SchedulerStream, launched: StepOutput | Pending, step: StepInput
+    ) -> None:
+        with self._step_limit.over(step.step_id, step.num_tokens):
+            output = launched if isinstance(launched, StepOutput) else launched.result()
+        with self._lock:
+            if self._stream is stream:
+                self._last_step_id = output.step_id
+        stream.answer(output)
+        if not isinstance(launched, StepOutput):
+            launched.record(output)

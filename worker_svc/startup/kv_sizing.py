@@ -1,0 +1,103 @@
+"""Computes how many KV blocks fit into memory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from worker_svc.protocol.step import Limits
+
+GIB = 1 << 30
+CPU_SHARE = 0.25
+CPU_MOST_BYTES = 4 * GIB
+
+
+class CacheTooSmall(ValueError):
+    """Raised when the KV cache cannot hold one sequence, or memory not the host blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMemory:
+    """A device's memory around a profiling run, in bytes."""
+
+    total: int
+    used: int  # by all processes
+    peak: int  # of this process's allocator, during the run
+    current: int  # of this process's allocator, after it
+
+
+def num_blocks_on_cuda(memory: CudaMemory, utilization: float, block_bytes: int) -> int:
+    """Blocks that fit in the device's share after weights and the largest step."""
+    activations = memory.peak - memory.current
+    available = int(memory.total * utilization) - memory.used - activations
+    return max(0, available) // block_bytes
+
+
+def num_blocks_on_cpu(cache_bytes: int | None, block_bytes: int, limits: Limits) -> int:
+    """Blocks that fit into cache_bytes, or by default a part of memory; at most what slots use."""
+    if cache_bytes is not None:
+        return cache_bytes // block_bytes
+    share = min(CPU_MOST_BYTES, int(CPU_SHARE * available_memory_bytes()))
+    usable = 1 + limits.max_num_seqs * limits.max_blocks_per_seq
+    return min(share // block_bytes, usable)
+
+
+def require_one_sequence(num_blocks: int, max_model_len: int, block_size: int) -> None:
+    """Raises CacheTooSmall unless a sequence of max_model_len fits next to the null block.
+
+    Without it the scheduler could preempt forever and never finish one.
+    """
+    needed = -(-max_model_len // block_size)
+    if num_blocks - 1 < needed:
+        raise CacheTooSmall(
+            f"num_blocks {num_blocks} leaves {num_blocks - 1} KV blocks of {block_size} tokens "
+            f"next to the null block, but max_model_len {max_model_len} needs {needed}: give the "
+            "cache more memory or lower max_model_len"
+        )
+
+
+def require_host_memory(num_host_blocks: int, block_bytes: int) -> None:
+    """Raises CacheTooSmall unless there is memory for the host blocks."""
+    needed, available = num_host_blocks * block_bytes, available_memory_bytes()
+    if needed > available:
+        raise CacheTooSmall(
+            f"host_blocks {num_host_blocks} of {block_bytes} bytes need {needed / GIB:.2f} GiB, "
+            f"{available / GIB:.2f} GiB of memory are available"
+        )
+
+
+def measure_cuda(device: torch.device) -> CudaMemory:
+    """Reads the figures after a profiling run that began with reset_peak_memory_stats."""
+    free, total = torch.cuda.mem_get_info(device)
+    stats = torch.cuda.memory_stats(device)
+    return CudaMemory(
+        total=total,
+        used=total - free,
+        peak=stats["allocated_bytes.all.peak"],
+        current=stats["allocated_bytes.all.current"],
+    )
+
+
+def available_memory_bytes(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process may still use, on the machine or in its container."""
+    available = _meminfo(root / "proc/meminfo")
+    group = root / "sys/fs/cgroup"
+    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+    if limit is not None and used is not None:
+        available = min(available, max(0, limit - used))
+    return available
+
+
+def _meminfo(path: Path) -> int:
+    for line in path.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{path} has no MemAvailable")
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:  # no such control group
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,140 @@
+"""Compiles kernels in another process while the worker imports, reads its weights and so on.
+
+One after the other, kernels take most of a first start. `kernel_compiler` determines the kernels
+that this worker will launch, and leaves them in Triton's cache on disk. A mark in that cache says
+that it is complete, so that later starts need no helper. A helper that fails costs only the time
+that it would have saved. This module does not load torch: the helper must start before the worker
+spends seconds on that.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import worker_svc
+from worker_svc.config import WorkerConfig, kernel_cache
+from worker_svc.device.gpu_facts import Gpu, gpus, only_kind
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 120.0
+_ROOT = Path(worker_svc.__file__).parents[1]
+_SOURCES = ("kernels", "worker_svc")
+_PACKAGES = ("torch", "triton")
+# The options that kernels depend on.
+SHAPING = (
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "tensor_parallel_size",
+    "all_reduce",
+)
+_MODULE = "worker_svc.startup.kernel_compiler"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The parameters that determine the kernels."""
+
+    folder: Path
+    dtype: str  # one of the option's values, so perhaps "auto"
+    config: WorkerConfig
+    arch: int  # compute capability, major * 10 + minor
+
+    def dump(self) -> str:
+        values = {name: getattr(self.config, name) for name in SHAPING}
+        return json.dumps([str(self.folder), self.dtype, values, self.arch])
+
+    @classmethod
+    def parse(cls, text: str) -> "Job":
+        folder, dtype, values, arch = json.loads(text)
+        return cls(Path(folder), dtype, WorkerConfig(**values), arch)
+
+
+class CompileAhead:
+    """The helper process of one start; it is reaped whether or not it is waited for."""
+
+    def __init__(self, child: "subprocess.Popen[bytes]", mark: Path) -> None:
+        self._child = child
+        self._mark = mark
+        self._deadline_s = time.monotonic() + WAIT_S
+        self._watch = threading.Thread(target=self._reap, name="compile-ahead", daemon=True)
+        self._watch.start()
+
+    def wait(self) -> None:
+        """Waits until the helper has ended; from then on a launch finds its kernel compiled."""
+        self._watch.join(max(0.0, self._deadline_s - time.monotonic()))
+        if code := self.stop():
+            log.warning("compiling ahead ended with %d: the worker compiles the rest", code)
+
+    def stop(self) -> int:
+        """Stops the helper and its forks if they still run; returns its exit code."""
+        if self._child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+        self._watch.join()
+        return int(self._child.returncode)
+
+    def _reap(self) -> None:
+        if self._child.wait() == 0:
+            with contextlib.suppress(OSError):  # no mark: the next start uses a helper again
+                self._mark.parent.mkdir(parents=True, exist_ok=True)
+                self._mark.touch()
+
+
+def start(
+    config: WorkerConfig, folder: Path, dtype: str = "", found: Sequence[Gpu] | None = None
+) -> CompileAhead | None:
+    """Starts the helper for a model; None if all is compiled already, or the GPUs are unknown.
+
+    `dtype` overrides the configuration's, `found` are the machine's GPUs. One helper compiles for
+    all ranks.
+    """
+    gpu = only_kind(gpus() if found is None else found)
+    if gpu is None or config.device == "cpu":
+        return None
+    job = Job(folder.absolute(), dtype or config.dtype, config, gpu.arch)
+    try:
+        mark = kernel_cache() / f"pagewire-{key(job, gpu)}"
+    except OSError:  # loading the model reports what is missing
+        return None
+    if mark.exists():
+        return None
+    child = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", _MODULE, job.dump()],
+        cwd=_ROOT,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    return CompileAhead(child, mark)
+
+
+def key(job: Job, gpu: Gpu) -> str:
+    """A key of everything that determines the kernels."""
+    digest = hashlib.sha256((job.folder / "config.json").read_bytes())
+    for package in _SOURCES:
+        for source in sorted((_ROOT / package).rglob("*.py")):
+            digest.update(source.read_bytes())
+    versions = [_version(package) for package in _PACKAGES]
+    shaping = [getattr(job.config, name) for name in SHAPING]
+    digest.update(repr((job.dtype, shaping, gpu, versions)).encode())
+    return digest.hexdigest()[:24]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"

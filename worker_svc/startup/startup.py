@@ -1,0 +1,285 @@
+"""What each phase of start-up builds: a model with its facts, then a runner whose cache fits."""
+
+import hashlib
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from kernels.gemm import cublas_lt
+from wire.grammar import Vocabulary, read_vocabulary
+from worker_svc.attention.flash_attn import Setup
+from worker_svc.attention.kv_cache import KVCache, block_bytes
+from worker_svc.config import WorkerConfig
+from worker_svc.device.device import resolve_device, resolve_dtype
+from worker_svc.models import Decoder, load_model
+from worker_svc.models import config as model_config
+from worker_svc.parallel.group import ALONE, Group, device_of
+from worker_svc.protocol.step import Limits
+from worker_svc.runner.eager_runner import EagerRunner
+from worker_svc.runner.model_runner import ModelRunner
+from worker_svc.sampling.grammars import Grammars
+from worker_svc.startup import kv_sizing, precompile
+from worker_svc.startup.description import Description, ModelFacts
+from worker_svc.startup.precompile import CompileAhead
+from worker_svc.tuning import attention
+from worker_svc.tuning.attention import Candidates, Measure, choose
+from worker_svc.tuning.attention_timing import Clock
+from worker_svc.tuning.cpu_dtype import WeightShapes, quickest
+
+log = logging.getLogger(__name__)
+
+# Unless the command line says otherwise. A chunk on a CPU holds up the decoding rows for as long
+# as it takes, so it is kept short there.
+MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
+MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory and where it lies."""
+
+    decoder: Decoder
+    facts: ModelFacts
+    dtype: torch.dtype
+    device: torch.device
+    folder: Path
+    compiling: CompileAhead | None  # see `finish_compiling`
+    candidates: Candidates  # that may attend
+
+
+def load(
+    config: WorkerConfig,
+    folder: Path,
+    dtype_name: str,
+    served_model_name: str,
+    group: Group = ALONE,
+    compiling: CompileAhead | None = None,
+) -> LoadedModel:
+    """Reads a model folder's weights, or this rank's part of them, while kernels are compiled."""
+    device = device_of(group.rank, group.size, resolve_device(config.device))
+    shape = model_config.load(folder)
+    dtype = resolve_dtype(
+        dtype_name,
+        device,
+        shape.checkpoint_dtype,
+        (lambda: quickest(WeightShapes.of(shape))) if group.size == 1 else None,
+    )
+    max_model_len = config.max_model_len or shape.max_model_len
+    shape.check_length(max_model_len)
+    candidates = _candidates(config, device, dtype, shape.head_dim)
+    log.info("loading %s as %s on %s", folder, _name(dtype), device)
+    compiling = _compiling(config, folder, dtype_name, device, group, compiling)
+    decoder = load_model(folder, dtype, device, max_model_len, group)
+    facts = ModelFacts(
+        name=served_model_name or folder.resolve().name,
+        architecture=shape.architecture,
+        vocab_size=shape.vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=shape.eos_token_ids,
+        config_sha256=_sha256(folder / "config.json"),
+        tokenizer_sha256=_sha256(folder / "tokenizer.json"),
+        dtype=_name(dtype),
+    )
+    return LoadedModel(decoder, facts, dtype, device, folder, compiling, candidates)
+
+
+def _compiling(
+    config: WorkerConfig,
+    folder: Path,
+    dtype_name: str,
+    device: torch.device,
+    group: Group,
+    begun: CompileAhead | None,
+) -> CompileAhead | None:
+    """The helper, if one is needed here: that which has begun already, or a new one."""
+    if device.type != "cuda":
+        if begun is not None:
+            begun.stop()
+        return None
+    if begun is None and group.rank == 0:
+        return precompile.start(config, folder, dtype_name)
+    return begun
+
+
+def finish_compiling(model: LoadedModel) -> None:
+    """Waits for the helper, lest the worker compiles what it is compiling."""
+    if model.compiling is not None:
+        model.compiling.wait()
+
+
+def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelRunner:
+    """Allocates the cache, `num_blocks` blocks or as many as fit, and the slots.
+
+    It runs steps to measure how many fit, so it waits for the kernels if they are not compiled.
+    """
+    finish_compiling(model)
+    group = model.decoder.group
+    _choose_attention(config, model)
+    _choose_products(config, model)
+    num_blocks = num_blocks or group.smallest(lambda: _num_blocks_that_fit(config, model))
+    kv_sizing.require_one_sequence(num_blocks, model.facts.max_model_len, config.block_size)
+    log.info(
+        "KV cache: %d blocks of %d tokens, %.2f GiB",
+        num_blocks,
+        config.block_size,
+        num_blocks * _block_bytes(config, model) / kv_sizing.GIB,
+    )
+    kv_sizing.require_host_memory(config.host_blocks, group.size * _block_bytes(config, model))
+    return _runner(config, model, num_blocks, config.host_blocks)
+
+
+def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Description:
+    """What a scheduler must know of a runner."""
+    limits, shape, fused = runner.limits, model.decoder.config, model.decoder.fused
+    return Description(
+        model=model.facts,
+        incarnation=incarnation,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        device=model.device.type,
+        kv_dtype=_name(model.dtype),
+        kv_layout="[num_blocks, block_size, num_kv_heads, head_dim] = "
+        f"[{limits.num_blocks}, {limits.block_size}, {shape.num_kv_heads}, {shape.head_dim}]",
+        attention_backend=model.decoder.attention_backend,
+        attention_timings=() if fused is None else fused.attention.timings,
+        product_choices={} if fused is None else fused.product_choices,
+        graph_batch_sizes=runner.graph_batch_sizes,
+        rank=model.decoder.group.rank,
+        world_size=model.decoder.group.size,
+        all_reduce=model.decoder.group.adds_up_by,
+        num_host_blocks=limits.num_host_blocks,
+    )
+
+
+def _candidates(
+    config: WorkerConfig, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> Candidates:
+    def setup() -> Setup:
+        capability = torch.cuda.get_device_capability(device)
+        return Setup(head_dim, dtype, config.block_size, capability)
+
+    return attention.candidates(config.attention_backend, device, head_dim, setup)
+
+
+def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:
+    """Before any graph is captured, and before the cache takes the memory this needs."""
+    decoder = model.decoder
+    if decoder.fused is None:
+        return
+    triton = decoder.fused.triton
+
+    def measure() -> Measure:
+        limits = _limits(config, model, 1)
+        return Clock(decoder.heads, model.dtype, model.device, limits, triton).measure
+
+    decoder.fused.attention = choose(triton, model.candidates, measure, decoder.group)
+
+
+def _choose_products(config: WorkerConfig, model: LoadedModel) -> None:
+    """As early as attention, and for the same reasons."""
+    fused = model.decoder.fused
+    if config.products == "torch" or fused is None or not cublas_lt.serves(model.dtype):
+        return
+    from worker_svc.tuning import gemm  # noqa: PLC0415 - Triton is only where CUDA is
+
+    limits = _limits(config, model, 1)
+    gemm.choose(fused, model.device, limits, model.decoder.group)
+
+
+def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
+    block_bytes = _block_bytes(config, model)
+    if model.device.type == "cpu":
+        gib = config.kv_cache_gib
+        cache_bytes = None if gib is None else int(gib * kv_sizing.GIB)
+        block_bytes *= model.decoder.group.size  # the ranks' caches are all in this memory
+        return kv_sizing.num_blocks_on_cpu(cache_bytes, block_bytes, _limits(config, model, 1))
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(model.device)
+    profiled = _runner(config, model, num_blocks=1)  # nothing but the null block
+    profiled.profile()
+    torch.cuda.empty_cache()
+    memory = kv_sizing.measure_cuda(model.device)
+    log.info("largest step measured: %s", memory)
+    return kv_sizing.num_blocks_on_cuda(memory, config.gpu_memory_utilization, block_bytes)
+
+
+def _runner(
+    config: WorkerConfig, model: LoadedModel, num_blocks: int, num_host_blocks: int = 0
+) -> ModelRunner:
+    shape = model.decoder.config
+    kv_cache = KVCache(
+        num_layers=shape.num_layers,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    limits = _limits(config, model, num_blocks, num_host_blocks)
+    grammars = _grammars(model)
+    if model.decoder.fused is None:
+        return EagerRunner(model.decoder, kv_cache, limits, model.device, grammars)
+    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton is only where CUDA is
+
+    return CudaRunner(model.decoder, kv_cache, limits, model.device, grammars)
+
+
+def _grammars(model: LoadedModel) -> Grammars:
+    facts, path = model.facts, model.folder / "tokenizer.json"
+    if not path.is_file():
+        return Grammars(facts.vocab_size)
+
+    def read() -> Vocabulary:
+        return read_vocabulary(path.read_text("utf-8"), facts.vocab_size, facts.eos_token_ids)
+
+    return Grammars(facts.vocab_size, read)
+
+
+def _limits(
+    config: WorkerConfig, model: LoadedModel, num_blocks: int, num_host_blocks: int = 0
+) -> Limits:
+    facts = model.facts
+    return replace(
+        shape_limits(config, model.device.type, facts.max_model_len, facts.vocab_size),
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+    )
+
+
+def shape_limits(config: WorkerConfig, kind: str, max_model_len: int, vocab_size: int) -> Limits:
+    """All that is known before the cache has been sized; `kind` is cpu or cuda."""
+    return Limits(
+        num_blocks=1,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs or MAX_NUM_SEQS[kind],
+        max_num_batched_tokens=config.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS[kind],
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+    )
+
+
+def _block_bytes(config: WorkerConfig, model: LoadedModel) -> int:
+    shape = model.decoder.config
+    return block_bytes(
+        num_layers=shape.num_layers,
+        block_size=config.block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=model.dtype,
+    )
+
+
+def _sha256(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

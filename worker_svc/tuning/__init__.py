@@ -1,0 +1,1 @@
+"""Measures attention backends and GEMM algorithms at start-up, and chooses."""

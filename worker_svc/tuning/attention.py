@@ -1,0 +1,137 @@
+"""Chooses the attention backend: the named one, or the fastest of those installed.
+
+Candidates are known before the weights are read, so that an impossible option is refused at once.
+They are measured once the device is otherwise idle, separately for each kind of step. Rank 0's
+times decide for all ranks.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from worker_svc.attention import flash_attn
+from worker_svc.attention.backend import KINDS, AttentionChoice, AttentionTiming, Backend
+from worker_svc.attention.batch import fuses
+from worker_svc.attention.flash_attn import InstalledVersions, Setup
+from worker_svc.parallel.group import Group
+
+log = logging.getLogger(__name__)
+
+# Smaller differences are noise, and a restart should choose as the start before.
+WORTHWHILE = 0.03
+
+Measure = Callable[[Backend], list[AttentionTiming]]  # all shapes of both kinds; raises Unfit
+Find = Callable[[Setup], InstalledVersions]
+
+
+class Unfit(RuntimeError):
+    """Raised when an installed backend fails or computes wrong results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The backends to choose from."""
+
+    flash: tuple[Backend, ...] = ()
+    has_triton: bool = True
+
+
+def candidates(
+    option: str,
+    device: torch.device,
+    head_dim: int,
+    setup: Callable[[], Setup],
+    find: Find = flash_attn.find,
+) -> Candidates:
+    """The installed backends that `--attention-backend` allows.
+
+    Raises ValueError for a named backend that cannot be used. `setup` is called on CUDA only.
+    """
+    if option != "auto" and device.type != "cuda":
+        raise ValueError(f"attention_backend: {option} needs device cuda, this is {device.type}")
+    if option != "auto" and not fuses(head_dim):
+        raise ValueError(
+            f"attention_backend: {option} needs heads of a power of 2 from 16 on, these are of "
+            f"{head_dim}"
+        )
+    if option == "triton" or device.type != "cuda" or not fuses(head_dim):
+        return Candidates()
+    found = find(setup())
+    if option == "flash-attn" and not found.backends:
+        raise ValueError("attention_backend: flash-attn cannot serve: " + "; ".join(found.refusals))
+    log.info("attention backends that cannot serve: %s", "; ".join(found.refusals) or "none")
+    return Candidates(found.backends, has_triton=option == "auto")
+
+
+def choose(
+    triton: Backend, candidates: Candidates, measure: Callable[[], Measure], group: Group
+) -> AttentionChoice:
+    """Chooses the backend of each kind of step; Triton alone is not measured.
+
+    Raises Unfit if none of the allowed backends works.
+    """
+    if not candidates.flash:
+        return AttentionChoice(triton, triton)
+    offered = [triton, *candidates.flash] if candidates.has_triton else [*candidates.flash]
+    timings = group.together(lambda: measure_all(offered, measure()))
+    votes = [partial(_vote, group, offered, timings, kind) for kind in KINDS]
+    chosen = [offered[group.smallest(vote)] for vote in votes]
+    group.together(partial(_require, chosen, timings))
+    choice = AttentionChoice(chosen[0], chosen[1], tuple(timings))
+    log.info("attention backend %s", choice.name)
+    return choice
+
+
+def measure_all(offered: Sequence[Backend], measure: Measure) -> list[AttentionTiming]:
+    """Timings of each backend that works. Raises Unfit if none does."""
+    timings: list[AttentionTiming] = []
+    problems = []
+    for backend in offered:
+        try:
+            timings += measure(backend)
+        except Exception as error:  # an external library may fail in any way
+            problems.append(f"{backend.name}: {error}")
+            log.warning("attention backend %s is left out: %s", backend.name, error)
+    if not timings:
+        raise Unfit("attention_backend: none works: " + "; ".join(problems))
+    for timing in timings:
+        log.info("%s of %s by %s: %.1f us", timing.kind, timing.shape, timing.backend, timing.us)
+    return timings
+
+
+def quickest(names: Sequence[str], timings: Sequence[AttentionTiming], kind: str) -> str:
+    """The backend with the smallest times, every shape weighing the same.
+
+    An earlier one is kept unless a later one is faster by more than `WORTHWHILE`.
+    """
+    means = {}
+    for name in names:
+        logs = [math.log(t.us) for t in timings if (t.kind, t.backend) == (kind, name)]
+        if logs:
+            means[name] = sum(logs) / len(logs)
+    best, *others = means
+    for name in others:
+        if means[name] < means[best] + math.log(1 - WORTHWHILE):
+            best = name
+    return best
+
+
+def _vote(
+    group: Group, offered: Sequence[Backend], timings: Sequence[AttentionTiming], kind: str
+) -> int:
+    """On rank 0 the index of its choice; on others a number that is never the smallest."""
+    if group.rank > 0:
+        return len(offered)
+    names = [backend.name for backend in offered]
+    return names.index(quickest(names, timings, kind))
+
+
+def _require(chosen: Sequence[Backend], timings: Sequence[AttentionTiming]) -> None:
+    """Raises Unfit if rank 0's choice failed on this rank."""
+    for backend in chosen:
+        if backend.name not in {timing.backend for timing in timings}:
+            raise Unfit(f"attention_backend: {backend.name} works on rank 0 and not here")

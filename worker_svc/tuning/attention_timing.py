@@ -1,0 +1,192 @@
+"""Times attention backends on this device, and compares their results with the reference.
+
+A few shapes of each kind, on a temporary cache. Decode steps are timed as they will run, replayed
+from a graph, which also shows that the backend can be captured. Results are compared on small
+batches, where one key too many or too few shows, and on the timed ones.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from worker_svc.attention.backend import AttentionTiming, Backend
+from worker_svc.attention.batch import AttentionBatch, HeadLayout
+from worker_svc.device.capture_stream import capture_stream, captured
+from worker_svc.protocol.step import Limits
+from worker_svc.tuning.attention import Unfit
+
+CONTEXT = 1024
+LONG_CONTEXT = 4096
+CHUNK = 2048
+# Larger than any cache between memory and the processors.
+POOL_TOKENS = 1 << 16
+CALLS = 4
+ROUNDS = 3
+# Relative distance of two results in 16 bits: each rounds by up to 2^-9 several times.
+TOLERANCE = 2e-2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A batch of equal sequences."""
+
+    kind: str
+    num_seqs: int
+    context: int  # after the step
+    num_queries: int  # of each sequence
+
+    def __str__(self) -> str:
+        if self.kind == "decode":
+            return f"{self.num_seqs} x {self.context}"
+        return f"{self.num_seqs} x {self.num_queries} of {self.context}"
+
+
+def shapes(limits: Limits) -> list[Shape]:
+    """The timed shapes: few rows and many, whole prompts and a chunk of a long one.
+
+    Prefills are large, so that the device takes most of the time.
+    """
+    budget, longest = limits.max_num_batched_tokens, limits.max_model_len
+    most = min(limits.max_num_seqs, budget)
+    context = min(CONTEXT, longest)
+    prompt = min(context, budget)
+    num_prompts = min(most, budget // prompt)
+    return [
+        *(Shape("decode", size, context, 1) for size in sorted({1, min(32, most), most})),
+        Shape("prefill", num_prompts, prompt, prompt),
+        Shape("prefill", 1, min(LONG_CONTEXT, longest), min(CHUNK, budget, longest)),
+    ]
+
+
+def trials(limits: Limits) -> list[tuple[str, list[tuple[int, int]]]]:
+    """Batches to compare on, as (context, queries) of each sequence.
+
+    Chunks over a cached context, edges of blocks, empty rows as graphs are padded with, and idle
+    sequences.
+    """
+    block, longest = limits.block_size, limits.max_model_len
+    contexts = [0, 1, block - 1, block, block + 1, 3 * block + 2]
+    chunks = [(40, 9), (33, 33), (3 * block + 1, 2), (block, 1), (0, 1), (block + 1, 0)]
+    return [
+        ("decode", [(min(context, longest), 1) for context in contexts]),
+        ("prefill", [(min(context, longest), min(n, longest)) for context, n in chunks]),
+    ]
+
+
+class Clock:
+    """Times backends whose results are near the reference's."""
+
+    def __init__(
+        self,
+        heads: HeadLayout,
+        dtype: torch.dtype,
+        device: torch.device,
+        limits: Limits,
+        reference: Backend,
+    ) -> None:
+        self._limits = limits
+        self._reference = reference
+        self._heads = heads
+        self._random = torch.Generator(device).manual_seed(0)
+        self._device = device
+        num_blocks = max(2, POOL_TOKENS // limits.block_size)
+        size = (num_blocks, limits.block_size, 2, heads.num_kv_heads, heads.head_dim)
+        cache = torch.empty(size, dtype=dtype, device=device).normal_(generator=self._random)
+        self._k, self._v = cache.unbind(2)  # as in KVCache
+
+    @torch.inference_mode()
+    def measure(self, backend: Backend) -> list[AttentionTiming]:
+        """Timings of every shape. Raises Unfit, or any error of the backend."""
+        self.check(backend)
+        return [
+            AttentionTiming(shape.kind, str(shape), backend.name, self._time(backend, shape))
+            for shape in shapes(self._limits)
+        ]
+
+    @torch.inference_mode()
+    def check(self, backend: Backend) -> None:
+        """Raises Unfit unless the backend's results match the reference's."""
+        for kind, sequences in trials(self._limits):
+            self._compare(backend, kind, sequences, f"{len(sequences)} short sequences")
+
+    def _time(self, backend: Backend, shape: Shape) -> float:
+        sequences = [(shape.context, shape.num_queries)] * shape.num_seqs
+        attend = self._compare(backend, shape.kind, sequences, str(shape))
+        return self._replayed_us(attend) if shape.kind == "decode" else self._called_us(attend)
+
+    def _compare(
+        self, backend: Backend, kind: str, sequences: Sequence[tuple[int, int]], what: str
+    ) -> Callable[[], Tensor]:
+        """Returns the call after comparing it. Raises Unfit if its result differs too much."""
+        q, batch = self._inputs(sequences)
+
+        def attend(by: Backend = backend) -> Tensor:
+            call = by.decode if kind == "decode" else by.prefill
+            return call(q, self._k, self._v, batch)
+
+        distance = _distance(attend(), attend(self._reference))
+        if not distance <= TOLERANCE:
+            raise Unfit(f"{kind} of {what} is {distance:.1e} away from ours")
+        return attend
+
+    def _inputs(self, sequences: Sequence[tuple[int, int]]) -> tuple[Tensor, AttentionBatch]:
+        """Random queries, and tables of random blocks, of sequences with (context, queries)."""
+        device, heads = self._device, self._heads
+        contexts, lengths = zip(*sequences, strict=True)
+        q = torch.empty(
+            (sum(lengths), heads.num_heads, heads.head_dim), dtype=self._k.dtype, device=device
+        ).normal_(generator=self._random)
+        tables = torch.randint(
+            1, len(self._k), (len(sequences), self._limits.max_blocks_per_seq),
+            dtype=torch.int32, device=device, generator=self._random,
+        )  # fmt: skip
+        return q, AttentionBatch(
+            slot_mapping=torch.empty(0, dtype=torch.int64, device=device),  # nothing is written
+            block_tables=tables,
+            context_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
+            cu_seqlens_q=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device),
+            max_seqlen_q=max(lengths),
+            max_context_len=max(contexts),
+        )
+
+    def _replayed_us(self, attend: Callable[[], Tensor]) -> float:
+        stream = capture_stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            graph = captured(partial(_call, attend))
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        return _least_us(graph.replay)
+
+    def _called_us(self, attend: Callable[[], Tensor]) -> float:
+        return _least_us(partial(_call, attend))
+
+
+def _call(attend: Callable[[], Tensor]) -> None:
+    for _ in range(CALLS):
+        attend()
+
+
+def _least_us(work: Callable[[], None]) -> float:
+    """The least time of a call in `work`, in microseconds, after a warm-up round."""
+    found = []
+    for _ in range(1 + ROUNDS):
+        start, end = _event(), _event()
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        found.append(1e3 * float(start.elapsed_time(end)) / CALLS)
+    return min(found[1:])
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    found, expected = found.double(), expected.double()
+    return float((found - expected).norm() / expected.norm())

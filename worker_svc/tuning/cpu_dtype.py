@@ -1,0 +1,169 @@
+"""Which type of weights is quickest on this CPU: measured once, then remembered.
+
+What is timed are products of the model's shapes with the rows of decode steps and of a prompt, over
+more memory than caches hold: where few rows are quickest in one type, many may take far longer in
+it, and then it is not taken. One thread computes and its own time on a core counts, so that
+other processes do not decide. Arithmetic is in float32 whatever the type. float16 is no
+candidate: it takes as long as bfloat16 wherever it was measured, and a checkpoint in bfloat16 may
+hold what float16 cannot.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.cpu import build, isa, library
+from kernels.cpu.library import Library
+from worker_svc.models.config import ModelConfig
+from worker_svc.models.linear import Linear
+
+CANDIDATES = (torch.bfloat16, torch.float32)  # the first unless another is clearly quicker
+ROUNDS = {1: 5, 8: 5, 64: 3}  # by the number of rows
+CLEARLY = 0.9  # of the first one's time
+WORKING_SET = 1 << 24  # elements
+
+Multiply = Callable[[Tensor], Tensor]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightShapes:
+    """The weights [N, K] of a layer, and how many layers there are."""
+
+    shapes: tuple[tuple[int, int], ...]
+    num_layers: int
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "WeightShapes":
+        """Those of a model."""
+        hidden, inner = config.hidden_size, config.intermediate_size
+        q = config.num_heads * config.head_dim
+        kv = config.num_kv_heads * config.head_dim
+        shapes = ((q + 2 * kv, hidden), (hidden, q), (2 * inner, hidden), (hidden, inner))
+        return cls(shapes, config.num_layers)
+
+    @property
+    def num_copies(self) -> int:
+        """Layers that are more than a cache holds, if the model has as many."""
+        size = sum(n * k for n, k in self.shapes)
+        return min(self.num_layers, -(-WORKING_SET // size))
+
+
+def quickest(shapes: WeightShapes, environment: Mapping[str, str] | None = None) -> torch.dtype:
+    """The type to take for weights of these shapes; the same at every start on this machine."""
+    environment = os.environ if environment is None else environment
+    key = _key(shapes, environment)
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    path = build.cache_folder(environment) / f"dtype-{digest}.json"
+    times_ms = _remembered(path, key)
+    if times_ms is None:
+        times_ms = _measure(shapes, environment)
+        _remember(path, key, times_ms)
+    dtype = choose(times_ms)
+    told = ", ".join(f"{_name(one)} {times_ms[one]:.2f} ms" for one in CANDIDATES)
+    log.info("%s is taken: products take, on average, %s", _name(dtype), told)
+    return dtype
+
+
+def choose(times_ms: Mapping[torch.dtype, float]) -> torch.dtype:
+    """The first candidate, or the quickest if that is clearly quicker."""
+    best = min(CANDIDATES, key=lambda dtype: times_ms[dtype])
+    return best if times_ms[best] < CLEARLY * times_ms[CANDIDATES[0]] else CANDIDATES[0]
+
+
+def _measure(shapes: WeightShapes, environment: Mapping[str, str]) -> dict[torch.dtype, float]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            return {dtype: _time_ms(shapes, dtype, environment) for dtype in CANDIDATES}
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _time_ms(shapes: WeightShapes, dtype: torch.dtype, environment: Mapping[str, str]) -> float:
+    products = _products(shapes, dtype, library.load(dtype, environment))
+    return statistics.geometric_mean(_pass_ms(products, dtype, rows) for rows in ROUNDS)
+
+
+def _products(
+    shapes: WeightShapes, dtype: torch.dtype, compiled: Library | None
+) -> list[tuple[Multiply, int]]:
+    """Every product of a pass with its number of inputs, as the model would compute it."""
+    products: list[tuple[Multiply, int]] = []
+    for _ in range(shapes.num_copies):
+        for n, k in shapes.shapes:
+            weight = torch.full((n, k), 0.5, dtype=dtype)
+            products.append((_multiply(weight, compiled), k))
+    return products
+
+
+def _multiply(weight: Tensor, compiled: Library | None) -> Multiply:
+    if compiled is None:
+        linear = Linear(weight)
+        linear.pack()
+        return linear
+    packed = compiled.pack(weight, None)
+    return lambda x: compiled.linear(x, packed, x.new_empty((len(x), packed.num_outputs)))
+
+
+def _pass_ms(products: Sequence[tuple[Multiply, int]], dtype: torch.dtype, rows: int) -> float:
+    inputs = {k: torch.full((rows, k), 0.5, dtype=dtype) for _, k in products}
+    taken_s = []
+    for _ in range(ROUNDS[rows]):
+        began_s = time.thread_time()
+        for multiply, k in products:
+            multiply(inputs[k])
+        taken_s.append(time.thread_time() - began_s)
+    return 1e3 * min(taken_s)
+
+
+def _key(shapes: WeightShapes, environment: Mapping[str, str]) -> str:
+    """Everything that the times depend on, as far as it can be known."""
+    facts = (
+        shapes,
+        [one.name for one in isa.candidates(environment)],
+        environment.get("PAGEWIRE_CPU_KERNELS"),
+        build.can_compile(environment),
+        platform.machine(),
+        sorted(isa.cpu_features()),
+        torch.__version__,
+    )
+    return repr(facts)
+
+
+def _remembered(path: Path, key: str) -> dict[torch.dtype, float] | None:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(path.read_text("utf-8"))
+        if found["key"] == key:
+            return {dtype: float(found["ms"][_name(dtype)]) for dtype in CANDIDATES}
+    return None
+
+
+def _remember(path: Path, key: str, times_ms: Mapping[torch.dtype, float]) -> None:
+    """Where nothing can be written, nothing is, and the next start measures again."""
+    text = json.dumps({"key": key, "ms": {_name(one): ms for one, ms in times_ms.items()}})
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=".dtype-", delete=False
+        ) as file:
+            file.write(text)
+        os.replace(file.name, path)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,44 @@
+"""Chooses GEMM algorithms that are faster than torch's: from search to use."""
+
+import torch
+
+from kernels.gemm import cublas_lt
+from worker_svc.config import kernel_cache
+from worker_svc.device import gpu_facts
+from worker_svc.models.fused import FusedDecoder
+from worker_svc.models.fused_gemms import is_librarys
+from worker_svc.parallel.group import Group
+from worker_svc.protocol.step import Limits
+from worker_svc.runner.decode_graphs import batch_sizes
+from worker_svc.tuning import gemm_choice
+from worker_svc.tuning.gemm_cache import ProductMemory
+from worker_svc.tuning.gemm_timing import ProductClock
+
+# version of the search: when it changes, stored results are measured again
+_SEARCH = 2
+
+
+def choose(model: FusedDecoder, device: torch.device, limits: Limits, group: Group) -> None:
+    """Chooses algorithms per number of rows of a decode graph, and for the largest prefill step.
+
+    The model uses them from then on.
+    """
+    weights = model.library_weights()
+    counts = (*batch_sizes(limits.max_decode_rows), limits.max_step_tokens)
+    wanted = gemm_choice.shapes(weights, counts, is_librarys)
+    library = cublas_lt.open_on(device) if wanted else None
+    # Rank 0 may have biases that the others lack, and so fewer shapes to choose for.
+    if not group.smallest(lambda: 0 if library is None else len(wanted)):
+        return
+    assert library is not None
+    clock = ProductClock(library, weights, device)
+    memory = ProductMemory(kernel_cache(), _key(library.version, device))
+    choices = gemm_choice.choose(wanted, library, memory, clock.measure, group)
+    model.quicken(choices, gemm_choice.by_kind(choices, library, group))
+
+
+def _key(library_version: int, device: torch.device) -> str:
+    """A key of everything that determines the algorithms and their times."""
+    name = torch.cuda.get_device_name(device)
+    versions = f"driver {gpu_facts.driver_version()}, cuBLASLt {library_version}"
+    return f"{name}, {versions}, search {_SEARCH}"

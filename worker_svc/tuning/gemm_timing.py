@@ -1,0 +1,151 @@
+"""Times the GEMM algorithms of the library on this device, with the model's weights.
+
+Timed as they will run, in CUDA graphs. The calls of a graph use one layer's weight after the other,
+as a step does, so that no weight is in a cache filled by the previous call.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from kernels.gemm.cublas_lt import CublasError, CublasLt, ProductKind, ProductShape
+from worker_svc.device.capture_stream import capture_stream, captured
+from worker_svc.tuning.gemm_choice import Timing
+
+log = logging.getLogger(__name__)
+
+# Larger than any cache between memory and the processors.
+COLD_BYTES = 1 << 28
+MAX_CALLS = 8
+# With so many rows, one call is long enough to be timed.
+MANY_ROWS = 1024
+ROUNDS = 3
+# Sums in another order differ in the last bit of bfloat16, which is 2⁻⁸ of a number.
+MAX_ERROR = 0.02
+
+Multiply = Callable[[Tensor], object]  # multiplies by a weight [N, K]
+
+
+class ProductClock:
+    """Times every algorithm and torch's own call."""
+
+    def __init__(
+        self,
+        library: CublasLt,
+        weights: Mapping[ProductKind, Sequence[Tensor]],
+        device: torch.device,
+    ) -> None:
+        self._library = library
+        self._weights = weights
+        self._device = device
+
+    @torch.inference_mode()
+    def measure(self, shape: ProductShape) -> list[Timing]:
+        """Timings of torch, then of each algorithm that works and matches torch's result."""
+        kind = shape.kind
+        x = torch.randn((shape.rows, kind.k), dtype=kind.dtype, device=self._device)
+        out = torch.zeros((shape.rows, kind.n), dtype=kind.dtype, device=self._device)
+        weights = in_turn(self._weights[kind], shape.rows)
+        expected = F.linear(x, weights[0])
+        stream = capture_stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            rival_of = partial(_Rival.of, weights=weights, out=out, expected=expected)
+            rivals = [rival_of(None, partial(_by_torch, x, out, kind.adds))]
+            for algorithm in self._library.candidates(shape):
+                try:
+                    product = partial(self._library.product(shape, algorithm), x, out=out)
+                    rivals.append(rival_of(algorithm, product))
+                except CublasError as error:
+                    log.info("an algorithm for %s is left out: %s", shape, error)
+            least_us = _least_us([rival.graph for rival in rivals])
+            differences = torch.stack([rival.difference for rival in rivals])
+            errors = (differences / vector_norm(expected, inf)).tolist()
+        timings = [
+            Timing(rival.algorithm, us / len(weights))
+            for rival, us in zip(rivals, least_us, strict=True)
+        ]
+        return without_wrong(shape, timings, errors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rival:
+    """An algorithm to time; None: torch."""
+
+    algorithm: bytes | None
+    graph: torch.cuda.CUDAGraph
+    difference: Tensor  # the largest, between the results with the first weight and torch's
+
+    @classmethod
+    def of(
+        cls,
+        algorithm: bytes | None,
+        multiply: Multiply,
+        weights: Sequence[Tensor],
+        out: Tensor,
+        expected: Tensor,
+    ) -> "_Rival":
+        """Creates it on the current stream."""
+        out.zero_()
+        multiply(weights[0])  # also loads the kernel, which a capture does not allow
+        difference = vector_norm(out.sub_(expected), inf)
+
+        def calls() -> None:
+            for weight in weights:
+                multiply(weight)
+
+        return cls(algorithm, captured(calls), difference)
+
+
+def in_turn(weights: Sequence[Tensor], num_rows: int) -> list[Tensor]:
+    """The weights of the calls in one graph, in turn: more than caches hold."""
+    if num_rows >= MANY_ROWS:
+        return [weights[0]]
+    num_calls = min(MAX_CALLS, max(2, -(-COLD_BYTES // weights[0].nbytes)))
+    return [weights[index % len(weights)] for index in range(num_calls)]
+
+
+def without_wrong(
+    shape: ProductShape, timings: Sequence[Timing], errors: Sequence[float]
+) -> list[Timing]:
+    """Keeps torch's timing and those of algorithms that match torch's result; logs the others."""
+    found = []
+    for timing, error in zip(timings, errors, strict=True):
+        if timing.algorithm is None or error <= MAX_ERROR:
+            found.append(timing)
+        else:  # or NaN
+            log.warning("an algorithm for %s is left out: it is %.2g off torch's", shape, error)
+    return found
+
+
+def _by_torch(x: Tensor, out: Tensor, adds: bool, weight: Tensor) -> None:
+    if adds:
+        out.addmm_(x, weight.t())
+    else:
+        torch.mm(x, weight.t(), out=out)
+
+
+def _least_us(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:
+    """The least time of each, measured in rounds, so that clock changes affect all alike."""
+    rounds = [[_replayed(graph) for graph in graphs] for _ in range(1 + ROUNDS)]
+    torch.cuda.current_stream().synchronize()
+    warm = [[1e3 * float(start.elapsed_time(end)) for start, end in one] for one in rounds[1:]]
+    return [min(found) for found in zip(*warm, strict=True)]
+
+
+def _replayed(graph: torch.cuda.CUDAGraph) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    start, end = (
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(2)
+    )
+    start.record()
+    graph.replay()
+    end.record()
+    return start, end
