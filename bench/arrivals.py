@@ -91,14 +91,14 @@ def _wait(launched: StepOutput | Pending) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class MixedStep:
     """Decoding rows and an arriving prompt."""
 
     num_rows: int
     num_prompt: int
 
     @classmethod
-    def parse(cls, text: str) -> "Arrival":
+    def parse(cls, text: str) -> "MixedStep":
         rows, prompt = text.split("+")
         return cls(int(rows), int(prompt))
 
@@ -106,7 +106,7 @@ class Arrival:
         return f"{self.num_rows}+{self.num_prompt}"
 
 
-def arrivals(runner: ModelRunner, shape: Arrival, context: int, times: int) -> list[StepSample]:
+def arrivals(runner: ModelRunner, shape: MixedStep, context: int, times: int) -> list[StepSample]:
     """A prompt of new tokens each time, in a slot of its own, into the rows that decode."""
     steps = Steps(runner)
     room = -(-(max(context + WARM_STEPS + times + 1, shape.num_prompt)) // runner.limits.block_size)
@@ -163,8 +163,8 @@ def main(arguments: Sequence[str]) -> int:
     """Measures prompts alone, then mixed steps, then rows that ask."""
     options = parse(arguments)
     told = Results(options.json, ["python", "-m", "bench.arrivals", *arguments])
-    shapes = [Arrival(0, n) for n in options.prompts] + [
-        Arrival.parse(text) for text in options.mixed
+    shapes = [MixedStep(0, n) for n in options.prompts] + [
+        MixedStep.parse(text) for text in options.mixed
     ]
     longest = max([options.context + 100, *(shape.num_prompt for shape in shapes)])
     most_rows = max([NUM_ASKED, *(2 + shape.num_rows for shape in shapes)])

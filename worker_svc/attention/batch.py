@@ -15,7 +15,7 @@ from worker_svc.attention.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class MixedBatch:
     """Who attends to what in a step whose shape only the device knows, as a graph needs it."""
 
     num_decodes: Tensor  # [1] int32: the leading sequences that compute one token each
@@ -36,7 +36,7 @@ class AttentionBatch:
     # The leading sequences that compute one token each, and the others; where that is worth a
     # launch more.
     parts: "tuple[AttentionBatch, AttentionBatch] | None" = None
-    shares: Shares | None = None  # in place of parts and lengths, in a graph
+    mixed: MixedBatch | None = None  # in place of parts and lengths, in a graph
 
     @property
     def is_decode(self) -> bool:

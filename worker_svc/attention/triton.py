@@ -9,7 +9,7 @@ from kernels.attention.decode_attention import (
     paged_decode_attention,
 )
 from kernels.attention.prefill_attention import attend_tiles, paged_attention
-from worker_svc.attention.batch import AttentionBatch, HeadLayout, Shares
+from worker_svc.attention.batch import AttentionBatch, HeadLayout, MixedBatch
 
 
 class TritonAttention:
@@ -54,17 +54,17 @@ class TritonAttention:
             batch.max_seqlen_q, self._scale, out,
         )  # fmt: skip
 
-    def shared(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, shares: Shares
+    def mixed(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, mixed: MixedBatch
     ) -> Tensor:
         """Decodes and prompts of a step whose shape the device knows; of padding anything."""
         out = torch.empty_like(q)
         attend_leading(
-            q, k_cache, v_cache, batch.block_tables, shares.decode_lens, shares.num_decodes,
+            q, k_cache, v_cache, batch.block_tables, mixed.decode_lens, mixed.num_decodes,
             self._scale, out, self._workspace,
         )  # fmt: skip
         attend_tiles(
             q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q,
-            shares.tiles, self._scale, out,
+            mixed.tiles, self._scale, out,
         )  # fmt: skip
         return out

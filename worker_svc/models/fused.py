@@ -248,8 +248,8 @@ class FusedDecoder:
         return None if reader.norms(num_rows) else reader.norm
 
     def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch) -> Tensor:
-        if batch.shares is not None:
-            return self.triton.shared(q, k_cache, v_cache, batch, batch.shares)
+        if batch.mixed is not None:
+            return self.triton.mixed(q, k_cache, v_cache, batch, batch.mixed)
         if batch.parts is None:
             return self._attend_part(q, k_cache, v_cache, batch)
         out = torch.empty_like(q)

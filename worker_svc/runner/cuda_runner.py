@@ -66,7 +66,7 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ComputePlan:
     """How a step is computed; without a map by a decode graph or kernel by kernel."""
 
     is_plain: bool = True  # no row that samples asks for more than a token
@@ -225,11 +225,11 @@ class CudaRunner(ModelRunner):
     def _launch(self, staged: Staged, queue_us: int, started: float) -> InFlight:
         rows = staged.rows
         parts = self.state.prompt_parts(staged)
-        way = self._way(staged, parts)
-        self.state.write(staged, _no_entering if way.brings_new else self.slots.enter)
+        plan = self._plan(staged, parts)
+        self.state.write(staged, _no_entering if plan.brings_new else self.slots.enter)
         self._move_blocks(staged)
         clock = self._new_clock() if len(rows.slots) else StepClock(self._device)
-        computed = self._compute(staged, way, parts, clock, started)
+        computed = self._compute(staged, plan, parts, clock, started)
         seen = None
         if staged.step.wants_state:
             seen = self.slots.look(staged)
@@ -247,32 +247,37 @@ class CudaRunner(ModelRunner):
             seen=seen,
         )
 
-    def _way(self, staged: Staged, parts: list[Part]) -> "Way":
+    def _plan(self, staged: Staged, parts: list[Part]) -> "ComputePlan":
         """How the rows are computed, known before anything is written."""
         rows, step = staged.rows, staged.step
         if not len(rows.slots):
-            return Way()
+            return ComputePlan()
         is_plain = self._is_plain(staged)
         if parts or (rows.is_decode and is_plain):
-            return Way(is_plain)
+            return ComputePlan(is_plain)
         step_map = self._step_graphs.map(rows)
         # Appended blocks are written ahead of the graph, so their sequence must be there by then.
         new = {sequence.slot for sequence in step.new_sequences}
         if step_map is None or not new or not new.isdisjoint(step.appended_slots.tolist()):
-            return Way(is_plain, step_map)
+            return ComputePlan(is_plain, step_map)
         entering = step_map.with_entering(self.slots.entering(staged), len(new))
-        return Way(is_plain, entering or step_map, brings_new=entering is not None)
+        return ComputePlan(is_plain, entering or step_map, brings_new=entering is not None)
 
     def _compute(
-        self, staged: Staged, way: "Way", parts: list[Part], clock: StepClock, started: float
+        self,
+        staged: Staged,
+        plan: "ComputePlan",
+        parts: list[Part],
+        clock: StepClock,
+        started: float,
     ) -> Computed:
         """Launches what the rows need, in the graphs that hold them."""
         rows = staged.rows
         if not len(rows.slots):
             return Computed()
-        if way.step_map is not None:
-            return self._compute_mapped(staged, way.step_map, way.is_plain, clock, started)
-        if parts or not (rows.is_decode and way.is_plain):
+        if plan.step_map is not None:
+            return self._compute_mapped(staged, plan.step_map, plan.is_plain, clock, started)
+        if parts or not (rows.is_decode and plan.is_plain):
             return self._compute_eagerly(staged, parts, clock, started)
         prepare_us = us_since(started)
         clock.mark()

@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels.attention.paged import Tiles
 from kernels.attention.prefill_attention import tokens_per_tile
 from kernels.sampling.step_inputs import StepColumns, StepInputs, gather_last, gather_step_inputs
-from worker_svc.attention.batch import AttentionBatch, Shares
+from worker_svc.attention.batch import AttentionBatch, MixedBatch
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.device.capture_stream import captured, capturing
 from worker_svc.device.transfer import PinnedRing, upload
@@ -187,7 +187,7 @@ class StepGraphs:
             cu_seqlens_q=columns.firsts,
             max_seqlen_q=size,
             max_context_len=self._limits.max_model_len,
-            shares=Shares(columns.num_decodes, inputs.decode_lens, tiles),
+            mixed=MixedBatch(columns.num_decodes, inputs.decode_lens, tiles),
         )
 
     def _decode_batch(self, num_rows: int) -> AttentionBatch:
