@@ -7,7 +7,8 @@
 One program reads one slice ("split") of one KV head of one sequence for all query heads that share
 it, so every cached byte is read once. The last split to finish merges the partial results of its
 sequence, hence one launch and no second kernel. The grid depends on shapes alone, never on
-lengths, so a captured CUDA graph stays valid while contexts grow.
+lengths, so a captured CUDA graph stays valid while contexts grow. `attend_leading` has the number
+of rows from the device, too: its programs share themselves out among however many there are.
 
 Of the rule in `pdl`, that nothing but weights is read before the wait, this kernel takes lengths,
 tables and older keys and values as an exception, since they are older than the step's embedding,
@@ -32,6 +33,9 @@ _FEW_PAIRS = 32
 _MANY_PAIRS = 1536
 _LINE_BYTES = 128  # what one prefetch brings
 _FEW_TO_PREFETCH = 256  # pairs; more of them keep the memory busy by themselves
+_MAX_MERGED = 16  # splits that a merge looks at at once
+# Of rows that the device counts: what suits a few dozen of them.
+_LEADING_PROGRAMS, _MAX_LEADING_SPLITS, _LEADING_MIN_SPLIT = 1024, 32, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ def decode_workspace(q: torch.Tensor, num_kv_heads: int) -> DecodeWorkspace:
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    num_splits: int
+    num_splits: int  # 0: as many as the device's count of rows leaves programs for
     min_split: int  # tokens: a shorter context is not cut further
     block_n: int
     num_warps: int
@@ -110,26 +114,76 @@ def paged_decode_attention(
     that outlives it.
     """
     batch, num_heads, head_dim = q.shape
-    _, block_size, num_kv_heads, _ = k_cache.shape
-    check_heads(q, k_cache, v_cache)
+    num_kv_heads = k_cache.shape[2]
     if block_tables.shape[0] != batch or context_lens.shape != (batch,):
         raise ValueError(f"batch {batch}: tables {block_tables.shape}, lens {context_lens.shape}")
+    out = output_for(q, out)
+    if batch:
+        check_heads(q, k_cache, v_cache)
+        pairs, group = batch * num_kv_heads, num_heads // num_kv_heads
+        config = _config(pairs, group, head_dim, q.element_size())
+        # All first splits come first: idle splits of short contexts would spoil their placement.
+        grid = (num_kv_heads, batch, config.num_splits)
+        _launch(
+            q, k_cache, v_cache, block_tables, context_lens, scale, out, workspace, config, grid,
+            ahead=config.block_n if pairs <= _FEW_TO_PREFETCH else 0,
+        )  # fmt: skip
+    return out
+
+
+def attend_leading(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    num_rows: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    workspace: DecodeWorkspace | None = None,
+) -> None:
+    """Attend with the first `num_rows` [1] int32, of B at most, of q [T, H, D]; writes no other."""
+    batch, num_kv_heads = len(context_lens), k_cache.shape[2]
+    if len(block_tables) != batch or num_rows.dtype != torch.int32:
+        raise ValueError(f"{batch} lengths, {len(block_tables)} tables, {num_rows.dtype} num_rows")
+    check_heads(q, k_cache, v_cache)
+    is_wide = q.shape[2] * q.element_size() > 256
+    tile = (16, 2, 2) if is_wide else (32, 1, 3)  # tokens, warps, stages
+    config = _Config(0, _LEADING_MIN_SPLIT, *tile)
+    # A row has a program for each of its KV heads at least.
+    programs = max(min(batch, len(q)), _LEADING_PROGRAMS // num_kv_heads)
+    _launch(
+        q, k_cache, v_cache, block_tables, context_lens, scale, output_for(q, out), workspace,
+        config, (num_kv_heads, programs, 1), num_rows, ahead=config.block_n,
+    )  # fmt: skip
+
+
+def _launch(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    workspace: DecodeWorkspace | None,
+    config: _Config,
+    grid: tuple[int, int, int],
+    num_rows: torch.Tensor | None = None,
+    ahead: int = 0,
+) -> None:
+    num_heads, head_dim = q.shape[1:]
+    block_size, num_kv_heads = k_cache.shape[1:3]
     if block_tables.dtype != torch.int32 or context_lens.dtype != torch.int32:
         raise TypeError("block_tables and context_lens must be int32")
     if block_tables.stride(1) != 1 or context_lens.stride(0) != 1:
         raise ValueError("rows of block_tables and context_lens must be contiguous")
-
-    out = output_for(q, out)
-    if batch == 0:
-        return out
     workspace = decode_workspace(q, num_kv_heads) if workspace is None else workspace
     group = num_heads // num_kv_heads
     if workspace.partial.shape[1:] != (group, head_dim):
         raise ValueError(f"workspace of {tuple(workspace.partial.shape)} is for other heads")
-    config = _config(batch * num_kv_heads, group, head_dim, q.element_size())
-    # All first splits come first: the idle splits of short contexts would spoil their placement.
-    _decode_kernel[(num_kv_heads, batch, config.num_splits)](
-        q, k_cache, v_cache, block_tables, context_lens, out,
+    _decode_kernel[grid](
+        q, k_cache, v_cache, block_tables, context_lens, num_rows, out,
         workspace.partial, workspace.stats, workspace.arrivals,
         scale * _LOG2_E,
         q.stride(0), *k_cache.stride()[:3], block_tables.stride(0),
@@ -139,16 +193,19 @@ def paged_decode_attention(
         BLOCK_SIZE=block_size,
         BLOCK_N=config.block_n,
         NUM_SPLITS=config.num_splits,
+        MAX_SPLITS=_MAX_LEADING_SPLITS,
+        MAX_SLICES=_MAX_SLICES,
         MIN_SPLIT=config.min_split,
+        MERGED=min(_MAX_MERGED, config.num_splits or _MAX_LEADING_SPLITS),
         TOKENS_FIRST=config.tokens_first,
-        AHEAD=config.block_n if batch * num_kv_heads <= _FEW_TO_PREFETCH else 0,
+        AHEAD=ahead,
+        FEW_TO_PREFETCH=_FEW_TO_PREFETCH,
         LINE=min(head_dim, _LINE_BYTES // q.element_size()),
         PDL=has_pdl(q),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **launch_options(q),
     )  # fmt: skip
-    return out
 
 
 @triton.jit
@@ -161,12 +218,37 @@ def _prefetch(ptrs: tl.tensor) -> None:
 
 
 @triton.jit
+def _fetch_ahead(
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    table: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    head_offset: tl.tensor,
+    stride_block: tl.tensor,
+    stride_token: tl.tensor,
+    D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LINE: tl.constexpr,
+) -> None:
+    """Asks for the first tile: its way to L2 is gone while the kernel before still makes q."""
+    tokens = tl.minimum(start + tl.arange(0, AHEAD), end - 1)
+    blocks = tl.load(table + tokens // BLOCK_SIZE).to(tl.int64)
+    offsets = blocks * stride_block + (tokens % BLOCK_SIZE) * stride_token + head_offset
+    for line in tl.static_range(0, D, LINE):
+        _prefetch(k_ptr + offsets + line)
+        _prefetch(v_ptr + offsets + line)
+
+
+@triton.jit
 def _decode_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
     tables_ptr: tl.tensor,
     lens_ptr: tl.tensor,
+    num_rows_ptr: tl.tensor,  # where NUM_SPLITS is 0
     out_ptr: tl.tensor,
     partial_ptr: tl.tensor,
     stats_ptr: tl.tensor,
@@ -183,15 +265,30 @@ def _decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    MAX_SLICES: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
+    MERGED: tl.constexpr,
     TOKENS_FIRST: tl.constexpr,
     AHEAD: tl.constexpr,
+    FEW_TO_PREFETCH: tl.constexpr,
     LINE: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     head = tl.program_id(0)
-    seq = tl.program_id(1)
-    split = tl.program_id(2)
+    if NUM_SPLITS > 0:
+        seq = tl.program_id(1)
+        split = tl.program_id(2)
+        num_splits = NUM_SPLITS
+    else:
+        # As in a grid of (KV heads, rows, splits): all first splits come first.
+        num_rows = tl.maximum(tl.load(num_rows_ptr), 1)
+        num_splits = tl.minimum(tl.num_programs(1) // num_rows, MAX_SPLITS)
+        # The workspace holds no more; a row of one split needs none of it.
+        most = tl.maximum(MAX_SLICES // (num_rows * tl.num_programs(0)), 1)
+        num_splits = tl.minimum(num_splits, most)
+        seq = tl.program_id(1) % num_rows
+        split = tl.program_id(1) // num_rows
     num_kv_heads = tl.num_programs(0)
     if PDL:
         gdc_launch_dependents()
@@ -201,7 +298,7 @@ def _decode_kernel(
     row = seq.to(tl.int64) * num_kv_heads + head  # one (sequence, KV head) pair
     out_offsets = (row * GROUP + heads)[:, None] * D + dims[None, :]
     context_len = tl.load(lens_ptr + seq)
-    per_split = tl.maximum(tl.cdiv(context_len, NUM_SPLITS), MIN_SPLIT)
+    per_split = tl.maximum(tl.cdiv(context_len, num_splits), MIN_SPLIT)
     per_split = tl.cdiv(per_split, BLOCK_N) * BLOCK_N
     start = split * per_split
     end = tl.minimum(start + per_split, context_len)
@@ -214,15 +311,11 @@ def _decode_kernel(
         return
 
     table = tables_ptr + seq.to(tl.int64) * stride_table
-    if PDL and AHEAD:
-        # The way from memory to L2 is gone while the kernel before still makes q.
-        ahead = tl.minimum(start + tl.arange(0, AHEAD), end - 1)
-        ahead_blocks = tl.load(table + ahead // BLOCK_SIZE).to(tl.int64)
-        ahead_offsets = ahead_blocks * stride_block + (ahead % BLOCK_SIZE) * stride_token
-        ahead_offsets = ahead_offsets + head * stride_head
-        for line in tl.static_range(0, D, LINE):
-            _prefetch(k_ptr + ahead_offsets + line)
-            _prefetch(v_ptr + ahead_offsets + line)
+    if PDL and AHEAD > 0 and (NUM_SPLITS > 0 or num_rows * num_kv_heads <= FEW_TO_PREFETCH):
+        _fetch_ahead(
+            k_ptr, v_ptr, table, start, end, head * stride_head, stride_block, stride_token,
+            D, BLOCK_SIZE, AHEAD, LINE,
+        )  # fmt: skip
     if PDL:
         gdc_wait()
     q_offsets = seq.to(tl.int64) * stride_q + (head * GROUP + heads)[:, None] * D + dims[None, :]
@@ -270,7 +363,7 @@ def _decode_kernel(
         tl.store(out_ptr + out_offsets, result, mask=is_head[:, None])
         return
 
-    slot = row * NUM_SPLITS + split
+    slot = row * num_splits + split
     partial_offsets = (slot * GROUP + heads)[:, None] * D + dims[None, :]
     tl.store(partial_ptr + partial_offsets, acc, mask=is_head[:, None])
     tl.store(stats_ptr + slot * 2 * GROUP + heads, peak, mask=is_head)
@@ -280,15 +373,14 @@ def _decode_kernel(
     arrived = tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel", scope="gpu")
     if arrived == num_active - 1:
         tl.store(arrivals_ptr + row, 0)
-        CHUNK: tl.constexpr = min(16, NUM_SPLITS)
         for g in tl.static_range(GROUP):
             top = float("-inf")
             merged_total = 0.0
             merged = tl.zeros([D], tl.float32)
-            for first in range(0, num_active, CHUNK):
-                splits = first + tl.arange(0, CHUNK)
+            for first in range(0, num_active, MERGED):
+                splits = first + tl.arange(0, MERGED)
                 active = splits < num_active
-                slots = row * NUM_SPLITS + splits
+                slots = row * num_splits + splits
                 stats = stats_ptr + slots * 2 * GROUP + g
                 offsets = (slots * GROUP + g)[:, None] * D + dims[None, :]
                 # From L2: this multiprocessor may hold stale lines of the workspace.

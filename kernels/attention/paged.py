@@ -1,6 +1,17 @@
-"""What calls that attend over a paged cache check alike."""
+"""What calls that attend over a paged cache share: checks, and tables of tiles."""
+
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tiles of queries, [N] int32 each; those that see the most keys should come first."""
+
+    rows: torch.Tensor  # the sequence of each; negative: no tile
+    firsts: torch.Tensor  # its first query among the sequence's own
+    max_seqlen_q: int  # a tile has the `tokens_per_tile` of this length
 
 
 def check_heads(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:

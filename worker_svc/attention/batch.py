@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernels import reference
+from kernels.attention.paged import Tiles
 from worker_svc.attention.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class MixedBatch:
+    """Who attends to what in a step whose shape only the device knows, as a graph needs it."""
+
+    num_decodes: Tensor  # [1] int32: the leading sequences that compute one token each
+    decode_lens: Tensor  # [B] int32, their contexts; -1 for all other sequences
+    tiles: Tiles  # of the others' queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +36,7 @@ class AttentionBatch:
     # The leading sequences that compute one token each, and the others; where that is worth a
     # launch more.
     parts: "tuple[AttentionBatch, AttentionBatch] | None" = None
+    mixed: MixedBatch | None = None  # in place of parts and lengths, in a graph
 
     @property
     def is_decode(self) -> bool:

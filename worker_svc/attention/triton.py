@@ -3,9 +3,13 @@
 import torch
 from torch import Tensor
 
-from kernels.attention.decode_attention import decode_workspace, paged_decode_attention
-from kernels.attention.prefill_attention import paged_attention
-from worker_svc.attention.batch import AttentionBatch, HeadLayout
+from kernels.attention.decode_attention import (
+    attend_leading,
+    decode_workspace,
+    paged_decode_attention,
+)
+from kernels.attention.prefill_attention import attend_tiles, paged_attention
+from worker_svc.attention.batch import AttentionBatch, HeadLayout, MixedBatch
 
 
 class TritonAttention:
@@ -49,3 +53,18 @@ class TritonAttention:
             q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q,
             batch.max_seqlen_q, self._scale, out,
         )  # fmt: skip
+
+    def mixed(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, mixed: MixedBatch
+    ) -> Tensor:
+        """Decodes and prompts of a step whose shape the device knows; of padding anything."""
+        out = torch.empty_like(q)
+        attend_leading(
+            q, k_cache, v_cache, batch.block_tables, mixed.decode_lens, mixed.num_decodes,
+            self._scale, out, self._workspace,
+        )  # fmt: skip
+        attend_tiles(
+            q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q,
+            mixed.tiles, self._scale, out,
+        )  # fmt: skip
+        return out

@@ -6,7 +6,9 @@ whenever the last launch outside of graphs was an ordinary one, which is 5 % of 
 rows. A graph captured on the first stream never did (docs/performance.md).
 """
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -16,6 +18,27 @@ import torch
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream for captures, created at the first call."""
     return _stream_of(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@contextmanager
+def capturing(device: torch.device) -> Iterator[None]:
+    """Captures of the block are on the one stream; afterwards all that it launched is done.
+
+    Garbage is searched for before and not meanwhile: what older graphs, events and pinned memory
+    do when they go would break a capture off.
+    """
+    torch.cuda.synchronize(device)
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    stream = capture_stream(device)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def captured(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:

@@ -1,6 +1,7 @@
 """Copies columns to the device and tokens back, without blocking the launching thread."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +19,51 @@ def upload(device: torch.device, *columns: NDArray[np.integer]) -> Sequence[Tens
     return torch.split(packed, [len(column) for column in columns])
 
 
-def upload_array(device: torch.device, array: NDArray[np.integer]) -> Tensor:
+def upload_array(device: torch.device, array: NDArray[Any]) -> Tensor:
     """One array with its type, copied in the same way."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
         tensor = tensor.pin_memory().to(device, non_blocking=True)
     return tensor
+
+
+class PinnedRing:
+    """Pinned memory that copies to a device leave from, a few buffers in turn.
+
+    None is written again before its last copy is done.
+    """
+
+    def __init__(self, num_words: int, device: torch.device, length: int = 8) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._buffers = [
+            torch.zeros(num_words, dtype=torch.int32, pin_memory=self._is_cuda)
+            for _ in range(length)
+        ]
+        self._views = [buffer.numpy() for buffer in self._buffers]
+        self._copied = [
+            torch.cuda.Event()  # type: ignore[no-untyped-call]
+            for _ in range(length if self._is_cuda else 0)
+        ]
+        self._next = 0
+
+    def send(self, words: NDArray[np.int32], into: Tensor) -> None:
+        """Copies so many int32 words to the begin of `into`, in the order of the stream."""
+        turn, self._next = self._next, (self._next + 1) % len(self._buffers)
+        if self._is_cuda:
+            self._copied[turn].synchronize()
+        length = len(words)
+        self._views[turn][:length] = words
+        into[:length].copy_(self._buffers[turn][:length], non_blocking=True)
+        if self._is_cuda:
+            self._copied[turn].record()
+
+
+def fetched(values: Tensor) -> Tensor:
+    """The same on the host, once what was launched so far is done; the host goes on meanwhile."""
+    if values.device.type != "cuda":
+        return values
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)
 
 
 def download(values: Tensor) -> Callable[[], NDArray[np.int64]]:

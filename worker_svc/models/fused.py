@@ -133,26 +133,64 @@ class FusedDecoder:
 
         Of other tokens than the last ones nothing is wanted of the last layer but keys and values.
         """
-        eps = self._eps
+        hidden, q = self.begin(token_ids, positions, kv_cache, batch)
+        if last is not None:
+            hidden, q, batch = _of_last(last, hidden, q)
+            if not len(q):
+                return hidden.residual
+        return self.finish(hidden, q, kv_cache, batch)
+
+    def begin(
+        self, token_ids: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
+    ) -> tuple[Hidden, Tensor]:
+        """Everything before the last layer's attention: the residual, and its queries [T, H, D].
+
+        All keys and values are in the cache then.
+        """
         hidden = self._embed(token_ids)
-        for index, layer in enumerate(self._layers):
-            qkv, rms_of = layer.qkv(hidden, eps)  # [T, (H + 2 Hkv) D]
-            k_cache, v_cache = kv_cache.layer(index)
-            q = norm_rope_write_kv(
-                qkv, positions, self._cos_sin, k_cache, v_cache, batch.slot_mapping,
-                layer.q_norm, layer.k_norm, eps, rms_of,
-            )  # fmt: skip
-            if last is not None and index == len(self._layers) - 1:
-                hidden, q, batch = _of_last(last, hidden, q)
-                if not len(q):
-                    return hidden.residual
-            attended = self._attend(q, k_cache, v_cache, batch).flatten(1)  # [T, H D]
-            hidden = self._add(layer.o, attended, hidden, Slot.ATTENTION, layer.gate_up)
-            inner = layer.gate_up.gated(hidden, eps)  # [T, I]
-            hidden = self._add(layer.down, inner, hidden, Slot.MLP, self._behind(index))
+        q = self._project(0, hidden, positions, kv_cache, batch)
+        for index in range(1, len(self._layers)):
+            hidden = self._close(index - 1, hidden, q, kv_cache, batch)
+            q = self._project(index, hidden, positions, kv_cache, batch)
+        return hidden, q
+
+    def finish(self, hidden: Hidden, q: Tensor, kv_cache: KVCache, batch: AttentionBatch) -> Tensor:
+        """The rest for some rows of what `begin` returns: hidden states [R, hidden], normed.
+
+        The residual may be overwritten.
+        """
+        hidden = self._close(len(self._layers) - 1, hidden, q, kv_cache, batch)
         if hidden.normed is not None:
             return hidden.normed
-        return rms_norm(hidden.residual, self._final_norm, eps)
+        return rms_norm(hidden.residual, self._final_norm, self._eps)
+
+    def _project(
+        self,
+        index: int,
+        hidden: Hidden,
+        positions: Tensor,
+        kv_cache: KVCache,
+        batch: AttentionBatch,
+    ) -> Tensor:
+        """A layer's queries [T, H, D]; its keys and values go to the cache."""
+        layer = self._layers[index]
+        qkv, rms_of = layer.qkv(hidden, self._eps)  # [T, (H + 2 Hkv) D]
+        k_cache, v_cache = kv_cache.layer(index)
+        return norm_rope_write_kv(
+            qkv, positions, self._cos_sin, k_cache, v_cache, batch.slot_mapping,
+            layer.q_norm, layer.k_norm, self._eps, rms_of,
+        )  # fmt: skip
+
+    def _close(
+        self, index: int, hidden: Hidden, q: Tensor, kv_cache: KVCache, batch: AttentionBatch
+    ) -> Hidden:
+        """A layer from its attention on."""
+        layer = self._layers[index]
+        k_cache, v_cache = kv_cache.layer(index)
+        attended = self._attend(q, k_cache, v_cache, batch).flatten(1)  # [T, H D]
+        hidden = self._add(layer.o, attended, hidden, Slot.ATTENTION, layer.gate_up)
+        inner = layer.gate_up.gated(hidden, self._eps)  # [T, I]
+        return self._add(layer.down, inner, hidden, Slot.MLP, self._behind(index))
 
     def shortened(self, num_layers: int) -> "FusedDecoder":
         """The first layers alone, for rehearsals: the kernels of all of them, and no sense."""
@@ -210,6 +248,8 @@ class FusedDecoder:
         return None if reader.norms(num_rows) else reader.norm
 
     def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch) -> Tensor:
+        if batch.mixed is not None:
+            return self.triton.mixed(q, k_cache, v_cache, batch, batch.mixed)
         if batch.parts is None:
             return self._attend_part(q, k_cache, v_cache, batch)
         out = torch.empty_like(q)

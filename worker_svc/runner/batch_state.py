@@ -7,6 +7,7 @@ rows up to date, then either `commit` or `rollback`.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -160,8 +161,11 @@ class BatchState:
         appended_at = self._append(table, step.appended_slots)
         return Staged(step, table, appended_at, self._rows(table, step))
 
-    def write(self, staged: Staged) -> None:
-        """Brings the device rows up to date with a staged step."""
+    def write(self, staged: Staged, enter: Callable[[Staged], None] | None = None) -> None:
+        """Brings the device rows up to date with a staged step.
+
+        `enter` writes the rows of its new sequences in another way than here.
+        """
         step, new = staged.step, staged.step.new_sequences
         for slot in (sequence.slot for sequence in new):
             if self.table.columns["num_tokens"][slot]:
@@ -169,15 +173,19 @@ class BatchState:
                     _Saved(slot, self.token_rows[slot].clone(), self.block_tables[slot].clone())
                 )
         if new:
-            for slot in (sequence.slot for sequence in new):
-                self.block_tables[slot].zero_()
-            firsts = [sequence.slot * self.token_rows.shape[1] for sequence in new]
-            self._scatter(self.token_rows, firsts, [sequence.token_ids for sequence in new])
-            firsts = [sequence.slot * self.block_tables.shape[1] for sequence in new]
-            self._scatter(self.block_tables, firsts, [sequence.block_ids for sequence in new])
+            (enter or self._enter_rows)(staged)
         if len(staged.appended_at):
             index = step.appended_slots * self.block_tables.shape[1] + staged.appended_at
             self._put(self.block_tables, index, step.appended_block_ids)
+
+    def _enter_rows(self, staged: Staged) -> None:
+        new = staged.step.new_sequences
+        for slot in (sequence.slot for sequence in new):
+            self.block_tables[slot].zero_()
+        firsts = [sequence.slot * self.token_rows.shape[1] for sequence in new]
+        self._scatter(self.token_rows, firsts, [sequence.token_ids for sequence in new])
+        firsts = [sequence.slot * self.block_tables.shape[1] for sequence in new]
+        self._scatter(self.block_tables, firsts, [sequence.block_ids for sequence in new])
 
     def write_sampled(self, rows: Rows, token_ids: Tensor) -> None:
         """Writes sampled tokens [R] after the known ones, where the next step reads them.
@@ -224,6 +232,8 @@ class BatchState:
         """What this step computes of prompts that are asked about, in batch order."""
         rows = staged.rows
         if rows.is_decode:
+            return []
+        if not staged.table.columns["report_end"][rows.slots].any():
             return []
         columns = staged.table.columns[rows.slots]
         begins = np.maximum(columns["report_begin"], rows.num_computed)

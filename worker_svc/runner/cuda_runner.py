@@ -1,8 +1,9 @@
 """The runner on CUDA: launches steps and leaves waiting for them to others.
 
-A decode step is one graph replay; any other step runs eagerly over flat tensors. Neither waits for
-the device: the host advances its table when the launch has worked, and the tokens are read once
-the step's last event has come.
+A decode step is one graph replay, a step with prompts two. Kernel by kernel are launched what some
+rows ask for in addition to tokens, after the graph that computes all of them, and steps that are
+larger than every graph. Nothing waits for the device: the host advances its table when the launch
+has worked, and the tokens are read once the step's last event has come.
 """
 
 import gc
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.device.step_clock import StepClock
+from worker_svc.device.transfer import fetched, upload, upload_array
 from worker_svc.models import Decoder
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import (
@@ -30,14 +32,18 @@ from worker_svc.runner.batch_state import Staged
 from worker_svc.runner.decode_graphs import DecodeGraphs
 from worker_svc.runner.device_slots import Seen, SlotsOnDevice
 from worker_svc.runner.model_runner import NO_CHOICE, ModelRunner, failed, to_output, us_since
+from worker_svc.runner.step_graphs import StepGraphs
+from worker_svc.runner.step_map import StepMap
 from worker_svc.sampling import logprobs
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.sampling.logits_processors import Adjustments
 from worker_svc.sampling.logprobs import Logprobs
-from worker_svc.sampling.prompt_outputs import Found
+from worker_svc.sampling.prompt_outputs import Found, Part
 from worker_svc.sampling.sampler import SamplingRows, adjust_and_check, is_filtered
 
 log = logging.getLogger(__name__)
+
+GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +51,27 @@ class Beside:
     """Outputs of a step in addition to tokens; the default if no row asks for any."""
 
     logprobs: Logprobs | None = None
-    has_choice: Tensor | None = None  # [R] bool, as of `Checked`
+    has_choice: Tensor | None = None  # [N] bool on the host, as of `Checked`: of adjusted rows
     adjustments: Adjustments = field(default_factory=Adjustments)
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a launch will bring; the default if it has no rows."""
+
+    prepare_us: int = 0  # from its begin to the first of its work on the device; 0: it has none
+    places: IntColumn | None = None  # of tokens in the ring's row; None: in the rows' order
+    beside: Beside = field(default_factory=Beside)
+    asked: tuple[Found, ...] = ()  # of prompts
+
+
+@dataclass(frozen=True, slots=True)
+class ComputePlan:
+    """How a step is computed; without a map by a decode graph or kernel by kernel."""
+
+    is_plain: bool = True  # no row that samples asks for more than a token
+    step_map: StepMap | None = None
+    brings_new: bool = False  # the map has the new sequences, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +82,9 @@ class InFlight:
     staged: Staged
     clock: StepClock
     ring_row: int | None  # None: no row samples
-    places: IntColumn | None  # where in it each row's token is; None: in the rows' order
-    beside: Beside
+    computed: "Computed"
     timings: StepTimings
     started: float
-    asked: tuple[Found, ...] = ()  # of prompts
     seen: Seen | None = None  # the slots after it, if it wants their state
 
     def result(self) -> StepOutput:
@@ -69,12 +92,13 @@ class InFlight:
         step_id = self.staged.step.step_id
         try:
             self.clock.wait()
-            tokens, found = self._tokens(), self.beside.logprobs
+            beside = self.computed.beside
+            tokens, found = self._tokens(), beside.logprobs
             columns = None if found is None else found.to_host()
-            problems = self.beside.adjustments.problems()
+            problems = beside.adjustments.problems()
             output = to_output(step_id, tokens, self._timings(), columns, problems)
-            if self.asked:
-                reports = tuple(found.to_host() for found in self.asked)
+            if self.computed.asked:
+                reports = tuple(found.to_host() for found in self.computed.asked)
                 output = replace(output, prompt_reports=reports)
             if self.seen is not None:
                 output = replace(output, state=self.seen.hashes())
@@ -93,10 +117,11 @@ class InFlight:
             return np.zeros(0, dtype=np.int32)
         num_sampled = int(np.count_nonzero(self.staged.rows.samples))
         tokens = self.runner.slots.tokens(self.ring_row, num_sampled)
-        if self.places is not None:
-            tokens = tokens[self.places]
-        if self.beside.has_choice is not None:
-            tokens[~self.beside.has_choice.cpu().numpy()] = NO_CHOICE
+        if self.computed.places is not None:
+            tokens = tokens[self.computed.places]
+        beside = self.computed.beside
+        if beside.has_choice is not None:
+            tokens[beside.adjustments.rows[~beside.has_choice.numpy()]] = NO_CHOICE
         return tokens
 
     def _timings(self) -> StepTimings:
@@ -127,18 +152,26 @@ class CudaRunner(ModelRunner):
         super().__init__(model, kv_cache, limits, device, grammars)
         assert model.fused is not None  # what it cannot run goes to an EagerRunner
         self.slots = SlotsOnDevice(self.state)
-        self._graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
+        self._decode_graphs = DecodeGraphs(model, kv_cache, self.slots, limits)
+        self._step_graphs = StepGraphs(model, kv_cache, self.slots, limits)
+        self.graph_bytes = 0  # of the device's memory; known once warm
 
     @property
     def graph_batch_sizes(self) -> tuple[int, ...]:
-        return self._graphs.sizes
+        return self._decode_graphs.sizes
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Runs the largest prefill and captures every decode step; touches no state."""
         self.state.grammars.prepare()
         self._rehearse_prefills(self._prefill_lengths())
-        self._graphs.capture()
+        self.slots.rehearse_entering()
+        free = torch.cuda.mem_get_info(self._device)[0]
+        pool = torch.cuda.graph_pool_handle()
+        self._step_graphs.capture(pool)
+        self._decode_graphs.capture(pool)
+        self.graph_bytes = free - torch.cuda.mem_get_info(self._device)[0]
+        log.info("graphs take %.2f GiB", self.graph_bytes / GIB)
         self.slots.restore(self.state.table)
         torch.cuda.synchronize(self._device)
         # All this lives as long as the process: searching it for garbage would hold up a step.
@@ -149,7 +182,9 @@ class CudaRunner(ModelRunner):
     def profile(self) -> None:
         """Takes the memory that serving takes: the largest steps, and graphs for the largest."""
         self._rehearse_prefills(self._largest_prefills())
-        self._graphs.capture(self._graphs.sizes[-1:])
+        pool = torch.cuda.graph_pool_handle()
+        self._step_graphs.capture(pool, largest_only=True)
+        self._decode_graphs.capture(pool, self._decode_graphs.sizes[-1:])
         torch.cuda.synchronize(self._device)
 
     def rehearsals(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
@@ -157,7 +192,8 @@ class CudaRunner(ModelRunner):
         prefills: list[Callable[[], None]] = [
             partial(self._rehearse, lengths) for lengths in self._prefill_lengths()
         ]
-        return prefills, self._graphs.rehearsals()
+        prefills += [*self._step_graphs.rehearsals(), self.slots.rehearse_entering]
+        return prefills, self._decode_graphs.rehearsals()
 
     def _largest_prefills(self) -> list[list[int]]:
         """Whole prompts, and as many short ones as there may be, whose logits are the largest."""
@@ -187,38 +223,13 @@ class CudaRunner(ModelRunner):
             self.slots.sample(self._model.vocab_part(hidden), nobody, filters)
 
     def _launch(self, staged: Staged, queue_us: int, started: float) -> InFlight:
-        self.state.write(staged)
+        rows = staged.rows
+        parts = self.state.prompt_parts(staged)
+        plan = self._plan(staged, parts)
+        self.state.write(staged, _no_entering if plan.brings_new else self.slots.enter)
         self._move_blocks(staged)
-        new_slots = [sequence.slot for sequence in staged.step.new_sequences]
-        self.slots.write(staged.table, np.array(new_slots, dtype=np.int64))
-        clock = self._new_clock() if len(staged.rows.slots) else StepClock(self._device)
-        beside, places, rows = Beside(), None, staged.rows
-        asked: list[Found] = []
-        is_sampling = bool(rows.samples.any())
-        if len(rows.slots) and rows.is_decode and self._is_plain(staged):
-            prepare_us = us_since(started)
-            clock.mark()
-            places = self._graphs.replay(rows.slots, rows.num_computed, self._filters(staged))
-            clock.mark()
-        elif len(rows.slots):
-            model_inputs = inputs.build(self.state, rows)
-            # Before the model is launched, so that masks are filled while it computes.
-            sampling = self.state.sampling_rows(staged) if is_sampling else None
-            prepare_us = us_since(started)
-            clock.mark()
-            parts = self.state.prompt_parts(staged)
-            # Who asks about a prompt wants the hidden states of all its tokens.
-            last = None if parts else model_inputs.last
-            hidden = self._forward(model_inputs, last)  # [T, hidden], or of the last tokens
-            clock.mark()
-            asked = self._find_out(parts, hidden)
-            if sampling is not None:
-                if last is None and model_inputs.logit_rows is not None:
-                    hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
-                beside = self._sample_eagerly(hidden, staged, sampling)
-            clock.mark()
-        else:
-            prepare_us = us_since(started)
+        clock = self._new_clock() if len(rows.slots) else StepClock(self._device)
+        computed = self._compute(staged, plan, parts, clock, started)
         seen = None
         if staged.step.wants_state:
             seen = self.slots.look(staged)
@@ -227,55 +238,147 @@ class CudaRunner(ModelRunner):
             runner=self,
             staged=staged,
             clock=clock,
-            ring_row=self.slots.count() if is_sampling else None,
-            places=places,
-            beside=beside,
-            asked=tuple(asked),
-            timings=StepTimings(queue_us=queue_us, prepare_us=prepare_us),
+            ring_row=self.slots.count() if rows.samples.any() else None,
+            computed=computed,
+            timings=StepTimings(
+                queue_us=queue_us, prepare_us=computed.prepare_us or us_since(started)
+            ),
             started=started,
             seen=seen,
         )
 
+    def _plan(self, staged: Staged, parts: list[Part]) -> "ComputePlan":
+        """How the rows are computed, known before anything is written."""
+        rows, step = staged.rows, staged.step
+        if not len(rows.slots):
+            return ComputePlan()
+        is_plain = self._is_plain(staged)
+        if parts or (rows.is_decode and is_plain):
+            return ComputePlan(is_plain)
+        step_map = self._step_graphs.map(rows)
+        # Appended blocks are written ahead of the graph, so their sequence must be there by then.
+        new = {sequence.slot for sequence in step.new_sequences}
+        if step_map is None or not new or not new.isdisjoint(step.appended_slots.tolist()):
+            return ComputePlan(is_plain, step_map)
+        entering = step_map.with_entering(self.slots.entering(staged), len(new))
+        return ComputePlan(is_plain, entering or step_map, brings_new=entering is not None)
+
+    def _compute(
+        self,
+        staged: Staged,
+        plan: "ComputePlan",
+        parts: list[Part],
+        clock: StepClock,
+        started: float,
+    ) -> Computed:
+        """Launches what the rows need, in the graphs that hold them."""
+        rows = staged.rows
+        if not len(rows.slots):
+            return Computed()
+        if plan.step_map is not None:
+            return self._compute_mapped(staged, plan.step_map, plan.is_plain, clock, started)
+        if parts or not (rows.is_decode and plan.is_plain):
+            return self._compute_eagerly(staged, parts, clock, started)
+        prepare_us = us_since(started)
+        clock.mark()
+        filters = self._filters(staged)
+        places = self._decode_graphs.replay(rows.slots, rows.num_computed, filters)
+        clock.mark()
+        return Computed(prepare_us, places)
+
+    def _compute_mapped(
+        self, staged: Staged, step_map: StepMap, is_plain: bool, clock: StepClock, started: float
+    ) -> Computed:
+        """By the graphs of steps; what rows ask for in addition is launched after the first."""
+        # Before the model is launched, so that masks are filled while it computes.
+        sampling = None if is_plain else self.state.sampling_rows(staged)
+        prepare_us = us_since(started)
+        clock.mark()
+        self._step_graphs.begin(step_map)
+        clock.mark()
+        if not step_map.num_sampled:
+            clock.mark()
+            return Computed(prepare_us)
+        if sampling is None:
+            self._step_graphs.sample(step_map, self._filters(staged))
+            clock.mark()
+            return Computed(prepare_us, step_map.places)
+        beside = self._sample_eagerly(self._step_graphs.logits(step_map), staged, sampling)
+        clock.mark()
+        return Computed(prepare_us, beside=beside)
+
+    def _compute_eagerly(
+        self, staged: Staged, parts: list[Part], clock: StepClock, started: float
+    ) -> Computed:
+        """Kernel by kernel: steps that no graph holds, and those that say something of prompts."""
+        model_inputs = inputs.build(self.state, staged.rows)
+        sampling = self.state.sampling_rows(staged) if staged.rows.samples.any() else None
+        prepare_us = us_since(started)
+        clock.mark()
+        # Who asks about a prompt wants the hidden states of all its tokens.
+        last = None if parts else model_inputs.last
+        hidden = self._forward(model_inputs, last)  # [T, hidden], or of the last tokens
+        clock.mark()
+        asked, beside = self._find_out(parts, hidden), Beside()
+        if sampling is not None:
+            if last is None and model_inputs.logit_rows is not None:
+                hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
+            beside = self._sample_eagerly(self._model.vocab_part(hidden), staged, sampling)
+        clock.mark()
+        return Computed(prepare_us, beside=beside, asked=tuple(asked))
+
     def _is_plain(self, staged: Staged) -> bool:
-        """Whether no row wants its logits changed or reported."""
-        columns = staged.table.columns[staged.rows.slots]
-        is_short = columns["num_tokens"] - columns["num_prompt"] < columns["min_tokens"]
-        return not (columns["has_rules"] | columns["has_logprobs"] | is_short).any()
+        """Whether no row that samples wants its logits changed or reported."""
+        columns, slots = staged.table.columns, staged.rows.slots[staged.rows.samples]
+        if columns["has_rules"][slots].any() or columns["has_logprobs"][slots].any():
+            return False
+        if not columns["min_tokens"][slots].any():
+            return True
+        num_output = columns["num_tokens"][slots] - columns["num_prompt"][slots]
+        return not (num_output < columns["min_tokens"][slots]).any()
 
     def _filters(self, staged: Staged) -> bool:
-        columns = staged.table.columns[staged.rows.slots]
-        return bool(
-            is_filtered(
-                columns["temperature"], columns["top_k"], columns["top_p"], columns["min_p"]
-            ).any()
-        )
+        columns, slots = staged.table.columns, staged.rows.slots
+        names = ("temperature", "top_k", "top_p", "min_p")
+        temperature, top_k, top_p, min_p = (columns[name][slots] for name in names)
+        return bool(is_filtered(temperature, top_k, top_p, min_p).any())
 
-    def _sample_eagerly(self, hidden: Tensor, staged: Staged, sampling: SamplingRows) -> Beside:
-        part = self._model.vocab_part(hidden)
+    def _sample_eagerly(self, part: VocabPart, staged: Staged, sampling: SamplingRows) -> Beside:
+        """Launches all that the rows ask for; nothing of it waits for the device."""
         slots = staged.rows.slots[staged.rows.samples]
         filters = bool(sampling.is_filtered.any())
         wanted = sampling.logprob_rows
         if not len(wanted) and not sampling.adjustments:
             self.slots.sample(part, slots, filters)
             return Beside()
-        logits = part.whole().float()  # [R, V]
+        logits = part.whole()  # [R, V]
         raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
-        checked = adjust_and_check(logits, sampling.adjustments)
-        # A masked token weighs nothing; for the kernel, only a row that failed is not finite.
-        logits.clamp_(min=torch.finfo(torch.float32).min)
-        logits.masked_fill_(~checked.is_good[:, None], float("nan"))
+        has_choice = None
+        if sampling.adjustments:
+            logits = logits.float()
+            has_choice = fetched(self._adjust(logits, sampling.adjustments))
         self.slots.sample(VocabPart(logits), slots, filters)
-        beside = Beside(None, checked.has_choice, sampling.adjustments)
+        beside = Beside(None, has_choice, sampling.adjustments)
         if raw is None:
             return beside
         ends = staged.table.columns["num_tokens"][slots]  # where the tokens were written
         found = logprobs.look_up(raw, wanted, self._written(slots, ends), sampling.num_top)
-        return replace(beside, logprobs=found)
+        return replace(beside, logprobs=found.fetched())
+
+    def _adjust(self, logits: Tensor, adjustments: Adjustments) -> Tensor:
+        """Changes logits [R, V] float32 for the kernels; returns `has_choice` of changed rows."""
+        rows = upload_array(self._device, adjustments.rows)
+        checked = adjust_and_check(logits, adjustments, rows)
+        assert checked.has_choice is not None
+        # A masked token weighs nothing; for the kernel, only a row that failed is not finite.
+        changed = logits.index_select(0, rows).clamp_(min=torch.finfo(torch.float32).min)
+        logits.index_copy_(0, rows, changed.masked_fill_(~checked.is_good[:, None], float("nan")))
+        return checked.has_choice
 
     def _written(self, slots: np.ndarray, positions: np.ndarray) -> Tensor:
         """Tokens [R] at these positions of the token rows."""
-        index = torch.from_numpy(slots * self.slots.token_rows.shape[1] + positions)
-        return self.slots.token_rows.view(-1)[index.to(self._device)].long()
+        (index,) = upload(self._device, slots * self.slots.token_rows.shape[1] + positions)
+        return self.slots.token_rows.view(-1).index_select(0, index).long()
 
     def _undo(self) -> None:
         super()._undo()
@@ -283,4 +386,8 @@ class CudaRunner(ModelRunner):
             self.slots.restore(self.state.table)
         except RuntimeError:
             log.exception("the device does not answer")
-        self._graphs.forget()
+        self._decode_graphs.forget()
+
+
+def _no_entering(staged: Staged) -> None:
+    """The step's graph lets them enter."""

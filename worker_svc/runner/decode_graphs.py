@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor
 from kernels.sampling.decode_inputs import DecodeInputs, gather_decode_inputs
 from worker_svc.attention.batch import AttentionBatch
 from worker_svc.attention.kv_cache import KVCache
-from worker_svc.device.capture_stream import capture_stream, captured
+from worker_svc.device.capture_stream import captured, capturing
+from worker_svc.device.transfer import PinnedRing
 from worker_svc.models.decoder import Decoder
 from worker_svc.models.fused import FusedDecoder
 from worker_svc.protocol.step import IntColumn, Limits
@@ -66,6 +68,7 @@ class DecodeGraphs:
         self._batch_slots = torch.full(
             (self.sizes[-1],), NO_SLOT, dtype=torch.int32, device=slots.device
         )
+        self._ring = PinnedRing(self.sizes[-1], slots.device)
         self._loaded: IntColumn | None = None  # the rows whose slots the device holds
         self._places: IntColumn = np.empty(0, dtype=np.int64)  # of these rows in the batch
         self._graphs: dict[_Variant, torch.cuda.CUDAGraph] = {}
@@ -74,21 +77,17 @@ class DecodeGraphs:
         """Everything that `capture` captures, as calls that run it without a request."""
         return [partial(self._rehearse, size) for size in self.sizes]
 
-    def capture(self, sizes: tuple[int, ...] | None = None) -> None:
+    def capture(self, pool: Any, sizes: tuple[int, ...] | None = None) -> None:
         """Captures all sizes or those given, largest first, since it decides the memory."""
         started = time.perf_counter()
         self._batch_slots.fill_(NO_SLOT)
         self._loaded = None
-        torch.cuda.synchronize(self._slots.device)
-        pool = torch.cuda.graph_pool_handle()
-        stream = capture_stream(self._slots.device)
-        with torch.cuda.stream(stream):
+        with capturing(self._slots.device):
             for size in sorted(sizes or self.sizes, reverse=True):
                 self._rehearse(size)  # compiles, and lets the libraries make their workspaces
                 for filters in (False, True):
                     variant = _Variant(size, filters)
                     self._graphs[variant] = captured(partial(self._step, variant), pool)
-        stream.synchronize()
         log.info("%d graphs captured in %.1f s", len(self._graphs), time.perf_counter() - started)
 
     def replay(self, slots: IntColumn, lengths: IntColumn, filters: bool) -> IntColumn:
@@ -114,8 +113,7 @@ class DecodeGraphs:
         self._places[order] = np.arange(len(order))
         padded = np.full(len(self._batch_slots), NO_SLOT, dtype=np.int32)
         padded[: len(slots)] = slots[order]
-        pinned = torch.from_numpy(padded).pin_memory()
-        self._batch_slots.copy_(pinned, non_blocking=True)
+        self._ring.send(padded, self._batch_slots)
         self._loaded = slots
 
     def _rehearse(self, size: int) -> None:

@@ -5,6 +5,7 @@ in the batch state. Every step that samples has a number; its tokens are in the 
 number, in memory that host and device share.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.sampling.enter_slots import HEADER_WORDS, STATE_AT, enter_slots
 from kernels.sampling.filtered_draw import draw_filtered
 from kernels.sampling.sample import RING, Tokens, choose, find_candidates, output_ring
 from kernels.sampling.slot_state import (
@@ -25,7 +27,7 @@ from kernels.sampling.slot_state import (
     TOP_P,
 )
 from wire.state_hash import StateHashes, block_weights, slot_hashes
-from worker_svc.device.transfer import upload
+from worker_svc.device.transfer import upload, upload_array
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import IntColumn
 from worker_svc.runner.batch_state import BatchState, HostSlots, Staged
@@ -54,6 +56,31 @@ class SlotsOnDevice:
         if len(slots):
             index, rows = upload(self.device, slots, _rows(table.columns[slots]).reshape(-1))
             self.slot_state.index_copy_(0, index, rows.view(len(slots), -1))
+
+    def entering(self, staged: Staged) -> NDArray[np.int32]:
+        """What `enter_slots` writes for a step's new sequences."""
+        new = staged.step.new_sequences
+        slots = np.array([sequence.slot for sequence in new], dtype=np.int64)
+        return entering_words(
+            slots,
+            [sequence.token_ids for sequence in new],
+            [sequence.block_ids for sequence in new],
+            _rows(staged.table.columns[slots]),
+        )
+
+    def enter(self, staged: Staged) -> None:
+        """Writes the rows of a step's new sequences: one copy, one kernel."""
+        words = upload_array(self.device, self.entering(staged))
+        self.write_entering(words, len(staged.step.new_sequences))
+
+    def write_entering(self, words: Tensor, most: int, count: Tensor | None = None) -> None:
+        """The kernel alone, for words that are on the device; see `enter_slots`."""
+        enter_slots(words, most, self.token_rows, self.block_tables, self.slot_state, count)
+
+    def rehearse_entering(self) -> None:
+        """Lets a sequence enter no slot."""
+        words = torch.zeros(HEADER_WORDS, dtype=torch.int32, device=self.device)
+        self.write_entering(words.sub_(1), 1)
 
     def sample(self, part: VocabPart, slots: IntColumn, filters: bool) -> None:
         """Samples one row of logits per slot, as a step of its own."""
@@ -121,6 +148,25 @@ class Seen:
         num_computed = self.num_computed + num_tokens - self.num_tokens
         hashes = slot_hashes(self.slots, sums.view(np.uint64), num_computed, token_ids)
         return StateHashes(self.slots, hashes)
+
+
+def entering_words(
+    slots: IntColumn,
+    token_ids: Sequence[NDArray[np.int32]],
+    block_ids: Sequence[NDArray[np.int32]],
+    numbers: NDArray[np.int64],
+) -> NDArray[np.int32]:
+    """What `enter_slots` reads: the sequences' headers, then their tokens, then their blocks."""
+    parts = (*token_ids, *block_ids)
+    lengths = np.array([len(part) for part in parts], dtype=np.int64)
+    headers = np.zeros((len(slots), HEADER_WORDS), dtype=np.int32)
+    starts = headers.size + np.cumsum(lengths) - lengths
+    both = slice(len(slots)), slice(len(slots), None)  # tokens, blocks
+    headers[:, 0] = slots
+    headers[:, 1], headers[:, 2] = starts[both[0]], lengths[both[0]]
+    headers[:, 3], headers[:, 4] = starts[both[1]], lengths[both[1]]
+    headers[:, STATE_AT:] = numbers.view(np.int32)
+    return np.concatenate([headers.reshape(-1), *parts], dtype=np.int32)
 
 
 def _rows(columns: NDArray[np.void]) -> NDArray[np.int64]:

@@ -36,7 +36,7 @@ class Entries:
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """As an index into logits."""
-        return torch.from_numpy(self.rows).to(device), torch.from_numpy(self.ids).to(device)
+        return upload_array(device, self.rows), upload_array(device, self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,7 @@ class Adjustments:
     biases: NDArray[np.float32] = field(default_factory=_no_floats)  # one per biased entry
     penalties: Penalties | None = None
     grammars: GrammarRows | None = None  # rows in here may sample the tokens of their mask
+    rows: IntColumn = field(default_factory=no_entries)  # all that something above may change
 
     def __bool__(self) -> bool:
         return bool(
@@ -113,7 +114,7 @@ def adjust(logits: Tensor, adjustments: Adjustments) -> None:
     if len(adjustments.masked):
         logits[adjustments.masked.on(logits.device)] = float("-inf")
     if len(adjustments.biased):
-        biases = torch.from_numpy(adjustments.biases).to(logits.device)
+        biases = upload_array(logits.device, adjustments.biases)
         logits.index_put_(adjustments.biased.on(logits.device), biases, accumulate=True)
     if adjustments.penalties is not None:
         _penalize(logits, adjustments.penalties)
@@ -130,7 +131,7 @@ def _keep_grammatical(logits: Tensor, grammars: GrammarRows) -> None:
 def _keep_allowed(logits: Tensor, allowed: Entries) -> None:
     entries = allowed.on(logits.device)
     kept = logits[entries]
-    logits[torch.from_numpy(np.unique(allowed.rows)).to(logits.device)] = float("-inf")
+    logits[upload_array(logits.device, np.unique(allowed.rows))] = float("-inf")
     logits[entries] = kept
 
 
@@ -139,10 +140,10 @@ def _mask_bad_words(logits: Tensor, words: BadWords) -> None:
     history, (num_words, width) = words.history, words.prefixes.shape
     # The newest `width` tokens of each row; positions before its output match nothing.
     positions = history.num_tokens[:, None] + np.arange(-width, 0)  # [N, P]
-    is_output = torch.from_numpy(positions >= history.num_prompt[:, None]).to(device)
-    slots = torch.from_numpy(history.slots).to(device)
-    said = history.token_rows[slots[:, None], torch.from_numpy(positions.clip(0)).to(device)]
-    prefixes = torch.from_numpy(words.prefixes).to(device)  # [N, P]
+    is_output = upload_array(device, positions >= history.num_prompt[:, None])
+    slots = upload_array(device, history.slots)
+    said = history.token_rows[slots[:, None], upload_array(device, positions.clip(0))]
+    prefixes = upload_array(device, words.prefixes)  # [N, P]
     follows = ((said == prefixes) & is_output | (prefixes < 0)).all(-1)  # [N]
     change = torch.zeros(num_words, device=device).masked_fill_(follows, float("-inf"))
     # Added, because several words of a row may end in the same token.
@@ -155,7 +156,7 @@ def _penalize(logits: Tensor, penalties: Penalties) -> None:
     for start in range(0, len(penalties.rows), ROWS_AT_ONCE):
         end = start + ROWS_AT_ONCE
         rows, presence, frequency, repetition = (
-            torch.from_numpy(column[start:end]).to(logits.device)[:, None]
+            upload_array(logits.device, column[start:end])[:, None]
             for column in (
                 penalties.rows,
                 penalties.presence,
@@ -176,7 +177,7 @@ def _said(history: History, logits: Tensor) -> tuple[Tensor, Tensor]:
     """(tokens of prompt and output [N, L], count of each in the output [N, L])."""
     device = logits.device
     slots, num_prompt, num_tokens = (
-        torch.from_numpy(column).to(device)[:, None]
+        upload_array(device, column)[:, None]
         for column in (history.slots, history.num_prompt, history.num_tokens)
     )
     width = int(history.num_tokens.max())

@@ -6,10 +6,10 @@ Natural logarithms in float32 of the unmodified logits. Only rows that request t
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from wire.logprobs import LogprobColumns
+from worker_svc.device.transfer import fetched, upload_array
 from worker_svc.protocol.step import IntColumn
 
 
@@ -22,6 +22,13 @@ class Logprobs:
     ranks: Tensor  # [N] int64
     top_ids: Tensor  # [N, K] int64
     top: Tensor  # [N, K] float32, falling
+
+    def fetched(self) -> "Logprobs":
+        """The same on the host, once what was launched so far is done."""
+        sampled, ranks, top_ids, top = (
+            fetched(values) for values in (self.sampled, self.ranks, self.top_ids, self.top)
+        )
+        return Logprobs(self.rows, sampled, ranks, top_ids, top)
 
     def to_host(self) -> LogprobColumns:
         """The columns for the wire."""
@@ -36,12 +43,12 @@ class Logprobs:
 
 def distributions(logits: Tensor, rows: IntColumn) -> Tensor:
     """Log probabilities [N, V] of some rows of logits [R, V]; a copy."""
-    return logits.index_select(0, torch.from_numpy(rows).to(logits.device)).log_softmax(-1)
+    return logits.index_select(0, upload_array(logits.device, rows)).float().log_softmax(-1)
 
 
 def look_up(logprobs: Tensor, rows: IntColumn, token_ids: Tensor, num_top: int) -> Logprobs:
     """The values of the tokens that rows sampled, from logprobs [N, V] and token_ids [R]."""
-    index = torch.from_numpy(rows).to(logprobs.device)
+    index = upload_array(logprobs.device, rows)
     sampled = logprobs.gather(1, token_ids.index_select(0, index)[:, None])  # [N, 1]
     ranks = (logprobs >= sampled).sum(-1)
     top = logprobs.topk(min(num_top, logprobs.shape[1]), dim=-1)

@@ -74,6 +74,7 @@ def collect(ruled: RuledRows, token_rows: Tensor, grammars: Grammars) -> Adjustm
         biases=np.concatenate([r.biases for r in rules]),
         penalties=_penalties(ruled, token_rows),
         grammars=_grammars(ruled, token_rows, grammars),
+        rows=ruled.rows,
     )
 
 

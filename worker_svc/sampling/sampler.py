@@ -139,14 +139,23 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     return Sampled(token_ids, checked.finite, found, checked.has_choice)
 
 
-def adjust_and_check(logits: Tensor, adjustments: Adjustments) -> Checked:
-    """Changes logits [R, V] as the adjustments say; returns which rows can be sampled from."""
+def adjust_and_check(
+    logits: Tensor, adjustments: Adjustments, rows: Tensor | None = None
+) -> Checked:
+    """Changes logits [R, V] as the adjustments say; returns which rows can be sampled from.
+
+    With `rows` [N] it looks at these alone, which are to be all that are changed.
+    """
+
+    def checked() -> Tensor:
+        return logits if rows is None else logits.index_select(0, rows)
+
     # A sum is finite only if every term is: one reduction in place of a mask of the whole matrix.
-    finite = logits.sum(-1).isfinite()  # [R]
+    finite = checked().sum(-1).isfinite()  # [R]
     if not adjustments:
         return Checked(finite)
     adjust(logits, adjustments)
-    largest = logits.amax(-1)
+    largest = checked().amax(-1)
     has_choice = largest != float("-inf")
     finite &= largest.isfinite() | ~has_choice
     return Checked(finite, has_choice | ~finite)

@@ -29,6 +29,9 @@ class Kind:
 KINDS = (
     Kind("throughput", "throughput", "Tokens per second through scheduler and worker."),
     Kind("steps", "steps", "Time of a decode step by batch; --in-runner: without the wire."),
+    Kind(
+        "arrivals", "arrivals", "What an arriving prompt costs: steps with prompts, in the runner."
+    ),
     Kind("kernels", "kernels", "Every kernel at the shapes that matter.", ("torch", "triton")),
     Kind("startup", "startup", "From starting the processes to the first token."),
     Kind("documented", "documented", "All of docs/performance.md's numbers of one GPU."),

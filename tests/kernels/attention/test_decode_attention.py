@@ -5,7 +5,11 @@ import math
 import pytest
 import torch
 
-from kernels.attention.decode_attention import decode_workspace, paged_decode_attention
+from kernels.attention.decode_attention import (
+    attend_leading,
+    decode_workspace,
+    paged_decode_attention,
+)
 
 SHAPES = [  # query heads, KV heads, head size, block size, contexts
     (6, 2, 64, 16, [0, 1, 15, 16, 17, 144]),
@@ -28,6 +32,30 @@ def test_each_row_attends_to_exactly_its_context(
     )
     assert returned is out
     assert_close(out, batch.attention(q, list(range(len(contexts) + 1)), 0.2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 5])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 64), (4, 4, 128), (9, 3, 64)])
+def test_as_many_leading_rows_attend_as_the_device_says(
+    heads, kv_heads, dim, num_rows, dtype, device, paged, assert_close
+):
+    contexts = [144, 17, 1, 700, 64]
+    batch = paged(contexts, (kv_heads, dim), 16, dtype)
+    q = torch.randn(9, heads, dim, device=device).to(dtype)
+    lens = batch.context_lens.clone()
+    lens[num_rows:] = -1
+    count = torch.tensor([num_rows], dtype=torch.int32, device=device)
+    workspace = decode_workspace(q, kv_heads)
+    out = torch.full_like(q, math.nan)
+    for _ in range(2):  # the workspace is as it was
+        attend_leading(
+            q, batch.k_cache, batch.v_cache, batch.block_tables, lens, count, 0.2, out, workspace
+        )
+        assert out[num_rows:].isnan().all()
+        expected = batch.attention(q[:5], list(range(6)), 0.2)[:num_rows]
+        assert_close(out[:num_rows], expected)
+        assert not workspace.arrivals.any()
 
 
 def test_a_workspace_serves_one_batch_after_another(device, paged, assert_close):

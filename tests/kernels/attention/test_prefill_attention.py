@@ -6,7 +6,8 @@ from itertools import accumulate
 import pytest
 import torch
 
-from kernels.attention.prefill_attention import paged_attention
+from kernels.attention.paged import Tiles
+from kernels.attention.prefill_attention import attend_tiles, paged_attention, tokens_per_tile
 
 BATCHES = {  # (context, queries) of each sequence
     "whole prompts": [(100, 100), (1, 1), (33, 33)],
@@ -38,6 +39,46 @@ def test_the_last_query_sees_the_last_key(
     q = torch.randn(sum(lens), heads, dim, device=device).to(dtype)
     expected = batch.attention(q, [0, *accumulate(lens)], 0.2)
     assert_close(run(batch, q, lens, 0.2), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("longest", [8, 200])
+@pytest.mark.parametrize("name", BATCHES)
+def test_tiles_in_any_order_give_the_rows_of_their_sequences_and_write_no_others(
+    name, longest, dtype, device, paged, assert_close
+):
+    heads, kv_heads, dim = 6, 2, 64
+    contexts, lens = map(list, zip(*BATCHES[name], strict=True))
+    batch = paged(contexts, (kv_heads, dim), 16, dtype)
+    q = torch.randn(sum(lens), heads, dim, device=device).to(dtype)
+    starts = [0, *accumulate(lens)]
+    size = tokens_per_tile(longest, (heads, kv_heads), dim, q.element_size())
+    chosen = range(1, len(lens))  # the first sequence has no tiles
+    tiles = [(row, first) for row in chosen for first in range(0, lens[row], size)]
+    tiles = [*tiles[::-1], (-1, 0), (-1, 7)]
+    rows, firsts = (
+        torch.tensor(column, dtype=torch.int32, device=device)
+        for column in zip(*tiles, strict=True)
+    )
+    cu = torch.tensor(starts, dtype=torch.int32, device=device)
+    out = torch.full_like(q, math.nan)
+    attend_tiles(
+        q, batch.k_cache, batch.v_cache, batch.block_tables, batch.context_lens, cu,
+        Tiles(rows, firsts, longest), 0.2, out,
+    )  # fmt: skip
+    assert out[: lens[0]].isnan().all()
+    assert_close(out[lens[0] :], batch.attention(q, starts, 0.2)[lens[0] :])
+
+
+def test_tiles_of_another_type_or_number_are_refused(device, paged):
+    batch = paged([4], (2, 64))
+    q = torch.randn(4, 4, 64, device=device)
+    cu = torch.tensor([0, 4], dtype=torch.int32, device=device)
+    given = (q, batch.k_cache, batch.v_cache, batch.block_tables, batch.context_lens, cu)
+    with pytest.raises(TypeError, match="tiles must be int32"):
+        attend_tiles(*given, Tiles(cu.long(), cu.long(), 4), 1.0, q)
+    with pytest.raises(ValueError, match="tiles"):
+        attend_tiles(*given, Tiles(cu, cu[:1], 4), 1.0, q)
 
 
 def test_more_sequences_than_one_look_at_their_starts_finds(device, paged, assert_close):

@@ -1,0 +1,227 @@
+"""Steps with prompts as CUDA graphs: two launches, whatever their rows are.
+
+The first graph, of a number of tokens, computes everything before the last layer's attention; the
+second, of a number of rows, what is left for the tokens that are sampled after, and samples. So a
+graph for each number of tokens and one for each number of rows serve every combination. Lengths
+and places come in one buffer that is copied to the device before.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.attention.paged import Tiles
+from kernels.attention.prefill_attention import tokens_per_tile
+from kernels.sampling.step_inputs import StepColumns, StepInputs, gather_last, gather_step_inputs
+from worker_svc.attention.batch import AttentionBatch, MixedBatch
+from worker_svc.attention.kv_cache import KVCache
+from worker_svc.device.capture_stream import captured, capturing
+from worker_svc.device.transfer import PinnedRing, upload
+from worker_svc.models.decoder import Decoder
+from worker_svc.models.fused import FusedDecoder
+from worker_svc.models.fused_gemms import Hidden
+from worker_svc.parallel.vocab_part import VocabPart
+from worker_svc.protocol.step import Limits
+from worker_svc.runner.batch_state import Rows
+from worker_svc.runner.decode_graphs import size_for
+from worker_svc.runner.device_slots import SlotsOnDevice
+from worker_svc.runner.step_map import (
+    ENTERING_WORDS,
+    MAX_ENTERING,
+    Layout,
+    StepMap,
+    bucket_sizes,
+    map_step,
+    max_tiles,
+)
+
+log = logging.getLogger(__name__)
+
+
+def decode_sizes(max_decode_rows: int) -> tuple[int, ...]:
+    """Numbers of decoding rows that ask for more than a token: powers of two, and the limit."""
+    return tuple(size for size in row_sizes(max_decode_rows) if size >= min(8, max_decode_rows))
+
+
+def row_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Numbers of sampling rows to capture: powers of two, and the limit."""
+    powers = {1 << n for n in range(max_num_seqs.bit_length())}
+    return tuple(sorted(powers | {max_num_seqs}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """What a graph of the second kind is captured for."""
+
+    num_rows: int
+    filters: bool | None  # whether a row may filter what it samples from; None: nothing is sampled
+
+
+class StepGraphs:
+    """Graphs of one runner, valid as long as its cache, its slots and its model stay in place."""
+
+    def __init__(
+        self, model: Decoder, kv_cache: KVCache, slots: SlotsOnDevice, limits: Limits
+    ) -> None:
+        assert model.fused is not None  # graphs are for the fused layers only
+        self._model = model
+        self._layers = model.fused
+        # One in front of another, and the last: no other layer has a kernel or shape of its own.
+        self._few_layers = model.fused.shortened(2)
+        self._kv_cache = kv_cache
+        self._slots = slots
+        self._limits = limits
+        self.sizes = bucket_sizes(limits.max_step_tokens)
+        self.row_sizes = row_sizes(limits.max_num_seqs)
+        self.decode_sizes = decode_sizes(min(limits.max_decode_rows, self.sizes[-1]))
+        heads = model.heads
+        both, itemsize = (heads.num_heads, heads.num_kv_heads), model.dtype.itemsize
+        self._tile_tokens = {
+            size: tokens_per_tile(size, both, heads.head_dim, itemsize) for size in self.sizes
+        }
+        most_tiles = max(max_tiles(*size) for size in self._tile_tokens.items())
+        self._layout = Layout(limits.max_num_seqs, most_tiles)
+        device, most = slots.device, limits.max_num_seqs
+        num_words = self._layout.num_words + ENTERING_WORDS
+        self._ring = PinnedRing(num_words, device)
+        buffer = torch.zeros(num_words, dtype=torch.int32, device=device)
+        self._buffer, self._columns = buffer, self._layout.columns(buffer)
+        self._entering = buffer[self._layout.num_words :]
+        self._inputs = StepInputs.empty(self.sizes[-1], most, limits.max_blocks_per_seq, device)
+        config = model.config
+        # What goes from the first graph to the second.
+        self._residual, self._q = (
+            torch.zeros((most, width), dtype=model.dtype, device=device)
+            for width in (config.hidden_size, config.num_heads * config.head_dim)
+        )
+        self._beginnings: dict[int, torch.cuda.CUDAGraph] = {}
+        self._decodes: dict[int, torch.cuda.CUDAGraph] = {}  # in their place if all rows decode
+        self._endings: dict[_Ending, torch.cuda.CUDAGraph] = {}
+        self._logits: dict[int, VocabPart] = {}  # of the endings that sample nothing
+
+    def rehearsals(self) -> list[Callable[[], None]]:
+        """Everything that `capture` captures, as calls that run it without a request."""
+        beginnings = [partial(self._begin, self._few_layers, size) for size in self.sizes]
+        return [
+            *beginnings,
+            *(partial(self._rehearse_end, num_rows) for num_rows in self.row_sizes),
+        ]
+
+    def capture(self, pool: Any, largest_only: bool = False) -> None:
+        """Captures all graphs, or the largest of each kind, those first: they decide the memory."""
+        started = time.perf_counter()
+        self._forget()
+        with capturing(self._slots.device):
+            for size in _largest_first(self.sizes, largest_only):
+                self._begin(self._few_layers, size)  # compiles; the libraries make workspaces
+                self._beginnings[size] = captured(partial(self._begin, self._layers, size), pool)
+            for size in _largest_first(self.decode_sizes, largest_only):
+                self._begin(self._few_layers, size, is_decode=True)
+                begin = partial(self._begin, self._layers, size, is_decode=True)
+                self._decodes[size] = captured(begin, pool)
+            for num_rows in _largest_first(self.row_sizes, largest_only):
+                self._rehearse_end(num_rows)
+                for filters in (None, False, True):
+                    ending = _Ending(num_rows, filters)
+                    self._endings[ending] = captured(partial(self._end, ending), pool)
+        number = len(self._beginnings) + len(self._decodes) + len(self._endings)
+        log.info("%d graphs of steps captured in %.1f s", number, time.perf_counter() - started)
+
+    def map(self, rows: Rows) -> StepMap | None:
+        """How the rows lie in a graph; None: they are too many, or too many short prompts."""
+        return map_step(rows, self.sizes, self._tile_tokens, self._layout)
+
+    def begin(self, step: StepMap) -> None:
+        """Computes the step's tokens up to the last layer's attention."""
+        self._ring.send(step.buffer, self._buffer)
+        if step.is_decode:
+            self._decodes[size_for(self.decode_sizes, step.num_sampled)].replay()
+        else:
+            self._beginnings[step.size].replay()
+
+    def sample(self, step: StepMap, filters: bool) -> None:
+        """Samples after the last tokens; each row's token is at its place in the ring's row."""
+        num_rows = size_for(self.row_sizes, step.num_sampled)
+        self._endings[_Ending(num_rows, filters)].replay()
+
+    def logits(self, step: StepMap) -> VocabPart:
+        """Logits [R, N] of this rank's tokens after the last tokens, in the order of the rows."""
+        num_rows = size_for(self.row_sizes, step.num_sampled)
+        self._endings[_Ending(num_rows, None)].replay()
+        part = self._logits[num_rows]
+        (places,) = upload(self._slots.device, step.places)
+        return VocabPart(part.logits.index_select(0, places), part.first_token, part.group)
+
+    def _forget(self) -> None:
+        """The buffer describes a step without tokens from here on."""
+        self._buffer.zero_()
+        self._ring.send(self._layout.empty(), self._buffer)
+
+    def _begin(self, layers: FusedDecoder, size: int, is_decode: bool = False) -> None:
+        held, columns, inputs = self._slots, self._columns, self._inputs.first(size)
+        held.write_entering(self._entering, MAX_ENTERING, columns.num_entering)
+        given = StepColumns(
+            columns.counts, columns.num_decodes, columns.slots, columns.starts, columns.firsts
+        )
+        gather_step_inputs(
+            given, held.token_rows, held.block_tables, self._limits.block_size, inputs
+        )
+        batch = self._decode_batch(size) if is_decode else self._batch(size, inputs)
+        hidden, q = layers.begin(inputs.token_ids, inputs.positions, self._kv_cache, batch)
+        gather_last(hidden.residual, q.flatten(1), inputs.last_rows, self._residual, self._q)
+
+    def _batch(self, size: int, inputs: StepInputs) -> AttentionBatch:
+        columns = self._columns
+        num_tiles = max_tiles(size, self._tile_tokens[size])
+        tiles = Tiles(columns.tile_rows[:num_tiles], columns.tile_firsts[:num_tiles], size)
+        return AttentionBatch(
+            slot_mapping=inputs.slot_mapping,
+            block_tables=inputs.block_tables,
+            context_lens=inputs.context_lens,
+            cu_seqlens_q=columns.firsts,
+            max_seqlen_q=size,
+            max_context_len=self._limits.max_model_len,
+            mixed=MixedBatch(columns.num_decodes, inputs.decode_lens, tiles),
+        )
+
+    def _decode_batch(self, num_rows: int) -> AttentionBatch:
+        """The first sequences, of each its last token."""
+        inputs = self._inputs
+        lengths = inputs.context_lens[:num_rows]
+        return AttentionBatch(
+            slot_mapping=inputs.slot_mapping[:num_rows],
+            block_tables=inputs.block_tables[:num_rows],
+            context_lens=lengths,
+            cu_seqlens_q=lengths,  # a decode batch does not look at it
+            max_seqlen_q=1,
+            max_context_len=self._limits.max_model_len,
+        )
+
+    def _rehearse_end(self, num_rows: int) -> None:
+        """Everything that graphs of so many rows launch."""
+        part = self._model.vocab_part(self._finish(self._layers, num_rows))
+        for filters in (False, True):
+            self._slots.draw(part, self._columns.samplers[:num_rows], filters)
+
+    def _end(self, ending: _Ending) -> None:
+        part = self._model.vocab_part(self._finish(self._layers, ending.num_rows))
+        if ending.filters is None:
+            self._logits[ending.num_rows] = part
+            return
+        self._slots.num_steps.add_(1)
+        self._slots.draw(part, self._columns.samplers[: ending.num_rows], ending.filters)
+
+    def _finish(self, layers: FusedDecoder, num_rows: int) -> Tensor:
+        heads, batch = self._model.heads, self._decode_batch(num_rows)
+        q = self._q[:num_rows].view(num_rows, -1, heads.head_dim)
+        return layers.finish(Hidden(self._residual[:num_rows]), q, self._kv_cache, batch)
+
+
+def _largest_first(sizes: Sequence[int], largest_only: bool) -> list[int]:
+    return sorted(sizes, reverse=True)[: 1 if largest_only else None]
