@@ -1,4 +1,4 @@
-"""Models: from a Hugging Face folder to something that can run a step."""
+"""Models: reads a Hugging Face folder and runs the decoder for a step."""
 
 from worker_svc.models.decoder import Decoder, load_model
 

@@ -1,6 +1,6 @@
-"""The decoder's layers on CPU: the same weights, packed for the C kernels, in two calls a layer.
+"""Decoder layers on CPU: weights packed for the C kernels, two library calls per layer.
 
-Knows no requests and no sampling.
+Independent of requests and sampling.
 """
 
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ from worker_svc.models.linear import Linear
 
 
 def supports(config: ModelConfig) -> bool:
-    """Whether the model's sizes are such that the kernels have room for them."""
+    """Whether the model's head size and GQA group fit the kernels' fixed buffers."""
     heads_per_kv_head = config.num_heads // config.num_kv_heads
     return config.head_dim <= MAX_HEAD_DIM and heads_per_kv_head <= MAX_HEADS_PER_KV_HEAD
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledLayer:
-    """The weights of one decoder layer."""
+    """Packed weights of one decoder layer."""
 
     input_norm: Tensor  # [hidden]
     qkv: PackedLinear
@@ -67,7 +67,7 @@ class CompiledLayer:
 
 
 class CompiledDecoder:
-    """All layers, the norm after them and the head."""
+    """All layers, the final norm and the LM head."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class CompiledDecoder:
 
     @property
     def isa(self) -> str:
-        """The instruction set in use."""
+        """The instruction set of the loaded kernels."""
         return self._library.isa
 
     def forward(
         self, residual: Tensor, positions: Tensor, kv_cache: KVCache, batch: AttentionBatch
     ) -> Tensor:
-        """Embedded tokens [T, hidden], which it overwrites -> hidden states [T, hidden], normed."""
+        """Embedded tokens [T, hidden], overwritten -> normed hidden states [T, hidden]."""
         first, num_tokens = self._layers[0], len(residual)
         hidden = self._library.rms_norm(residual, first.input_norm, self._eps)
         added = torch.empty_like(residual)

@@ -1,6 +1,6 @@
-"""Reads a model's config.json; settings that are not supported are refused by name.
+"""Reads a model's config.json and refuses unsupported settings, naming the field.
 
-It reads both forms: `torch_dtype`, `rope_theta`, `rope_scaling` (transformers 4) and `dtype`,
+Both forms are read: `torch_dtype`, `rope_theta`, `rope_scaling` (transformers 4) and `dtype`,
 `rope_parameters` (transformers 5).
 """
 
@@ -26,12 +26,12 @@ SCALINGS: dict[str, type[LinearScaling | Llama3Scaling | YarnScaling]] = {
 
 
 class UnsupportedModel(ValueError):
-    """Raised for a model that is not supported; the message names the field."""
+    """The model is not supported; the message names the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One decoder of the Llama family."""
+    """Configuration of a decoder of the Llama family."""
 
     architecture: str
     vocab_size: int
@@ -44,7 +44,7 @@ class ModelConfig:
     rms_norm_eps: float
     rope: RotaryConfig
     max_position_embeddings: int
-    sliding_window: int | None  # None: every token sees the whole context
+    sliding_window: int | None  # in tokens; None: attention over all tokens
     tie_word_embeddings: bool
     qkv_bias: bool
     o_bias: bool
@@ -55,7 +55,7 @@ class ModelConfig:
 
     @property
     def max_model_len(self) -> int:
-        """Context length of the model in tokens, with YaRN scaling."""
+        """Longest context in tokens, after YaRN scaling."""
         scaling = self.rope.scaling
         if isinstance(scaling, YarnScaling):
             stretched = int(scaling.factor * scaling.original_max_position_embeddings)
@@ -63,7 +63,7 @@ class ModelConfig:
         return self.max_position_embeddings
 
     def check_length(self, max_model_len: int) -> None:
-        """Raises UnsupportedModel for a length beyond the model's limit or sliding window."""
+        """Raises UnsupportedModel for a length above the model's limit or its sliding window."""
         if not 1 <= max_model_len <= self.max_model_len:
             raise UnsupportedModel(
                 f"max_model_len: {max_model_len} is not in 1..{self.max_model_len}, "
@@ -78,7 +78,7 @@ class ModelConfig:
 
 
 def load(folder: Path) -> ModelConfig:
-    """The configuration of a Hugging Face folder. Raises UnsupportedModel, naming the field."""
+    """Reads the configuration of a Hugging Face folder. Raises UnsupportedModel."""
     raw = _read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     defaults = _read_json(generation) if generation.exists() else {}
@@ -178,7 +178,7 @@ def _head_dim(raw: Mapping[str, Any], num_heads: int) -> int:
 
 def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
     if architecture == "MistralForCausalLM":
-        # Without a window in the config, Mistral has that of its first model.
+        # A Mistral config without this field means the window of the first Mistral model.
         window = raw.get("sliding_window", 4096)
         return None if window is None else int(window)
     if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") and raw.get("use_sliding_window"):
@@ -187,7 +187,7 @@ def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
 
 
 def _rotary(raw: Mapping[str, Any]) -> RotaryConfig:
-    """The rotary embedding; transformers 5 has in one field what transformers 4 had in two."""
+    """The rotary embedding, from one field (transformers 5) or from two (transformers 4)."""
     where = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     given = dict(raw.get(where) or {})
     theta = float(given.pop("rope_theta", None) or raw.get("rope_theta") or 10_000.0)
@@ -219,7 +219,7 @@ def _scaling(where: str, kind: str, given: Mapping[str, Any]) -> Scaling | None:
 
 
 def _eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids of the generation config, else of config.json, which lacks those of chat turns."""
+    """EOS ids of the generation config, which include those of chat turns; else of config.json."""
     for source in (generation, raw):
         ids = source.get("eos_token_id")
         if ids is not None:

@@ -1,8 +1,8 @@
-"""The decoder of the Llama family: Llama, Mistral, Qwen2 and Qwen3 differ in their config alone.
+"""Decoder of the Llama family: Llama, Mistral, Qwen2 and Qwen3 differ only in their config.
 
-Runs one step over flat tokens and writes the KV cache as it goes. It knows no requests, no
-sampling, and nothing of earlier steps but the cache. With several ranks each holds a part of every
-layer and the logits of its part of the vocabulary; hidden states are whole, and the same, on all.
+Runs one step over flat tokens and writes the KV cache. Independent of requests and sampling; the KV
+cache is its only state. With tensor parallelism each rank holds a shard of every layer and computes
+the logits of its part of the vocabulary; hidden states are complete and equal on all ranks.
 """
 
 import logging
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class DecoderLayer:
-    """Attention and MLP, each after a norm and added to the residual stream."""
+    """Attention and MLP, each with a norm before it and a residual connection around it."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
@@ -61,7 +61,7 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A model, or one rank's part of it. Fill `destinations`, then call `pack` once."""
+    """A model, or one rank's shard of it. Fill `destinations`, then call `pack` once."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Decoder:
     ) -> None:
         whole.check_length(max_model_len)
         self.sharding = Sharding(whole, group.rank, group.size)
-        self.config = config = self.sharding.config  # the sizes of this rank
+        self.config = config = self.sharding.config  # this rank's sizes
         self.group = group
         self.dtype = dtype
         self.device = device
@@ -90,8 +90,8 @@ class Decoder:
             self._head = Linear.empty(
                 config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device
             )
-        # `pack` decides how the layers run: on CUDA by Triton kernels, on CPU by compiled ones, and
-        # without either by their references.
+        # `pack` selects the implementation of the layers: Triton kernels on CUDA, C kernels on CPU,
+        # or plain torch if neither is available.
         self.fused: FusedDecoder | None = None
         self._compiled: CompiledDecoder | None = None
 
@@ -107,7 +107,7 @@ class Decoder:
         if self.group.rank > 0:
             for layer in self._layers:
                 layer.drop_output_biases()
-        # The compiled layers run from one norm to the next in one call: no room for a sum of ranks.
+        # The C kernels run from norm to norm in one call, which leaves no place for an all-reduce.
         if self.device.type == "cpu" and self.group.size == 1 and compiled.supports(self.config):
             cpu_library = library.load(self.dtype)
             if cpu_library is not None:
@@ -116,13 +116,13 @@ class Decoder:
         for layer in self._layers:
             layer.pack()
         self._head.pack()
-        # On meta nothing runs: that is how the kernels are found which CUDA would need.
+        # On the meta device nothing runs; precompilation uses it to find the kernels for CUDA.
         if self.device.type in ("cuda", "meta") and fuses(self.config.head_dim):
             self.fused = self._fuse()
 
     @property
     def attention_backend(self) -> str:
-        """What attends."""
+        """Name of the attention implementation."""
         if self._compiled is not None:
             return f"c/{self._compiled.isa}"
         return "torch" if self.fused is None else self.fused.attention.name
@@ -136,9 +136,9 @@ class Decoder:
         batch: AttentionBatch,
         last: LastTokens | None = None,
     ) -> Tensor:
-        """Token ids and positions [T] of this step -> hidden states [T, hidden], normed.
+        """Token ids and positions [T] of a step -> normed hidden states [T, hidden].
 
-        With `last`, which is for fused layers, those of its tokens alone [R, hidden].
+        With `last` (fused layers only) the result has only the rows of those tokens, [R, hidden].
         """
         if self.fused is not None:
             return self.fused.forward(token_ids, positions, kv_cache, batch, last)
@@ -158,19 +158,19 @@ class Decoder:
 
     @torch.inference_mode()
     def vocab_part(self, hidden: Tensor) -> VocabPart:
-        """Hidden states [R, hidden] -> the logits of this rank's tokens."""
+        """Hidden states [R, hidden] -> logits of this rank's part of the vocabulary."""
         if self._compiled is not None:
             return VocabPart(self._compiled.logits(hidden))
         head = self._head if self.fused is None else self.fused.head
         return VocabPart(head(hidden), self.sharding.first_token, self.group)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [R, hidden] -> float32 [R, vocab]; every rank has to ask."""
+        """Hidden states [R, hidden] -> float32 [R, vocab]; every rank must call it (collective)."""
         return self.vocab_part(hidden).whole().float()
 
     def _compile(self, cpu_library: Library) -> CompiledDecoder:
         layers = []
-        while self._layers:  # one by one: a layer's plain weights go when they are packed
+        while self._layers:  # one by one, to free plain weights early
             layer = self._layers.pop(0)
             layers.append(
                 CompiledLayer.of(
@@ -193,7 +193,7 @@ class Decoder:
         )
 
     def _fuse(self) -> "FusedDecoder":
-        from worker_svc.models import fused  # noqa: PLC0415 - Triton is only where CUDA is
+        from worker_svc.models import fused  # noqa: PLC0415 - needs Triton
 
         layers = [
             fused.FusedLayer.of(layer.input_norm, layer.attention, layer.post_norm, layer.mlp)
@@ -218,7 +218,7 @@ def load_model(
     max_model_len: int,
     group: Group = ALONE,
 ) -> Decoder:
-    """The model of a Hugging Face folder, or this rank's part of it, ready to run."""
+    """Loads the model of a Hugging Face folder, or this rank's shard of it, ready to run."""
     started = time.monotonic()
     config = model_config.load(folder)
     model = Decoder(config, dtype, device, max_model_len, group)

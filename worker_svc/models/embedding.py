@@ -1,4 +1,4 @@
-"""Token embeddings, divided among the ranks by vocabulary."""
+"""Token embeddings, sharded by vocabulary."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -7,7 +7,7 @@ from worker_svc.parallel.group import Group
 
 
 class Embedding:
-    """This rank's rows of the table [V, hidden], from `first_token` on."""
+    """This rank's rows of the embedding table [V, hidden], from `first_token` on."""
 
     def __init__(self, table: Tensor, first_token: int, group: Group) -> None:
         self.table = table
@@ -15,7 +15,7 @@ class Embedding:
         self._group = group
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """Token ids [T] -> [T, hidden], the same on all ranks."""
+        """Token ids [T] -> embeddings [T, hidden], complete on all ranks."""
         if self._group.size == 1:
             return F.embedding(token_ids, self.table)
         rows = token_ids - self.first_token

@@ -1,8 +1,7 @@
-"""The decoder's layers on CUDA: the same weights in as few kernels as the number of rows allows.
+"""Decoder layers on CUDA, in as few kernels as the number of rows allows.
 
-The residual stream is one tensor that every product adds to. Who multiplies, and which of a
-product's neighbours are inside its kernel, is in `fused_products`. Knows no requests and no
-sampling.
+All layers add to one residual tensor. `fused_products` selects the GEMM implementation and which of
+the neighbouring operations are fused into it. Independent of requests and sampling.
 """
 
 import copy
@@ -40,7 +39,7 @@ class FusedLayer:
     """The weights of one decoder layer."""
 
     qkv: NormedProduct
-    q_norm: Tensor | None  # [D], with k_norm: both or neither
+    q_norm: Tensor | None  # [D]; None for models without QK norm
     k_norm: Tensor | None
     o: WeightProduct
     gate_up: NormedProduct
@@ -62,7 +61,7 @@ class FusedLayer:
         )
 
     def weights(self, adds: bool) -> Iterator[tuple[ProductKind, Tensor]]:
-        """What the library multiplies with and how; `adds`: whether the residual is added to."""
+        """Kind and weight of the layer's GEMMs; `adds`: whether o and down add to the residual."""
         products: list[tuple[WeightProduct | NormedProduct, bool]] = [
             (self.qkv, False), (self.o, adds), (self.gate_up, False), (self.down, adds),
         ]  # fmt: skip
@@ -71,7 +70,7 @@ class FusedLayer:
                 yield kind, product.weight
 
     def quickened(self, adds: bool, chosen: Mapping[ProductKind, Quick]) -> "FusedLayer":
-        """The same with products as chosen for the kinds that `weights` names."""
+        """This layer with the tuned algorithms for the kinds that `weights` yields."""
         return replace(
             self,
             qkv=quickened(self.qkv, False, chosen),
@@ -82,7 +81,7 @@ class FusedLayer:
 
 
 class FusedDecoder:
-    """All layers, the norm after them and the head."""
+    """All layers, the final norm and the LM head."""
 
     def __init__(
         self,
@@ -103,12 +102,12 @@ class FusedDecoder:
         self._eps = eps
         self._cos_sin = cos_sin
         self.triton = TritonAttention(heads, head)
-        # May be replaced until the first graph is captured.
+        # Can be replaced until the first graph is captured.
         self.attention = AttentionChoice(self.triton, self.triton)
         self.product_choices: Choices = {}
 
     def library_weights(self) -> dict[ProductKind, list[Tensor]]:
-        """The weights of all layers that the library multiplies with, by kind."""
+        """Weights of all layers that the library multiplies, by kind of GEMM."""
         found: dict[ProductKind, list[Tensor]] = {}
         for layer in self._layers:
             for kind, weight in layer.weights(adds=self._group.size == 1):
@@ -116,7 +115,7 @@ class FusedDecoder:
         return found
 
     def quicken(self, choices: Choices, chosen: Mapping[ProductKind, Quick]) -> None:
-        """Multiplies as chosen from now on; to be called before a graph is captured."""
+        """Sets the tuned GEMM algorithms; must be called before a graph is captured."""
         self.product_choices = choices
         adds = self._group.size == 1
         self._layers = [layer.quickened(adds, chosen) for layer in self._layers]
@@ -129,9 +128,9 @@ class FusedDecoder:
         batch: AttentionBatch,
         last: LastTokens | None = None,
     ) -> Tensor:
-        """Token ids [T] -> hidden states [T, hidden], normed; with `last` [R, hidden].
+        """Token ids [T] -> normed hidden states [T, hidden], or with `last` [R, hidden].
 
-        Of other tokens than the last ones nothing is wanted of the last layer but keys and values.
+        With `last` the last layer computes only keys and values for the other tokens.
         """
         hidden, q = self.begin(token_ids, positions, kv_cache, batch)
         if last is not None:
@@ -193,7 +192,7 @@ class FusedDecoder:
         return self._add(layer.down, inner, hidden, Slot.MLP, self._behind(index))
 
     def shortened(self, num_layers: int) -> "FusedDecoder":
-        """The first layers alone, for rehearsals: the kernels of all of them, and no sense."""
+        """A decoder of the first layers, for rehearsals: same kernels, meaningless output."""
         short = copy.copy(self)
         short._layers = self._layers[:num_layers]
         return short
@@ -213,7 +212,7 @@ class FusedDecoder:
         return Hidden(*all_reduce(rows, inboxes, Slot.EMBEDDING, None, norm, self._eps))
 
     def _behind(self, index: int) -> NormedProduct | None:
-        """The normed GEMM after a layer, or with -1 after the embedding; None: the final norm."""
+        """The normed GEMM after layer `index` (-1: after the embedding); None: the final norm."""
         return self._layers[index + 1].qkv if index + 1 < len(self._layers) else None
 
     def _add(
@@ -224,9 +223,9 @@ class FusedDecoder:
         slot: Slot,
         reader: NormedProduct | None,
     ) -> Hidden:
-        """The product, summed over the ranks, plus the residual, which it may overwrite.
+        """x @ W.T, summed over the ranks, plus the residual, which may be overwritten.
 
-        With its norm, where that comes at no cost and the reader does not make it itself.
+        Also computes the next norm where that costs nothing and `reader` does not compute it.
         """
         residual = hidden.residual
         if self._group.size == 1:
@@ -242,7 +241,7 @@ class FusedDecoder:
         return Hidden(*product.summed(x, inboxes, slot, residual, weight, self._eps))
 
     def _wanted(self, reader: NormedProduct | None, num_rows: int) -> Tensor | None:
-        """The weight of the norm that is to be made on the way; None: its reader makes it."""
+        """The norm weight to apply after an all-reduce; None: the reader computes the norm."""
         if reader is None:
             return self._final_norm
         return None if reader.norms(num_rows) else reader.norm
@@ -273,6 +272,6 @@ class FusedDecoder:
 
 
 def _of_last(last: LastTokens, hidden: Hidden, q: Tensor) -> tuple[Hidden, Tensor, AttentionBatch]:
-    """The last tokens' rows, with which a layer continues after its keys and values."""
+    """Residual rows, queries and batch of the last tokens, for the rest of the last layer."""
     residual = hidden.residual.index_select(0, last.rows)
     return Hidden(residual), q.index_select(0, last.rows), last.attention

@@ -1,9 +1,9 @@
-"""Products of the residual stream, or of its norm, with one weight: who multiplies how many rows.
+"""GEMMs of the residual stream, or of its norm, with one weight; selects a kernel by rows.
 
-One row, and a few where the weight is small, are for `kernels.gemm.linear`; up to 32 for
-`kernels.gemm.tiled_linear`, both with the neighbouring operations fused; the rest for the library.
-A norm in front of the library's is no kernel of its own either: its weight is in the product's, and
-the kernel after the product divides by what is left, one number per row.
+`kernels.gemm.linear` computes one row, and a few rows of small weights; `kernels.gemm.tiled_linear`
+up to 32 rows; both have neighbouring operations fused. The library computes larger GEMMs. A norm in
+front of the library's GEMM has no kernel of its own: the norm's weight is folded into W, and the
+kernel after the GEMM divides each row by its RMS.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from worker_svc.models.layers import RMSNorm
 from worker_svc.models.linear import Linear
 from worker_svc.parallel.peer_memory import Slot
 
-# Elements. With more, reading them once more for their norm costs less than each reader's own sum.
+# Elements of x. Above this, one norm kernel costs less than the readers' own sums of squares.
 _MAX_DIVIDED = 3 << 18
 
 P = TypeVar("P", "WeightProduct", "NormedProduct")
@@ -37,7 +37,7 @@ Quick = Mapping[int, LibraryProduct]
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The residual stream [T, hidden], and its norm where it was computed already."""
+    """The residual stream [T, hidden], and its norm if that is already computed."""
 
     residual: Tensor
     normed: Tensor | None = None
@@ -45,12 +45,12 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True)
 class WeightProduct:
-    """A weight [N, K] with its bias [N]."""
+    """y = x @ W.T + b, with weight [N, K] and bias [N]."""
 
     weight: Tensor
     bias: Tensor | None
     quick: Quick = field(default_factory=dict)
-    arrived: Tensor | None = None  # counters for `tiled_linear`; None: it is not for this weight
+    arrived: Tensor | None = None  # counters of `tiled_linear`; None: not usable
 
     @classmethod
     def of(cls, linear: Linear) -> "WeightProduct":
@@ -63,7 +63,7 @@ class WeightProduct:
         return _multiplied(x, self)
 
     def added(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The product plus the residual [T, N], which it may overwrite."""
+        """x @ W.T + b plus the residual [T, N], which may be overwritten."""
         if _is_by_rows(self, len(x)):
             return small_linear.linear(x, self.weight, self.bias, residual=residual)
         if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
@@ -84,7 +84,7 @@ class WeightProduct:
         norm: Tensor | None,
         eps: float,
     ) -> tuple[Tensor, Tensor | None]:
-        """The product, summed over the ranks, plus the residual, and the norm of that."""
+        """(all-reduce of x @ W.T + b plus the residual, norm of that sum if `norm` is given)."""
         if _is_by_rows(self, len(x)):
             part = small_linear.linear(x, self.weight, self.bias, inboxes=inboxes, slot=slot)
             return receive(part, inboxes, slot, residual, norm, eps)
@@ -93,20 +93,20 @@ class WeightProduct:
 
 @dataclass(frozen=True, slots=True)
 class NormedProduct:
-    """A weight [N, K] with its bias [N], for normed rows."""
+    """y = norm(x) @ W.T + b, with weight [N, K] and bias [N]."""
 
     weight: Tensor
     bias: Tensor | None
-    norm: Tensor  # [K], of ones if the norm's weight has been multiplied into the product's
-    is_divisible: bool  # whether the product may be divided by root mean squares in place of x
+    norm: Tensor  # [K]; ones if it is folded into `weight`
+    is_divisible: bool  # whether y may be divided by the RMS instead of x
     quick: Quick = field(default_factory=dict)
-    arrived: Tensor | None = None  # counters for `tiled_linear`; None: it is not for this weight
+    arrived: Tensor | None = None  # counters of `tiled_linear`; None: not usable
 
     @classmethod
     def of(cls, norm: RMSNorm, linear: Linear) -> "NormedProduct":
-        """Takes the weight over."""
+        """Takes over the linear layer's weight and folds the norm's weight into it if possible."""
         weight, bias = linear.weight, linear.bias
-        # The bias is added after the division. Values beyond float16 must be divided first.
+        # With a bias, or values beyond the range of float16, x must be divided before the GEMM.
         if bias is not None or weight.dtype == torch.float16:
             return cls(weight, bias, norm.weight, is_divisible=False)
         ones = norm.weight.new_ones(norm.weight.shape)
@@ -130,7 +130,7 @@ class NormedProduct:
         return _multiplied(rms_norm(x, self.norm, eps), self), None
 
     def gated(self, hidden: Hidden, eps: float) -> Tensor:
-        """silu(gate) * up, the halves of the product of the norm: [T, N / 2]."""
+        """silu(gate) * up, where gate and up are the halves of norm(x) @ W.T: [T, N / 2]."""
         x = hidden.residual
         if self.bias is None and _is_by_rows(self, len(x)):
             return small_linear.linear(x, self.weight, norm_weight=self.norm, eps=eps, gated=True)
@@ -140,7 +140,7 @@ class NormedProduct:
         return silu_and_mul(product, rms_of, eps)
 
     def norms(self, num_rows: int) -> bool:
-        """Whether the GEMM of this number of rows also computes the norm, at no cost."""
+        """Whether the GEMM kernel for this number of rows also computes the norm."""
         is_tiled = tiles.counters_for(self.arrived, num_rows) is not None
         return is_tiled or _is_by_rows(self, num_rows)
 
@@ -151,7 +151,7 @@ def _is_by_rows(product: WeightProduct | NormedProduct, num_rows: int) -> bool:
 
 
 def _multiplied(x: Tensor, by: WeightProduct | NormedProduct) -> Tensor:
-    """The product as it is, of more rows than `kernels.gemm.linear` takes: x [T, K] -> [T, N]."""
+    """x [T, K] @ W.T -> [T, N] without a norm, for more rows than `kernels.gemm.linear` takes."""
     if (arrived := tiles.counters_for(by.arrived, len(x))) is not None:
         return tiled_linear(x, by.weight, arrived)
     quick = by.quick.get(len(x))
@@ -161,13 +161,13 @@ def _multiplied(x: Tensor, by: WeightProduct | NormedProduct) -> Tensor:
 
 
 def is_librarys(num_rows: int, kind: ProductKind) -> bool:
-    """Whether the library is used for this number of rows."""
+    """Whether the library computes GEMMs of this kind with this number of rows."""
     is_tiled = tiles.serves(num_rows) and tiles.suits(kind.n, kind.k, kind.dtype)
     return not is_tiled and not small_linear.pays(num_rows, kind.n, kind.k)
 
 
 def kind_of(product: WeightProduct | NormedProduct, adds: bool) -> ProductKind | None:
-    """The kind of the library's GEMM; None: with a bias, which torch handles."""
+    """The library's kind of GEMM; None with a bias that no residual absorbs, left to torch."""
     if product.bias is not None and not adds:
         return None
     n, k = product.weight.shape
@@ -175,7 +175,7 @@ def kind_of(product: WeightProduct | NormedProduct, adds: bool) -> ProductKind |
 
 
 def quickened(product: P, adds: bool, chosen: Mapping[ProductKind, Quick]) -> P:
-    """The same layer with the algorithms chosen for its kind."""
+    """The same layer with the tuned algorithms of its kind."""
     kind = kind_of(product, adds)
     return product if kind is None else replace(product, quick=chosen.get(kind, {}))
 

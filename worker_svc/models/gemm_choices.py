@@ -1,6 +1,6 @@
-"""GEMM choices: the algorithm per shape, measured elsewhere, used by the fused layers.
+"""The tuned GEMM algorithm for each shape; `tuning` measures them, the fused layers use them.
 
-Loads no Triton, since a worker without CUDA describes its choices, too.
+Does not load Triton, since a worker without CUDA also describes its choices.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from kernels.gemm.cublas_lt import ProductShape
 
 @dataclass(frozen=True, slots=True)
 class GemmChoice:
-    """The algorithm for a shape, and its time."""
+    """The algorithm for a shape, with its time and that of torch's choice."""
 
     algorithm: bytes | None  # None: torch's choice
     us: float

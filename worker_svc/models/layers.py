@@ -1,7 +1,7 @@
-"""Parts of a decoder layer: each owns its weights, knows their names in a checkpoint, and runs.
+"""Parts of a decoder layer; each owns its weights, their names in a checkpoint, and a forward.
 
-Plain callables, not `nn.Module`: a decode step on CPU calls hundreds of them, and the model is
-never trained.
+Plain callables instead of `nn.Module`: a decode step on CPU calls hundreds of them, and the model
+is never trained.
 """
 
 from collections.abc import Iterator
@@ -32,12 +32,12 @@ class RMSNorm:
         return reference.rms_norm(x, self.weight, self._eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm of the sum, the sum)."""
+        """(norm(x + residual), x + residual)."""
         return reference.add_rms_norm(x, residual, self.weight, self._eps)
 
 
 class Attention:
-    """Projections of q, k and v as one linear layer, attention, output projection."""
+    """QKV projection as one linear layer, rotary embedding, attention, output projection."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         q_size = config.num_heads * config.head_dim
@@ -72,16 +72,16 @@ class Attention:
 
     @property
     def products(self) -> tuple[Linear, Linear]:
-        """(q, k and v as one linear layer, output)."""
+        """(QKV projection, output projection)."""
         return self._qkv, self._o
 
     @property
     def qk_norms(self) -> tuple[Tensor, Tensor] | None:
-        """The q and the k norm, [D] each, for models that have them."""
+        """Weights of the q norm and the k norm, [D] each; None for models without QK norm."""
         return None if self._norms is None else (self._norms[0][0], self._norms[1][0])
 
     def drop_output_bias(self) -> None:
-        """Drops the bias; for all ranks but one, since their outputs are summed."""
+        """Drops the bias; called on all ranks but one, since the ranks' outputs are summed."""
         self._o.bias = None
 
     def pack(self) -> None:
@@ -113,11 +113,11 @@ class MLP:
 
     @property
     def products(self) -> tuple[Linear, Linear]:
-        """(gate and up as one linear layer, down)."""
+        """(gate and up projection, down projection)."""
         return self._gate_up, self._down
 
     def drop_output_bias(self) -> None:
-        """Drops the bias; for all ranks but one, since their outputs are summed."""
+        """Drops the bias; called on all ranks but one, since the ranks' outputs are summed."""
         self._down.bias = None
 
     def pack(self) -> None:
@@ -135,7 +135,7 @@ def _whole(prefix: str, linear: Linear) -> Destinations:
 
 
 def _parts(prefix: str, sizes: dict[str, int], linear: Linear) -> Destinations:
-    """The named parts that are consecutive rows of a fused linear layer."""
+    """Checkpoint names with their views: consecutive rows of a fused linear layer."""
     weights = torch.split(linear.weight, list(sizes.values()))
     for name, weight in zip(sizes, weights, strict=True):
         yield f"{prefix}.{name}.weight", weight

@@ -1,7 +1,7 @@
-"""Linear layers with the model's weights, each in the layout that its device multiplies fastest.
+"""Linear layers, with weights in the layout that their device multiplies fastest.
 
-On CPU that is oneDNN's own blocked layout: for the few rows of a decode step, its GEMM with a plain
-row-major weight takes about twice as long.
+On CPU this is oneDNN's blocked layout: with a row-major weight its GEMM takes about twice as long
+for the few rows of a decode step.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Linear:
-    """y = x W^T + b. Once the weight and the bias are filled, call `pack`."""
+    """y = x W^T + b. Call `pack` once the weight and the bias are filled."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight  # [N, K]
@@ -27,16 +27,16 @@ class Linear:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "Linear":
-        """Uninitialized memory, to be filled from a checkpoint."""
+        """A layer with uninitialized memory, to be filled from a checkpoint."""
         return cls(
             torch.empty((out_features, in_features), dtype=dtype, device=device),
             torch.empty(out_features, dtype=dtype, device=device) if bias else None,
         )
 
     def pack(self) -> None:
-        """Moves the weight to the device's layout; the plain copy is freed with its last owner."""
+        """Converts the weight to the device's layout; the row-major copy is freed if unshared."""
         if _packs(self.weight):
-            # 1 is the expected number of rows: decoding must be fast.
+            # Packed for 1 row, since decode speed matters most.
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, 1)
             self._is_packed = True
 

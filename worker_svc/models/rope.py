@@ -1,6 +1,6 @@
-"""Rotary position embedding: the table of frequencies that a checkpoint was trained with.
+"""Rotary position embedding: builds the cos/sin table with the checkpoint's scaling.
 
-A table row has the cosines and sines of a position; the kernels apply it.
+The kernels read one row per position and apply it.
 """
 
 import math
@@ -12,14 +12,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """Every position divided by the factor."""
+    """Divides all positions by the factor."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Long wavelengths stretched by the factor, short ones kept, a ramp between."""
+    """Divides low frequencies by the factor, keeps high ones, and interpolates in between."""
 
     factor: float
     low_freq_factor: float
@@ -29,7 +29,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """Stretched by how often a dimension turns within the original length; softer attention."""
+    """YaRN: divides the frequencies by dimension, by turns within the original length."""
 
     factor: float
     original_max_position_embeddings: int
@@ -46,21 +46,21 @@ Scaling = LinearScaling | Llama3Scaling | YarnScaling
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
-    """The base of the frequencies and their scaling, if any."""
+    """Base of the frequencies and optional scaling."""
 
     theta: float
     scaling: Scaling | None = None
 
 
 def cos_sin_table(config: RotaryConfig, head_dim: int, length: int) -> Tensor:
-    """[length, head_dim] float32: head_dim / 2 cosines, then as many sines, of each position."""
+    """[length, head_dim] float32: head_dim / 2 cosines, then head_dim / 2 sines, per position."""
     angles = torch.outer(torch.arange(length).float(), frequencies(config, head_dim))
     table = torch.cat((angles.cos(), angles.sin()), dim=-1)
     return table * attention_factor(config.scaling)
 
 
 def frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
-    """Radians that each pair of dimensions turns per position, [head_dim / 2]."""
+    """Angle per position of each pair of dimensions, in radians, [head_dim / 2]."""
     exponents = torch.arange(0, head_dim, 2).float() / head_dim
     plain = 1.0 / config.theta**exponents
     match config.scaling:
@@ -75,7 +75,7 @@ def frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
 
 
 def attention_factor(scaling: Scaling | None) -> float:
-    """The factor of q and k in addition to the rotation; 1 except for YaRN."""
+    """Factor on q and k after the rotation; 1 except for YaRN."""
     if not isinstance(scaling, YarnScaling):
         return 1.0
     if scaling.attention_factor is not None:
@@ -93,7 +93,7 @@ def _softening(factor: float, mscale: float) -> float:
 def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
     turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)  # 1: as trained, 0: stretched
+    kept = ((turns - low) / (high - low)).clamp(0, 1)  # 1: unscaled, 0: scaled
     return kept * plain + (1 - kept) * plain / scaling.factor
 
 
@@ -101,7 +101,7 @@ def _yarn(plain: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
     num_pairs = plain.shape[0]
 
     def pair_turning(turns: float) -> float:
-        """The (fractional) pair that turns this often within the original length."""
+        """The (fractional) pair that makes this number of turns within the original length."""
         length = scaling.original_max_position_embeddings
         return num_pairs * math.log(length / (turns * 2 * math.pi)) / math.log(theta)
 
@@ -109,6 +109,6 @@ def _yarn(plain: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * num_pairs - 1)
-    width = (last - first) or 0.001  # a ramp without width is a step
+    width = (last - first) or 0.001  # avoids a division by 0
     stretched = ((torch.arange(num_pairs).float() - first) / width).clamp(0, 1)
     return (1 - stretched) * plain + stretched * plain / scaling.factor

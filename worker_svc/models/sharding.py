@@ -1,7 +1,7 @@
-"""Divides a model among ranks: the sizes of each rank, and its part of each tensor.
+"""Tensor parallelism: the sizes of each rank, and its shard of each tensor.
 
-Attention is divided by heads, the MLP by its inner dimension, embedding and head by vocabulary.
-With more ranks than KV heads several ranks hold the same KV head, each with query heads of its own.
+Attention is sharded by heads, the MLP by its inner dimension, embedding and LM head by vocabulary.
+With more ranks than KV heads several ranks hold the same KV head, each with different query heads.
 """
 
 from dataclasses import dataclass, replace
@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from worker_svc.models.config import ModelConfig, UnsupportedModel
 from worker_svc.models.weights import Share
 
-# The dimension of a checkpoint's tensor that is divided, by the end of its name; others are whole
-# on every rank. Rows of a weight are outputs: a linear layer after a divided one divides its
-# inputs.
+# The sharded dimension of a checkpoint's tensor, by the end of its name; other tensors are whole on
+# every rank. Rows of a weight are outputs, so the linear layer after a sharded one is sharded by
+# its inputs.
 DIVIDED = {
     "embed_tokens.weight": 0,
     "lm_head.weight": 0,
@@ -32,7 +32,7 @@ DIVIDED = {
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """One rank's part of a model. Raises UnsupportedModel, naming the size that does not divide."""
+    """One rank's shard. Raises UnsupportedModel, naming the size that does not divide."""
 
     whole: ModelConfig
     rank: int
@@ -53,7 +53,7 @@ class Sharding:
 
     @property
     def config(self) -> ModelConfig:
-        """The sizes of one rank."""
+        """The model's configuration with the sizes of one rank."""
         whole, size = self.whole, self.size
         if size == 1:
             return whole
@@ -67,11 +67,11 @@ class Sharding:
 
     @property
     def first_token(self) -> int:
-        """The first token id whose embedding this rank has."""
+        """The first token id in this rank's part of the vocabulary."""
         return self.rank * self.config.vocab_size
 
     def share(self, name: str) -> Share | None:
-        """The part of a checkpoint's tensor that this rank reads; None: all of it."""
+        """The shard of a checkpoint's tensor that this rank reads; None: the whole tensor."""
         end = ".".join(name.rsplit(".", 2)[-2:])
         if self.size == 1 or end not in DIVIDED:
             return None

@@ -1,7 +1,7 @@
-"""Loads checkpoint files into parameters: each is written exactly once, or an error names it.
+"""Loads checkpoint files into parameters; every parameter must be written exactly once.
 
-It handles names, shapes and files; the model knows the meaning of names. Only safetensors are read:
-no content of a checkpoint is ever executed.
+Handles names, shapes and files; the model maps names to parameters. Only safetensors are read: no
+content of a checkpoint is executed. Errors name the tensor.
 """
 
 import json
@@ -19,47 +19,47 @@ logger = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-# Tensors of older checkpoints that are computed here, not learned.
+# Buffers in older checkpoints that are computed here.
 COMPUTED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 class WeightError(ValueError):
-    """Raised when a checkpoint does not match the model."""
+    """The checkpoint does not match the model."""
 
 
 class MissingWeight(WeightError):
-    """A parameter has no tensor."""
+    """A parameter is not in the checkpoint."""
 
 
 class UnexpectedWeight(WeightError):
-    """A tensor has no parameter, or its parameter has a tensor already."""
+    """A tensor has no parameter, or occurs twice."""
 
 
 class WrongShape(WeightError):
-    """A tensor does not have its parameter's shape."""
+    """A tensor's shape differs from its parameter's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One of equal parts of a tensor along a dimension."""
+    """One of `count` equal parts of a tensor along a dimension."""
 
     dim: int
     index: int
     count: int
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the tensor, given that of a part."""
+        """Shape of the whole tensor, for the shape of a part."""
         return (*shape[: self.dim], shape[self.dim] * self.count, *shape[self.dim + 1 :])
 
     def cut(self, tensor: Any, length: int) -> Tensor:
-        """The part, read from a slice of safetensors, of this length along the dimension."""
+        """Reads the part, of this length along the dimension, from a slice of safetensors."""
         part = slice(self.index * length, (self.index + 1) * length)
         cut: Tensor = tensor[(slice(None),) * self.dim + (part,)]
         return cut
 
 
 def _whole(name: str) -> None:
-    """Returns None: every tensor is read whole."""
+    """Returns None: reads every tensor whole."""
 
 
 def load_weights(
@@ -68,9 +68,9 @@ def load_weights(
     ignored: frozenset[str] = frozenset(),
     share: Callable[[str], Share | None] = _whole,
 ) -> None:
-    """Copies each tensor of the checkpoint, or its share, to the destination of its name.
+    """Copies each tensor of the checkpoint, or its share, to the destination of that name.
 
-    A destination may be a view of a larger, fused parameter; types are converted.
+    Destinations may be views of larger, fused parameters; dtypes are converted. Raises WeightError.
     """
     pending = dict(destinations)
     files = checkpoint_files(folder)
@@ -86,7 +86,7 @@ def load_weights(
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The files that make up the checkpoint, in a fixed order."""
+    """Paths of the checkpoint's files, in a fixed order. Raises MissingWeight."""
     if (folder / INDEX).exists():
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         files = [folder / name for name in sorted(set(index["weight_map"].values()))]

@@ -1,1 +1,1 @@
-"""What a worker process is made of: threads, pipes, heartbeats, exit codes, ordered faults."""
+"""Parts of a worker process: threads, pipes, heartbeats, exit codes, fault injection."""

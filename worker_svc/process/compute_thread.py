@@ -1,4 +1,4 @@
-"""A thread that runs queued work in order; only the one named compute launches on the device."""
+"""A thread that runs queued work in order; only the thread "compute" launches device work."""
 
 import logging
 import threading
@@ -13,16 +13,16 @@ log = logging.getLogger(__name__)
 
 
 class ComputeThread:
-    """Runs posted calls one at a time; sleeps when there are none."""
+    """Runs posted calls one at a time."""
 
     def __init__(self, name: str = "compute") -> None:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # A daemon: a step that is still running cannot hold up the end of the process.
+        # A daemon thread: a step that still runs does not delay the end of the process.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def post(self, work: Callable[[], None]) -> None:
-        """Queues work without a reader of its result; it reports its own errors."""
+        """Queues work without waiting; exceptions of the work are only logged."""
         self._inbox.put(work)
 
     def call(self, work: Callable[[], T]) -> T:
@@ -39,7 +39,7 @@ class ComputeThread:
         return future.result()
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends the thread after the queued work; False if it has not ended in time."""
+        """Ends the thread after the queued work; returns False if it still runs after timeout_s."""
         self._inbox.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -1,7 +1,7 @@
-"""Ends the worker's process where only a new one can continue, with an exit code for the reason.
+"""Exit codes of a worker that ends itself because only a new process can continue.
 
-The scheduler keeps every request, so an end is a pause. Continuing would be worse: a lost device
-answers every step with an error, and a step that hangs is never answered.
+The scheduler keeps all requests, so the end of a worker only delays them. Continuing would be
+worse: a lost device fails every step, and a hanging step is never answered.
 """
 
 import faulthandler
@@ -33,10 +33,10 @@ def prepare() -> None:
 
 
 def end_process(ending: Ending, reason: str, with_stacks: bool = False) -> NoReturn:
-    """Logs the reason and ends this process now.
+    """Logs the reason and ends this process immediately, with the exit code `ending`.
 
-    No clean-up: a collective that no other rank enters, or a device that does not answer, would
-    block it forever. Nor may the last log lines, where no process reads the log.
+    There is no clean-up: a collective that no other rank enters, or a device that does not answer,
+    would block it forever. A timer ends the process even if the last log lines block.
     """
     deadline = threading.Timer(LAST_WORDS_S, os._exit, (int(ending),))
     deadline.daemon = True
@@ -49,5 +49,5 @@ def end_process(ending: Ending, reason: str, with_stacks: bool = False) -> NoRet
 
 
 def meaning(code: int | None) -> str:
-    """An exit code as text."""
+    """Returns an exit code as text, with its name."""
     return f"{code}, {Ending(code).name}" if code in set(Ending) else str(code)

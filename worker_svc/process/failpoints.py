@@ -1,9 +1,9 @@
-"""Faults that tests inject by name: a lost frame, an incomplete answer, a step that never ends.
+"""Fault injection for tests: lost frames, incomplete answers, steps that never end.
 
-Without `--failpoint NAME@COUNT` this module has no effect. The faults happen one at a time, each on
-a stream of its own: at the COUNTth frame, answer or step of that stream, or the first one after it
-that the fault fits. The service must detect it and recover by the ordinary path; the next stream
-then has the next fault.
+Without `--failpoint NAME@COUNT` this module has no effect. Each stream injects at most one fault,
+in the order of the options: at the stream's COUNTth frame, answer or step, or at the first one
+after it that the fault applies to. The service must detect the fault and recover as from a real
+one.
 """
 
 import logging
@@ -35,9 +35,9 @@ class Fault(Enum):
     SHORT_ANSWER = "short-answer"  # the last token is missing
     ERROR_ANSWER = "error-answer"  # the step failed
     BAD_HASH = "bad-hash"  # the state hash of a slot is wrong
-    STALL = "stall"  # a step takes SECONDS longer, while the process lives
-    LOSE_DEVICE = "lose-device"  # a kernel fails, and every later call of the device
-    HANG_DEVICE = "hang-device"  # a kernel never ends, so later launches never begin
+    STALL = "stall"  # a step takes SECONDS longer
+    LOSE_DEVICE = "lose-device"  # a kernel fails and breaks the CUDA context
+    HANG_DEVICE = "hang-device"  # a kernel never ends
     EXIT = "exit"  # the process exits after a step, before its answer
     NONE = ""
 
@@ -47,7 +47,7 @@ FAULTS_OF_CUDA = (Fault.LOSE_DEVICE, Fault.HANG_DEVICE)
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """One fault, and its count."""
+    """One fault and the count at which it is injected."""
 
     fault: Fault
     count: int
@@ -55,7 +55,7 @@ class Failpoint:
 
     @classmethod
     def parse(cls, text: str) -> "Failpoint":
-        """Parses NAME@COUNT, or stall@COUNT:SECONDS. Raises ValueError naming the error."""
+        """Parses NAME@COUNT, or stall@COUNT:SECONDS. Raises ValueError, naming the problem."""
         name, _, when = text.partition("@")
         known_names = [fault.value for fault in Fault if fault is not Fault.NONE]
         if name not in known_names:
@@ -75,18 +75,18 @@ NOTHING = Failpoint(Fault.NONE, 0)
 
 
 class Failpoints:
-    """The faults of this process that have not happened yet, in order."""
+    """The faults of this process that are still to be injected, in order."""
 
     def __init__(self, failpoints: Sequence[Failpoint]) -> None:
         self._waiting = deque(failpoints)
 
     def next_stream(self) -> "StreamFaults":
-        """The fault of a stream that begins now."""
+        """Returns the fault injector for a new stream."""
         return StreamFaults(self._waiting)
 
 
 class StreamFaults:
-    """Counts one stream's frames and steps, with at most one fault among them."""
+    """Counts the frames and steps of one stream and injects at most one fault."""
 
     def __init__(self, waiting: deque[Failpoint]) -> None:
         self._waiting = waiting
@@ -96,7 +96,7 @@ class StreamFaults:
         self._num_computed = 0
 
     def _fire(self, count: int, *faults: Fault) -> Failpoint:
-        """The current failpoint if it is due and one of these; else NOTHING."""
+        """Returns the next failpoint if it is due and one of these faults; else NOTHING."""
         if self._has_fired or not self._waiting:
             return NOTHING
         failpoint = self._waiting[0]
@@ -107,7 +107,7 @@ class StreamFaults:
         return self._waiting.popleft()
 
     def arriving(self, frames: Iterator[bytes]) -> Iterator[bytes]:
-        """The frames after the hello, as they arrive."""
+        """Yields the received frames after the hello, with a fault of the receiving side."""
         faults = (Fault.LOSE_STEP, Fault.REPEAT_STEP, Fault.SWAP_STEPS)
         for frame in frames:
             self._num_arrived += 1
@@ -121,7 +121,7 @@ class StreamFaults:
             yield frame
 
     def leaving(self, frames: Iterator[bytes]) -> Iterator[bytes]:
-        """The frames that are sent instead of these; only outputs are changed."""
+        """Yields the frames to send, with a fault in a step's output if one is due."""
         held: bytes | None = None
         for frame in frames:
             response = worker_pb2.AttachResponse.FromString(frame)
@@ -147,7 +147,7 @@ class StreamFaults:
                 held = None
 
     def before_step(self) -> None:
-        """Called on the compute thread before a step."""
+        """Injects a fault of the device; called on the compute thread before a step."""
         self._num_computed += 1
         failpoint = self._fire(self._num_computed, Fault.STALL, *FAULTS_OF_CUDA)
         if failpoint.fault in FAULTS_OF_CUDA:
@@ -156,17 +156,17 @@ class StreamFaults:
             time.sleep(failpoint.seconds)
 
     def after_step(self) -> None:
-        """Called after a step is computed or launched, before its answer."""
+        """Injects an exit; called after a step is computed or launched, before its answer."""
         if self._fire(self._num_computed, Fault.EXIT).fault is Fault.EXIT:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _harm_device(fault: Fault) -> None:
-    import torch  # noqa: PLC0415 - the options are read before it may be loaded
+    import torch  # noqa: PLC0415 - parsing options must not load torch
 
     if fault is Fault.HANG_DEVICE:
         torch.cuda._sleep(2**62)  # type: ignore[no-untyped-call]  # cycles: a century
-    else:  # a failed assertion
+    else:  # LOSE_DEVICE: an assertion fails in a kernel
         outside = torch.ones(1, dtype=torch.int64, device="cuda")
         torch.zeros(1, device="cuda").index_select(0, outside)
 

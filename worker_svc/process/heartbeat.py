@@ -1,8 +1,8 @@
-"""Heartbeats over a socket between a rank and the supervisor, which both use to detect an end.
+"""Heartbeats between a rank and the supervisor over a socket; each detects the other's end.
 
-A rank sends a heartbeat several times a second, from a thread that never waits for a device; a rank
-that is stopped, or whose interpreter hangs, falls silent. Its end of the socket closes when the
-supervisor ends in any way, and the rank then ends too. This module does not load torch.
+A rank sends heartbeats from a thread that never waits for a device. They stop if the rank is
+suspended or its interpreter hangs. If the supervisor ends in any way, the rank's end of the socket
+closes and the rank ends too. This module does not load torch.
 """
 
 import os
@@ -12,39 +12,39 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 BEAT_S = 0.5
-# A supervisor that was suspended itself cannot say how long ranks were silent.
+# Silence is counted in ticks of at most this length, since the supervisor may be suspended itself.
 LONGEST_TICK_S = 2 * BEAT_S
 _BEAT = b"."
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
-    """The supervisor's end and the rank's, without delays in sending."""
+    """Returns a connected pair of message sockets: the supervisor's end, the rank's end."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 class Lifeline:
-    """The rank's end."""
+    """The rank's end of the heartbeat socket."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._socket.settimeout(BEAT_S)
 
     def start(self) -> None:
-        """Starts heartbeats, and ends this process with the supervisor."""
+        """Starts the thread that sends heartbeats and ends this process with the supervisor."""
         threading.Thread(target=self._beat, name="lifeline", daemon=True).start()
 
     def say_ready(self, port: int) -> None:
-        """Reports, once and by rank 0, that the group is ready on this port."""
+        """Reports that the group is ready on this port; called once, by rank 0."""
         self._socket.sendall(str(port).encode())
 
     def _beat(self) -> None:
         while not self._has_ended():
-            with suppress(OSError):  # a suspended supervisor reads nothing
+            with suppress(OSError):  # the buffer of a suspended supervisor is full
                 self._socket.send(_BEAT)
         os._exit(1)
 
     def _has_ended(self) -> bool:
-        """Waits for one interval; any event is the end, since nothing is ever sent."""
+        """Waits for one interval; True if the socket closed, since the supervisor sends nothing."""
         try:
             self._socket.recv(1)
         except TimeoutError:
@@ -55,7 +55,7 @@ class Lifeline:
 
 
 def hear(line: socket.socket) -> int | None:
-    """A rank's message: the port of a ready group, 0 for a heartbeat, None at the end."""
+    """Receives a message: the port of a ready group, 0 for a heartbeat, None at the end."""
     said = line.recv(16)
     if not said:
         return None
@@ -63,17 +63,17 @@ def hear(line: socket.socket) -> int | None:
 
 
 class Silence:
-    """Seconds of silence per rank; reads no clock."""
+    """Duration of each rank's silence in seconds; reads no clock."""
 
     def __init__(self, num_ranks: int) -> None:
         self._seconds = [0.0] * num_ranks
 
     def heard(self, rank: int) -> None:
-        """Records a message of a rank."""
+        """Resets the silence of a rank that has sent a message."""
         self._seconds[rank] = 0.0
 
     def tick(self, elapsed_s: float) -> None:
-        """Advances the time; messages that arrived in between were recorded before."""
+        """Adds the elapsed time, after the messages of that time have been recorded."""
         elapsed_s = min(elapsed_s, LONGEST_TICK_S)
         self._seconds = [seconds + elapsed_s for seconds in self._seconds]
 

@@ -1,4 +1,4 @@
-"""Whole messages over a stream socket, in order, between two ranks of one host."""
+"""Length-prefixed messages over a stream socket between two ranks of one host."""
 
 import socket
 import struct
@@ -7,18 +7,18 @@ LENGTH = struct.Struct("<I")
 
 
 class OrderPipe:
-    """One end; it owns the socket."""
+    """One end of the pipe; it owns the socket."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._reader = self._socket.makefile("rb")
 
     def send(self, message: bytes) -> None:
-        """Returns once the system has the message; raises OSError if the other end is gone."""
+        """Sends a message; returns once the kernel has it. Raises OSError if the peer is gone."""
         self._socket.sendall(LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytes:
-        """Waits for a message. Raises EOFError if the other end is gone."""
+        """Waits for a message and returns it. Raises EOFError if the peer is gone."""
         (length,) = LENGTH.unpack(self._read(LENGTH.size))
         return self._read(length)
 

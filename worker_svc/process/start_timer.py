@@ -1,4 +1,4 @@
-"""Measures the phases of a start-up, from the start of the process on."""
+"""Measures the phases of a start-up, from the start of the process."""
 
 import os
 import time
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_START_FIELD = 21  # of /proc/self/stat: the start of the process, in ticks since boot
+_START_FIELD = 21  # of /proc/self/stat: start time in ticks since boot
 
 
 class StartClock:
-    """Time by phase. `imports` is the time before the clock was created."""
+    """Time per phase. `imports` is the time before the clock was created."""
 
     def __init__(self, imports_s: float | None = None) -> None:
         imports_s = process_age_s() if imports_s is None else imports_s
@@ -19,7 +19,7 @@ class StartClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Adds the time of the block to a phase, which may be entered again."""
+        """Adds the duration of the block to a phase; a phase may be entered several times."""
         entered_s = time.monotonic()
         try:
             yield
@@ -28,9 +28,9 @@ class StartClock:
             self._phases_s[name] = self._phases_s.get(name, 0.0) + took_s
 
     def report(self) -> str:
-        """All phases in milliseconds, such as `6120 ms (imports 3010, weights 450)`.
+        """Returns all phases in milliseconds, such as `6120 ms (imports 3010, weights 450)`.
 
-        The rest of the sum was spent between phases.
+        The total includes time between phases.
         """
         total_ms = round((time.monotonic() - self._began_s) * 1e3)
         phases = ", ".join(f"{name} {round(s * 1e3)}" for name, s in self._phases_s.items())
@@ -38,8 +38,8 @@ class StartClock:
 
 
 def process_age_s() -> float:
-    """Seconds since the system started this process."""
-    # The second field is the command, in brackets, with arbitrary characters.
+    """Seconds since this process was started."""
+    # The second field is the command in parentheses and may contain any character.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     began_s = int(fields[_START_FIELD - 2]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began_s

@@ -1,8 +1,9 @@
-"""A step that never ends, ends the process: what waits in a kernel cannot be called back.
+"""Ends the process if a step takes too long, since a hanging kernel cannot be interrupted.
 
-Heartbeats go on while the device hangs, and so do collectives inside a graph, for which no library
-keeps a clock. The scheduler gives such a worker up; this makes room for one that works. How long is
-too long follows what steps took here: a slow machine is no machine that hangs.
+Heartbeats go on while a device hangs, and libraries have no timeout for collectives inside CUDA
+graphs. The scheduler stops using such a worker; ending it makes room for a new one. The default
+limit is a multiple of the step times measured on this machine, so that a slow machine is not
+mistaken for a hanging one.
 """
 
 import threading
@@ -16,10 +17,10 @@ from wire.step_pace import StepPace
 from worker_svc.process.exit_codes import Ending, end_process
 
 TICK_S = 0.25
-# A process that was stopped itself cannot say how long its device took.
+# Time is counted in ticks of at most this length, since this process may be suspended itself.
 LONGEST_TICK_S = 2 * TICK_S
-# Without an option: the least limit by device, and times the time that a step of the size may take.
-# A CPU does not hang as a GPU does; it is rather starved, or short of memory.
+# Default limit: PATIENCE times the expected time of the step, at least LEAST_S of the device. A
+# slow step on a CPU is more likely starved of cores or memory than hanging.
 LEAST_S = {"cpu": 300.0, "cuda": 60.0}
 PATIENCE = 30.0
 
@@ -37,39 +38,39 @@ def _end(reason: str) -> None:
 
 
 class StepLimit:
-    """Knows which step each thread is in, and for how long.
+    """Running time of the step in each thread, and the limit at which the process ends.
 
-    A limit in seconds holds for every step, 0 is none; None follows the pace of the machine.
+    limit_s holds for all steps; 0: no limit; None: a multiple of this machine's step times.
     """
 
     def __init__(self, limit_s: float | None = 0.0, end: Callable[[str], None] = _end) -> None:
         self._fixed_s = inf if limit_s == 0 else limit_s
         self._end = end
-        self._least_s = max(LEAST_S.values())  # of a device not known yet
+        self._least_s = max(LEAST_S.values())  # until the device is known
         self._pace = StepPace()
-        self._running: dict[int, _Running] = {}  # by thread
+        self._running: dict[int, _Running] = {}  # by thread id
 
     def start(self) -> None:
-        """Watches from now on, in a thread of its own."""
+        """Starts the thread that checks the limits."""
         if self._fixed_s != inf:
             threading.Thread(target=self._watch, name="step-limit", daemon=True).start()
 
     def follow(self, device: str, rehearsed_s: Mapping[int, float]) -> None:
-        """Sets the device, cpu or cuda, and the seconds of start-up's steps on it, by their
-        tokens."""
+        """Sets the device (cpu or cuda) and the measured seconds of rehearsed steps by their number
+        of tokens."""
         self._least_s, self._pace = LEAST_S[device], StepPace()
         for num_tokens, seconds in rehearsed_s.items():
             self._pace.observe(num_tokens, seconds)
 
     def of(self, num_tokens: int) -> float:
-        """The limit of a step of so many tokens, in seconds."""
+        """The limit of a step with this number of tokens, in seconds."""
         if self._fixed_s is not None:
             return self._fixed_s
         return max(self._least_s, PATIENCE * (self._pace.expected_s(num_tokens) or 0.0))
 
     @contextmanager
     def over(self, step_id: int, num_tokens: int) -> Iterator[None]:
-        """Around what one thread does for one step: launching it, or waiting for it."""
+        """Context in which one thread works on a step: launches it, or waits for its result."""
         thread = threading.get_ident()
         running = self._running[thread] = _Running(step_id, num_tokens, self.of(num_tokens))
         try:
@@ -79,7 +80,7 @@ class StepLimit:
             self._pace.observe(num_tokens, running.seconds)
 
     def tick(self, elapsed_s: float) -> None:
-        """Time passes."""
+        """Adds the elapsed time to all running steps; ends the process if one is over its limit."""
         for running in list(self._running.values()):
             running.seconds += min(elapsed_s, LONGEST_TICK_S)
             if running.seconds > running.limit_s:

@@ -1,6 +1,6 @@
-"""Converts between protobuf frames and step values; only this module reads step frames.
+"""Converts between protobuf frames and step values; the only module that reads step frames.
 
-It checks a frame against the limits. The batch state checks what depends on the slots.
+It checks frames against the limits; the batch state checks what depends on the slots.
 """
 
 import math
@@ -30,7 +30,7 @@ from worker_svc.protocol.step import (
 )
 
 PROTOCOL_VERSION = 2
-MAX_GRANTED_STEPS = 64  # most steps of a frame, which run without a message in between
+MAX_GRANTED_STEPS = 64  # per frame; they run without further messages
 _MAX_CUT_BYTES = 32
 _MOVES = (
     "swapped_out_block_ids",
@@ -49,7 +49,7 @@ _POOLINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first frame of a stream: a scheduler's epoch and the id of its first step."""
+    """The first frame of a stream: protocol version, the scheduler's epoch, its first step id."""
 
     protocol_version: int
     epoch: int
@@ -59,7 +59,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Counts of frames, and the running step, of an idle stream."""
+    """Frame counts of a stream so far and the running step, sent on an idle stream."""
 
     num_frames_received: int
     num_frames_sent: int
@@ -84,12 +84,12 @@ def decode_hello(frame: bytes) -> Hello:
 
 def decode_cut(frame: bytes) -> CutRequest | None:
     """Decodes a cut; None for any other frame. Raises BadStep for an invalid range."""
-    if len(frame) > _MAX_CUT_BYTES:  # avoids parsing large steps twice
+    if len(frame) > _MAX_CUT_BYTES:  # larger frames are steps, parsed only once
         return None
     try:
         message = worker_pb2.AttachRequest.FromString(frame)
     except DecodeError:
-        return None  # refused when it is processed
+        return None  # refused when it is executed
     if message.WhichOneof("frame") != "cut":
         return None
     cut = message.cut
@@ -99,7 +99,7 @@ def decode_cut(frame: bytes) -> CutRequest | None:
 
 
 def decode_step(frame: bytes, limits: Limits) -> StepInput:
-    """Decodes a step frame. Raises BadStep, naming the field that is out of range."""
+    """Decodes a step frame. Raises BadStep, naming the invalid field."""
     message = _parse(frame)
     if message.WhichOneof("frame") != "step":
         raise BadStep("frame", "every frame after the first must be step")
@@ -134,7 +134,7 @@ def decode_step(frame: bytes, limits: Limits) -> StepInput:
 
 
 def encode_skipped(first_step_id: int, last_step_id: int) -> bytes:
-    """The frame that answers a cut."""
+    """Encodes the frame that answers a cut."""
     skipped = worker_pb2.Skipped(first_step_id=first_step_id, last_step_id=last_step_id)
     return worker_pb2.AttachResponse(skipped=skipped).SerializeToString()
 
@@ -162,7 +162,7 @@ def _moves(step: worker_pb2.SchedulerOutput, limits: Limits) -> StepMoves | None
 
 
 def encode_output(output: StepOutput) -> bytes:
-    """The frame that answers a step."""
+    """Encodes the frame that answers a step."""
     status = b"" if output.row_status is None else pack(output.row_status, UINT8)
     timings = output.timings
     logprobs, state = output.logprobs, output.state
@@ -199,7 +199,7 @@ def _encode_report(report: PromptReport) -> types_pb2.PromptReport:
 
 
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
-    """The frame of a heartbeat."""
+    """Encodes a heartbeat frame."""
     message = worker_pb2.Heartbeat(
         num_frames_received=heartbeat.num_frames_received,
         num_frames_sent=heartbeat.num_frames_sent,
@@ -303,7 +303,7 @@ def _sampling(message: worker_pb2.RowSampling, name: str, limits: Limits) -> Row
     return RowSampling(
         temperature=message.temperature,
         top_p=message.top_p,
-        # At least the vocabulary's size keeps everything, as 0 does.
+        # A top-k of at least the vocabulary size keeps all tokens, as 0 does.
         top_k=message.top_k if message.top_k < limits.vocab_size else 0,
         min_p=message.min_p,
         seed=message.seed,
@@ -340,7 +340,7 @@ def _rules(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[s
         "logit_bias": tuple(bias.items()),
         "allowed_token_ids": allowed,
         "bad_words_token_ids": bad_words,
-        # There are no more than the vocabulary's size to report.
+        # The vocabulary has no more tokens to report.
         "num_top_logprobs": min(message.logprobs, limits.vocab_size)
         if message.HasField("logprobs")
         else None,

@@ -1,4 +1,4 @@
-"""Columns of a frame as arrays, checked against the limits; an error names the field."""
+"""Decodes packed columns to arrays and checks them against the limits; errors name the field."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ Integers = NDArray[np.integer[Any]]
 
 
 def column(packed: bytes, name: str) -> Integers:
-    """Any int32 column."""
+    """Decodes an int32 column. Raises BadStep if the bytes are no such column."""
     try:
         return unpack(packed, name=name)
     except BadColumn as error:
@@ -20,14 +20,14 @@ def column(packed: bytes, name: str) -> Integers:
 
 
 def slots(packed: bytes, name: str, limits: Limits) -> IntColumn:
-    """Rows of the worker's state."""
+    """Decodes slot indices, each below max_num_seqs, as int64."""
     found = column(packed, name)
     check_range(found, 0, limits.max_num_seqs, name, "slot")
     return found.astype(np.int64)
 
 
 def distinct_slots(packed: bytes, name: str, limits: Limits) -> IntColumn:
-    """Rows of the worker's state, none of them twice."""
+    """Decodes slot indices without repetition, as int64."""
     found = slots(packed, name, limits)
     if len(np.unique(found)) != len(found):
         raise BadStep(name, "a slot appears twice")
@@ -35,15 +35,15 @@ def distinct_slots(packed: bytes, name: str, limits: Limits) -> IntColumn:
 
 
 def block_ids(packed: bytes, name: str, limits: Limits) -> Integers:
-    """Blocks of the KV cache."""
+    """Decodes ids of KV blocks on the device, without the null block."""
     found = column(packed, name)
-    # Block 0 is the null block: it fills tables and belongs to no sequence.
+    # Block 0 is the null block: it pads block tables and belongs to no sequence.
     check_range(found, 1, limits.num_blocks, name, "block")
     return found
 
 
 def host_block_ids(packed: bytes, name: str, limits: Limits) -> Integers:
-    """Blocks in host memory."""
+    """Decodes ids of KV blocks in host memory."""
     found = column(packed, name)
     check_range(found, 0, limits.num_host_blocks, name, "host block")
     return found
@@ -52,7 +52,7 @@ def host_block_ids(packed: bytes, name: str, limits: Limits) -> Integers:
 def pairs(
     sources: tuple[str, Integers], targets: tuple[str, Integers]
 ) -> tuple[IntColumn, IntColumn]:
-    """(sources, targets) of block copies, columns of equal length; no target twice."""
+    """Checks (name, ids) columns of block copies: equal lengths, no target twice. Returns int64."""
     (from_name, from_ids), (to_name, to_ids) = sources, targets
     if len(from_ids) != len(to_ids):
         raise BadStep(to_name, f"{len(to_ids)} blocks for {len(from_ids)} {from_name}")

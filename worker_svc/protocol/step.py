@@ -1,6 +1,6 @@
-"""Values of the step protocol: what one step asks of the worker and what it brought.
+"""Values of the step protocol: input and output of a step.
 
-Plain data with numpy columns. Knows neither protobuf nor tensors.
+Plain data with numpy columns, independent of protobuf and torch.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from wire.state_hash import StateHashes
 
 IntColumn = NDArray[np.int64]
 
-# A row's outcome, as numbered by the contract's RowStatus.
+# Status of a row; the numbers are those of RowStatus in the protocol.
 ROW_OK = 0
 ROW_NOT_FINITE = 1
 ROW_DEAD_END = 2
@@ -29,7 +29,7 @@ def no_entries() -> IntColumn:
 
 
 class BadStep(ValueError):
-    """A step that cannot be executed; says which field and why."""
+    """A step that cannot be executed; the message names the field and the reason."""
 
     def __init__(self, field_name: str, reason: str) -> None:
         super().__init__(f"{field_name}: {reason}")
@@ -37,7 +37,7 @@ class BadStep(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What every step must stay within."""
+    """Limits that every step must respect."""
 
     num_blocks: int  # the null block 0 included
     block_size: int
@@ -57,12 +57,12 @@ class Limits:
 
     @property
     def max_step_tokens(self) -> int:
-        """What a step can be filled with, whatever its budget."""
+        """Most tokens that a step can have, given the slots and the token budget."""
         return min(self.max_num_batched_tokens, self.max_num_seqs * self.max_model_len)
 
 
 class Pooling(Enum):
-    """Which hidden states stand for a whole prompt."""
+    """How hidden states are combined into one embedding of a prompt."""
 
     LAST = "last"
     MEAN = "mean"
@@ -70,7 +70,7 @@ class Pooling(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How one row's tokens are chosen, with every default filled in."""
+    """Sampling parameters of one row, with defaults filled in."""
 
     temperature: float = 0.0  # 0 is greedy
     top_p: float = 1.0  # 1 is off
@@ -82,13 +82,13 @@ class RowSampling:
     presence_penalty: float = 0.0  # 0 is off
     frequency_penalty: float = 0.0  # 0 is off
     repetition_penalty: float = 1.0  # 1 is off
-    logit_bias: tuple[tuple[int, float], ...] = ()  # token id and what is added to its logit
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, addend)
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     num_top_logprobs: int | None = None  # None: report no log probabilities
-    grammar: str = ""  # that the output follows; empty: none
-    num_prompt_logprobs: int | None = None  # the same of the prompt's tokens
-    pooling: Pooling | None = None  # None: report no hidden states
+    grammar: str = ""  # constrains the output; empty: none
+    num_prompt_logprobs: int | None = None  # None: report none for the prompt
+    pooling: Pooling | None = None  # None: no embedding
 
     @property
     def has_penalties(self) -> bool:
@@ -97,7 +97,7 @@ class RowSampling:
 
     @property
     def has_rules(self) -> bool:
-        """Whether its logits are changed, other than by min_tokens."""
+        """Whether logits processors other than min_tokens apply."""
         lists = self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids
         return bool(lists) or self.has_penalties or bool(self.grammar)
 
@@ -108,43 +108,43 @@ class RowSampling:
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A sequence in full, as it enters a slot."""
+    """A complete sequence, to be placed into a slot."""
 
     slot: int
     request_id: str
-    token_ids: NDArray[np.int32]  # prompt and, when resumed, output so far
+    token_ids: NDArray[np.int32]  # prompt, and output so far if resumed
     num_prompt_tokens: int
     num_computed_tokens: int
     block_ids: NDArray[np.int32]
     sampling: RowSampling = field(default_factory=RowSampling)
-    report_begin: int = 0  # before this position of the prompt nothing is to be reported
-    prompt_only: bool = False  # nothing is sampled
+    report_begin: int = 0  # first prompt position with outputs due
+    prompt_only: bool = False  # no token is sampled
 
     @property
     def report_end(self) -> int:
-        """End of the prompt positions with outputs due; 0: none."""
+        """End of the prompt positions with outputs due; 0: no outputs."""
         if self.sampling.pooling is not None:
             return self.num_prompt_tokens
         if self.sampling.num_prompt_logprobs is not None:
-            return self.num_prompt_tokens - 1  # what follows the last one is no prompt
+            return self.num_prompt_tokens - 1  # the last one predicts no prompt token
         return 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepMoves:
-    """Whole blocks whose content moves before the rows compute, in this order."""
+    """Block copies before the rows are computed, executed in this order."""
 
     swapped_out: IntColumn
-    to_host: IntColumn  # one for each
+    to_host: IntColumn  # same length
     from_host: IntColumn
-    swapped_in: IntColumn  # one for each
+    swapped_in: IntColumn  # same length
     copied_from: IntColumn
-    copied_to: IntColumn  # one for each
+    copied_to: IntColumn  # same length
 
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """One step as a change to what the worker holds; fields apply in the order they have here."""
+    """One step, as changes to the worker's state; the fields are applied in this order."""
 
     step_id: int
     ack_step_id: int = 0
@@ -156,28 +156,28 @@ class StepInput:
     moves: StepMoves | None = None
     same_rows: bool = False
     slots: IntColumn = field(default_factory=no_entries)
-    num_scheduled: IntColumn = field(default_factory=no_entries)  # empty: one token each
-    granted_steps: int = 0  # this decode step and those after it; 0: a step that is not granted
+    num_scheduled: IntColumn = field(default_factory=no_entries)  # tokens per row; empty: 1 each
+    granted_steps: int = 0  # decode steps from this one on; 0: no grant
     wants_state: bool = False
 
     @property
     def num_tokens(self) -> int:
-        """What it computes; 0 where the rows are those of the step before."""
+        """Number of tokens in this step; 0 with same_rows."""
         return int(self.num_scheduled.sum()) if len(self.num_scheduled) else len(self.slots)
 
     @property
     def last_step_id(self) -> int:
-        """Itself, or the last step of the grant."""
+        """Id of the grant's last step; of this step if it grants none."""
         return self.step_id + max(self.granted_steps, 1) - 1
 
     def steps(self) -> Iterator["StepInput"]:
-        """Itself, and the rest of the grant: the same rows, a token each."""
+        """This step, then the other steps of the grant: same rows, one token each."""
         yield self
         for step_id in range(self.step_id + 1, self.last_step_id + 1):
             yield StepInput(step_id, self.ack_step_id, same_rows=True)
 
     def changes(self) -> "StepInput":
-        """What it changes, without computing anything."""
+        """This step's state changes alone, with nothing to compute."""
         nothing = no_entries()
         return replace(
             self,
@@ -191,7 +191,7 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class CutRequest:
-    """Granted steps to leave out, as far as they have not begun."""
+    """Granted steps to skip, unless they have begun."""
 
     first_step_id: int
     last_step_id: int
@@ -199,39 +199,39 @@ class CutRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepTimings:
-    """Where a step's time went, in microseconds."""
+    """Duration of a step's phases, in microseconds."""
 
     queue_us: int = 0
     prepare_us: int = 0
     forward_us: int = 0
     sample_us: int = 0
     copy_us: int = 0
-    idle_us: int = 0  # of the device, between the step before and this one
+    idle_us: int = 0  # of the device before this step
 
     @property
     def busy_us(self) -> int:
-        """In which the device computed it."""
+        """Microseconds that the device computed this step."""
         return self.forward_us + self.sample_us + self.copy_us
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step brought: a token and a status per row that sampled, or the error."""
+    """Result of a step: a token and a status per sampled row, or an error."""
 
     step_id: int
     token_ids: NDArray[np.int32]
     row_status: NDArray[np.uint8] | None = None  # None: every row is ROW_OK
     error: str = ""
     timings: StepTimings = field(default_factory=StepTimings)
-    logprobs: LogprobColumns | None = None  # of the rows that asked for them
-    prompt_reports: tuple[PromptReport, ...] = ()  # of parts of prompts that are asked about
-    state: StateHashes | None = None  # of the slots after it, if the step wanted that
-    row_errors: dict[int, str] = field(default_factory=dict)  # why, for every ROW_DEAD_END
+    logprobs: LogprobColumns | None = None  # of the rows that request them
+    prompt_reports: tuple[PromptReport, ...] = ()  # of this step's prompt positions
+    state: StateHashes | None = None  # after the step, if it requested them
+    row_errors: dict[int, str] = field(default_factory=dict)  # by row: the reason for ROW_DEAD_END
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedStep:
-    """A step as the debug service lists it."""
+    """A step as listed by the debug service."""
 
     step_id: int
     request_ids: tuple[str, ...]

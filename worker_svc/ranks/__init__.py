@@ -1,1 +1,1 @@
-"""The processes of a tensor-parallel group: supervisor, ranks, followers."""
+"""Processes of a tensor-parallel group: the supervisor, rank 0 and its followers."""

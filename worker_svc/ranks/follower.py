@@ -1,4 +1,4 @@
-"""A rank other than 0: does what rank 0 does, in its order; answers health and debugging."""
+"""Ranks other than 0: repeat the steps of rank 0 in its order; serve health and debugging."""
 
 import logging
 import threading
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 
 
 class Follower(RankServer):
-    """One process of a group, other than rank 0."""
+    """The server of one rank other than 0."""
 
     def __init__(self, config: WorkerConfig, on_failure: Callable[[], None], ranks: Ranks) -> None:
-        # The port after rank 0's, or any if that is any. Rank 0 reports it.
+        # Rank r listens on rank 0's port + r, or on any free port, which it reports to rank 0.
         super().__init__(config, on_failure, ranks, config.port and config.port + ranks.rank)
         self._steps: Iterator[StepInput] = iter(())  # of the last frame, not yet computed
 
     def start(self) -> None:
-        """Answers calls, tells rank 0 where, and waits for orders."""
+        """Starts to accept calls, sends the address to rank 0, and waits for orders."""
         super().start()
         self._ranks.pipes[0].send(self.address.encode())
         threading.Thread(target=self._obey_all, name="orders", daemon=True).start()
@@ -38,7 +38,7 @@ class Follower(RankServer):
         while True:
             try:
                 message = self._ranks.pipes[0].receive()
-            except (EOFError, OSError):  # rank 0 has ended; the supervisor sees to the rest
+            except (EOFError, OSError):  # rank 0 has ended; the supervisor restarts all
                 return
             self._obey(RankOrder.FromString(message))
 
@@ -47,7 +47,7 @@ class Follower(RankServer):
         if kind in ("load", "initialize_cache", "warm_up"):
             try:
                 _advance(self.lifecycle, self._ranks, order)
-            except Exception as error:  # rank 0 fails with it, and says so
+            except Exception as error:  # rank 0 fails too and reports it
                 log.error("%s: %s: %s", kind, type(error).__name__, error)
         else:
             self._compute.post(partial(self._step, order))
@@ -64,7 +64,7 @@ class Follower(RankServer):
                 if kind == "frame":
                     self._steps = codec.decode_step(order.frame, runner.limits).steps()
                 self._launch(runner, next(self._steps))
-        except BadStep as error:  # so it is for rank 0, whose stream ends
+        except BadStep as error:  # rank 0 refuses it too and ends the stream
             log.warning("refused: %s", error)
         except Exception:
             log.exception("%s failed", kind)
@@ -80,12 +80,12 @@ class Follower(RankServer):
         with self._step_limit.over(step.step_id, step.num_tokens):
             output = launched.result()
         launched.record(output)
-        if output.error:  # of the device, and it lasts
+        if output.error:  # an error of the device, which lasts
             abandon(f"rank {self._ranks.rank}: step {output.step_id}: {output.error}")
 
 
 def _advance(lifecycle: Lifecycle, ranks: Ranks, order: RankOrder) -> None:
-    """Obeys an order that moves the life cycle on."""
+    """Executes an order that changes the phase of the life cycle."""
     match order.WhichOneof("order"):
         case "load":
             ranks.store_port = order.load.store_port

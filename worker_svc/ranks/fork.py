@@ -1,8 +1,7 @@
-"""Forks the processes of a group, which then need not repeat the imports of this one.
+"""Forks the processes of a group from a supervisor that has imported their modules.
 
-Imports are most of the time of a start, and requests wait for a group that restarts. Forking is
-safe as long as this process computes nothing, uses no device and starts no thread that holds a
-lock.
+Imports take most of a start, and requests wait while a group restarts. Forking is safe as long as
+the supervisor computes nothing, uses no device and has no thread that could hold a lock.
 """
 
 import logging
@@ -29,18 +28,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RankProcesses:
-    """The processes of one incarnation. Each ends with this process, through its lifeline."""
+    """The rank processes of one incarnation. Each ends when the supervisor ends."""
 
     processes: list[ForkProcess] = field(default_factory=list)
     lifelines: Sequence[socket.socket] = ()
-    port: int = 0  # of rank 0, once it is ready; 0 before
+    port: int = 0  # of rank 0; 0 until the group is ready
 
     @property
     def is_ready(self) -> bool:
         return self.port > 0
 
     def kill(self) -> None:
-        """Kills all of them: their state can be rebuilt."""
+        """Kills all ranks; the scheduler can rebuild their state."""
         for process in self.processes:
             process.kill()
         for process in self.processes:
@@ -48,14 +47,14 @@ class RankProcesses:
         _close(self.lifelines)
 
     def tell_where_they_are(self) -> None:
-        """Makes each rank log the stacks of its threads, without using its interpreter."""
+        """Makes each rank log its threads' stacks, by a signal that needs no Python interpreter."""
         for process in self.processes:
             if process.pid is not None and process.exitcode is None:
                 os.kill(process.pid, WHERE_ARE_YOU)
         time.sleep(LAST_WORDS_S)
 
     def stop(self) -> int:
-        """Stops all of them, by force if needed; returns the exit code of rank 0."""
+        """Stops all ranks, by force if needed; returns the exit code of rank 0."""
         for process in self.processes:
             process.terminate()
         deadline_s = time.monotonic() + STOP_S
@@ -69,9 +68,9 @@ class RankProcesses:
 
 
 def start(config: WorkerConfig, port: int) -> RankProcesses:
-    """Forks all ranks, with a socket to each.
+    """Forks all ranks, each with a heartbeat socket.
 
-    Rank 0, which listens on the port, also has one to each other rank.
+    Rank 0 listens on `port` and has a socket to each other rank.
     """
     size = config.tensor_parallel_size
     lifelines = [make_pair() for _ in range(size)]
@@ -98,7 +97,7 @@ def _be_rank(
     ours: Sequence[socket.socket],
     others: Sequence[socket.socket],
 ) -> None:
-    """Runs in the new process. A socket ends when no process holds its other end: close others'."""
+    """Runs a rank in the new process. Closes inherited ends of other ranks."""
     _close(others)
     lifeline, *orders = ours
     sys.exit(run(rank, config, lifeline, orders))

@@ -1,7 +1,7 @@
 """One rank of a group, in a process forked by the supervisor.
 
-It loads torch, unless the supervisor has done so already; preparations that need no torch begin
-before.
+It loads torch unless the supervisor has loaded it already. Preparations that need no torch begin
+first.
 """
 
 import os
@@ -43,7 +43,7 @@ def run(
 
 
 def _be_on_its_own() -> None:
-    os.setsid()  # terminal signals come through the supervisor
+    os.setsid()  # the supervisor passes terminal signals on
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)

@@ -1,10 +1,9 @@
-"""The process in front of several ranks: starts them, ends them together, starts them again.
+"""Supervises the ranks of a tensor-parallel group: starts them and restarts them together.
 
-A rank that dies or falls silent leaves the others in collectives that never finish, so these are
-ended at once and all begin anew: a new incarnation on the same port, which the scheduler attaches
-to as to any worker that comes back. A group that dies before it was ready would do so again, and is
-not started again. Once a group is ready, this process imports what ranks do, for those it may have
-to fork later; it uses none of it.
+If a rank ends or sends no heartbeats, the others would wait in collectives forever, so all are
+killed and restarted: a new incarnation on the same port, to which the scheduler attaches as to any
+restarted worker. A group that fails before it is ready is not restarted. Once a group is ready, the
+supervisor imports the ranks' modules, so that later forks start faster; it uses none of them.
 """
 
 import logging
@@ -23,37 +22,37 @@ from worker_svc.process.heartbeat import BEAT_S, Silence, hear
 from worker_svc.ranks import fork
 from worker_svc.ranks.fork import RankProcesses
 
-# Before the group is ready: start-up's calls may hold the interpreter, for minutes on a slow disk.
+# Before the group is ready: loading may hold the interpreter lock for minutes on a slow disk.
 START_SILENCE_S = 300.0
-MOST_SILENCE = 5.0  # times --rank-timeout-s, for ranks whose signs of life come late
+MOST_SILENCE = 5.0  # times --rank-timeout-s, where heartbeats are late
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An event: the process of a rank has ended."""
+    """Event: the process of a rank has ended."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Spoke:
-    """An event: a rank has said something."""
+    """Event: a rank has sent a message."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Why a group cannot go on."""
+    """Reason why a group cannot continue."""
 
     reason: str
     is_hang: bool
 
 
 def run(config: WorkerConfig) -> int:
-    """Keeps a group of ranks running until a signal, or until it cannot start."""
+    """Runs the group until a signal, restarting it after a loss; returns the exit code."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -71,12 +70,12 @@ def run(config: WorkerConfig) -> int:
                 log.error("%s before the group was ready", loss.reason)
                 return 1
             log.error("%s: all ranks start again", loss.reason)
-            # Rank 0 on the port that it had, and without the faults that tests have had by now.
+            # Rank 0 keeps its port. Injected faults happen in the first incarnation only.
             port, config = ranks.port, replace(config, failpoints=())
 
 
 def _watch(ranks: RankProcesses, signalled: socket.socket, rank_timeout_s: float) -> Loss | None:
-    """Waits until a rank is lost, and returns how; None: a signal came first."""
+    """Waits until a rank is lost and returns the reason; None if a signal came first."""
     silence = Silence(len(ranks.processes))
     patience = Patience(rank_timeout_s, MOST_SILENCE * rank_timeout_s)
     before_s = time.monotonic()
@@ -103,7 +102,7 @@ def _watch(ranks: RankProcesses, signalled: socket.socket, rank_timeout_s: float
 
 @contextmanager
 def _events(ranks: RankProcesses, signalled: socket.socket) -> Iterator[selectors.BaseSelector]:
-    """What may happen to a group; a signal comes without data."""
+    """A selector for ends and messages of ranks; the data of a signal is None."""
     with selectors.DefaultSelector() as selector:
         selector.register(signalled, selectors.EVENT_READ, None)
         for rank, process in enumerate(ranks.processes):
@@ -121,9 +120,9 @@ def _end_of(rank: int, ranks: RankProcesses) -> Loss:
 def _hear(
     rank: int, ranks: RankProcesses, silence: Silence, selector: selectors.BaseSelector
 ) -> None:
-    """Most often a sign of life. Rank 0 says, once, that the group is ready, and its port."""
+    """Receives a rank's message: a heartbeat or, once from rank 0, the port of the ready group."""
     port = hear(ranks.lifelines[rank])
-    if port is None:  # its process is about to end
+    if port is None:  # the process is ending
         selector.unregister(ranks.lifelines[rank])
         return
     silence.heard(rank)
@@ -134,9 +133,9 @@ def _hear(
 
 
 def _import_ahead() -> None:
-    """What ranks import, so that those who are forked from now on have it."""
-    from worker_svc.ranks import follower  # noqa: F401, PLC0415 - they load torch
-    from worker_svc.serving import process  # noqa: F401, PLC0415 - they load torch
+    """Imports the modules of ranks, so that processes forked from now on need not."""
+    from worker_svc.ranks import follower  # noqa: F401, PLC0415 - loads torch
+    from worker_svc.serving import process  # noqa: F401, PLC0415 - loads torch
 
 
 def _too_silent(ranks: RankProcesses, silence: Silence, limit_s: float) -> Loss | None:
@@ -150,7 +149,7 @@ def _too_silent(ranks: RankProcesses, silence: Silence, limit_s: float) -> Loss 
 
 @contextmanager
 def _signals() -> Iterator[socket.socket]:
-    """A socket that becomes readable when the process is asked to stop."""
+    """A socket that becomes readable at SIGTERM or SIGINT."""
     readable, writable = socket.socketpair()
     writable.setblocking(False)
     signal.set_wakeup_fd(writable.fileno())

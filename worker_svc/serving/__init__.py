@@ -1,1 +1,1 @@
-"""The gRPC server: the step stream's session, the services, debugging."""
+"""gRPC server of the worker: step stream sessions, the worker service, the debug service."""

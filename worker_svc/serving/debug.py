@@ -1,4 +1,4 @@
-"""DebugService of the worker: its state as text, from snapshots, without waiting for a step."""
+"""DebugService of the worker: answers from snapshots of its state, never waits for a step."""
 
 import time
 from typing import NoReturn
@@ -80,10 +80,10 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
 
 
 def _live(runner: ModelRunner | None) -> list[debug_pb2.RequestSummary]:
-    """Every occupied slot, oldest occupant first."""
+    """Summaries of all occupied slots, the oldest occupant first."""
     if runner is None:
         return []
-    table, now_s = runner.state.table, time.monotonic()  # one snapshot: tables are never changed
+    table, now_s = runner.state.table, time.monotonic()  # one snapshot: tables are immutable
     return [
         _summary(slot, occupant, table.columns[slot], now_s)
         for slot, occupant in _oldest_first(table)

@@ -1,4 +1,4 @@
-"""One worker process: logs, signals, and the exit code."""
+"""Runs one worker process: logging, signals, exit code."""
 
 import importlib.metadata
 import logging
@@ -19,7 +19,7 @@ GRACE_S = 0.4
 log = logging.getLogger(__name__)
 
 
-MakeServer = Callable[[Callable[[], None]], RankServer]  # its argument is called if start-up fails
+MakeServer = Callable[[Callable[[], None]], RankServer]  # takes the callback for a failed start-up
 
 
 def run(
@@ -28,7 +28,7 @@ def run(
     rank: int = 0,
     num_ranks: int = 1,
 ) -> int:
-    """Serves until a signal or a failed start-up; returns the exit code."""
+    """Serves until a signal or a failed start-up; returns the exit code, 1 if start-up failed."""
     who = f"rank {rank} " if num_ranks > 1 else ""
     logging.basicConfig(
         level=logging.INFO,
@@ -64,8 +64,8 @@ def run(
     log.info("stopping")
     code = int(failed.is_set())
     if not server.stop(GRACE_S) or num_ranks > 1:
-        # Python would wait for threads that still compute or load, and communicators for ended
-        # ranks.
+        # A normal exit would wait for threads that still compute or load, and for communicators
+        # with ranks that have ended.
         logging.shutdown()
         os._exit(code)
     return code

@@ -1,4 +1,4 @@
-"""Puts the worker's services on one gRPC server and keeps its health."""
+"""Registers the worker's services on one gRPC server and sets its health status."""
 
 import logging
 import threading
@@ -21,14 +21,14 @@ from worker_svc.serving.session import Session
 from worker_svc.startup.lifecycle import Lifecycle, WorkerPhase
 from worker_svc.startup.precompile import CompileAhead
 
-# A stream holds a thread: the step stream, health watches and reflection of people looking in.
+# Each open stream occupies a thread: the step stream, health watches, reflection.
 HANDLER_THREADS = 32
 
 log = logging.getLogger(__name__)
 
 
 class RankServer:
-    """What every rank has: a compute thread, a life cycle, health and debugging, a server."""
+    """Common part of all ranks: compute thread, life cycle, health and debug services, server."""
 
     def __init__(
         self, config: WorkerConfig, on_failure: Callable[[], None], ranks: Ranks, port: int
@@ -54,13 +54,13 @@ class RankServer:
         add_reflection(self._server, self._service_names(), aio=False)
 
     def start(self) -> None:
-        """Answers calls."""
+        """Starts to accept calls."""
         self._step_limit.start()
         self._server.start()
         log.info("listening on %s", self.address)
 
     def stop(self, grace_s: float) -> bool:
-        """Ends every stream and both threads; False if a step or a load still runs."""
+        """Ends all streams and both threads; returns False if a step or a load is still running."""
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait()
         return self._compute.stop(grace_s) and self._answers.stop(grace_s)
@@ -77,7 +77,7 @@ class RankServer:
 
     def _follow_pace(self) -> None:
         description = self.lifecycle.description
-        assert description is not None  # READY says so
+        assert description is not None  # set in phase READY
         self._step_limit.follow(description.device, description.rehearsed_s)
 
     def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
@@ -86,7 +86,7 @@ class RankServer:
 
 
 class WorkerServer(RankServer):
-    """A worker, or rank 0 of several: all but its signals. Schedulers attach here."""
+    """The server of a single worker, or of rank 0 of a group. Schedulers attach to it."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class WorkerServer(RankServer):
         on_failure: Callable[[], None],
         ranks: Ranks | None = None,
         on_ready: Callable[[], None] = lambda: None,
-        compiling: CompileAhead | None = None,  # the kernels of the configured model
+        compiling: CompileAhead | None = None,  # compiles the configured model's kernels
     ) -> None:
         super().__init__(config, on_failure, ranks or Ranks(), config.port)
         self._compiling = compiling
@@ -111,7 +111,7 @@ class WorkerServer(RankServer):
         service.add_to_server(service.WorkerService(self.lifecycle, self._session), self._server)
 
     def start(self) -> None:
-        """Answers calls; with a model, starts up in the background and is NOT_SERVING meanwhile."""
+        """Starts to accept calls; a configured model is loaded in the background (NOT_SERVING)."""
         super().start()
         if (folder := self._config.model) is not None:
             start_up = partial(self.lifecycle.start_up, folder, self._compiling)

@@ -1,4 +1,7 @@
-"""The gRPC face of the worker: translates calls and statuses, moves bytes, decides nothing."""
+"""Handlers of WorkerService: convert messages, map exceptions to statuses, pass bytes on.
+
+All decisions are made in `session` and `lifecycle`.
+"""
 
 import logging
 import threading
@@ -42,7 +45,7 @@ PHASES: dict[WorkerPhase, worker_pb2.WorkerPhase] = {
     WorkerPhase.FAILED: worker_pb2.WORKER_PHASE_FAILED,
 }
 
-# The first class that fits gives the status; anything else is INTERNAL.
+# The first class that matches gives the status; other exceptions are INTERNAL.
 STATUSES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (BadStep, grpc.StatusCode.INVALID_ARGUMENT),
     (StepGap, grpc.StatusCode.ABORTED),
@@ -110,23 +113,23 @@ class WorkerService:
         return worker_pb2.WarmUpResponse(description=to_description(description))
 
     def attach(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The writer of one stream; its reader is a thread of its own.
+        """Writes the frames of one stream; a separate thread reads the scheduler's frames.
 
-        Frames stay bytes here: the compute thread parses them, in order, and bytes that do not
-        parse are then an answer of ours, not an error inside gRPC.
+        Frames stay bytes here: the compute thread parses them in order, so that a frame that does
+        not parse ends the stream with our status instead of an error inside gRPC.
         """
         first = next(frames, None)
         if first is None:
             _abort(context, BadStep("frame", "the stream ended before hello"))
         stream = _answer(context, lambda: self._session.attach(codec.decode_hello(first)))
-        # Called however the call ends, so a scheduler that vanishes frees the worker at once.
+        # Called however the call ends, so the worker is free as soon as a scheduler disappears.
         if not context.add_callback(lambda: self._session.end(stream, None)):
             self._session.end(stream, None)
         threading.Thread(
             target=self._read, args=(frames, stream), name=f"reader-{stream.epoch}", daemon=True
         ).start()
         description = self._lifecycle.description
-        assert description is not None  # attach was accepted
+        assert description is not None  # set, since attach was accepted
         greeting = worker_pb2.AttachResponse(description=to_description(description))
         self._session.greet(stream, greeting.SerializeToString())
         answers = iter(lambda: _answer(context, stream.next_frame), None)
@@ -137,19 +140,19 @@ class WorkerService:
             frames = stream.faults.arriving(frames)
         try:
             for frame in frames:
-                if self._session.cut(stream, frame):  # at once, past everything that waits
+                if self._session.cut(stream, frame):  # handled now, ahead of the queued frames
                     continue
                 stream.wait_for_room()
                 if stream.is_over:
                     return
                 self._session.submit(stream, frame)
-        except grpc.RpcError:  # how gRPC says that the call is over
+        except grpc.RpcError:  # gRPC's sign that the call is over
             return
         self._session.finish(stream)
 
 
 def add_to_server(service: WorkerService, server: grpc.Server) -> None:
-    """Registers the handlers; Attach with bytes in place of messages."""
+    """Registers the handlers; Attach takes and returns bytes instead of messages."""
     unary = grpc.unary_unary_rpc_method_handler
     methods: dict[str, tuple[Callable[..., Any], Any, Any]] = {
         "Describe": (
@@ -178,7 +181,7 @@ def add_to_server(service: WorkerService, server: grpc.Server) -> None:
 
 
 def to_model_info(facts: ModelFacts) -> types_pb2.ModelInfo:
-    """The contract's form of what is served."""
+    """Converts the facts of the served model to protobuf."""
     return types_pb2.ModelInfo(
         model=facts.name,
         architecture=facts.architecture,
@@ -193,14 +196,14 @@ def to_model_info(facts: ModelFacts) -> types_pb2.ModelInfo:
 
 
 def to_decode_time(spent: DecodeTime) -> timing_pb2.DecodeTime:
-    """The contract's form of what the device did with decode steps."""
+    """Converts the totals of decode steps to protobuf."""
     return timing_pb2.DecodeTime(
         num_steps=spent.num_steps, busy_us=spent.busy_us, idle_us=spent.idle_us
     )
 
 
 def to_description(description: Description) -> worker_pb2.WorkerDescription:
-    """The contract's form of what a worker says of itself."""
+    """Converts a worker's description to protobuf."""
     return worker_pb2.WorkerDescription(
         model=to_model_info(description.model),
         incarnation=description.incarnation,

@@ -1,9 +1,9 @@
-"""The step stream's rules: one scheduler at a time, terms that only rise, ids without gaps.
+"""Rules of the step stream: one scheduler at a time, rising epochs, step ids without gaps.
 
-A stream's reader hands in frames, the compute thread executes them, a stream's writer takes frames
-out. On a device that computes by itself the compute thread only launches, and a second thread waits
-for the results, so that the next step is launched before this one is done. Knows no gRPC: a stream
-ends with an exception that the service turns into a status.
+A stream's reader submits frames, the compute thread executes them, and the stream's writer sends
+the answers. On an asynchronous device the compute thread only launches steps and a second thread
+waits for their results, so that a step is launched before the previous one is done. This module
+does not use gRPC: a stream ends with an exception that the service maps to a status.
 """
 
 import logging
@@ -22,22 +22,22 @@ from worker_svc.protocol.step import BadStep, CutRequest, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner, Pending, failed
 from worker_svc.startup.lifecycle import Lifecycle
 
-MAX_FRAMES_IN_FLIGHT = 6  # three that count, and as many that cuts have emptied
-MAX_STEPS_LAUNCHED = 3  # of a device that computes by itself: one in progress, two after it
+MAX_FRAMES_IN_FLIGHT = 6  # three with steps, and as many emptied by cuts
+MAX_STEPS_LAUNCHED = 3  # on an asynchronous device: one running, two queued
 
 log = logging.getLogger(__name__)
 
 
 class SessionError(Exception):
-    """Why a stream is refused or ends."""
+    """Raised when a stream is refused, or ended by the worker."""
 
 
 class UnknownProtocol(SessionError):
-    """The scheduler speaks another version of the step protocol."""
+    """The scheduler uses another version of the step protocol."""
 
 
 class StaleEpoch(SessionError):
-    """A scheduler whose term is not higher than any seen."""
+    """The scheduler's epoch is not higher than the highest so far."""
 
 
 class TakenOver(SessionError):
@@ -45,7 +45,7 @@ class TakenOver(SessionError):
 
 
 class StepGap(SessionError):
-    """A step id that does not follow."""
+    """A step id is not the one after the previous step's."""
 
 
 class Stopping(SessionError):
@@ -53,12 +53,12 @@ class Stopping(SessionError):
 
 
 class SchedulerStream:
-    """One attached scheduler. Its reader and writer are threads of the service."""
+    """One attached scheduler. Threads of the service read and write its stream."""
 
     def __init__(self, hello: Hello, faults: StreamFaults | None = None) -> None:
         self.epoch = hello.epoch
-        self.faults = faults  # that tests ordered
-        # Frames to send; then an exception that ends the stream, or None if it ends well.
+        self.faults = faults  # injected by tests
+        # Frames to send; then the exception that ends the stream, or None for a normal end.
         self.outbox: SimpleQueue[bytes | Exception | None] = SimpleQueue()
         self.is_over = False
         self._next_step_id = hello.first_step_id
@@ -66,40 +66,40 @@ class SchedulerStream:
         self._failed_step_id: int | None = None
         self._frames = threading.Semaphore(MAX_FRAMES_IN_FLIGHT)
         self._launches = threading.Semaphore(MAX_STEPS_LAUNCHED)
-        # What a cut and the compute thread must agree on.
+        # Guards the state shared by cuts and the compute thread.
         self._lock = threading.Lock()
         self._last_begun = hello.first_step_id - 1
-        self._left_out: list[range] = []  # ids of steps that cuts took back
+        self._left_out: list[range] = []  # ids of cancelled steps
         self._heartbeat_interval_s = hello.heartbeat_interval_s
-        self._num_received = 0  # by the reader
-        self._num_sent = 0  # by the writer; the first is the greeting
-        self._running = (0, 0.0)  # the step being computed, and since when
+        self._num_received = 0  # frames, by the reader
+        self._num_sent = 0  # frames, by the writer; the first is the greeting
+        self._running = (0, 0.0)  # (id of the running step or 0, start time in s)
 
     # --- the reader and the writer ---------------------------------------------------------------
 
     def wait_for_room(self) -> None:
-        """Counts a frame, and holds the reader back while enough of them wait; the transport does
-        the rest."""
+        """Counts a received frame; blocks the reader while too many frames are queued, so that
+        gRPC's flow control slows the scheduler down."""
         self._num_received += 1
         self._frames.acquire()
 
     def cut(self, cut: CutRequest) -> None:
-        """Counts a frame too; takes back the steps that have not begun, and says at once which."""
+        """Counts the frame, cancels the named steps that have not begun and reports them now."""
         self._num_received += 1
         with self._lock:
             first = max(cut.first_step_id, self._last_begun + 1)
             first = min(first, cut.last_step_id + 1)
-            # The frames that an earlier cut named may still wait to be executed.
+            # Frames with steps of an earlier cut may still be queued.
             self._left_out = [s for s in self._left_out if s.stop > self._last_begun]
             self._left_out.append(range(first, cut.last_step_id + 1))
             if not self.is_over:
                 self.outbox.put(codec.encode_skipped(first, cut.last_step_id))
 
     def next_frame(self) -> bytes | None:
-        """What to send next: a heartbeat when there is nothing else for so long as the scheduler
-        asked; None at the end. Raises the exception that ends the stream."""
+        """Waits for the next frame to send; returns a heartbeat after an interval without one, None
+        at the end of the stream. Raises the exception that ends the stream."""
         try:
-            # Before the greeting the scheduler expects nothing.
+            # The scheduler expects no heartbeats before the greeting.
             item = self.outbox.get(timeout=self._heartbeat_interval_s if self._num_sent else None)
         except Empty:
             return codec.encode_heartbeat(self._heartbeat())
@@ -116,16 +116,16 @@ class SchedulerStream:
     # --- the compute thread ----------------------------------------------------------------------
 
     def greet(self, frame: bytes) -> None:
-        """Sends the first frame: whatever was computed for an older stream is done."""
+        """Queues the first frame, sent once all work of the previous stream is done."""
         if not self.is_over:
             self.outbox.put(frame)
 
     def executed(self) -> None:
-        """A frame is dealt with: there is room for another."""
+        """Makes room for another frame, after one has been executed."""
         self._frames.release()
 
     def check(self, step: StepInput) -> None:
-        """Accepts the next frame's steps; raises StepGap or BadStep if they do not follow."""
+        """Accepts the steps of the next frame; raises StepGap or BadStep for a wrong sequence."""
         if step.step_id != self._next_step_id:
             raise StepGap(f"step_id {step.step_id} does not follow: expected {self._next_step_id}")
         if self._is_first and not step.reset:
@@ -134,7 +134,7 @@ class SchedulerStream:
         self._is_first = False
 
     def begin(self, step: StepInput) -> bool:
-        """Waits until a step may be launched; False if a cut has taken it back meanwhile."""
+        """Waits until the step may be launched; returns False if a cut has cancelled it."""
         self._launches.acquire()
         with self._lock:
             if any(step.step_id in steps for steps in self._left_out):
@@ -145,20 +145,20 @@ class SchedulerStream:
             return True
 
     def refusal(self, step: StepInput) -> str:
-        """Why a step must fail unseen, or an empty string."""
+        """The reason to fail this step without launching it; empty if it may be launched."""
         failed_id = self._failed_step_id
         if step.reset or failed_id is None or step.ack_step_id >= failed_id:
             return ""
-        # The scheduler planned this one on top of changes that never happened.
+        # The scheduler planned this step on top of changes that were never applied.
         return f"planned before the failure of step {failed_id} was known"
 
     def note_failure(self, output: StepOutput) -> None:
-        """Fails what was planned on top of this step, if it failed."""
+        """After a failed step, makes `refusal` reject the steps planned on top of it."""
         if output.error:
             self._failed_step_id = output.step_id
 
     def answer(self, output: StepOutput) -> None:
-        """Sends a step's output and makes room for the next step."""
+        """Sends a step's output and makes room for another launch."""
         self.note_failure(output)
         if self._running[0] == output.step_id:
             self._running = 0, 0.0
@@ -167,7 +167,7 @@ class SchedulerStream:
         self._launches.release()
 
     def end(self, reason: Exception | None) -> None:
-        """Ends the stream once; later ends and answers change nothing."""
+        """Ends the stream; calls after the first have no effect."""
         if not self.is_over:
             self.is_over = True
             self.outbox.put(reason)
@@ -176,7 +176,7 @@ class SchedulerStream:
 
 
 class Session:
-    """Who drives the worker now, and how far they have come."""
+    """The attached scheduler, the highest epoch and the last computed step."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class Session:
     ) -> None:
         self._failpoints = failpoints
         self._lifecycle = lifecycle
-        self._ranks = ranks or Ranks()  # told of all that is done to the runner
+        self._ranks = ranks or Ranks()  # receives every call made on the runner
         self._step_limit = step_limit or StepLimit()
         self._compute = compute
         self._answers = answers
@@ -201,16 +201,16 @@ class Session:
 
     @property
     def epoch(self) -> int:
-        """Highest epoch seen."""
+        """The highest epoch so far."""
         return self._epoch
 
     @property
     def last_step_id(self) -> int:
-        """Last step computed under it."""
+        """The last step computed in the current epoch."""
         return self._last_step_id
 
     def attach(self, hello: Hello) -> SchedulerStream:
-        """Makes the caller the one scheduler, or raises a SessionError or WrongPhase."""
+        """Attaches a scheduler, replacing the previous one. Raises a SessionError or WrongPhase."""
         if hello.protocol_version != codec.PROTOCOL_VERSION:
             raise UnknownProtocol(
                 f"protocol_version {hello.protocol_version}, this worker speaks "
@@ -232,15 +232,15 @@ class Session:
 
     def greet(self, stream: SchedulerStream, frame: bytes) -> None:
         """Sends the stream's first frame once the compute thread is free: a scheduler that attaches
-        while a step hangs shall not believe that its own would run."""
+        while a step hangs must not assume that its own steps would run."""
         self._compute.post(partial(stream.greet, frame))
 
     def submit(self, stream: SchedulerStream, frame: bytes) -> None:
-        """Queues a frame of the stream for the compute thread."""
+        """Queues a frame for the compute thread."""
         self._compute.post(partial(self._execute, stream, frame, time.perf_counter()))
 
     def cut(self, stream: SchedulerStream, frame: bytes) -> bool:
-        """Obeys a frame that is a cut, now; False if it is something else."""
+        """Executes a cut immediately; returns False for any other frame."""
         try:
             cut = codec.decode_cut(frame)
         except BadStep as error:
@@ -252,13 +252,13 @@ class Session:
         return cut is not None
 
     def finish(self, stream: SchedulerStream) -> None:
-        """Ends the stream normally, after the steps already queued."""
-        # After the launched steps, then after their answers.
+        """Ends the stream normally, after the steps that are queued already."""
+        # Runs after the launched steps, and then after their answers.
         end = partial(self.end, stream, None)
         self._compute.post(partial(self._answers.post, end))
 
     def end(self, stream: SchedulerStream, reason: Exception | None) -> None:
-        """Ends the stream now; the worker can be attached again."""
+        """Ends the stream now; another scheduler can attach."""
         with self._lock:
             stream.end(reason)
             if self._stream is stream:
@@ -266,7 +266,7 @@ class Session:
                 log.info("scheduler with epoch %d detached", stream.epoch)
 
     def stop(self) -> None:
-        """Ends the stream, if there is one, and refuses others."""
+        """Ends the current stream and refuses new ones."""
         with self._lock:
             self._is_stopping = True
             stream = self._stream
@@ -295,13 +295,13 @@ class Session:
     def _run(
         self, stream: SchedulerStream, runner: ModelRunner, frame: StepInput, queue_us: int
     ) -> None:
-        """Launches a frame's steps one by one, until they are cut short."""
+        """Launches the frame's steps one by one, until the end or the first cancelled step."""
         for step in frame.steps():
-            # A stream that is over never computes again, so a replaced scheduler cannot write.
+            # A stream that is over computes nothing more: a replaced scheduler cannot write blocks.
             if stream.is_over:
                 return
             is_taken_back = not stream.begin(step)
-            if stream.is_over:  # while it waited
+            if stream.is_over:  # ended during the wait
                 return
             if is_taken_back:
                 self._skip_rest(runner, frame, step)
@@ -312,10 +312,10 @@ class Session:
                 self._answers.post(answer)
             else:
                 answer()
-            queue_us = 0  # the rest of a grant does not wait
+            queue_us = 0  # the other steps of a grant are not queued
 
     def _skip_rest(self, runner: ModelRunner, frame: StepInput, step: StepInput) -> None:
-        """Nothing is computed from this step of the frame on, but its changes apply."""
+        """Computes no further step of the frame; applies its changes if its first step did not."""
         if not frame.granted_steps:
             raise BadStep("cut", f"step {step.step_id} was not granted")
         if step is frame:
@@ -341,7 +341,7 @@ class Session:
         if stream.faults:
             stream.faults.after_step()
         if isinstance(launched, StepOutput):
-            stream.note_failure(launched)  # at once: the next step may be checked before the answer
+            stream.note_failure(launched)  # the next step may come before the answer
         return launched
 
     def _answer(

@@ -1,1 +1,1 @@
-"""From an empty process to a worker that can serve: load, size, compile, warm up."""
+"""Start-up of a worker: loads the model, sizes the cache, compiles kernels, warms up."""

@@ -1,4 +1,4 @@
-"""What a worker says of itself."""
+"""Description of a worker for schedulers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from worker_svc.models.gemm_choices import GemmChoice
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is served."""
+    """Facts about the served model."""
 
     name: str
     architecture: str
@@ -24,7 +24,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a scheduler must know of this worker."""
+    """Everything that a scheduler needs to know about this worker."""
 
     model: ModelFacts
     incarnation: int
@@ -36,12 +36,12 @@ class Description:
     kv_dtype: str
     kv_layout: str
     attention_backend: str
-    graph_batch_sizes: tuple[int, ...]  # none on CPU
-    attention_timings: tuple[AttentionTiming, ...] = ()  # none where there was no choice
-    product_choices: Mapping[ProductShape, GemmChoice] = field(default_factory=dict)  # likewise
+    graph_batch_sizes: tuple[int, ...]  # empty on CPU
+    attention_timings: tuple[AttentionTiming, ...] = ()  # empty without a choice
+    product_choices: Mapping[ProductShape, GemmChoice] = field(default_factory=dict)  # by shape
     num_host_blocks: int = 0
     rank: int = 0
     world_size: int = 1
-    all_reduce: str = ""  # what adds up over the ranks; empty for a group of one
-    rehearsed_s: Mapping[int, float] = field(default_factory=dict)  # of steps, by their tokens
-    rank_addresses: tuple[str, ...] = ()  # where each rank answers; none for a group of one
+    all_reduce: str = ""  # implementation; empty without tensor parallelism
+    rehearsed_s: Mapping[int, float] = field(default_factory=dict)  # by number of tokens
+    rank_addresses: tuple[str, ...] = ()  # by rank; empty without tensor parallelism

@@ -1,7 +1,8 @@
 """`python -m worker_svc.startup.kernel_compiler`: compiles the kernels that a worker will launch.
 
-It builds the model's shape with two layers and no memory, runs the steps that the worker will
-rehearse, and compiles each new kernel in a fork of its own. It uses no device.
+It builds the model with two layers on torch's meta device, runs the steps that the worker will
+rehearse, and compiles each new kernel in a forked process. It needs no GPU and no memory for
+weights.
 """
 
 import argparse
@@ -32,12 +33,12 @@ from worker_svc.startup.precompile import Job
 
 log = logging.getLogger(__name__)
 
-# Numbers of blocks: as in the profiling run, and beyond the range of 32-bit offsets.
+# Numbers of blocks: as in the profiling run, and too many for 32-bit offsets.
 SMALL_CACHE, LARGE_CACHE = 1, 2**31
 
 
 class Forks:
-    """Concurrent calls, each in a fork of this process."""
+    """Concurrent calls, each in a forked process."""
 
     def __init__(self, max_processes: int) -> None:
         self._max_processes = max_processes
@@ -46,7 +47,7 @@ class Forks:
         self.num_failed = 0
 
     def start(self, call: Callable[[], object]) -> None:
-        """Starts a call; waits for another to end when the maximum is running."""
+        """Starts a call; if the maximum is running, waits for one to end first."""
         while len(self._running) >= self._max_processes:
             self._reap()
         child = os.fork()
@@ -56,7 +57,7 @@ class Forks:
         self.num_started += 1
 
     def wait(self) -> None:
-        """Waits until all calls have ended."""
+        """Waits for all calls."""
         while self._running:
             self._reap()
 
@@ -74,13 +75,13 @@ def _run_and_exit(call: Callable[[], object]) -> NoReturn:
     except Exception:
         log.exception("a kernel is not compiled ahead")
     finally:
-        os._exit(code)  # skips clean-up of the parent's resources
+        os._exit(code)  # without clean-up of the parent's resources
 
 
 def _know_shapes() -> torch.library.Library:
-    """Defines the shapes of a few operations on meta, while the result lives.
+    """Defines the output shapes of a few operations on meta, for as long as the result lives.
 
-    torch would load parts of its compiler for them, which takes seconds.
+    torch's own definitions would load parts of its compiler, which takes seconds.
     """
     shapes: dict[str, Callable[..., Tensor]] = {
         "mm": lambda x, w: x.new_empty((x.shape[0], w.shape[1])),
@@ -97,7 +98,7 @@ def _know_shapes() -> torch.library.Library:
 
 
 class Partners(Group):
-    """A rank without its partners, since nothing is computed."""
+    """A group with one rank in this process; collectives return tensors of the right shape."""
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         return partial
@@ -110,7 +111,7 @@ class Partners(Group):
 
 
 def groups(config: WorkerConfig) -> Iterator[Group]:
-    """The group of every rank, with and without peer memory where both are possible."""
+    """The group as seen from each rank, with and without peer memory where both are possible."""
     size = config.tensor_parallel_size
     if size == 1:
         yield ALONE
@@ -124,9 +125,9 @@ def groups(config: WorkerConfig) -> Iterator[Group]:
 
 
 def rehearse(job: Job, on_new: Callable[[Specialization], None]) -> None:
-    """Calls `on_new` for each kernel that the worker will launch, in the order of launches."""
+    """Calls `on_new` for each kernel that the worker will launch, in launch order."""
     compile_only.note_launches(job.arch, on_new)
-    # Two layers have all kernels: those between layers, and those after the last.
+    # Two layers are enough: one followed by another layer, and the last.
     shape = dataclasses.replace(model_config.load(job.folder), num_layers=2)
     dtype = resolve_dtype(job.dtype, torch.device("cuda"), shape.checkpoint_dtype)
     max_model_len = job.config.max_model_len or shape.max_model_len
@@ -141,7 +142,7 @@ def rehearse(job: Job, on_new: Callable[[Specialization], None]) -> None:
 
 def _rehearse(model: Decoder, limits: Limits) -> None:
     prefills, decodes = _runner(model, limits, SMALL_CACHE).rehearsals()
-    # Decode steps do not depend on the cache's size.
+    # Decode kernels do not depend on the size of the cache.
     more_prefills, _ = _runner(model, limits, LARGE_CACHE).rehearsals()
     with torch.inference_mode():
         for step in (*prefills, *more_prefills, *decodes):

@@ -1,4 +1,4 @@
-"""Computes how many KV blocks fit into memory."""
+"""Computes the number of KV blocks that fit into memory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,28 +13,28 @@ CPU_MOST_BYTES = 4 * GIB
 
 
 class CacheTooSmall(ValueError):
-    """Raised when the KV cache cannot hold one sequence, or memory not the host blocks."""
+    """The KV cache cannot hold one sequence, or memory cannot hold the host blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaMemory:
-    """A device's memory around a profiling run, in bytes."""
+    """Memory of a device around a profiling run, in bytes."""
 
     total: int
-    used: int  # by all processes
+    used: int  # by all processes, after the run
     peak: int  # of this process's allocator, during the run
     current: int  # of this process's allocator, after it
 
 
 def num_blocks_on_cuda(memory: CudaMemory, utilization: float, block_bytes: int) -> int:
-    """Blocks that fit in the device's share after weights and the largest step."""
+    """Number of blocks that fit into the utilized share after weights and the largest step."""
     activations = memory.peak - memory.current
     available = int(memory.total * utilization) - memory.used - activations
     return max(0, available) // block_bytes
 
 
 def num_blocks_on_cpu(cache_bytes: int | None, block_bytes: int, limits: Limits) -> int:
-    """Blocks that fit into cache_bytes, or by default a part of memory; at most what slots use."""
+    """Number of blocks in cache_bytes, by default in a part of memory; at most all slots' use."""
     if cache_bytes is not None:
         return cache_bytes // block_bytes
     share = min(CPU_MOST_BYTES, int(CPU_SHARE * available_memory_bytes()))
@@ -45,7 +45,7 @@ def num_blocks_on_cpu(cache_bytes: int | None, block_bytes: int, limits: Limits)
 def require_one_sequence(num_blocks: int, max_model_len: int, block_size: int) -> None:
     """Raises CacheTooSmall unless a sequence of max_model_len fits next to the null block.
 
-    Without it the scheduler could preempt forever and never finish one.
+    With fewer blocks the scheduler could preempt a long sequence forever.
     """
     needed = -(-max_model_len // block_size)
     if num_blocks - 1 < needed:
@@ -57,7 +57,7 @@ def require_one_sequence(num_blocks: int, max_model_len: int, block_size: int) -
 
 
 def require_host_memory(num_host_blocks: int, block_bytes: int) -> None:
-    """Raises CacheTooSmall unless there is memory for the host blocks."""
+    """Raises CacheTooSmall if available memory is smaller than the host blocks."""
     needed, available = num_host_blocks * block_bytes, available_memory_bytes()
     if needed > available:
         raise CacheTooSmall(
@@ -67,7 +67,7 @@ def require_host_memory(num_host_blocks: int, block_bytes: int) -> None:
 
 
 def measure_cuda(device: torch.device) -> CudaMemory:
-    """Reads the figures after a profiling run that began with reset_peak_memory_stats."""
+    """Memory after a profiling run that began with reset_peak_memory_stats."""
     free, total = torch.cuda.mem_get_info(device)
     stats = torch.cuda.memory_stats(device)
     return CudaMemory(
@@ -79,7 +79,7 @@ def measure_cuda(device: torch.device) -> CudaMemory:
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Bytes of memory that this process may still use, on the machine or in its container."""
+    """Bytes of memory available to this process, on the machine or in its container."""
     available = _meminfo(root / "proc/meminfo")
     group = root / "sys/fs/cgroup"
     limit, used = _number(group / "memory.max"), _number(group / "memory.current")
@@ -98,6 +98,6 @@ def _meminfo(path: Path) -> int:
 def _number(path: Path) -> int | None:
     try:
         text = path.read_text().strip()
-    except OSError:  # no such control group
+    except OSError:  # no limit by a control group
         return None
     return int(text) if text.isdigit() else None

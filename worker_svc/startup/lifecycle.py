@@ -1,7 +1,7 @@
-"""From an empty process to a worker that can be attached: load, size the cache, warm up.
+"""Phases of a worker: load the model, allocate the cache, warm up, serve.
 
-Owns the phase and the order of calls; `startup` builds what each phase needs. Knows neither gRPC
-nor the step stream.
+Owns the phase and the order of calls; `startup` builds the parts that each phase needs. Does not
+use gRPC or the step stream.
 """
 
 import logging
@@ -30,14 +30,14 @@ from worker_svc.startup.startup import LoadedModel
 
 T = TypeVar("T")
 
-# Asked for something that cannot be had: such an error says all there is to say.
+# Errors of a request that cannot be satisfied: the message is enough, no traceback is logged.
 REFUSALS = (UnsupportedModel, WeightError, CacheTooSmall, FileNotFoundError)
 
 log = logging.getLogger(__name__)
 
 
 class WorkerPhase(Enum):
-    """How far a worker has come; the names are the contract's."""
+    """Start-up progress of a worker; the names are those in the protocol."""
 
     STARTED = "STARTED"
     LOADING = "LOADING"
@@ -48,11 +48,11 @@ class WorkerPhase(Enum):
 
 
 class WrongPhase(RuntimeError):
-    """A call that the worker's phase does not allow."""
+    """A call is not allowed in the worker's current phase."""
 
 
 class Lifecycle:
-    """The phases, entered one after the other. A call that fails leaves the phase as it was."""
+    """Owns the phases, entered in order. A call that fails restores the phase before it."""
 
     def __init__(
         self,
@@ -82,21 +82,21 @@ class Lifecycle:
 
     @property
     def failure(self) -> str:
-        """Why start-up failed; empty if it did not."""
+        """The reason why start-up failed; empty if it did not."""
         return self._failure
 
     @property
     def description(self) -> Description | None:
-        """Complete from CACHE_READY on; None before."""
+        """The worker's description from CACHE_READY on; None before."""
         return self._description
 
     @property
     def runner(self) -> ModelRunner | None:
-        """There from CACHE_READY on."""
+        """The runner from CACHE_READY on; None before."""
         return self._runner
 
     def ready_runner(self) -> ModelRunner:
-        """The runner that steps go to; raises WrongPhase unless the worker is READY."""
+        """The runner that executes steps. Raises WrongPhase unless the worker is READY."""
         if self._runner is None or self._phase is not WorkerPhase.READY:
             raise WrongPhase(f"steps need phase READY, the worker is {self._phase.value}")
         return self._runner
@@ -108,7 +108,7 @@ class Lifecycle:
         served_model_name: str,
         compiling: CompileAhead | None = None,
     ) -> ModelFacts:
-        """STARTED to LOADED: reads the weights. `compiling` if that has begun already."""
+        """STARTED to LOADED: reads the weights. `compiling` is a precompilation already begun."""
         with self._moving(
             "LoadModel", WorkerPhase.STARTED, WorkerPhase.LOADED, during=WorkerPhase.LOADING
         ):
@@ -122,10 +122,10 @@ class Lifecycle:
             return self._model.facts
 
     def initialize_cache(self, num_blocks: int) -> int:
-        """LOADED to CACHE_READY: allocates the cache; 0 blocks: as many as memory allows."""
+        """LOADED to CACHE_READY: allocates num_blocks, for 0 as many as fit; returns the number."""
         with self._moving("InitializeCache", WorkerPhase.LOADED, WorkerPhase.CACHE_READY):
             model = self._model
-            assert model is not None  # LOADED says so
+            assert model is not None  # set in phase LOADED
             with self._clock.phase("kernels"):
                 startup.finish_compiling(model)
             self._ranks.initialize_cache(num_blocks)
@@ -140,10 +140,10 @@ class Lifecycle:
             return runner.limits.num_blocks
 
     def warm_up(self) -> Description:
-        """CACHE_READY to READY: runs the largest step once."""
+        """CACHE_READY to READY: rehearses the largest steps; returns the final description."""
         with self._moving("WarmUp", WorkerPhase.CACHE_READY, WorkerPhase.READY):
             runner, description = self._runner, self._description
-            assert runner is not None and description is not None  # CACHE_READY says so
+            assert runner is not None and description is not None  # set in phase CACHE_READY
             self._ranks.warm_up()
             with self._clock.phase("warm-up"):
                 self._together(lambda group: runner.warm_up())
@@ -152,7 +152,7 @@ class Lifecycle:
             return self._description
 
     def start_up(self, folder: Path, compiling: CompileAhead | None = None) -> None:
-        """All three for a worker started with a model; FAILED, with the reason, if one fails."""
+        """Runs all three phases with the configured model; on an error FAILED with its reason."""
         try:
             config = self._config
             self.load_model(folder, config.dtype, config.served_model_name, compiling)
@@ -165,7 +165,7 @@ class Lifecycle:
             self._enter(WorkerPhase.FAILED)
 
     def _together(self, work: Callable[[Group], T]) -> T:
-        """Runs work on the compute thread of every rank; raises on all if it failed on one."""
+        """Runs work on every rank's compute thread; raises on all ranks if it failed on one."""
 
         def run() -> T:
             group = self._ranks.join(self._config.device, self._config.all_reduce)

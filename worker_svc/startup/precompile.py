@@ -1,10 +1,9 @@
-"""Compiles kernels in another process while the worker imports, reads its weights and so on.
+"""Compiles kernels in a helper process while the worker imports torch and reads its weights.
 
-One after the other, kernels take most of a first start. `kernel_compiler` determines the kernels
-that this worker will launch, and leaves them in Triton's cache on disk. A mark in that cache says
-that it is complete, so that later starts need no helper. A helper that fails costs only the time
-that it would have saved. This module does not load torch: the helper must start before the worker
-spends seconds on that.
+Compiling dominates a first start. `kernel_compiler` finds the kernels that this worker will launch
+and stores them in Triton's cache on disk. A marker file in that cache records that it is complete,
+so that later starts need no helper. If the helper fails, the worker compiles the kernels itself.
+This module does not load torch: the helper must start before the worker spends seconds on that.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ WAIT_S = 120.0
 _ROOT = Path(worker_svc.__file__).parents[1]
 _SOURCES = ("kernels", "worker_svc")
 _PACKAGES = ("torch", "triton")
-# The options that kernels depend on.
+# Options that change the kernels.
 SHAPING = (
     "block_size",
     "max_num_seqs",
@@ -46,10 +45,10 @@ _MODULE = "worker_svc.startup.kernel_compiler"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The parameters that determine the kernels."""
+    """Parameters that determine the kernels."""
 
     folder: Path
-    dtype: str  # one of the option's values, so perhaps "auto"
+    dtype: str  # a value of the option, possibly "auto"
     config: WorkerConfig
     arch: int  # compute capability, major * 10 + minor
 
@@ -64,7 +63,7 @@ class Job:
 
 
 class CompileAhead:
-    """The helper process of one start; it is reaped whether or not it is waited for."""
+    """The helper process of one start; a thread reaps it."""
 
     def __init__(self, child: "subprocess.Popen[bytes]", mark: Path) -> None:
         self._child = child
@@ -74,13 +73,13 @@ class CompileAhead:
         self._watch.start()
 
     def wait(self) -> None:
-        """Waits until the helper has ended; from then on a launch finds its kernel compiled."""
+        """Waits for the helper; after it, launches find their kernels in Triton's cache."""
         self._watch.join(max(0.0, self._deadline_s - time.monotonic()))
         if code := self.stop():
             log.warning("compiling ahead ended with %d: the worker compiles the rest", code)
 
     def stop(self) -> int:
-        """Stops the helper and its forks if they still run; returns its exit code."""
+        """Kills the helper and its forks if they still run; returns its exit code."""
         if self._child.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
@@ -89,7 +88,7 @@ class CompileAhead:
 
     def _reap(self) -> None:
         if self._child.wait() == 0:
-            with contextlib.suppress(OSError):  # no mark: the next start uses a helper again
+            with contextlib.suppress(OSError):  # without a marker the next start repeats this
                 self._mark.parent.mkdir(parents=True, exist_ok=True)
                 self._mark.touch()
 
@@ -97,7 +96,7 @@ class CompileAhead:
 def start(
     config: WorkerConfig, folder: Path, dtype: str = "", found: Sequence[Gpu] | None = None
 ) -> CompileAhead | None:
-    """Starts the helper for a model; None if all is compiled already, or the GPUs are unknown.
+    """Starts the helper; None if all kernels are compiled, or the GPUs are unknown or differ.
 
     `dtype` overrides the configuration's, `found` are the machine's GPUs. One helper compiles for
     all ranks.
@@ -108,7 +107,7 @@ def start(
     job = Job(folder.absolute(), dtype or config.dtype, config, gpu.arch)
     try:
         mark = kernel_cache() / f"pagewire-{key(job, gpu)}"
-    except OSError:  # loading the model reports what is missing
+    except OSError:  # loading the model will report the error
         return None
     if mark.exists():
         return None
@@ -122,7 +121,7 @@ def start(
 
 
 def key(job: Job, gpu: Gpu) -> str:
-    """A key of everything that determines the kernels."""
+    """A digest of everything that determines the kernels."""
     digest = hashlib.sha256((job.folder / "config.json").read_bytes())
     for package in _SOURCES:
         for source in sorted((_ROOT / package).rglob("*.py")):

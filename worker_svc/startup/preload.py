@@ -1,7 +1,8 @@
-"""Slow preparations that need no torch, made while torch is loaded.
+"""Initializes CUDA and Triton in a thread while torch is being imported.
 
-Opening a CUDA device and reading Triton mostly wait for the driver and for memory; loading torch is
-mostly Python. If something is missing here, its later user raises the error.
+Opening a CUDA device and hashing Triton's files mostly wait for the driver and for memory;
+importing torch is mostly Python. Errors are ignored here: torch or Triton raises them again when
+used.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from worker_svc.device.gpu_facts import gpus
 
 
 def begin(config: WorkerConfig, rank: int = 0) -> None:
-    """Starts a thread for the preparations if there is a GPU, and returns at once."""
+    """Starts the thread if there is a GPU, and returns at once."""
     if config.device != "cpu" and gpus():
         threading.Thread(target=_run, args=(rank,), name="head-start", daemon=True).start()
 
@@ -24,13 +25,13 @@ def _run(device: int) -> None:
     with contextlib.suppress(OSError):
         open_device(ctypes.CDLL("libcuda.so.1"), device)
     if importlib.util.find_spec("triton") is not None:
-        from triton.runtime.cache import triton_key  # noqa: PLC0415 - only where Triton is
+        from triton.runtime.cache import triton_key  # noqa: PLC0415 - Triton may be missing
 
-        triton_key()  # Triton's cache is keyed by a digest of all its files
+        triton_key()  # cached digest of Triton's files
 
 
 def open_device(driver: ctypes.CDLL, device: int) -> None:
-    """Creates the context that torch will use; a process has one per device."""
-    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does
+    """Retains the primary context, the one that torch will use."""
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # torch's default
     if driver.cuInit(0) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), device)

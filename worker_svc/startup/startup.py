@@ -1,4 +1,4 @@
-"""What each phase of start-up builds: a model with its facts, then a runner whose cache fits."""
+"""Builds the parts of each start-up phase: the loaded model, then a runner with its KV cache."""
 
 import hashlib
 import logging
@@ -30,15 +30,14 @@ from worker_svc.tuning.cpu_dtype import WeightShapes, quickest
 
 log = logging.getLogger(__name__)
 
-# Unless the command line says otherwise. A chunk on a CPU holds up the decoding rows for as long
-# as it takes, so it is kept short there.
+# Defaults by device. Decoding rows wait for a prefill chunk, so it is short on a CPU.
 MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
 MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory and where it lies."""
+    """A model in memory, its facts and its folder."""
 
     decoder: Decoder
     facts: ModelFacts
@@ -46,7 +45,7 @@ class LoadedModel:
     device: torch.device
     folder: Path
     compiling: CompileAhead | None  # see `finish_compiling`
-    candidates: Candidates  # that may attend
+    candidates: Candidates  # attention backends to choose from
 
 
 def load(
@@ -57,7 +56,7 @@ def load(
     group: Group = ALONE,
     compiling: CompileAhead | None = None,
 ) -> LoadedModel:
-    """Reads a model folder's weights, or this rank's part of them, while kernels are compiled."""
+    """Reads a model's weights, or this rank's shard of them, while kernels are compiled."""
     device = device_of(group.rank, group.size, resolve_device(config.device))
     shape = model_config.load(folder)
     dtype = resolve_dtype(
@@ -93,7 +92,7 @@ def _compiling(
     group: Group,
     begun: CompileAhead | None,
 ) -> CompileAhead | None:
-    """The helper, if one is needed here: that which has begun already, or a new one."""
+    """The helper that compiles kernels, already begun or new; None if no kernels are needed."""
     if device.type != "cuda":
         if begun is not None:
             begun.stop()
@@ -104,15 +103,15 @@ def _compiling(
 
 
 def finish_compiling(model: LoadedModel) -> None:
-    """Waits for the helper, lest the worker compiles what it is compiling."""
+    """Waits for the helper, so that the worker does not compile the same kernels."""
     if model.compiling is not None:
         model.compiling.wait()
 
 
 def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> ModelRunner:
-    """Allocates the cache, `num_blocks` blocks or as many as fit, and the slots.
+    """Allocates the slots and the KV cache: `num_blocks` blocks, or for 0 as many as fit.
 
-    It runs steps to measure how many fit, so it waits for the kernels if they are not compiled.
+    Counting the blocks that fit runs the largest step, so this waits for the kernels.
     """
     finish_compiling(model)
     group = model.decoder.group
@@ -131,7 +130,7 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
 
 
 def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Description:
-    """What a scheduler must know of a runner."""
+    """The description of a worker, without rehearsed times and rank addresses."""
     limits, shape, fused = runner.limits, model.decoder.config, model.decoder.fused
     return Description(
         model=model.facts,
@@ -166,7 +165,7 @@ def _candidates(
 
 
 def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:
-    """Before any graph is captured, and before the cache takes the memory this needs."""
+    """Must run before a graph is captured, and before the cache takes the memory it needs."""
     decoder = model.decoder
     if decoder.fused is None:
         return
@@ -180,11 +179,11 @@ def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:
 
 
 def _choose_products(config: WorkerConfig, model: LoadedModel) -> None:
-    """As early as attention, and for the same reasons."""
+    """Must run before a graph is captured, and before the cache takes the memory it needs."""
     fused = model.decoder.fused
     if config.products == "torch" or fused is None or not cublas_lt.serves(model.dtype):
         return
-    from worker_svc.tuning import gemm  # noqa: PLC0415 - Triton is only where CUDA is
+    from worker_svc.tuning import gemm  # noqa: PLC0415 - needs Triton
 
     limits = _limits(config, model, 1)
     gemm.choose(fused, model.device, limits, model.decoder.group)
@@ -195,11 +194,11 @@ def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
     if model.device.type == "cpu":
         gib = config.kv_cache_gib
         cache_bytes = None if gib is None else int(gib * kv_sizing.GIB)
-        block_bytes *= model.decoder.group.size  # the ranks' caches are all in this memory
+        block_bytes *= model.decoder.group.size  # one memory holds the caches of all ranks
         return kv_sizing.num_blocks_on_cpu(cache_bytes, block_bytes, _limits(config, model, 1))
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(model.device)
-    profiled = _runner(config, model, num_blocks=1)  # nothing but the null block
+    profiled = _runner(config, model, num_blocks=1)  # the null block alone
     profiled.profile()
     torch.cuda.empty_cache()
     memory = kv_sizing.measure_cuda(model.device)
@@ -224,7 +223,7 @@ def _runner(
     grammars = _grammars(model)
     if model.decoder.fused is None:
         return EagerRunner(model.decoder, kv_cache, limits, model.device, grammars)
-    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton is only where CUDA is
+    from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - needs Triton
 
     return CudaRunner(model.decoder, kv_cache, limits, model.device, grammars)
 
@@ -252,7 +251,7 @@ def _limits(
 
 
 def shape_limits(config: WorkerConfig, kind: str, max_model_len: int, vocab_size: int) -> Limits:
-    """All that is known before the cache has been sized; `kind` is cpu or cuda."""
+    """Limits without the sizes of the caches, which are not known yet; `kind` is cpu or cuda."""
     return Limits(
         num_blocks=1,
         block_size=config.block_size,
