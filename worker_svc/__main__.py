@@ -1,4 +1,4 @@
-"""`python -m worker_svc`: reads the options, then runs the process, or several ranks of one."""
+"""`python -m worker_svc`: parses the options and runs one worker process or a group of ranks."""
 
 import sys
 from functools import partial
@@ -10,7 +10,7 @@ from worker_svc.startup import precompile, preload
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one worker; returns the exit code."""
+    """Runs a worker; returns the exit code."""
     options = config.parse(arguments)
     config.prepare_environment()
     if options.tensor_parallel_size > 1:
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     exit_codes.prepare()
     compiling = None if options.model is None else precompile.start(options, options.model)
     preload.begin(options)
-    from worker_svc.serving import process  # noqa: PLC0415 - loads torch, which reads the environment
+    from worker_svc.serving import process  # noqa: PLC0415 - torch reads the environment
     from worker_svc.serving.server import WorkerServer  # noqa: PLC0415
 
     return process.run(options, partial(WorkerServer, options, compiling=compiling))

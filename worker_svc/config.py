@@ -1,4 +1,4 @@
-"""The worker's options, read once from the command line."""
+"""Options of the worker, parsed once from the command line."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """Options of one worker process. 0 or None leaves a value to the device or the model."""
+    """Options of one worker process. 0 or None: the device or the model determines the value."""
 
     model: Path | None = None
     served_model_name: str = ""
@@ -44,7 +44,7 @@ class WorkerConfig:
     gpu_memory_utilization: float = 0.9
     threads: int = 0
     tensor_parallel_size: int = 1
-    step_limit_s: float | None = None  # 0: none; None: by the pace of the machine
+    step_limit_s: float | None = None  # 0: none; None: by measured step times
     rank_timeout_s: float = 5.0
     all_reduce: str = "auto"
     failpoints: tuple[Failpoint, ...] = ()
@@ -91,7 +91,7 @@ def _require(ok: bool, name: str, value: object, wanted: str) -> None:
 
 
 def parse(arguments: Sequence[str]) -> WorkerConfig:
-    """The configuration a command line asks for; exits with usage when it is wrong."""
+    """Parses the command line; exits with a usage message if it is invalid."""
     parser = _parser()
     options = vars(parser.parse_args(arguments))
     try:
@@ -102,18 +102,18 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
 
 
 def prepare_environment() -> None:
-    """Settings that libraries read when they are loaded; to be called before torch is imported."""
-    # OpenMP threads that wait for work spin for as long as a pause inside a step takes, then sleep.
-    # By default they spin on, in the way of the scheduler and the gateway that they wait for; were
-    # they to sleep at once, waking them a hundred times a step would take a third of it.
+    """Sets variables that libraries read on import; must be called before torch is imported."""
+    # OpenMP threads spin for as long as a pause inside a step takes, then sleep. By default they
+    # spin longer, on cores that the scheduler and the gateway need; if they slept at once, waking
+    # them a hundred times a step would take a third of its time.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # flash-attn 4 compiles at its first calls, for seconds each, and by default keeps nothing.
+    # flash-attn 4 compiles for seconds at its first calls and by default caches nothing on disk.
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(kernel_cache() / "flash-attn"))
 
 
 def kernel_cache() -> Path:
-    """Where compiled kernels are kept for the next start: Triton's folder."""
+    """The folder in which compiled kernels are kept for the next start: Triton's cache."""
     named = os.environ.get("TRITON_CACHE_DIR")
     return Path(named) if named else Path("~/.triton/cache").expanduser()
 

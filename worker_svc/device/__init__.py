@@ -1,1 +1,1 @@
-"""The device: its kind and type, copies to and from it, graph capture, clocks."""
+"""The device: selection, transfers, CUDA graph capture, timing."""

@@ -1,9 +1,9 @@
-"""Captures CUDA graphs, all on one stream per device.
+"""Captures all CUDA graphs of a device on one stream.
 
-Measured on H200 (driver 580, CUDA 13.0), and not documented as far as we know: a graph captured on
-the third or a later stream of a process may leave 0.35 us more between any two of its kernels
-whenever the last launch outside of graphs was an ordinary one, which is 5 % of a decode step of 32
-rows. A graph captured on the first stream never did (docs/performance.md).
+Measured on H200 (driver 580, CUDA 13.0), and not documented as far as we know: in a graph captured
+on the third or a later stream of a process, the gap between two kernels may be 0.35 us longer
+whenever the last launch outside of graphs was an ordinary kernel. This is 5 % of a decode step of
+32 rows. Graphs captured on the first stream never had it (docs/performance.md).
 """
 
 import gc
@@ -16,7 +16,7 @@ import torch
 
 
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream for captures, created at the first call."""
+    """The stream for captures on this device, created at the first call."""
     return _stream_of(torch.cuda.current_device() if device.index is None else device.index)
 
 
@@ -42,9 +42,9 @@ def capturing(device: torch.device) -> Iterator[None]:
 
 
 def captured(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
-    """A graph of the launches of `work`; `pool` is the memory pool to use."""
+    """Captures the launches of `work` in a graph; `pool` is the memory pool to use."""
     graph = torch.cuda.CUDAGraph()
-    # Other threads may use the device in the meantime, such as the debug service.
+    # Other threads, such as the debug service, may use the device during the capture.
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         work()

@@ -1,4 +1,4 @@
-"""Which device, which floating-point type, how many threads; whether the device still answers."""
+"""Selects the device, the dtype and the number of threads; checks for a lost device."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ DTYPES = {
 
 
 def resolve_device(name: str) -> torch.device:
-    """auto, cpu or cuda; auto is cuda where there is one."""
+    """Resolves auto, cpu or cuda; auto is cuda if a CUDA device exists. Raises ValueError."""
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device: {name!r} is none of auto, cpu, cuda")
     has_cuda = torch.cuda.is_available()
@@ -29,11 +29,11 @@ def resolve_dtype(
     checkpoint_dtype: str,
     measure: Callable[[], torch.dtype] | None = None,
 ) -> torch.dtype:
-    """auto, float32, bfloat16 or float16.
+    """Resolves auto, float32, bfloat16 or float16. Raises ValueError for other names.
 
-    auto on CPU is what `measure` finds quickest; without it, which is for ranks that must agree,
-    bfloat16 where the CPU multiplies it in hardware, else float32. On CUDA it is the checkpoint's
-    type, and bfloat16 for float32 checkpoints.
+    auto on CPU is the result of `measure`; if it is None, because ranks must agree, bfloat16 if the
+    CPU has bfloat16 GEMM instructions, else float32. auto on CUDA is the checkpoint's dtype, with
+    bfloat16 in place of float32.
     """
     if name != "auto":
         return _named_dtype("dtype", name)
@@ -57,7 +57,7 @@ def cpu_multiplies_bfloat16() -> bool:
 
 
 def set_num_threads(count: int, num_ranks: int = 1) -> int:
-    """Threads of one CPU operation; 0: this rank's share of the cores. Returns the number."""
+    """Sets the threads per CPU operation and returns them; 0: this rank's share of the cores."""
     if count < 0:
         raise ValueError(f"threads: {count} is negative")
     if count == 0 and num_ranks > 1:
@@ -68,10 +68,10 @@ def set_num_threads(count: int, num_ranks: int = 1) -> int:
 
 
 def end_if_lost(device: torch.device, error: Exception) -> None:
-    """Call it on an error of the device: ends the process if all later calls would fail.
+    """Ends the process if the error has made all later calls of the device fail.
 
-    After an illegal address or a failed assertion every call fails until the process ends. Being
-    out of memory, or a refused launch, has no lasting effect.
+    After an illegal address or a failed assertion every call fails until the process ends. An
+    out-of-memory error or a refused launch has no lasting effect.
     """
     if device.type != "cuda":
         return

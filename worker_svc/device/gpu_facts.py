@@ -1,6 +1,6 @@
-"""Reads the machine's GPUs and driver version from the driver's management library.
+"""Reads the machine's GPUs and the driver version with NVML.
 
-It uses neither torch nor a CUDA context: the answer takes milliseconds and has no lasting effect.
+Needs neither torch nor a CUDA context, and takes milliseconds.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ _NAME_BYTES, _VERSION_BYTES = 96, 80
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The properties of a GPU that kernels depend on."""
+    """Properties of a GPU that determine its kernels."""
 
     name: str
     arch: int  # compute capability, major * 10 + minor
@@ -22,7 +22,7 @@ class Gpu:
 
 @cache
 def gpus() -> tuple[Gpu, ...]:
-    """All GPUs, in the library's order; none where there is no driver."""
+    """All GPUs, in NVML's order; empty without a driver."""
     with _library() as library:
         count = ctypes.c_uint()
         if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
@@ -33,7 +33,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 @cache
 def driver_version() -> str:
-    """For example 580.95.05; empty without a driver."""
+    """The driver version, such as 580.95.05; empty without a driver."""
     version = ctypes.create_string_buffer(_VERSION_BYTES)
     with _library() as library:
         if library is None or library.nvmlSystemGetDriverVersion(version, _VERSION_BYTES):
@@ -57,7 +57,7 @@ def _library() -> Iterator[ctypes.CDLL | None]:
 
 
 def only_kind(found: Sequence[Gpu]) -> Gpu | None:
-    """The common kind of all GPUs; None if there are none, or several kinds."""
+    """The GPU that all of these equal; None if there are none, or they differ."""
     kinds = set(found)
     return kinds.pop() if len(kinds) == 1 else None
 

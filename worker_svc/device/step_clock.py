@@ -12,13 +12,14 @@ NAP_S = 5e-6
 
 
 class StepClock:
-    """Marks between phases: on CUDA events in the stream, since launching is not running."""
+    """Time stamps between phases; CUDA events on a GPU, since launches are asynchronous."""
 
     def __init__(self, device: torch.device, before: "StepClock | None" = None) -> None:
         self._is_cuda = device.type == "cuda"
         self._times: list[float] = []
         self._events: list[torch.cuda.Event] = []
-        # Only the last mark of the previous step: its clock would keep all older ones alive.
+        # Keeps the last event of the previous step only; its clock would keep all older clocks
+        # alive.
         self._times_before = before._times[-1:] if before else []
         self._events_before = before._events[-1:] if before else []
 
@@ -34,19 +35,19 @@ class StepClock:
     def wait(self) -> None:
         """Waits for the last mark. Raises RuntimeError if the device failed before it.
 
-        It naps instead of using the driver's own wait: as fast within measurement error, and it
-        leaves the core to the threads that prepare the next step.
+        It sleeps between queries instead of using the driver's wait: equally fast within
+        measurement error, and the core is free for the threads that prepare the next step.
         """
         if self._events:
             while not self._events[-1].query():  # type: ignore[no-untyped-call]
                 time.sleep(NAP_S)
 
     def spans_us(self) -> list[int]:
-        """Microseconds of each phase; on CUDA the last mark must have been waited for."""
+        """Microseconds of each phase; on CUDA call `wait` first."""
         return self._between(self._events, self._times)
 
     def idle_us(self) -> int:
-        """Microseconds from the previous step's last mark to this one's first; 0 without either."""
+        """Microseconds from the previous step's last mark to this step's first; 0 if missing."""
         events = self._events_before + self._events[:1]
         times = self._times_before + self._times[:1]
         return sum(self._between(events, times))
@@ -59,14 +60,14 @@ class StepClock:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTime:
-    """Totals of steps that only decode: computing time, and idle time before them."""
+    """Totals of decode-only steps: busy time, and idle time before them, in microseconds."""
 
     num_steps: int = 0
     busy_us: int = 0
     idle_us: int = 0
 
     def plus(self, step: StepTimings) -> "DecodeTime":
-        """The totals with one more step."""
+        """Returns the totals with one more step."""
         return DecodeTime(
             self.num_steps + 1, self.busy_us + step.busy_us, self.idle_us + step.idle_us
         )

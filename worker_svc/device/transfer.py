@@ -1,4 +1,4 @@
-"""Copies columns to the device and tokens back, without blocking the launching thread."""
+"""Copies columns to the device and tokens to the host without blocking the launching thread."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,17 +10,17 @@ from torch import Tensor
 
 
 def upload(device: torch.device, *columns: NDArray[np.integer]) -> Sequence[Tensor]:
-    """The columns as int64 tensors, in order.
+    """Copies the columns to the device as int64 tensors, in order.
 
-    On CUDA they are copied from pinned memory in the order of the stream: later launches see them,
-    and running ones do not block the caller.
+    On CUDA the copy is from pinned memory and ordered by the stream: later launches see it, and
+    running ones do not block the caller.
     """
     packed = upload_array(device, np.concatenate(columns, dtype=np.int64))
     return torch.split(packed, [len(column) for column in columns])
 
 
 def upload_array(device: torch.device, array: NDArray[Any]) -> Tensor:
-    """One array with its type, copied in the same way."""
+    """Copies one array to the device, with its dtype, in the same way."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
         tensor = tensor.pin_memory().to(device, non_blocking=True)
@@ -28,9 +28,9 @@ def upload_array(device: torch.device, array: NDArray[Any]) -> Tensor:
 
 
 class PinnedRing:
-    """Pinned memory that copies to a device leave from, a few buffers in turn.
+    """A ring of pinned buffers for copies to a device.
 
-    None is written again before its last copy is done.
+    A buffer is written again only after its last copy is done.
     """
 
     def __init__(self, num_words: int, device: torch.device, length: int = 8) -> None:
@@ -47,7 +47,7 @@ class PinnedRing:
         self._next = 0
 
     def send(self, words: NDArray[np.int32], into: Tensor) -> None:
-        """Copies so many int32 words to the begin of `into`, in the order of the stream."""
+        """Copies the int32 words [N] to `into[:N]`, in stream order."""
         turn, self._next = self._next, (self._next + 1) % len(self._buffers)
         if self._is_cuda:
             self._copied[turn].synchronize()
@@ -59,7 +59,7 @@ class PinnedRing:
 
 
 def fetched(values: Tensor) -> Tensor:
-    """The same on the host, once what was launched so far is done; the host goes on meanwhile."""
+    """Starts a copy to the host, valid after the launches so far; does not wait for them."""
     if values.device.type != "cuda":
         return values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -67,9 +67,9 @@ def fetched(values: Tensor) -> Tensor:
 
 
 def download(values: Tensor) -> Callable[[], NDArray[np.int64]]:
-    """Starts a copy of integers to the host; the returned call waits for it, in any thread.
+    """Starts a copy of integers to the host; the returned function waits for it, in any thread.
 
-    The values are those after all launches before this one, whatever is launched later.
+    The copy has the values after all launches so far; later launches do not affect it.
     """
     if values.device.type != "cuda":
         fetched = values.clone().numpy().astype(np.int64)

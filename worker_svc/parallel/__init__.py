@@ -1,1 +1,1 @@
-"""Tensor parallelism: the group of ranks, their shared memory, their parts of the vocabulary."""
+"""Tensor parallelism: the group of ranks, peer memory, vocabulary parallelism."""

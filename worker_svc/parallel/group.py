@@ -1,8 +1,8 @@
-"""The processes that compute one model together: what they add up, gather, and agree on.
+"""Group of ranks that compute one model together: collectives and agreement.
 
-Every rank runs the same steps in the same order, so collectives meet without being announced. They
-are the one thing that crosses ranks while a step runs: a faster all-reduce goes in here. What is
-agreed on, away from steps, goes through a store of texts, which works when collectives do not.
+Every rank runs the same steps in the same order, so collectives match without coordination; they
+are the only communication during a step. Agreement between steps goes through a key-value store,
+which works even if collectives do not.
 """
 
 import logging
@@ -33,35 +33,35 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# A rank that waits this long in a collective gives up; ranks compile kernels side by side, and one
-# of them may have a slow core. A rank that dies, is stopped or hangs is noticed by others before.
+# Timeout of a collective: ranks compile kernels at the same time, and one may have a slow core. A
+# rank that dies, is suspended or hangs is detected earlier by the supervisor.
 COLLECTIVE_TIMEOUT = timedelta(minutes=15)
-# A phase of start-up: the slowest rank may read a large checkpoint from a slow disk.
+# Timeout of a start-up phase: a rank may read a large checkpoint from a slow disk.
 PHASE_TIMEOUT = timedelta(hours=1)
-# Ranks that fail alike fail at nearly the same time.
+# Ranks that fail in the same way fail at nearly the same time.
 FAILURE_TIMEOUT = timedelta(seconds=5)
 
 
 class RankFailed(RuntimeError):
-    """Another rank could not do what all must do."""
+    """An operation that all ranks must complete failed on another rank."""
 
 
 def abandon(reason: str) -> NoReturn:
-    """Ends this process, and with it the group: ranks at different places cannot go on."""
+    """Ends this process, and so the group: ranks that have diverged cannot continue."""
     end_process(Ending.RANKS_APART, reason)
 
 
 class Group:
-    """The ranks of one model, seen from one of them. Only the compute thread calls it."""
+    """The ranks of one model, seen from one rank. To be called from the compute thread only."""
 
     def __init__(
         self,
         rank: int = 0,
         size: int = 1,
-        collectives: Any = None,  # a process group of torch; None: this rank is alone
+        collectives: Any = None,  # a torch process group; None for one rank
         store: Store | None = None,
         give_up: Callable[[str], None] = abandon,
-        peers: PeerMemory | None = None,  # a quicker way to add up a few rows
+        peers: PeerMemory | None = None,  # a faster all-reduce of small tensors
     ) -> None:
         self.rank = rank
         self.size = size
@@ -74,7 +74,7 @@ class Group:
 
     @property
     def adds_up_by(self) -> str:
-        """What makes the sums over ranks, in words; empty if there is one rank."""
+        """Description of the all-reduce implementation; empty for one rank."""
         if self.size == 1:
             return ""
         library = "gloo" if isinstance(self._collectives, ProcessGroupGloo) else "nccl"
@@ -82,10 +82,10 @@ class Group:
             return library
         return f"peer memory, {library} above {self.peers.inboxes.num_bytes >> 10} KiB"
 
-    # --- while steps run -------------------------------------------------------------------------
+    # --- during steps ----------------------------------------------------------------------------
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """The sum over the ranks, the same bits on each; it may overwrite its argument."""
+        """Returns the sum over the ranks, bitwise equal on all; may overwrite `partial`."""
         if self.size == 1:
             return partial
         self.num_collectives += 1
@@ -95,19 +95,19 @@ class Group:
         return partial
 
     def inboxes_for(self, num_bytes: int) -> Inboxes | None:
-        """Where kernels of all ranks exchange so much; None: leave the sum to `all_reduce`."""
+        """Peer memory for an all-reduce of num_bytes; None if `all_reduce` must be used."""
         if self.peers is None or not self.peers.inboxes.hold(num_bytes):
             return None
         self.num_collectives += 1
         return self.peers.inboxes
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """Columns [R, N] of each rank -> [R, size * N], in the order of the ranks."""
+        """Concatenates columns: [R, N] of each rank -> [R, size * N], in rank order."""
         num_rows, width = part.shape
         return self.gather(part).transpose(0, 1).reshape(num_rows, self.size * width)
 
     def gather(self, part: Tensor) -> Tensor:
-        """A tensor of each rank, all of one shape -> [size, *shape], in the order of the ranks."""
+        """Stacks a tensor of each rank, all of equal shape -> [size, *shape], in rank order."""
         if self.size == 1:
             return part[None]
         self.num_collectives += 1
@@ -117,23 +117,23 @@ class Group:
         parts = part.new_empty((self.size, *part.shape))
         options = AllgatherOptions()
         options.asyncOp = False
-        # Flat: that is the shape in which all backends take it.
+        # Flat: the only shape that all backends accept.
         _finish(
             self._collectives._allgather_base(parts.view(-1), part.contiguous().view(-1), options)
         )
         return parts
 
     def confirm_failure(self) -> None:
-        """To be called where a step has failed: returns if it failed on every rank alike.
+        """Must be called after a failed step; returns if the step failed equally on every rank.
 
-        A rank that fails alone leaves the others in a collective which it never enters. Nothing
-        but a new start ends that, so it gives up.
+        A rank that fails alone leaves the others in a collective that it never enters. Only a
+        restart resolves that, so the rank gives up.
         """
         if self.size == 1:
             return
         try:
             if self.peers is not None:
-                # Any slot may be next: none may still be in use.
+                # Any peer memory slot may be used next, so all kernels must have ended.
                 torch.cuda.synchronize()
             counts = self._exchange(str(self.num_collectives), FAILURE_TIMEOUT)
         except RuntimeError:
@@ -145,15 +145,15 @@ class Group:
     # --- between steps ---------------------------------------------------------------------------
 
     def together(self, work: Callable[[], T]) -> T:
-        """Runs work on every rank; raises on all of them if it failed on one."""
+        """Runs work on all ranks and returns its result; raises on all if it failed on one."""
         return self._share(work, lambda result: "")[0]
 
     def smallest(self, work: Callable[[], int]) -> int:
-        """The least of what work returns on the ranks; raises on all if it failed on one."""
+        """Returns the smallest result of work over all ranks; raises on all if it failed on one."""
         return min(int(text) for text in self._share(work, str)[1])
 
     def of_first(self, work: Callable[[], str]) -> str:
-        """What work returns on rank 0, where alone it runs; raises on all if it failed there."""
+        """Runs work on rank 0 alone; returns its result on all ranks, or raises on all."""
         return self._share(lambda: work() if self.rank == 0 else "", str)[1][0]
 
     def _share(self, work: Callable[[], T], tell: Callable[[T], str]) -> tuple[T, list[str]]:
@@ -172,7 +172,7 @@ class Group:
         return result, [answer[1:] for answer in answers]
 
     def _exchange(self, text: str, timeout: timedelta) -> list[str]:
-        """Every rank's text; raises RuntimeError if one says nothing in time."""
+        """Returns the text of each rank, in rank order. Raises RuntimeError after the timeout."""
         assert self._store is not None
         keys = [f"pagewire/{self._num_exchanges}/{rank}" for rank in range(self.size)]
         self._num_exchanges += 1
@@ -185,32 +185,32 @@ ALONE = Group()
 
 
 def host_store(size: int) -> TCPStore:
-    """Where the ranks of this host meet, on any free port; to be made by rank 0."""
+    """Creates the ranks' key-value store on a free port of this host; called by rank 0."""
     return TCPStore(
         "127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=COLLECTIVE_TIMEOUT
     )
 
 
 def reach_store(port: int, size: int) -> TCPStore:
-    """The store of rank 0, for the others."""
+    """Connects to rank 0's key-value store; called by the other ranks."""
     return TCPStore("127.0.0.1", port, size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
 
 
 def join(
     rank: int, size: int, store: Store, device: torch.device, all_reduce: str = "auto"
 ) -> Group:
-    """Enters the group, as the thread that will compute; returns when all ranks have.
+    """Joins the group from the compute thread; returns when all ranks have joined.
 
-    NCCL between CUDA devices, gloo between CPU processes.
+    Uses NCCL between CUDA devices and gloo between CPU processes.
     """
     if device.type == "cpu":
         if all_reduce != "auto":
             raise ValueError(f"all_reduce: {all_reduce} is for CUDA devices")
-        if sys.platform == "linux":  # gloo looks the host's name up, which may resolve to nothing
+        if sys.platform == "linux":  # gloo would resolve the host name, which can fail
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         gloo = ProcessGroupGloo(store, rank, size, COLLECTIVE_TIMEOUT)
         return Group(rank, size, gloo, store)
-    # Multicast over NVLink can take a host's devices out of service.
+    # NVLink multicast can make the devices of a host unusable until a reset.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     dist.init_process_group(
@@ -219,7 +219,7 @@ def join(
         rank=rank,
         world_size=size,
         timeout=COLLECTIVE_TIMEOUT,
-        device_id=device,  # connects now, and not inside the first step
+        device_id=device,  # connects now, not in the first step
     )
     group = Group(rank, size, dist.group.WORLD, store)
     group.all_reduce(torch.zeros(1, device=device))
@@ -231,7 +231,7 @@ def join(
 
 
 def _open_peers(group: Group, device: torch.device, wanted: str) -> PeerMemory | None:
-    """Memory that all ranks can write, or none on any of them."""
+    """Peer memory of all ranks; None on all ranks if it is unavailable and not required."""
     rank, size = group.rank, group.size
     try:
         if not group.smallest(lambda: int(peer_memory.reaches_all(rank, size))):
@@ -246,7 +246,7 @@ def _open_peers(group: Group, device: torch.device, wanted: str) -> PeerMemory |
 
 
 def device_of(rank: int, size: int, device: torch.device) -> torch.device:
-    """The device of a rank: its own on CUDA, which becomes the calling thread's current one."""
+    """Returns the device of a rank; on CUDA also makes it the thread's current device."""
     if device.type == "cpu" or size == 1:
         return device
     if torch.cuda.device_count() < size:

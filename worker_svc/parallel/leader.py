@@ -1,7 +1,7 @@
-"""Communication among ranks: rank 0 sends the others every step that it is about to compute.
+"""Orders from rank 0 to the other ranks: every life-cycle call and every step before it runs.
 
-There are no answers: `parallel` agrees on whether a step has worked. In a group of one no rank has
-to be told.
+There are no answers: `parallel.group` checks whether all ranks succeeded. In a group of one rank
+nothing is sent.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from worker_svc.process.pipe import OrderPipe
 
 
 class Ranks:
-    """Rank 0 has a pipe to each other rank; another rank has one to rank 0."""
+    """Pipes between ranks: rank 0 has one to each other rank, other ranks have one to rank 0."""
 
     def __init__(self, rank: int = 0, size: int = 1, pipes: Sequence[OrderPipe] = ()) -> None:
         self.rank = rank
@@ -28,10 +28,10 @@ class Ranks:
         self._store: Store | None = None
         self._group: Group | None = ALONE if size == 1 else None
         self._addresses: tuple[str, ...] = ()
-        self._frame: bytes | None = None  # set until its first step has been sent
+        self._frame: bytes | None = None  # a frame with no step sent yet
 
     def join(self, device: str, all_reduce: str = "auto") -> Group:
-        """This rank's group, on the compute thread; the first call waits for the others."""
+        """Returns this rank's group; the first call, on the compute thread, waits for all ranks."""
         if self._group is None:
             if self._store is None:
                 self._store = group.reach_store(self.store_port, self.size)
@@ -40,13 +40,13 @@ class Ranks:
         return self._group
 
     def addresses(self, own: str) -> tuple[str, ...]:
-        """Every rank's address, received from the ranks; empty except on rank 0 of several."""
+        """Addresses of all ranks, received through the pipes; empty except on rank 0 of several."""
         if self._leads and not self._addresses:
             others = (pipe.receive().decode() for pipe in self.pipes)
             self._addresses = own, *others
         return self._addresses
 
-    # --- orders of rank 0, each sent before it is obeyed here ------------------------------------
+    # --- orders of rank 0, each sent before rank 0 executes it -----------------------------------
 
     def load_model(self, folder: Path, dtype: str, served_model_name: str) -> None:
         if not self._leads:
@@ -68,11 +68,11 @@ class Ranks:
         self._tell(RankOrder(warm_up=worker_pb2.WarmUpRequest()))
 
     def take(self, frame: bytes) -> None:
-        """Records a valid frame of the step stream; its steps follow one by one."""
+        """Records a checked frame of the step stream, to be sent with its first step."""
         self._frame = frame
 
     def compute_step(self) -> None:
-        """The frame's first step, or the next that it grants."""
+        """Orders the frame's first step, or the next granted step."""
         if self._frame is None:
             self._tell(RankOrder(granted_step=rank_pb2.GrantedStep()))
         else:
@@ -80,8 +80,8 @@ class Ranks:
         self._frame = None
 
     def apply_changes(self) -> None:
-        """Applies the changes of a frame without computing any of its steps."""
-        assert self._frame is not None  # otherwise its first step has applied them
+        """Orders the changes of a frame without any of its steps."""
+        assert self._frame is not None  # else its first step has applied the changes
         self._tell(RankOrder(changes=self._frame))
 
     def forget_rows(self) -> None:

@@ -1,7 +1,7 @@
-"""Logits divided among the ranks by vocabulary.
+"""Vocabulary parallelism: each rank has the logits of a part of the vocabulary.
 
-Whole rows would move a vocabulary per row between the ranks, so only code that cannot work on a
-part uses them.
+Gathering whole rows moves a vocabulary per row between ranks, so it is left to code that needs
+them.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from worker_svc.parallel.group import ALONE, Group
 
 @dataclass(frozen=True, slots=True)
 class VocabPart:
-    """One rank's logits of a step's rows; by default those of a rank with all."""
+    """One rank's part of a step's logits; by default of a rank that has them all."""
 
     logits: Tensor  # [R, V / size], of consecutive tokens
     first_token: int = 0
-    group: Group = ALONE  # the ranks that have the other parts, in the order of the tokens
+    group: Group = ALONE  # the ranks with the other parts, in token order
 
     def whole(self) -> Tensor:
-        """The rows' logits [R, V]; every rank must call it."""
+        """Gathers the logits of all ranks, [R, V]; a collective."""
         return self.group.all_gather(self.logits)

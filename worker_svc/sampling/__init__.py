@@ -1,1 +1,1 @@
-"""Logits to tokens, and what is computed from prompts: grammars, log probabilities, embeddings."""
+"""From logits to tokens: logits processors, grammars, sampling; also prompt outputs."""

@@ -1,9 +1,9 @@
-"""Computes token masks of rows that follow a grammar.
+"""Computes token masks for rows constrained by a grammar.
 
-A sequence's matcher reads its output tokens one step late, once they are committed. So it is never
-ahead of the slots, a failed step leaves nothing to undo here, and a matcher rebuilt from the
-grammar and the output so far is equal. Masks are filled on a thread of their own while the model
-computes. Knows neither text nor tensors.
+A sequence's matcher reads output tokens one step late, once they are committed. It is never ahead
+of the slots, so a failed step needs no rollback here, and a matcher rebuilt from the grammar and
+the output so far is equal. A separate thread fills the masks while the model computes. Independent
+of text and tensors.
 """
 
 import os
@@ -27,10 +27,10 @@ class GrammarPlace:
     """A sequence's position in its grammar."""
 
     building: Future[Matcher]
-    num_read: int  # output tokens
+    num_read: int  # number of output tokens read
 
     def read(self, token_ids: Sequence[int]) -> Matcher:
-        """Advances by tokens, once it is built. Raises BadGrammar or BadVocabulary."""
+        """Advances by tokens, once the matcher is built. Raises BadGrammar or BadVocabulary."""
         matcher = self.building.result()
         _read(matcher, token_ids)
         self.num_read += len(token_ids)
@@ -39,25 +39,25 @@ class GrammarPlace:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Allowed next tokens, a bit per row and token, and the rows that cannot continue."""
+    """Allowed next tokens, one bit per row and token, and the rows without a next token."""
 
     allowed: NDArray[np.uint8]  # [G, bytes], lowest bit first, padded to whole words
-    problems: dict[int, str]  # by index into the G rows
+    problems: dict[int, str]  # reason, by index into the G rows
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarRows:
-    """The rows of a step that follow grammars, and their masks once computed."""
+    """The rows of a step with grammars, and their masks, which may still be computed."""
 
-    rows: IntColumn  # [G], among the step's sampling rows
+    rows: IntColumn  # [G], indices into the step's sampling rows
     filling: Future[Filled]
 
     def allowed(self) -> NDArray[np.uint8]:
-        """The masks [G, bytes]; waits for them."""
+        """Waits for the masks and returns them, [G, bytes]."""
         return self.filling.result().allowed
 
     def problems(self) -> dict[int, str]:
-        """Sampling row to the reason why its grammar cannot continue."""
+        """Returns the reason for each sampling row that its grammar cannot continue."""
         problems = self.filling.result().problems
         return {int(self.rows[index]): problem for index, problem in problems.items()}
 
@@ -68,7 +68,7 @@ def _no_vocabulary() -> Vocabulary:
 
 @dataclass(slots=True)
 class Grammars:
-    """Builds matchers and fills masks. Only the compute thread calls it."""
+    """Builds matchers and fills masks. To be called from the compute thread only."""
 
     vocab_size: int
     read_vocabulary: Callable[[], Vocabulary] = _no_vocabulary
@@ -79,40 +79,40 @@ class Grammars:
     _executor: llguidance.LLExecutor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        # Threads start with the first work; one builds while another may read the vocabulary.
+        # Two threads: one builds a matcher while the other may be reading the vocabulary.
         self._builders = ThreadPoolExecutor(2, "grammar-build")
         self._filler = ThreadPoolExecutor(1, "grammar-fill")
 
     def prepare(self) -> None:
-        """Starts reading the vocabulary, so that the first grammar need not wait for it."""
+        """Starts to read the vocabulary, so that the first grammar does not wait for it."""
         if self._vocabulary is None:
             self._vocabulary = self._builders.submit(self.read_vocabulary)
 
     def begin(self, grammar: str, output: Sequence[int]) -> GrammarPlace:
-        """A position in a grammar after some output; it is built in the meantime."""
+        """Starts to build a matcher that has read `output`; returns its place at once."""
         self.prepare()
         return GrammarPlace(self._builders.submit(self._start, grammar, output), len(output))
 
     def settle(self) -> None:
-        """Waits for masks that a failed step did not use; afterwards no place is changing."""
+        """Waits for a failed step's masks that are still being filled, so no place changes."""
         if self._filling is not None:
             wait([self._filling])
 
     def fill(
         self, places: Sequence[GrammarPlace], num_unread: IntColumn, read: Callable[[], IntColumn]
     ) -> Future[Filled]:
-        """Advances places by their unread tokens, and fills their masks.
+        """Starts to advance places by their unread tokens and to fill their masks.
 
-        `read` returns these tokens of all places, concatenated; it may wait for a device.
+        `read` returns the unread tokens of all places, concatenated; it may wait for a device.
         """
         self._filling = self._filler.submit(self._fill, places, num_unread, read)
         return self._filling
 
     def _start(self, grammar: str, output: Sequence[int]) -> Matcher:
-        """Builds a new matcher each time.
+        """Builds a matcher from the grammar.
 
-        Copies of one share the states of their lexer, and so the first to reach a limit on them
-        would end all.
+        Copies of one matcher would share the states of its lexer, and the limit on their number:
+        the first one to reach it would stop all copies.
         """
         assert self._vocabulary is not None
         with grammars.failures_as(BadGrammar, "it cannot be followed"):
@@ -151,6 +151,6 @@ class Grammars:
 
 def _read(matcher: Matcher, token_ids: Sequence[int]) -> None:
     for token_id in token_ids:
-        if matcher.is_stopped():  # at its end: only end-of-sequence is allowed
+        if matcher.is_stopped():  # complete: only end-of-sequence is allowed
             return
         matcher.consume_token(token_id)

@@ -1,8 +1,8 @@
 """Logits processors: grammars, allowed ids, bad words, minimum tokens, biases, penalties.
 
-They run in this order, before a token is sampled, on the rows that request them. A sequence's
-tokens are read from its token row on the device, so a penalty needs no counter that a preemption or
-a restart could lose. Knows no requests and keeps no state.
+Applied in this order before sampling, to the rows that request them. A sequence's tokens are read
+from its token row on the device, so penalties need no counters that a preemption or a restart could
+lose. Stateless and independent of requests.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from worker_svc.device.transfer import upload_array
 from worker_svc.protocol.step import IntColumn, no_entries
 from worker_svc.sampling.grammars import GrammarRows
 
-# Rows with counts over the whole vocabulary in memory at once.
+# Limits memory: each of these rows needs counts over the whole vocabulary.
 ROWS_AT_ONCE = 32
 
 
@@ -26,7 +26,7 @@ def _no_floats() -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Single logits: row and token id of each."""
+    """Single logits, by row and token id."""
 
     rows: IntColumn = field(default_factory=no_entries)
     ids: IntColumn = field(default_factory=no_entries)
@@ -35,13 +35,13 @@ class Entries:
         return len(self.rows)
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """As an index into logits."""
+        """Indices (rows, token ids) into logits on the device."""
         return upload_array(device, self.rows), upload_array(device, self.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The tokens of rows so far: columns [N], and the device's token rows."""
+    """Tokens of rows so far: columns [N], and the token rows on the device."""
 
     token_rows: Tensor  # [max_num_seqs, L], by slot
     slots: IntColumn
@@ -49,16 +49,16 @@ class History:
     num_tokens: IntColumn
 
     def part(self, start: int, end: int) -> "History":
-        """Some of the rows."""
+        """The rows from start to end."""
         columns = (self.slots, self.num_prompt, self.num_tokens)
         return History(self.token_rows, *(column[start:end] for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
 class BadWords:
-    """Bad words: token sequences whose last token may not follow the others; one entry each."""
+    """Bad words: token sequences whose last token is masked after the others; one entry each."""
 
-    rows: IntColumn  # [N]
+    rows: IntColumn  # [N], into the logits
     prefixes: IntColumn  # [N, P]: all but the last token, padded with -1 in front
     last_ids: IntColumn  # [N]
     history: History  # [N]
@@ -66,7 +66,7 @@ class BadWords:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Penalties of the rows that have any."""
+    """Penalties of the rows that request any."""
 
     rows: IntColumn  # [N]
     presence: NDArray[np.float32]  # [N], 0 is off
@@ -77,16 +77,16 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Adjustments:
-    """Logits processors of the rows of a step; empty fields and None change nothing."""
+    """Logits processors for the rows of a step; empty fields and None have no effect."""
 
-    allowed: Entries = field(default_factory=Entries)  # all that rows in here may sample
+    allowed: Entries = field(default_factory=Entries)  # the only allowed tokens of their rows
     bad_words: BadWords | None = None
-    masked: Entries = field(default_factory=Entries)  # until min_tokens
+    masked: Entries = field(default_factory=Entries)  # forbidden until min_tokens
     biased: Entries = field(default_factory=Entries)
-    biases: NDArray[np.float32] = field(default_factory=_no_floats)  # one per biased entry
+    biases: NDArray[np.float32] = field(default_factory=_no_floats)  # one per entry of `biased`
     penalties: Penalties | None = None
-    grammars: GrammarRows | None = None  # rows in here may sample the tokens of their mask
-    rows: IntColumn = field(default_factory=no_entries)  # all that something above may change
+    grammars: GrammarRows | None = None  # masks of rows with a grammar
+    rows: IntColumn = field(default_factory=no_entries)  # the rows that a field above may change
 
     def __bool__(self) -> bool:
         return bool(
@@ -99,12 +99,12 @@ class Adjustments:
         )
 
     def problems(self) -> dict[int, str]:
-        """Row to the reason why its grammar leaves no token; for grammars only."""
+        """Returns the reason for each row that has no allowed token; only grammars give one."""
         return {} if self.grammars is None else self.grammars.problems()
 
 
 def adjust(logits: Tensor, adjustments: Adjustments) -> None:
-    """Changes logits [R, V] in place."""
+    """Applies all logits processors to logits [R, V] in place."""
     if adjustments.grammars is not None:
         _keep_grammatical(logits, adjustments.grammars)
     if len(adjustments.allowed):
@@ -138,7 +138,7 @@ def _keep_allowed(logits: Tensor, allowed: Entries) -> None:
 def _mask_bad_words(logits: Tensor, words: BadWords) -> None:
     device = logits.device
     history, (num_words, width) = words.history, words.prefixes.shape
-    # The newest `width` tokens of each row; positions before its output match nothing.
+    # The newest `width` tokens of each row; positions before the output match nothing.
     positions = history.num_tokens[:, None] + np.arange(-width, 0)  # [N, P]
     is_output = upload_array(device, positions >= history.num_prompt[:, None])
     slots = upload_array(device, history.slots)
@@ -146,13 +146,13 @@ def _mask_bad_words(logits: Tensor, words: BadWords) -> None:
     prefixes = upload_array(device, words.prefixes)  # [N, P]
     follows = ((said == prefixes) & is_output | (prefixes < 0)).all(-1)  # [N]
     change = torch.zeros(num_words, device=device).masked_fill_(follows, float("-inf"))
-    # Added, because several words of a row may end in the same token.
+    # Summed, because several words of a row may end in the same token.
     index = Entries(words.rows, words.last_ids).on(device)
     logits.index_put_(index, change, accumulate=True)
 
 
 def _penalize(logits: Tensor, penalties: Penalties) -> None:
-    """Changes the logits of tokens of the sequence only, however large the vocabulary."""
+    """Applies penalties in place; changes only the logits of tokens in the row's sequence."""
     for start in range(0, len(penalties.rows), ROWS_AT_ONCE):
         end = start + ROWS_AT_ONCE
         rows, presence, frequency, repetition = (
@@ -169,12 +169,12 @@ def _penalize(logits: Tensor, penalties: Penalties) -> None:
         chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
         chosen -= frequency * count
         chosen -= presence * (count > 0)
-        # A repeated token is written twice, with the same value.
+        # A repeated token is written several times with the same value.
         logits[rows, said] = chosen
 
 
 def _said(history: History, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(tokens of prompt and output [N, L], count of each in the output [N, L])."""
+    """(tokens of prompt and output [N, L], count of each token in the output [N, L])."""
     device = logits.device
     slots, num_prompt, num_tokens = (
         upload_array(device, column)[:, None]
@@ -183,10 +183,10 @@ def _said(history: History, logits: Tensor) -> tuple[Tensor, Tensor]:
     width = int(history.num_tokens.max())
     said = history.token_rows[:, :width].index_select(0, slots.squeeze(1)).long()  # [N, L]
     position = torch.arange(width, device=device)
-    # Values after the known tokens are arbitrary; the first token is as good as any.
+    # Values after the known tokens are arbitrary; they are replaced by the first token.
     said = torch.where(position < num_tokens, said, said[:, :1])
     is_output = (position >= num_prompt) & (position < num_tokens)
     counts = torch.zeros((len(said), logits.shape[1]), device=device)
-    # Whole numbers below 2**24, so the sums are exact in any order.
+    # Integers below 2**24, so float32 sums are exact in any order.
     counts.scatter_add_(1, said, is_output.float())
     return said, counts.gather(1, said)

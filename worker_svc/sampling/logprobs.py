@@ -1,6 +1,6 @@
 """Log probabilities of sampled tokens before temperature, filters and logits processors.
 
-Natural logarithms in float32 of the unmodified logits. Only rows that request them cost anything.
+Natural logarithms in float32 of the unmodified logits, computed only for rows that request them.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Logprobs:
     sampled: Tensor  # [N] float32
     ranks: Tensor  # [N] int64
     top_ids: Tensor  # [N, K] int64
-    top: Tensor  # [N, K] float32, falling
+    top: Tensor  # [N, K] float32, in descending order
 
     def fetched(self) -> "Logprobs":
         """The same on the host, once what was launched so far is done."""
@@ -31,7 +31,7 @@ class Logprobs:
         return Logprobs(self.rows, sampled, ranks, top_ids, top)
 
     def to_host(self) -> LogprobColumns:
-        """The columns for the wire."""
+        """Copies the values to the host as wire columns."""
         return LogprobColumns(
             self.rows,
             self.sampled.cpu().numpy(),
@@ -47,7 +47,7 @@ def distributions(logits: Tensor, rows: IntColumn) -> Tensor:
 
 
 def look_up(logprobs: Tensor, rows: IntColumn, token_ids: Tensor, num_top: int) -> Logprobs:
-    """The values of the tokens that rows sampled, from logprobs [N, V] and token_ids [R]."""
+    """Log probabilities and ranks of sampled tokens, from logprobs [N, V] and token_ids [R]."""
     index = upload_array(logprobs.device, rows)
     sampled = logprobs.gather(1, token_ids.index_select(0, index)[:, None])  # [N, 1]
     ranks = (logprobs >= sampled).sum(-1)

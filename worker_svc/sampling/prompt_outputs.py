@@ -1,7 +1,7 @@
-"""Prompt outputs, computed from the hidden states of the steps that compute the prompt.
+"""Prompt outputs: prompt log probabilities and pooled hidden states.
 
-Log probabilities of the prompt's tokens, or hidden states to be pooled. The logits of a long prompt
-are never all in memory: they are computed and used some rows at a time.
+Computed from the hidden states of the steps that prefill the prompt. The logits of a long prompt
+are computed and reduced in pieces, and never all in memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,31 +18,31 @@ from worker_svc.sampling.logprobs import Logprobs, look_up
 ToLogits = Callable[[Tensor], Tensor]  # [R, hidden] -> float32 [R, V]
 Pieces = Sequence[Tensor]
 
-MAX_LOGITS_BYTES = 64 << 20  # of float32 logits at a time; their temporaries are as large
+MAX_LOGITS_BYTES = 64 << 20  # of float32 logits per piece; temporaries add as much
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Positions of a prompt that a step computes and that have outputs due."""
+    """The prompt positions of one sequence with outputs due in this step."""
 
     slot: int
     begin: int
     end: int
-    first_row: int  # row of position `begin` in the step's hidden states
-    num_top: int | None  # alternatives per token; None: hidden states
+    first_row: int  # of position `begin`, in the step's hidden states
+    num_top: int | None  # top log probabilities per token; None: pooling
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Prompt outputs of a part, on the device."""
+    """Prompt outputs of one part, on the device."""
 
     part: Part
-    is_finite: Tensor  # bool
-    logprobs: tuple[Logprobs, ...] = ()  # of the tokens after its positions, in pieces
+    is_finite: Tensor  # bool scalar
+    logprobs: tuple[Logprobs, ...] = ()  # of each position's next token, in pieces
     hidden_sum: Tensor | None = None  # [hidden] float32
 
     def to_host(self) -> PromptReport:
-        """The report for the wire."""
+        """Copies the outputs to the host as a report for the wire."""
         slot, begin, end = self.part.slot, self.part.begin, self.part.end
         if not bool(self.is_finite):
             return PromptReport(slot, begin, end, is_finite=False)
@@ -57,7 +57,7 @@ class Found:
 def find_out(
     parts: list[Part], hidden: Tensor, token_rows: Tensor, to_logits: ToLogits, vocab_size: int
 ) -> list[Found]:
-    """The prompt outputs of these parts, from the hidden states [T, hidden] of a step."""
+    """Computes the outputs of all parts from the step's hidden states [T, hidden]."""
     num_rows = max(1, MAX_LOGITS_BYTES // (4 * vocab_size))
     found = []
     for part in parts:
@@ -65,7 +65,7 @@ def find_out(
         if part.num_top is None:
             found.append(_pool(part, states))
             continue
-        # A position's hidden state gives the log probability of the next token.
+        # The hidden state of a position predicts the next token.
         behind = token_rows[part.slot, part.begin + 1 : part.end + 1].long()  # [N]
         found.append(
             _score(part, torch.split(states, num_rows), torch.split(behind, num_rows), to_logits)

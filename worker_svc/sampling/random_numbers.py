@@ -1,19 +1,19 @@
 """Gumbel noise as a pure function of (seed, output position, token).
 
-Sampling is Gumbel-max: every token gets its own noise, and the token with the largest sum of scaled
-logit and noise is chosen, which samples exactly from the softmax. The noise comes from mixing
-hashes in integer operations that give the same bits on every device, so a batch, a slot, a
-preemption or a restart cannot change a request's tokens. One number per row and an inverted
-distribution would cost less, but then the whole row's rounding decides between neighbours: where
-probabilities are nearly flat, a last bit that differs between two batches changes the token. With
-Gumbel noise this needs two leaders that are equal up to that bit.
+Gumbel-max sampling adds independent Gumbel noise to each scaled logit and takes the argmax, which
+is an exact sample from the softmax. The noise is a hash in integer operations with equal bits on
+every device, so the batch, the slot, a preemption or a restart cannot change a request's tokens.
+Inverting the cumulative distribution would need one random number per row, but rounding of the
+whole row would then decide between neighbouring tokens: for nearly flat distributions, a last bit
+that differs between two batches changes the token. With Gumbel noise it does so only if the two
+largest scores are equal up to that bit.
 """
 
 from torch import Tensor
 
 
 def _signed(bits: int) -> int:
-    """The int64 with the same bits: torch multiplies those, modulo 2**64."""
+    """Returns the int64 with the same bits: torch multiplies int64 modulo 2**64."""
     return bits - (1 << 64) if bits >> 63 else bits
 
 
@@ -21,23 +21,23 @@ def _signed(bits: int) -> int:
 _GAMMA = _signed(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = _signed(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = _signed(0x94D049BB133111EB)
-# Odd constants of 32-bit mixing, as int32.
+# Odd multipliers of the 32-bit hash, as int32.
 _STRIDE = 0x9E3779B1 - (1 << 32)
 _MULTIPLIER_3 = 0x85EBCA6B - (1 << 32)
 _MULTIPLIER_4 = 0xC2B2AE35 - (1 << 32)
 
 
 def race_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """Noise keys of rows: 64 hashed bits as int64 [R], of seeds and output positions int64 [R].
+    """Noise keys int64 [R]: 64 hashed bits of seeds and output positions, both int64 [R].
 
-    The seed is mixed before the position is added: seeds that differ by little, or by the
-    position's own stride, then share no noise.
+    The seed is hashed before the position is added, so that seeds which differ by little, or by a
+    multiple of _GAMMA, share no noise.
     """
     return _mix(_mix(seeds + _GAMMA) + (positions + 1) * _GAMMA)
 
 
 def race_numbers(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """Gumbel noise float32 [R, N] of the tokens [N] or [R, N] int32 for keys [R] int64."""
+    """Gumbel noise float32 [R, N] for keys int64 [R] and tokens int32 [N] or [R, N]."""
     low, high = keys.int()[:, None], (keys >> 32).int()[:, None]  # [R, 1] each
     bits = token_ids * _STRIDE + low
     bits ^= (bits >> 16).bitwise_and_(0xFFFF)
@@ -46,7 +46,7 @@ def race_numbers(keys: Tensor, token_ids: Tensor) -> Tensor:
     bits ^= (bits >> 13).bitwise_and_(0x7FFFF)
     bits *= _MULTIPLIER_4
     bits ^= (bits >> 16).bitwise_and_(0xFFFF)
-    # The centers of 2**23 equal parts of (0, 1): float32 holds each exactly, without the ends.
+    # Centers of 2**23 equal parts of (0, 1): exact in float32, and never 0 or 1.
     uniform = ((bits >> 9).bitwise_and_(0x7FFFFF).float() + 0.5).mul_(2.0**-23)
     return uniform.log_().neg_().log_().neg_()
 
@@ -58,5 +58,5 @@ def _mix(value: Tensor) -> Tensor:
 
 
 def _shift_right(value: Tensor, bits: int) -> Tensor:
-    # int64 shifts copy the sign bit down; the mask removes the copies.
+    # int64 shifts are arithmetic; the mask removes the copies of the sign bit.
     return (value >> bits) & ((1 << (64 - bits)) - 1)

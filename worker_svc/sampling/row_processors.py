@@ -1,4 +1,4 @@
-"""Logits processors per request, prepared once, and combined for a step's rows."""
+"""Logits processors per request, prepared once and combined for the rows of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from worker_svc.protocol.step import IntColumn, RowSampling
 from worker_svc.sampling.grammars import GrammarPlace, GrammarRows, Grammars
 from worker_svc.sampling.logits_processors import Adjustments, BadWords, Entries, History, Penalties
 
-# Pads prefixes of bad words in front; equal to no token.
+# Pads prefixes of bad words in front; no token has this id.
 NO_TOKEN = -1
 
 
@@ -29,7 +29,7 @@ class Rules:
 
     @classmethod
     def of(cls, sampling: RowSampling, place: GrammarPlace | None = None) -> "Rules":
-        """The logits processors of a request, with tuples as columns."""
+        """Prepares the logits processors of a request: tuples become columns."""
         return cls(
             sampling=sampling,
             stop_token_ids=np.array(sampling.stop_token_ids, dtype=np.int64),
@@ -42,17 +42,17 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class RuledRows:
-    """The rows of a step with logits processors, columns [N]."""
+    """The rows of a step that have logits processors, as columns [N]."""
 
-    rows: IntColumn  # among the step's sampling rows
+    rows: IntColumn  # indices into the step's sampling rows
     rules: Sequence[Rules]
-    is_short: NDArray[np.bool_]  # has fewer output tokens than min_tokens
+    is_short: NDArray[np.bool_]  # fewer output tokens than min_tokens
     slots: IntColumn
     num_prompt: IntColumn
     num_tokens: IntColumn
 
     def history(self, which: Sequence[int], token_rows: Tensor) -> History:
-        """The token history of some of these rows; a row may be named more than once."""
+        """The token history of the given rows; a row may occur more than once."""
         index = np.array(which, dtype=np.int64)
         return History(
             token_rows, self.slots[index], self.num_prompt[index], self.num_tokens[index]
@@ -60,7 +60,7 @@ class RuledRows:
 
 
 def collect(ruled: RuledRows, token_rows: Tensor, grammars: Grammars) -> Adjustments:
-    """Combines the logits processors of single rows; masks are filled in the meantime."""
+    """Combines the logits processors of all rows; starts to fill the grammars' masks."""
     rules, nothing = ruled.rules, np.zeros(0, dtype=np.int64)
     stops = [
         r.stop_token_ids if is_short else nothing
@@ -127,7 +127,7 @@ def _grammars(ruled: RuledRows, token_rows: Tensor, grammars: Grammars) -> Gramm
     ends = ruled.num_tokens[which]
     num_output = ends - ruled.num_prompt[which]
     num_unread = num_output - np.array([place.num_read for place in places], dtype=np.int64)
-    # Usually the one token of the previous step; none where that step failed.
+    # Usually the token of the previous step alone; none if that step failed.
     behind = np.arange(num_unread.sum()) - np.repeat(np.cumsum(num_unread), num_unread)
     index = np.repeat(ruled.slots[which] * token_rows.shape[1] + ends, num_unread) + behind
     (positions,) = upload(token_rows.device, index)

@@ -1,11 +1,11 @@
-"""Logits to tokens for a batch whose rows may each sample differently.
+"""Sampling: from logits to tokens, with parameters per row.
 
-Order: log probabilities where requested, adjustments, temperature, min-p, top-k, top-p,
-draw. Greedy rows take the argmax; the others run a race, rows without a filter over the whole
-vocabulary, filtered ones among their likeliest candidates. A row's token depends on its own
-logits, parameters, seed and output position alone. Where ranks have parts of the vocabulary, rows
-that neither filter nor ask for anything take the best of what each part's best is, which is the
-same token. Knows no slots, no requests and no state.
+Order: log probabilities if requested, logits processors, temperature, min-p, top-k, top-p, draw.
+Greedy rows take the argmax, other rows are drawn by Gumbel-max sampling: unfiltered rows over the
+whole vocabulary, filtered rows among their most likely candidates. A row's token depends only on
+its own logits, parameters, seed and output position. With tensor parallelism, rows that need no
+filter, logits processor or log probability take the best of the ranks' best tokens, which is the
+same token. Stateless and independent of slots and requests.
 """
 
 from dataclasses import dataclass, field
@@ -24,11 +24,11 @@ from worker_svc.sampling.logits_processors import Adjustments, adjust
 from worker_svc.sampling.logprobs import Logprobs
 from worker_svc.sampling.random_numbers import race_keys, race_numbers
 
-# Candidates looked at for a filtered row: nearly always enough, and far cheaper than sorting a
-# vocabulary. A row that keeps more is cut by its weights or, with top-k, goes on to the next width
-# and in the end to a full sort.
+# Candidates of a filtered row: nearly always enough, and far cheaper than sorting a vocabulary. A
+# row that keeps more is cut by cumulative weight or, with top-k, retried with the next width and in
+# the end with a full sort.
 CANDIDATE_WIDTHS = (1024, 8192)
-# Buckets of equal width in the logarithm of a weight, for rows that keep more than the first width.
+# Buckets of equal width in log weight, for rows that keep more than the first width.
 BUCKETS_PER_UNIT = 64.0
 NUM_BUCKETS = 2048
 TILE = 256
@@ -36,34 +36,34 @@ TILE = 256
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling parameters of the rows that sample, as host columns of length R."""
+    """Sampling parameters of the rows that sample, as host columns [R]."""
 
     temperature: NDArray[np.float32]
     top_p: NDArray[np.float32]
     top_k: IntColumn
     min_p: NDArray[np.float32]
-    seed: IntColumn  # the bits of the unsigned seed
+    seed: IntColumn  # bits of the uint64 seed
     output_position: IntColumn
     adjustments: Adjustments = field(default_factory=Adjustments)
-    logprob_rows: IntColumn = field(default_factory=no_entries)  # that want log probabilities
-    num_top: int = 0  # likeliest tokens of each of these
+    logprob_rows: IntColumn = field(default_factory=no_entries)  # with log probabilities
+    num_top: int = 0  # top log probabilities per row
 
     def __len__(self) -> int:
         return len(self.temperature)
 
     @property
     def is_filtered(self) -> NDArray[np.bool_]:
-        """Rows [R] that sample from less than the vocabulary."""
+        """Rows [R] that sample from a part of the vocabulary."""
         return is_filtered(self.temperature, self.top_k, self.top_p, self.min_p)
 
     @property
     def need_whole_rows(self) -> bool:
-        """Whether a part of the vocabulary is not enough for one of them."""
+        """Whether any row needs logits of the whole vocabulary on one rank."""
         return bool(self.adjustments) or bool(len(self.logprob_rows) or self.is_filtered.any())
 
     @classmethod
     def alike(cls, num_rows: int, temperature: float, top_p: float) -> "SamplingRows":
-        """Rows that all sample in the same way, for a step without a request."""
+        """Rows with equal parameters, for a step without requests."""
         return cls(
             temperature=np.full(num_rows, temperature, dtype=np.float32),
             top_p=np.full(num_rows, top_p, dtype=np.float32),
@@ -76,15 +76,16 @@ class SamplingRows:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Which rows of adjusted logits can be sampled from."""
+    """Rows of processed logits that can be sampled from."""
 
     finite: Tensor  # [R] bool
-    # [R] bool: the adjustments left a token, or the row is not finite anyway; None: of all rows.
+    # [R] bool: the logits processors left a token, or the row is not finite; None: true of all
+    # rows.
     has_choice: Tensor | None = None
 
     @property
     def is_good(self) -> Tensor:
-        """Rows [R] that are finite and have a choice."""
+        """Rows [R] that are finite and have an allowed token."""
         return self.finite if self.has_choice is None else self.finite & self.has_choice
 
 
@@ -94,8 +95,8 @@ class Sampled:
 
     token_ids: Tensor  # [R] int64
     finite: Tensor  # [R] bool
-    logprobs: Logprobs | None = None  # of the rows that want them
-    has_choice: Tensor | None = None  # [R] bool, as of `Checked`
+    logprobs: Logprobs | None = None  # of the rows that request them
+    has_choice: Tensor | None = None  # [R] bool, see `Checked`
 
 
 def is_filtered(
@@ -104,19 +105,19 @@ def is_filtered(
     top_p: NDArray[np.float32],
     min_p: NDArray[np.float32],
 ) -> NDArray[np.bool_]:
-    """Rows whose parameters take tokens out of their race."""
+    """Rows [R] that exclude tokens by top-k, top-p or min-p; greedy rows never do."""
     filters: NDArray[np.bool_] = (top_k > 0) | (top_p < 1) | (min_p > 0)
     return filters & (temperature >= GREEDY_TEMPERATURE)
 
 
 def sample_part(part: VocabPart, rows: SamplingRows) -> Sampled:
-    """`sample` for every rank: each brings its part of the logits and gets all tokens."""
+    """`sample` on all ranks: each passes its part of the logits, all get the same tokens."""
     if part.group.size == 1 or rows.need_whole_rows:
         return sample(part.whole().float(), rows)
     logits = part.logits.float()
     scores, token_ids = _best(logits, rows, part.first_token)
     scores.masked_fill_(~logits.sum(-1).isfinite(), float("nan"))
-    # One tensor is one collective; float64 holds every token id.
+    # One tensor for one collective; float64 represents every token id exactly.
     bests = part.group.gather(torch.stack((scores, token_ids.double())))  # [P, 2, R]
     scores, token_ids = bests.unbind(1)
     finite = ~scores.isnan().any(0)
@@ -142,15 +143,15 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
 def adjust_and_check(
     logits: Tensor, adjustments: Adjustments, rows: Tensor | None = None
 ) -> Checked:
-    """Changes logits [R, V] as the adjustments say; returns which rows can be sampled from.
+    """Applies logits processors to logits [R, V] in place and checks the rows.
 
-    With `rows` [N] it looks at these alone, which are to be all that are changed.
+    With `rows` [N], which must include every row that changes, only these are checked.
     """
 
     def checked() -> Tensor:
         return logits if rows is None else logits.index_select(0, rows)
 
-    # A sum is finite only if every term is: one reduction in place of a mask of the whole matrix.
+    # A sum is finite only if every term is, and needs no mask of the whole matrix.
     finite = checked().sum(-1).isfinite()  # [R]
     if not adjustments:
         return Checked(finite)
@@ -162,7 +163,7 @@ def adjust_and_check(
 
 
 def _choose(logits: Tensor, rows: SamplingRows, finite: Tensor) -> Tensor:
-    """Tokens [R]; of rows that are not finite, any."""
+    """Tokens [R]; arbitrary for rows that are not finite."""
     greedy = rows.temperature < GREEDY_TEMPERATURE
     if greedy.all():
         return logits.argmax(-1)
@@ -177,7 +178,7 @@ def _choose(logits: Tensor, rows: SamplingRows, finite: Tensor) -> Tensor:
         if len(chosen):
             index = _to(chosen, logits)
             group_logits = logits.index_select(0, index)
-            # A row that is not finite is failed by its status; zeros keep the arithmetic in range.
+            # A row that is not finite gets an error status; zeros keep the arithmetic in range.
             group_logits.masked_fill_(~finite.index_select(0, index)[:, None], 0.0)
             token_ids[index] = draw(group_logits, rows, chosen)
     return token_ids
@@ -188,12 +189,12 @@ def _draw_greedy(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tenso
 
 
 def _draw_unfiltered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
-    """The winner of the race over the whole vocabulary."""
+    """Tokens [N] by Gumbel-max over the whole vocabulary."""
     return _race(logits, rows, chosen, first_token=0).argmax(-1)
 
 
 def _best(logits: Tensor, rows: SamplingRows, first_token: int) -> tuple[Tensor, Tensor]:
-    """Scores [R] float64 and tokens [R] of the best in a part [R, N]; no row may filter."""
+    """Best scores float64 [R] and tokens [R] in a part [R, N] of the vocabulary; no filters."""
     values, at = logits.max(-1)
     scores = values.double()
     racing = np.flatnonzero(rows.temperature >= GREEDY_TEMPERATURE)
@@ -205,10 +206,10 @@ def _best(logits: Tensor, rows: SamplingRows, first_token: int) -> tuple[Tensor,
 
 
 def _race(logits: Tensor, rows: SamplingRows, chosen: IntColumn, first_token: int) -> Tensor:
-    """Scores [R, N] float64 of consecutive tokens, the same in any part of the vocabulary.
+    """Gumbel-max scores float64 [R, N] of consecutive tokens, equal in any part of the vocabulary.
 
-    So they cannot depend on other parts, not even on the row's largest logit. float64 keeps the
-    numbers exact next to logits that a low temperature makes huge.
+    They must not depend on other parts, not even on the row's largest logit. float64 keeps the
+    noise exact next to logits that a low temperature makes huge.
     """
     end = first_token + logits.shape[1]
     token_ids = torch.arange(first_token, end, dtype=torch.int32, device=logits.device)
@@ -218,9 +219,10 @@ def _race(logits: Tensor, rows: SamplingRows, chosen: IntColumn, first_token: in
 
 
 def _draw_filtered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
-    """The winner of the race among the kept tokens."""
+    """Tokens [N] by Gumbel-max among the tokens that the filters keep."""
     scaled = _scale(logits, rows, chosen)  # [R, V]
-    # By tiles: a sum over a whole row is cut among threads differently when the row is alone.
+    # Summed by tiles: torch splits the sum over a row among threads differently if the row is
+    # alone.
     totals = _tiles(scaled.exp()).sum(-1).double().sum(-1)  # [R]
     token_ids = torch.zeros(len(chosen), dtype=torch.int64, device=logits.device)
     vocab_size = logits.shape[1]
@@ -242,7 +244,7 @@ def _draw_filtered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Ten
         picked = ids.gather(1, scores.argmax(-1, keepdim=True)).squeeze(1)
         token_ids[index] = torch.where(kept.is_complete, picked, 0)
         pending = pending[~kept.is_complete.cpu().numpy()]
-        # Only top-k has to see candidates in order; without it there is a cheaper way to the rest.
+        # Only top-k needs sorted candidates; other rows continue without sorting.
         is_wide[pending] = rows.top_k[chosen[pending]] == 0
         pending = pending[~is_wide[pending]]
     wide = np.flatnonzero(is_wide)
@@ -255,7 +257,7 @@ def _draw_filtered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Ten
 def _is_surely_wide(
     totals: Tensor, width: int, rows: SamplingRows, chosen: IntColumn
 ) -> NDArray[np.bool_]:
-    """Rows [R] whose top-p keeps more than `width` tokens, since none weighs more than 1."""
+    """Rows [R] whose top-p surely keeps more than `width` tokens, as each weight is at most 1."""
     needed = totals.cpu().numpy() * rows.top_p[chosen]
     is_unbounded = (rows.top_k[chosen] == 0) & (rows.min_p[chosen] == 0)
     is_wide: NDArray[np.bool_] = is_unbounded & (needed > width)
@@ -263,10 +265,10 @@ def _is_surely_wide(
 
 
 def _draw_wide(scaled: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
-    """The winner among those that min-p and top-p keep, without putting a vocabulary in order.
+    """Tokens [N] by Gumbel-max among the tokens kept by min-p and top-p, without a full sort.
 
-    Weights are summed up in buckets, from the likeliest down. Where the sum reaches top-p, one
-    bucket is left to be cut in two.
+    Weights are summed in buckets, from the most likely down. Only the bucket in which the sum
+    reaches top-p is sorted and cut.
     """
     top_p = _to(rows.top_p[chosen], scaled).double()
     bar = _to(rows.min_p[chosen], scaled).log()[:, None]
@@ -291,21 +293,21 @@ def _draw_wide(scaled: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What of sorted candidates [P, W] a filter keeps."""
+    """The sorted candidates [P, W] that the filters keep."""
 
-    count: Tensor  # [P], at least 1: the kept are a prefix
-    is_complete: Tensor  # [P] bool: no token beyond the candidates belongs to the kept
+    count: Tensor  # [P], length of the kept prefix, at least 1
+    is_complete: Tensor  # [P] bool: no kept token is missing
 
 
 def _keep(
     values: Tensor, totals: Tensor, is_whole: bool, rows: SamplingRows, chosen: IntColumn
 ) -> _Kept:
-    """How many of the candidates, sorted and relative to the likeliest (0), survive."""
+    """Applies the filters to candidates, sorted and relative to the largest logit."""
     width = values.shape[1]
     top_k = _to(rows.top_k[chosen], values)
     top_p = _to(rows.top_p[chosen], values).double()
     min_p = _to(rows.min_p[chosen], values)
-    # Both filters are a bar that a value must reach, so tokens that tie at it stay together.
+    # Both filters become a threshold, so that tokens equal to it are kept or dropped together.
     kth = values.gather(1, (top_k.clamp(1, width) - 1)[:, None]).squeeze(1)
     kth = torch.where((top_k > 0) & (top_k <= width), kth, float("-inf"))
     bar = torch.maximum(min_p.log(), kth)  # [P]
@@ -315,8 +317,8 @@ def _keep(
     mass = torch.where(is_bounded, ends.gather(1, num_survivors[:, None] - 1).squeeze(1), totals)
     nucleus = (ends < (top_p * mass)[:, None]).sum(-1) + 1
     count = torch.where(top_p < 1, torch.minimum(nucleus, num_survivors), num_survivors)
-    # Mass is known if the survivors are, or if nothing but top-p filters. A value equal to the
-    # last candidate's may have ties among the tokens not looked at.
+    # The mass is known if all survivors are candidates, or if top-p is the only filter. A value
+    # equal to the last candidate's may be tied with tokens that are no candidates.
     is_mass_known = is_bounded | ((top_k == 0) & (min_p == 0))
     last_kept = values.gather(1, count[:, None] - 1).squeeze(1)
     is_complete = (is_mass_known & (last_kept > values[:, -1])) | is_whole
@@ -324,18 +326,18 @@ def _keep(
 
 
 def _sort_keys(scaled: Tensor) -> Tensor:
-    """int64 keys [..., V] that sort like (value, lower id first): no two of a row are equal.
+    """int64 keys [..., V] sorted like (value, lower id first); no two keys of a row are equal.
 
-    So the largest keys are the same whatever algorithm a device or a width picks them with.
+    So the largest keys are the same with every device, width and top-k algorithm.
     """
     bits = scaled.view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats sort backwards as integers
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # reverses the order of negative floats
     rank = torch.arange(scaled.shape[-1] - 1, -1, -1, device=scaled.device)
     return (ordered.long() << 32) | rank
 
 
 def _candidates(keys: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The largest values and their ids, both [P, width], from the keys' largest down."""
+    """The `width` largest values and their ids, both [P, width], in descending order of keys."""
     vocab_size = keys.shape[1]
     if width < vocab_size:
         largest = keys.topk(width, dim=-1).values
@@ -347,13 +349,13 @@ def _candidates(keys: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _scale(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
-    """Logits over temperature, relative to the row's largest; overwrites logits."""
+    """(logits - row maximum) / temperature; overwrites logits."""
     temperature = _to(rows.temperature[chosen], logits)[:, None]
     return logits.sub_(logits.amax(-1, keepdim=True)).div_(temperature)
 
 
 def _tiles(weights: Tensor) -> Tensor:
-    """Weights [R, V] as [R, V / TILE, TILE], the last tile filled up with zeros."""
+    """Weights [R, V] as [R, V / TILE, TILE], padded with zeros."""
     weights = functional.pad(weights, (0, -weights.shape[1] % TILE))
     return weights.view(weights.shape[0], -1, TILE)
 

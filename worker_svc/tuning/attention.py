@@ -1,8 +1,8 @@
-"""Chooses the attention backend: the named one, or the fastest of those installed.
+"""Chooses the attention backend: the configured one, or the fastest installed one.
 
-Candidates are known before the weights are read, so that an impossible option is refused at once.
-They are measured once the device is otherwise idle, separately for each kind of step. Rank 0's
-times decide for all ranks.
+Candidates are determined before the weights are read, so that an invalid option is refused early.
+They are timed once the device is otherwise idle, separately for decode and prefill. Rank 0's times
+decide for all ranks.
 """
 
 import logging
@@ -21,20 +21,20 @@ from worker_svc.parallel.group import Group
 
 log = logging.getLogger(__name__)
 
-# Smaller differences are noise, and a restart should choose as the start before.
+# Smaller differences are noise; a restart should repeat the choice.
 WORTHWHILE = 0.03
 
-Measure = Callable[[Backend], list[AttentionTiming]]  # all shapes of both kinds; raises Unfit
+Measure = Callable[[Backend], list[AttentionTiming]]  # times all shapes; raises Unfit
 Find = Callable[[Setup], InstalledVersions]
 
 
 class Unfit(RuntimeError):
-    """Raised when an installed backend fails or computes wrong results."""
+    """An installed backend fails or computes wrong results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The backends to choose from."""
+    """The attention backends to choose from."""
 
     flash: tuple[Backend, ...] = ()
     has_triton: bool = True
@@ -47,9 +47,9 @@ def candidates(
     setup: Callable[[], Setup],
     find: Find = flash_attn.find,
 ) -> Candidates:
-    """The installed backends that `--attention-backend` allows.
+    """Installed backends that `--attention-backend` allows.
 
-    Raises ValueError for a named backend that cannot be used. `setup` is called on CUDA only.
+    Raises ValueError if the configured backend cannot be used. `setup` is called on CUDA only.
     """
     if option != "auto" and device.type != "cuda":
         raise ValueError(f"attention_backend: {option} needs device cuda, this is {device.type}")
@@ -70,7 +70,7 @@ def candidates(
 def choose(
     triton: Backend, candidates: Candidates, measure: Callable[[], Measure], group: Group
 ) -> AttentionChoice:
-    """Chooses the backend of each kind of step; Triton alone is not measured.
+    """Chooses a backend for decode and for prefill; Triton is not timed if it is the only one.
 
     Raises Unfit if none of the allowed backends works.
     """
@@ -87,7 +87,7 @@ def choose(
 
 
 def measure_all(offered: Sequence[Backend], measure: Measure) -> list[AttentionTiming]:
-    """Timings of each backend that works. Raises Unfit if none does."""
+    """Timings of all backends that work. Raises Unfit if none does."""
     timings: list[AttentionTiming] = []
     problems = []
     for backend in offered:
@@ -104,9 +104,10 @@ def measure_all(offered: Sequence[Backend], measure: Measure) -> list[AttentionT
 
 
 def quickest(names: Sequence[str], timings: Sequence[AttentionTiming], kind: str) -> str:
-    """The backend with the smallest times, every shape weighing the same.
+    """Name of the backend with the smallest geometric mean of times over the shapes of a kind.
 
-    An earlier one is kept unless a later one is faster by more than `WORTHWHILE`.
+    A backend earlier in `names` is preferred unless a later one is faster by more than
+    `WORTHWHILE`.
     """
     means = {}
     for name in names:
@@ -123,7 +124,7 @@ def quickest(names: Sequence[str], timings: Sequence[AttentionTiming], kind: str
 def _vote(
     group: Group, offered: Sequence[Backend], timings: Sequence[AttentionTiming], kind: str
 ) -> int:
-    """On rank 0 the index of its choice; on others a number that is never the smallest."""
+    """On rank 0 the index of its choice; on other ranks a larger number, for the minimum."""
     if group.rank > 0:
         return len(offered)
     names = [backend.name for backend in offered]
@@ -131,7 +132,7 @@ def _vote(
 
 
 def _require(chosen: Sequence[Backend], timings: Sequence[AttentionTiming]) -> None:
-    """Raises Unfit if rank 0's choice failed on this rank."""
+    """Raises Unfit if a backend chosen by rank 0 failed on this rank."""
     for backend in chosen:
         if backend.name not in {timing.backend for timing in timings}:
             raise Unfit(f"attention_backend: {backend.name} works on rank 0 and not here")

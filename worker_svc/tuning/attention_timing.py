@@ -1,8 +1,8 @@
-"""Times attention backends on this device, and compares their results with the reference.
+"""Times attention backends on this device and compares their results with a reference.
 
-A few shapes of each kind, on a temporary cache. Decode steps are timed as they will run, replayed
-from a graph, which also shows that the backend can be captured. Results are compared on small
-batches, where one key too many or too few shows, and on the timed ones.
+A few shapes of decode and prefill, on a temporary KV cache. Decode steps are timed as CUDA graph
+replays, which also checks that the backend can be captured. Results are compared on the timed
+batches and on small ones, where one key too many or too few has a large effect.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ from worker_svc.tuning.attention import Unfit
 CONTEXT = 1024
 LONG_CONTEXT = 4096
 CHUNK = 2048
-# Larger than any cache between memory and the processors.
+# Larger than any cache of the device, so that keys and values are read from memory.
 POOL_TOKENS = 1 << 16
 CALLS = 4
 ROUNDS = 3
-# Relative distance of two results in 16 bits: each rounds by up to 2^-9 several times.
+# Maximum relative error of 16-bit results: each rounds by up to 2^-9 several times.
 TOLERANCE = 2e-2
 
 
@@ -36,8 +36,8 @@ class Shape:
 
     kind: str
     num_seqs: int
-    context: int  # after the step
-    num_queries: int  # of each sequence
+    context: int  # tokens per sequence, after the step
+    num_queries: int  # per sequence
 
     def __str__(self) -> str:
         if self.kind == "decode":
@@ -46,9 +46,9 @@ class Shape:
 
 
 def shapes(limits: Limits) -> list[Shape]:
-    """The timed shapes: few rows and many, whole prompts and a chunk of a long one.
+    """Timed shapes: decode with few and many rows, whole prompts, a chunk of a long prompt.
 
-    Prefills are large, so that the device takes most of the time.
+    Prefills are large enough that launch overhead does not count.
     """
     budget, longest = limits.max_num_batched_tokens, limits.max_model_len
     most = min(limits.max_num_seqs, budget)
@@ -63,10 +63,10 @@ def shapes(limits: Limits) -> list[Shape]:
 
 
 def trials(limits: Limits) -> list[tuple[str, list[tuple[int, int]]]]:
-    """Batches to compare on, as (context, queries) of each sequence.
+    """Batches to compare, by kind, as (context, queries) of each sequence.
 
-    Chunks over a cached context, edges of blocks, empty rows as graphs are padded with, and idle
-    sequences.
+    Chunks over a cached context, contexts around block boundaries, padding rows as in CUDA graphs,
+    and sequences without queries.
     """
     block, longest = limits.block_size, limits.max_model_len
     contexts = [0, 1, block - 1, block, block + 1, 3 * block + 2]
@@ -78,7 +78,7 @@ def trials(limits: Limits) -> list[tuple[str, list[tuple[int, int]]]]:
 
 
 class Clock:
-    """Times backends whose results are near the reference's."""
+    """Times backends and checks that their results match the reference's."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Clock:
 
     @torch.inference_mode()
     def measure(self, backend: Backend) -> list[AttentionTiming]:
-        """Timings of every shape. Raises Unfit, or any error of the backend."""
+        """Times all shapes. Raises Unfit for wrong results, or any error of the backend."""
         self.check(backend)
         return [
             AttentionTiming(shape.kind, str(shape), backend.name, self._time(backend, shape))
@@ -109,7 +109,7 @@ class Clock:
 
     @torch.inference_mode()
     def check(self, backend: Backend) -> None:
-        """Raises Unfit unless the backend's results match the reference's."""
+        """Raises Unfit unless the backend's results match the reference's on all small batches."""
         for kind, sequences in trials(self._limits):
             self._compare(backend, kind, sequences, f"{len(sequences)} short sequences")
 
@@ -121,7 +121,7 @@ class Clock:
     def _compare(
         self, backend: Backend, kind: str, sequences: Sequence[tuple[int, int]], what: str
     ) -> Callable[[], Tensor]:
-        """Returns the call after comparing it. Raises Unfit if its result differs too much."""
+        """Returns the backend's call after checking it. Raises Unfit if its result is wrong."""
         q, batch = self._inputs(sequences)
 
         def attend(by: Backend = backend) -> Tensor:
@@ -134,7 +134,7 @@ class Clock:
         return attend
 
     def _inputs(self, sequences: Sequence[tuple[int, int]]) -> tuple[Tensor, AttentionBatch]:
-        """Random queries, and tables of random blocks, of sequences with (context, queries)."""
+        """Random queries and random block tables for the (context, queries) of each sequence."""
         device, heads = self._device, self._heads
         contexts, lengths = zip(*sequences, strict=True)
         q = torch.empty(
@@ -171,7 +171,7 @@ def _call(attend: Callable[[], Tensor]) -> None:
 
 
 def _least_us(work: Callable[[], None]) -> float:
-    """The least time of a call in `work`, in microseconds, after a warm-up round."""
+    """Shortest time of one call in `work`, in microseconds, after a warm-up round."""
     found = []
     for _ in range(1 + ROUNDS):
         start, end = _event(), _event()

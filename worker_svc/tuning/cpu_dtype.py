@@ -1,11 +1,10 @@
-"""Which type of weights is quickest on this CPU: measured once, then remembered.
+"""Chooses the dtype of weights on this CPU by timing GEMMs once per machine.
 
-What is timed are products of the model's shapes with the rows of decode steps and of a prompt, over
-more memory than caches hold: where few rows are quickest in one type, many may take far longer in
-it, and then it is not taken. One thread computes and its own time on a core counts, so that
-other processes do not decide. Arithmetic is in float32 whatever the type. float16 is no
-candidate: it takes as long as bfloat16 wherever it was measured, and a checkpoint in bfloat16 may
-hold what float16 cannot.
+Times GEMMs of the model's shapes for decode steps and for a prompt, with more weights than CPU
+caches hold; a dtype that is fastest for few rows can be far slower for many, and then loses. One
+thread computes, and only its CPU time counts, so that other processes have little effect.
+Arithmetic is in float32 for all dtypes. float16 is no candidate: it was as slow as bfloat16
+wherever measured, and a bfloat16 checkpoint can exceed its range.
 """
 
 import contextlib
@@ -29,10 +28,10 @@ from kernels.cpu.library import Library
 from worker_svc.models.config import ModelConfig
 from worker_svc.models.linear import Linear
 
-CANDIDATES = (torch.bfloat16, torch.float32)  # the first unless another is clearly quicker
-ROUNDS = {1: 5, 8: 5, 64: 3}  # by the number of rows
-CLEARLY = 0.9  # of the first one's time
-WORKING_SET = 1 << 24  # elements
+CANDIDATES = (torch.bfloat16, torch.float32)  # the first is preferred
+ROUNDS = {1: 5, 8: 5, 64: 3}  # number of rows -> rounds
+CLEARLY = 0.9  # of the first candidate's time
+WORKING_SET = 1 << 24  # elements of the weights
 
 Multiply = Callable[[Tensor], Tensor]
 
@@ -41,14 +40,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WeightShapes:
-    """The weights [N, K] of a layer, and how many layers there are."""
+    """Weight shapes [N, K] of a layer, and the number of layers."""
 
     shapes: tuple[tuple[int, int], ...]
     num_layers: int
 
     @classmethod
     def of(cls, config: ModelConfig) -> "WeightShapes":
-        """Those of a model."""
+        """The weight shapes of a model."""
         hidden, inner = config.hidden_size, config.intermediate_size
         q = config.num_heads * config.head_dim
         kv = config.num_kv_heads * config.head_dim
@@ -57,13 +56,13 @@ class WeightShapes:
 
     @property
     def num_copies(self) -> int:
-        """Layers that are more than a cache holds, if the model has as many."""
+        """Number of layers whose weights exceed a CPU cache, at most the model's."""
         size = sum(n * k for n, k in self.shapes)
         return min(self.num_layers, -(-WORKING_SET // size))
 
 
 def quickest(shapes: WeightShapes, environment: Mapping[str, str] | None = None) -> torch.dtype:
-    """The type to take for weights of these shapes; the same at every start on this machine."""
+    """The fastest dtype for these weight shapes; stored, so all starts on a machine agree."""
     environment = os.environ if environment is None else environment
     key = _key(shapes, environment)
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -79,7 +78,7 @@ def quickest(shapes: WeightShapes, environment: Mapping[str, str] | None = None)
 
 
 def choose(times_ms: Mapping[torch.dtype, float]) -> torch.dtype:
-    """The first candidate, or the quickest if that is clearly quicker."""
+    """The first candidate, unless another is faster by more than 1 - CLEARLY."""
     best = min(CANDIDATES, key=lambda dtype: times_ms[dtype])
     return best if times_ms[best] < CLEARLY * times_ms[CANDIDATES[0]] else CANDIDATES[0]
 
@@ -102,7 +101,7 @@ def _time_ms(shapes: WeightShapes, dtype: torch.dtype, environment: Mapping[str,
 def _products(
     shapes: WeightShapes, dtype: torch.dtype, compiled: Library | None
 ) -> list[tuple[Multiply, int]]:
-    """Every product of a pass with its number of inputs, as the model would compute it."""
+    """All GEMMs of a forward pass, each with its K, as the model would compute them."""
     products: list[tuple[Multiply, int]] = []
     for _ in range(shapes.num_copies):
         for n, k in shapes.shapes:
@@ -132,7 +131,7 @@ def _pass_ms(products: Sequence[tuple[Multiply, int]], dtype: torch.dtype, rows:
 
 
 def _key(shapes: WeightShapes, environment: Mapping[str, str]) -> str:
-    """Everything that the times depend on, as far as it can be known."""
+    """A text of everything known to affect the times."""
     facts = (
         shapes,
         [one.name for one in isa.candidates(environment)],
@@ -154,7 +153,7 @@ def _remembered(path: Path, key: str) -> dict[torch.dtype, float] | None:
 
 
 def _remember(path: Path, key: str, times_ms: Mapping[torch.dtype, float]) -> None:
-    """Where nothing can be written, nothing is, and the next start measures again."""
+    """Stores the times; without a writable folder the next start measures again."""
     text = json.dumps({"key": key, "ms": {_name(one): ms for one, ms in times_ms.items()}})
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

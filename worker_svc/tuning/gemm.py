@@ -1,4 +1,4 @@
-"""Chooses GEMM algorithms that are faster than torch's: from search to use."""
+"""Tunes GEMMs: chooses library algorithms that are faster than torch's and applies them."""
 
 import torch
 
@@ -14,12 +14,12 @@ from worker_svc.tuning import gemm_choice
 from worker_svc.tuning.gemm_cache import ProductMemory
 from worker_svc.tuning.gemm_timing import ProductClock
 
-# version of the search: when it changes, stored results are measured again
+# Version of the search: after a change, stored results are measured again.
 _SEARCH = 2
 
 
 def choose(model: FusedDecoder, device: torch.device, limits: Limits, group: Group) -> None:
-    """Chooses algorithms per number of rows of a decode graph, and for the largest prefill step.
+    """Chooses algorithms for the batch sizes of decode graphs and for the largest prefill step.
 
     The model uses them from then on.
     """
@@ -27,7 +27,7 @@ def choose(model: FusedDecoder, device: torch.device, limits: Limits, group: Gro
     counts = (*batch_sizes(limits.max_decode_rows), limits.max_step_tokens)
     wanted = gemm_choice.shapes(weights, counts, is_librarys)
     library = cublas_lt.open_on(device) if wanted else None
-    # Rank 0 may have biases that the others lack, and so fewer shapes to choose for.
+    # A layer's bias exists on rank 0 only, which can leave rank 0 with fewer shapes to tune.
     if not group.smallest(lambda: 0 if library is None else len(wanted)):
         return
     assert library is not None
@@ -38,7 +38,7 @@ def choose(model: FusedDecoder, device: torch.device, limits: Limits, group: Gro
 
 
 def _key(library_version: int, device: torch.device) -> str:
-    """A key of everything that determines the algorithms and their times."""
+    """A text of everything that affects the algorithms and their times."""
     name = torch.cuda.get_device_name(device)
     versions = f"driver {gpu_facts.driver_version()}, cuBLASLt {library_version}"
     return f"{name}, {versions}, search {_SEARCH}"

@@ -1,7 +1,7 @@
-"""GEMM choices on disk, for the next start.
+"""Stores GEMM choices on disk for the next start.
 
-One file per kind of device and version of driver and library, in the folder of compiled kernels. An
-unreadable file counts as absent. Processes that write at the same time may lose each other's
+One file per device and version of driver and library, in the folder of compiled kernels. An
+unreadable file counts as empty. Processes that write at the same time may lose each other's
 entries, which are then measured again, but never leave a partial file.
 """
 
@@ -21,7 +21,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class ProductMemory:
-    """The choices for one key: a device, a driver, a library."""
+    """The stored choices for one device, driver and library."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self._key = key
@@ -29,7 +29,7 @@ class ProductMemory:
         self._path = folder / f"pagewire-products-{digest}.json"
 
     def read(self) -> Choices:
-        """All stored choices; empty if the file is absent or invalid."""
+        """All stored choices; empty if the file is missing or invalid."""
         try:
             found = json.loads(self._path.read_text("utf-8"))
             return load(found["choices"]) if found["key"] == self._key else {}
@@ -37,7 +37,7 @@ class ProductMemory:
             return {}
 
     def add(self, choices: Choices) -> None:
-        """Adds these to the stored choices; does nothing where the file cannot be written."""
+        """Stores these choices in addition; has no effect if the file cannot be written."""
         text = json.dumps({"key": self._key, "choices": dump({**self.read(), **choices})}, indent=1)
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ class ProductMemory:
 
 
 def dump(choices: Choices) -> list[dict[str, Any]]:
-    """The choices as JSON values."""
+    """The choices as a JSON list."""
     return [
         {
             "rows": shape.rows,
@@ -62,7 +62,7 @@ def dump(choices: Choices) -> list[dict[str, Any]]:
 
 
 def load(entries: list[dict[str, Any]]) -> dict[ProductShape, GemmChoice]:
-    """The choices that `dump` wrote. Raises KeyError, TypeError or ValueError otherwise."""
+    """The choices from `dump`'s output. Raises KeyError, TypeError or ValueError otherwise."""
     return {_shape(entry): _choice(entry) for entry in entries}
 
 
@@ -83,7 +83,7 @@ def _choice(entry: dict[str, Any]) -> GemmChoice:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replaces the file atomically: readers see the old or the new content."""
+    """Replaces the file atomically: readers see either the old or the new content."""
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False
     ) as file:

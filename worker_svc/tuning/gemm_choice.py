@@ -1,9 +1,9 @@
-"""Chooses the library's GEMM algorithms: the fastest for each number of rows.
+"""Chooses the library's fastest GEMM algorithm for each number of rows.
 
-torch takes the first algorithm of the library's heuristic. For many numbers of rows another is
-faster, by up to a third. Rank 0's times decide for all ranks, and its choices are stored, so that
-the next start rounds in the same way and spends no time. Knows neither the device nor how a GEMM is
-timed.
+torch takes the first algorithm of the library's heuristic. For many numbers of rows another one is
+faster, by up to a third. Rank 0's times decide for all ranks. The choices are stored, so that the
+next start rounds in the same way and need not measure. Independent of the device and of how GEMMs
+are timed.
 """
 
 import json
@@ -21,27 +21,27 @@ log = logging.getLogger(__name__)
 
 # Smaller differences are noise.
 WORTHWHILE = 0.02
-# Elements of a weight. Smaller ones are read in a few microseconds, whatever the algorithm.
+# Elements. Smaller weights are read in a few microseconds with any algorithm.
 SMALLEST_WEIGHT = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Measured time of a GEMM with an algorithm; None: with torch's choice."""
+    """Measured time of a GEMM with an algorithm; None is torch's choice."""
 
     algorithm: bytes | None
     us: float
 
 
-Measure = Callable[[ProductShape], Sequence[Timing]]  # torch's first
+Measure = Callable[[ProductShape], Sequence[Timing]]  # torch's time comes first
 ByRows = dict[int, LibraryProduct]
 
 
 class GemmLibrary(Protocol):
-    """The part of `CublasLt` that choosing uses."""
+    """The part of `CublasLt` that the choice needs."""
 
     def product(self, shape: ProductShape, algorithm: bytes) -> LibraryProduct:
-        """Raises CublasError for an algorithm that does not serve."""
+        """Returns a GEMM by this algorithm. Raises CublasError if the library rejects it."""
 
 
 def shapes(
@@ -49,7 +49,7 @@ def shapes(
     row_counts: Iterable[int],
     is_librarys: Callable[[int, ProductKind], bool],
 ) -> list[ProductShape]:
-    """The GEMM shapes for which choosing pays, those with the most rows first."""
+    """GEMM shapes worth tuning, in descending order of rows."""
     large = [kind for kind in kinds if kind.n * kind.k >= SMALLEST_WEIGHT]
     counts = sorted(set(row_counts), reverse=True)
     return [
@@ -64,9 +64,9 @@ def choose(
     measure: Measure,
     group: Group,
 ) -> Choices:
-    """Chooses algorithms; every rank must call it, with the same shapes.
+    """Chooses algorithms; a collective, to be called with equal shapes on all ranks.
 
-    Stored choices that still work are used; the rest is measured and stored.
+    Stored choices that still work are used; other shapes are measured and stored.
     """
     told = group.of_first(lambda: json.dumps(dump(_decide(wanted, library, memory, measure))))
     choices = load(json.loads(told))
@@ -75,12 +75,12 @@ def choose(
 
 
 def by_kind(choices: Choices, library: GemmLibrary, group: Group) -> dict[ProductKind, ByRows]:
-    """The GEMMs that are faster than torch's; every rank must call it."""
+    """GEMMs that are faster than torch's, by kind and number of rows; a collective."""
     return group.together(lambda: _by_kind(choices, library))
 
 
 def quickest(timings: Sequence[Timing]) -> GemmChoice:
-    """torch's algorithm, unless another is faster by more than `WORTHWHILE`."""
+    """The fastest algorithm; torch's unless another is faster by more than `WORTHWHILE`."""
     torchs = timings[0]
     best = min(timings, key=lambda timing: timing.us)
     if best.us >= torchs.us * (1 - WORTHWHILE):
@@ -89,7 +89,7 @@ def quickest(timings: Sequence[Timing]) -> GemmChoice:
 
 
 def summary(choices: Choices) -> str:
-    """The changed shapes and the gain, as text."""
+    """Number of shapes with another algorithm than torch's, and the time saved, as text."""
     changed = [choice for choice in choices.values() if choice.algorithm is not None]
     before, after = sum(one.torch_us for one in changed), sum(one.us for one in changed)
     gain = f", which take {after:.0f} us in place of {before:.0f}" if changed else ""

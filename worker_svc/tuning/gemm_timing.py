@@ -1,7 +1,7 @@
-"""Times the GEMM algorithms of the library on this device, with the model's weights.
+"""Times the library's GEMM algorithms on this device, with the model's weights.
 
-Timed as they will run, in CUDA graphs. The calls of a graph use one layer's weight after the other,
-as a step does, so that no weight is in a cache filled by the previous call.
+Timed in CUDA graphs, as they run later. The calls of a graph use a different layer's weight each,
+as in a step, so that no weight is still in a cache from the previous call.
 """
 
 import logging
@@ -21,20 +21,20 @@ from worker_svc.tuning.gemm_choice import Timing
 
 log = logging.getLogger(__name__)
 
-# Larger than any cache between memory and the processors.
+# Larger than any cache of the device.
 COLD_BYTES = 1 << 28
 MAX_CALLS = 8
-# With so many rows, one call is long enough to be timed.
+# From this number of rows on, one call takes long enough to be timed alone.
 MANY_ROWS = 1024
 ROUNDS = 3
-# Sums in another order differ in the last bit of bfloat16, which is 2⁻⁸ of a number.
+# Sums in another order differ in the last bit of bfloat16, a relative error of 2⁻⁸.
 MAX_ERROR = 0.02
 
-Multiply = Callable[[Tensor], object]  # multiplies by a weight [N, K]
+Multiply = Callable[[Tensor], object]  # a GEMM with a weight [N, K]
 
 
 class ProductClock:
-    """Times every algorithm and torch's own call."""
+    """Times every algorithm of the library, and torch's call."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ProductClock:
 
     @torch.inference_mode()
     def measure(self, shape: ProductShape) -> list[Timing]:
-        """Timings of torch, then of each algorithm that works and matches torch's result."""
+        """Timings of torch's call, then of each algorithm that works and matches its result."""
         kind = shape.kind
         x = torch.randn((shape.rows, kind.k), dtype=kind.dtype, device=self._device)
         out = torch.zeros((shape.rows, kind.n), dtype=kind.dtype, device=self._device)
@@ -77,11 +77,11 @@ class ProductClock:
 
 @dataclass(frozen=True, slots=True)
 class _Rival:
-    """An algorithm to time; None: torch."""
+    """A captured algorithm to time; None is torch's call."""
 
     algorithm: bytes | None
     graph: torch.cuda.CUDAGraph
-    difference: Tensor  # the largest, between the results with the first weight and torch's
+    difference: Tensor  # largest difference from torch's result
 
     @classmethod
     def of(
@@ -92,9 +92,9 @@ class _Rival:
         out: Tensor,
         expected: Tensor,
     ) -> "_Rival":
-        """Creates it on the current stream."""
+        """Captures the calls on the current stream."""
         out.zero_()
-        multiply(weights[0])  # also loads the kernel, which a capture does not allow
+        multiply(weights[0])  # also loads the kernel, not possible in a capture
         difference = vector_norm(out.sub_(expected), inf)
 
         def calls() -> None:
@@ -105,7 +105,7 @@ class _Rival:
 
 
 def in_turn(weights: Sequence[Tensor], num_rows: int) -> list[Tensor]:
-    """The weights of the calls in one graph, in turn: more than caches hold."""
+    """The weight of each call in one graph: more bytes than caches hold, or one weight."""
     if num_rows >= MANY_ROWS:
         return [weights[0]]
     num_calls = min(MAX_CALLS, max(2, -(-COLD_BYTES // weights[0].nbytes)))
@@ -115,12 +115,12 @@ def in_turn(weights: Sequence[Tensor], num_rows: int) -> list[Tensor]:
 def without_wrong(
     shape: ProductShape, timings: Sequence[Timing], errors: Sequence[float]
 ) -> list[Timing]:
-    """Keeps torch's timing and those of algorithms that match torch's result; logs the others."""
+    """Keeps torch's timing and algorithms that match its result; logs the others."""
     found = []
     for timing, error in zip(timings, errors, strict=True):
         if timing.algorithm is None or error <= MAX_ERROR:
             found.append(timing)
-        else:  # or NaN
+        else:  # wrong, or NaN
             log.warning("an algorithm for %s is left out: it is %.2g off torch's", shape, error)
     return found
 
@@ -133,7 +133,7 @@ def _by_torch(x: Tensor, out: Tensor, adds: bool, weight: Tensor) -> None:
 
 
 def _least_us(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:
-    """The least time of each, measured in rounds, so that clock changes affect all alike."""
+    """Shortest time of each graph in microseconds; interleaved, so clock changes affect all."""
     rounds = [[_replayed(graph) for graph in graphs] for _ in range(1 + ROUNDS)]
     torch.cuda.current_stream().synchronize()
     warm = [[1e3 * float(start.elapsed_time(end)) for start, end in one] for one in rounds[1:]]
