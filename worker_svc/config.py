@@ -177,7 +177,12 @@ def _parser() -> argparse.ArgumentParser:
         "seconds without a heartbeat after which a rank ends its group; up to five times as long "
         "where heartbeats are late",
     )
-    add("--all-reduce", str, "sums over ranks: own kernel for small ones, or NCCL", ALL_REDUCES)
+    add(
+        "--all-reduce",
+        str,
+        "all-reduce on cuda; auto, peer: own kernel for small tensors; nccl: NCCL",
+        ALL_REDUCES,
+    )
     parser.add_argument(
         "--failpoint",
         dest="failpoints",

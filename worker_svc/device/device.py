@@ -19,7 +19,7 @@ def resolve_device(name: str) -> torch.device:
         raise ValueError(f"device: {name!r} is none of auto, cpu, cuda")
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
-        raise ValueError("device: cuda was asked for and torch finds no CUDA device")
+        raise ValueError("device: cuda is not available, torch finds no CUDA device")
     return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
 
 

@@ -226,7 +226,7 @@ def join(
     torch.cuda.synchronize(device)
     if all_reduce != "nccl":
         group.peers = _open_peers(group, device, all_reduce)
-    log.info("sums over ranks by %s", group.adds_up_by)
+    log.info("all-reduce by %s", group.adds_up_by)
     return group
 
 
@@ -240,7 +240,7 @@ def _open_peers(group: Group, device: torch.device, wanted: str) -> PeerMemory |
     except RuntimeError as error:
         if wanted == "peer":
             raise
-        log.warning("sums over ranks are left to NCCL: %s", error)
+        log.warning("peer memory is not used, all-reduce is by NCCL: %s", error)
         return None
     return peers
 

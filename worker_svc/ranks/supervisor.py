@@ -143,7 +143,7 @@ def _too_silent(ranks: RankProcesses, silence: Silence, limit_s: float) -> Loss 
         limit_s = max(limit_s, START_SILENCE_S)
     for rank, silent_s in enumerate(silence.seconds):
         if silent_s > limit_s:
-            return Loss(f"rank {rank}: no sign of life for {silent_s:.1f} s", is_hang=True)
+            return Loss(f"rank {rank}: no heartbeat for {silent_s:.1f} s", is_hang=True)
     return None
 
 

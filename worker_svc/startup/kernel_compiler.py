@@ -73,7 +73,7 @@ def _run_and_exit(call: Callable[[], object]) -> NoReturn:
         call()
         code = 0
     except Exception:
-        log.exception("a kernel is not compiled ahead")
+        log.exception("a kernel could not be precompiled")
     finally:
         os._exit(code)  # without clean-up of the parent's resources
 

@@ -76,7 +76,9 @@ class CompileAhead:
         """Waits for the helper; after it, launches find their kernels in Triton's cache."""
         self._watch.join(max(0.0, self._deadline_s - time.monotonic()))
         if code := self.stop():
-            log.warning("compiling ahead ended with %d: the worker compiles the rest", code)
+            log.warning(
+                "precompilation ended with exit code %d: the worker compiles the rest", code
+            )
 
     def stop(self) -> int:
         """Kills the helper and its forks if they still run; returns its exit code."""

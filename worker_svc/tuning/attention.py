@@ -55,15 +55,17 @@ def candidates(
         raise ValueError(f"attention_backend: {option} needs device cuda, this is {device.type}")
     if option != "auto" and not fuses(head_dim):
         raise ValueError(
-            f"attention_backend: {option} needs heads of a power of 2 from 16 on, these are of "
-            f"{head_dim}"
+            f"attention_backend: {option} needs a head_dim that is a power of 2 and at least "
+            f"16, not {head_dim}"
         )
     if option == "triton" or device.type != "cuda" or not fuses(head_dim):
         return Candidates()
     found = find(setup())
     if option == "flash-attn" and not found.backends:
-        raise ValueError("attention_backend: flash-attn cannot serve: " + "; ".join(found.refusals))
-    log.info("attention backends that cannot serve: %s", "; ".join(found.refusals) or "none")
+        raise ValueError(
+            "attention_backend: flash-attn cannot be used: " + "; ".join(found.refusals)
+        )
+    log.info("attention backends that cannot be used: %s", "; ".join(found.refusals) or "none")
     return Candidates(found.backends, has_triton=option == "auto")
 
 

@@ -73,7 +73,7 @@ def quickest(shapes: WeightShapes, environment: Mapping[str, str] | None = None)
         _remember(path, key, times_ms)
     dtype = choose(times_ms)
     told = ", ".join(f"{_name(one)} {times_ms[one]:.2f} ms" for one in CANDIDATES)
-    log.info("%s is taken: products take, on average, %s", _name(dtype), told)
+    log.info("dtype %s: GEMMs take, on average, %s", _name(dtype), told)
     return dtype
 
 

@@ -271,7 +271,7 @@ def calm(worker: Worker) -> list[list[int]]:
     [
         (1, signal.SIGKILL, "rank 1 ended with -9: all ranks start again"),
         (0, signal.SIGKILL, "rank 0 ended with -9: all ranks start again"),
-        (1, signal.SIGSTOP, r"rank 1: no sign of life for \d+\.\d s: all ranks start again"),
+        (1, signal.SIGSTOP, r"rank 1: no heartbeat for \d+\.\d s: all ranks start again"),
     ],
 )
 def test_streams_end_as_if_nothing_had_happened_when_a_rank_is_killed_or_stopped(

@@ -180,7 +180,7 @@ def test_what_is_named_and_cannot_be_is_refused_with_the_reason() -> None:
     for option in ("triton", "flash-attn"):
         with pytest.raises(ValueError, match=f"{option} needs device cuda, this is cpu"):
             candidates(option, CPU, 64, setup, both_installed)
-        with pytest.raises(ValueError, match=f"{option} needs heads of .* of 96"):
+        with pytest.raises(ValueError, match=f"{option} needs a head_dim .*, not 96"):
             candidates(option, CUDA, 96, setup, both_installed)
 
 
