@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Triton's compiler on its own: what is launched is noted and compiled, and nothing runs.
+"""Runs Triton's compiler without a device: launches are recorded and compiled, but not run.
 
-For a process that has no device or leaves it alone. Tensors of the device `meta` are enough, since
-a kernel depends on the types and shapes of its arguments and on no value.
+Tensors on the meta device suffice, since a specialization depends on the types and alignment of its
+arguments and on constants, not on values.
 """
 
 from collections.abc import Callable
@@ -22,56 +22,56 @@ WARP_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class Specialization:
-    """One kernel for one set of argument types and constants."""
+    """One kernel, specialized for argument types and constants."""
 
     kernel: Any  # triton's JITFunction
-    description: str  # triton's own, as JSON
+    description: str  # Triton's description, as JSON
 
     @property
     def name(self) -> str:
         return str(self.kernel.__name__)
 
     def compile(self) -> Any:
-        """Leaves the machine code in Triton's cache on disk, and returns it."""
+        """Compiles the kernel into Triton's cache on disk and returns it."""
         return self.kernel.preload(self.description)
 
 
 def note_launches(arch: int, on_new: Callable[[Specialization], None]) -> None:
-    """From here on, a launch in this process calls `on_new` if it needs another specialization.
+    """Makes later launches in this process call `on_new` for each new specialization and not run.
 
     `arch` is the compute capability, major * 10 + minor.
     """
     seen: set[tuple[str, str]] = set()
 
     def note(*, fn: Any, compile: dict[str, Any], **_: object) -> bool:
-        if compile["is_warmup"]:  # it comes from Specialization.compile
+        if compile["is_warmup"]:  # called by Specialization.compile
             return False
         found = Specialization(fn.jit_function, compile["specialization_data"])
         if (found.name, found.description) not in seen:
             seen.add((found.name, found.description))
             on_new(found)
-        return True  # that is all: neither compile nor run
+        return True  # skips compiling and running
 
     driver.set_active(_CompileOnly(arch))
     knobs.runtime.jit_cache_hook = note
-    triton_key()  # reads all of Triton, once: forks of this process need not
+    triton_key()  # digest of Triton's files, inherited by forks
 
 
 def build_driver() -> None:
-    """Leaves what Triton calls the driver with in its cache. Needs the driver's library."""
+    """Compiles Triton's driver module into its cache. Needs the driver's library."""
     CudaUtils()
 
 
 def build_launcher(compiled: Any) -> None:
-    """Leaves what a compiled kernel is called with in Triton's cache. Needs the driver's library.
+    """Compiles a kernel's launcher into Triton's cache. Needs the driver's library.
 
-    It is C, which Triton up to 3.6 has the system's compiler translate for each signature.
+    Up to Triton 3.6 the launcher is C code, compiled per signature with the system's compiler.
     """
     CudaLauncher(compiled.src, compiled.metadata)
 
 
 class _CompileOnly(DriverBase):  # type: ignore[misc]
-    """What Triton asks of a device before it compiles."""
+    """A driver that answers the compiler's questions about the target and cannot launch."""
 
     def __init__(self, arch: int) -> None:
         self._target = GPUTarget("cuda", arch, WARP_SIZE)

@@ -1,10 +1,9 @@
-"""Programmatic dependent launch: a kernel may start while the one before it still runs.
+"""Programmatic dependent launch: a kernel may start while the previous one still runs.
 
-Every kernel here keeps two rules, and that is all its neighbours have to know. It touches nothing
-but weights before `gdc_wait`, and every one of its programs reaches `gdc_wait`; so the end of a
-kernel means the end of all kernels before it. It calls `gdc_launch_dependents` early, which only
-lets the next kernel take free room and read its weights. Weights are therefore never to be written
-by a kernel that one of these follows without a synchronization between them.
+Every kernel here keeps two rules. It accesses only weights before `gdc_wait`, and all its programs
+reach `gdc_wait`; so the end of a kernel implies the end of all kernels before it. It calls
+`gdc_launch_dependents` early, which lets the next kernel take free multiprocessors and read its
+weights. Therefore a kernel that writes weights must be synchronized with the kernels after it.
 """
 
 from functools import lru_cache
@@ -26,14 +25,14 @@ def has_pdl(x: torch.Tensor) -> bool:
     """Whether kernels on the device of `x` can overlap this way."""
     if x.is_cuda:
         return _device_has_pdl(x.get_device())
-    return x.is_meta and _target_has_pdl()  # compiled for a device and not run
+    return x.is_meta and _target_has_pdl()  # compiled but not run
 
 
 def is_compiled(x: torch.Tensor) -> bool:
-    """Whether Triton compiles what is launched with `x`, or else interprets it."""
+    """Whether Triton compiles kernels launched with `x`; if not, it interprets them."""
     return x.is_cuda or x.is_meta
 
 
 def launch_options(x: torch.Tensor) -> dict[str, bool]:
-    """Triton's launch option; empty where it means nothing, since the interpreter refuses it."""
+    """Triton's launch option for PDL; empty where the interpreter would refuse it."""
     return {"launch_pdl": True} if has_pdl(x) else {}

@@ -1,12 +1,12 @@
-"""What every kernel means, in plain PyTorch; also the path that runs on CPU.
+"""Reference implementation of every kernel in plain PyTorch; also used on CPU.
 
-The functions named like a kernel take the same arguments as it. Their parts (`rotary_rows`,
-`rotate`, `AttentionPlan`, `attend`) are public, because what depends on the step alone can be made
-once and used in every layer. No argument but the caches is ever modified.
+A function with the name of a kernel takes the same arguments. The parts (`rotary_rows`, `rotate`,
+`AttentionPlan`, `attend`) are public, since those that depend only on the step are computed once
+for all layers. Only the caches are modified.
 
-A layer's caches are [num_blocks, block_size, Hkv, D]; token p of a sequence lies in slot
+A layer's caches are [num_blocks, block_size, Hkv, D]; token p of a sequence is in slot
 `block_table[p // block_size] * block_size + p % block_size`. `attend` reads them as one tensor
-[num_slots, 2, Hkv, D], K and V of a token side by side, which halves the gathers.
+[num_slots, 2, Hkv, D], with K and V of a token adjacent, which halves the gathers.
 """
 
 from collections.abc import Sequence
@@ -17,24 +17,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# A query tile attends only to keys up to its own end: half of a long prompt's work is never done.
+# A query tile attends to keys up to its own end, which saves half the work of a long prompt.
 QUERY_TILE = 256
-# A decode row is padded by at most this many keys or to twice its own: up to there, reading padding
-# costs less than another call.
+# A decode row is padded by at most this many keys, or to twice its own: up to there, reading
+# padding costs less than another call.
 MAX_FREE_PADDING = 256
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension, in float32; the weight after the cast."""
+    """RMS norm over the last dimension, in float32; the weight is applied after the cast."""
     size = x.shape[-1]
-    # Concatenated with its negation, x has mean 0, and the layer norm is the norm wanted: four
-    # operations instead of eight, and small operations dominate a decode step on CPU.
+    # Concatenated with -x, x has mean 0 and its layer norm is the RMS norm: four operations instead
+    # of eight, and small operations dominate a decode step on CPU.
     mirrored = F.layer_norm(torch.cat((x, -x), dim=-1), (2 * size,), eps=eps)
     return mirrored[..., :size] * weight
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(norm of x + residual, x + residual); the sum is added in float32 and rounded once."""
+    """(norm of x + residual, x + residual); the sum is computed in float32 and rounded once."""
     total = x + residual
     return rms_norm(total, weight, eps), total
 
@@ -42,7 +42,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def all_reduce(
     parts: Sequence[Tensor], residual: Tensor | None, norm_weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor | None]:
-    """What every rank gets of the parts of all: their sum in float32, and the norm of that."""
+    """(sum of the ranks' parts and the residual in float32, norm of the sum if requested)."""
     total = torch.zeros_like(parts[0], dtype=torch.float32)
     for part in parts if residual is None else (*parts, residual):
         total += part.float()
@@ -53,35 +53,35 @@ def all_reduce(
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """silu of the first half of the last dimension, times the second half."""
+    """silu(first half of the last dimension) * second half."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 
 
 def rotary_rows(cos_sin: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The factors `rotate` needs for these positions; the same in every layer.
+    """The (cos, sin) arguments of `rotate` for these positions; equal in all layers.
 
-    cos_sin is [P, D]: a position's D/2 cosines, then its D/2 sines.
+    cos_sin is [P, D]: D/2 cosines, then D/2 sines, per position.
     """
     cos, sin = cos_sin[positions].to(dtype).unsqueeze(1).chunk(2, dim=-1)  # [T, 1, D/2] each
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the pairs (i, i + D/2) of every head of x [T, H, D] by rows of `rotary_rows`."""
+    """Rotates the pairs (i, i + D/2) of each head of x [T, H, D] by the result of `rotary_rows`."""
     return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 def rotary_embedding(
     q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """q [T, H, D] and k [T, Hkv, D] at their positions [T]."""
+    """Rotates q [T, H, D] and k [T, Hkv, D] to their positions [T]."""
     cos, sin = rotary_rows(cos_sin, positions, q.dtype)
     return rotate(q, cos, sin), rotate(k, cos, sin)
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Stores k and v [T, Hkv, D] in their slots [T]; a negative slot is padding and is skipped."""
+    """Stores k and v [T, Hkv, D] in their slots [T]; negative slots are padding and skipped."""
     kept = slot_mapping >= 0
     if not bool(kept.all()):
         k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
@@ -91,10 +91,10 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Sequences of one query each that attend in one call, padded to their longest context."""
+    """Sequences with one query each, computed in one call, padded to their longest context."""
 
     rows: Tensor | None  # [B'] rows of q; None: all rows, in order
-    slots: Tensor  # [B' * length] where each key lies
+    slots: Tensor  # [B' * length] slot of each key
     length: int
     mask: Tensor | None  # [B', 1, 1, length], added to the scores; None: no padding
 
@@ -103,27 +103,27 @@ class DecodeGroup:
 class QueryTile:
     """Consecutive queries of one sequence and the keys up to the last of them."""
 
-    start: int  # rows of q
+    start: int  # first row of q
     end: int
     num_keys: int
-    mask: Tensor | None  # [queries, num_keys], added to the scores; None: the two triangles agree
+    mask: Tensor | None  # [queries, num_keys], added to scores; None: is_causal
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
     """A sequence with several queries."""
 
-    slots: Tensor  # [context] where each key lies
+    slots: Tensor  # [context] slot of each key
     tiles: tuple[QueryTile, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Which queries attend to which slots: all that attention needs to know of a step."""
+    """The step's part of attention: groups of queries and the slots of their keys."""
 
     groups: tuple[DecodeGroup, ...]
     prefills: tuple[Prefill, ...]
-    covers_all: bool  # some rows belong to no sequence with a context, and get zeros, if not
+    covers_all: bool  # False: rows without context, which get zeros
 
     @classmethod
     def build(
@@ -134,7 +134,7 @@ class AttentionPlan:
         block_size: int,
         dtype: torch.dtype,
     ) -> "AttentionPlan":
-        """Plans block_tables [B, W], context_lens [B], cu_seqlens_q [B + 1]; masks get dtype."""
+        """Plans block_tables [B, W], context_lens [B], cu_seqlens_q [B + 1]; masks are of dtype."""
         contexts: list[int] = context_lens.tolist()
         starts: list[int] = cu_seqlens_q.tolist()
         lengths = [end - start for start, end in pairwise(starts)]
@@ -153,7 +153,7 @@ class AttentionPlan:
 
 
 def _similar_contexts(sequences: list[int], contexts: list[int]) -> list[list[int]]:
-    """Splits sequences by context, so that little of what a group gathers is padding."""
+    """Groups sequences by context length, so that little of a group is padding."""
     groups = []
     while sequences:
         longest = max(contexts[i] for i in sequences)
@@ -166,8 +166,8 @@ def _similar_contexts(sequences: list[int], contexts: list[int]) -> list[list[in
 def _slots_of(block_tables: Tensor, context_lens: Tensor, length: int, block_size: int) -> Tensor:
     """Slots [B, length] of the first tokens of each sequence.
 
-    Padding repeats a sequence's own last token: a masked key still spreads NaN, and this way only
-    to the sequence it came from.
+    Padding repeats the sequence's own last token: a masked key still propagates NaN, in this way
+    only within the sequence.
     """
     positions = torch.arange(length, device=block_tables.device)
     positions = torch.minimum(positions, context_lens.unsqueeze(1).long() - 1)  # [B, length]
@@ -226,7 +226,7 @@ def _prefill(
 
 
 def attend(q: Tensor, kv_rows: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    """Attention of q [T, H, D] as planned -> [T, H, D]; kv_rows is [num_slots, 2, Hkv, D]."""
+    """Attention of q [T, H, D] by the plan -> [T, H, D]; kv_rows is [num_slots, 2, Hkv, D]."""
     if len(plan.groups) == 1 and plan.groups[0].rows is None:
         return _attend_decode(q, kv_rows, plan.groups[0], scale)
     out = torch.empty_like(q) if plan.covers_all else torch.zeros_like(q)
@@ -244,7 +244,7 @@ def _attend_decode(q: Tensor, kv_rows: Tensor, group: DecodeGroup, scale: float)
     kv = kv_rows.index_select(0, group.slots)
     kv = kv.view(num_seqs, group.length, 2, num_kv_heads, head_dim)
     k, v = kv.permute(2, 0, 3, 1, 4).unbind()  # [B, Hkv, L, D] each
-    # The heads that share a kv head stand in as its queries, so that K and V are read once.
+    # The query heads of a KV head become its queries, so that K and V are read once.
     q = q.reshape(num_seqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scale)
     return out.reshape(num_seqs, num_heads, head_dim)
@@ -280,10 +280,10 @@ def paged_attention(
     max_seqlen_q: int,
     scale: float,
 ) -> Tensor:
-    """Causal attention of each sequence's last queries over its whole cached context.
+    """Causal attention of each sequence's last queries over its cached context.
 
-    Sequence i has queries q[cu_seqlens_q[i] : cu_seqlens_q[i + 1]]; the last of them sits at
-    position context_lens[i] - 1. A sequence without context gets zeros.
+    Sequence i has queries q[cu_seqlens_q[i] : cu_seqlens_q[i + 1]]; the last one is at position
+    context_lens[i] - 1. The output of a sequence without context is zero.
     """
     plan = AttentionPlan.build(block_tables, context_lens, cu_seqlens_q, k_cache.shape[1], q.dtype)
     kv_rows = torch.stack((k_cache.flatten(0, 1), v_cache.flatten(0, 1)), dim=1)
@@ -298,6 +298,6 @@ def paged_decode_attention(
     context_lens: Tensor,
     scale: float,
 ) -> Tensor:
-    """`paged_attention` with one query a sequence, q [B, H, D]."""
+    """`paged_attention` with one query per sequence, q [B, H, D]."""
     cu_seqlens_q = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
     return paged_attention(q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, 1, scale)

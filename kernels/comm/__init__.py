@@ -1,1 +1,1 @@
-"""Sums and gathers over memory that every rank of a host can write."""
+"""All-reduce and all-gather over memory that every rank of a host can write."""

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="untyped-decorator"
-"""Gathers a few numbers of every rank, over the inboxes and by the rules of `all_reduce`.
+"""All-gather of small tensors over the ranks' inboxes, with the synchronization of `all_reduce`.
 
-    x of any shape, of each rank  ->  [size, *shape], in the order of the ranks
+    x of any shape, of each rank  ->  [size, *shape], in rank order
 
-Any bits may come, so a word of 32 is sent in 64, of which an empty one has all set.
+Elements may have any bits, so each 32-bit word is sent in 64 bits; an empty word has all bits set.
 """
 
 import torch
@@ -17,27 +17,27 @@ from kernels.pdl import has_pdl, launch_options
 
 _WORD_BYTES = 4
 _BLOCK = 1024
-_MAX_WORDS = 128 * _BLOCK  # as many programs as run at once
+_MAX_WORDS = 128 * _BLOCK  # all programs must run at once
 
 
 def fits(num_bytes: int, inboxes: Inboxes) -> bool:
-    """Whether so many bytes can be gathered this way."""
+    """Whether this kernel can gather num_bytes per rank."""
     num_words, rest = divmod(num_bytes, _WORD_BYTES)
     return 0 < num_words <= _MAX_WORDS and rest == 0 and inboxes.hold(8 * num_words)
 
 
 def all_gather(x: torch.Tensor, inboxes: Inboxes, slot: int) -> torch.Tensor:
-    """What every rank brings; each calls it with the same shape. The slot is as in `all_reduce`."""
+    """Gathers x of all ranks, a collective with equal shapes. `slot` is as in `all_reduce`."""
     return receive(x, inboxes, slot, sends=True)
 
 
 def send(x: torch.Tensor, inboxes: Inboxes, slot: int) -> None:
-    """The first half alone."""
+    """Sends x to all peers: the first half of `all_gather`."""
     _launch(x, inboxes, slot, None, sends=True)
 
 
 def receive(x: torch.Tensor, inboxes: Inboxes, slot: int, sends: bool = False) -> torch.Tensor:
-    """The second half."""
+    """Waits for the peers' tensors: the second half of `all_gather`."""
     out = x.new_empty((inboxes.size, *x.shape))
     _launch(x, inboxes, slot, out, sends)
     return out

@@ -1,30 +1,29 @@
 # mypy: disable-error-code="untyped-decorator"
-"""All-reduce of a few rows over memory that every rank can write, with its neighbours fused.
+"""All-reduce of a few rows over memory that every rank can write, fused with add and RMS norm.
 
-    x [T, N] of each rank, residual [T, N]  ->  the sum of all of them [T, N]
-    with norm_weight [N]:                       and its RMS norm
-    x as TableRows:                             rows of a table whose parts the ranks hold
+    x [T, N] of each rank, residual [T, N]  ->  their sum [T, N]
+    with norm_weight [N]:                       and the sum's RMS norm
+    x as TableRows:                             rows of a table that is sharded over the ranks
 
-Each rank writes its rows into the inbox that every peer keeps for it, then waits until its own
-inboxes are full. An empty element holds a NaN whose bits no computation makes, and one that has
-them all the same is sent as another NaN: so an element is its own flag. It arrives whole, and needs
-no fence and no second message. Who has read an element makes it empty again.
+Each rank writes its rows into its inbox in every peer's memory, then waits until its own inboxes
+are full. An empty element holds a NaN with all bits set, which no computation produces; a value
+with these bits is sent as another NaN. Each element is thus its own flag: stores of an element are
+atomic, so no fence and no second message are needed. The reader of an element makes it empty again.
 
-Sums are float32, in the order of the ranks, and rounded once: all ranks have the same bits.
+Sums are float32, in rank order, and rounded once: the result is bitwise equal on all ranks.
 
-**Why no rank overwrites an element that is still to be read.** No call may use the slot of the call
-before it, unless a library's collective stands between, which then is what a call is here. Let a
-rank fill the inboxes of a slot in call g, by this kernel or by that of the product before it; they
-were used last in call g - 2 or before. The rank has ended call g - 1, so it has seen what each peer
-sent in that call. A peer sends in call g - 1 after all its kernels up to call g - 2 have ended
-(`gdc_wait`, or the order of its stream), and with them the reading and the emptying. Nothing is
-counted, so nothing wraps around: a rank may be late by any time, and graphs may be replayed in any
-order that keeps the rule.
+**Why no rank overwrites an element that is still to be read.** A call must not use the slot of the
+previous call; a collective of NCCL in between counts as a call. Let a rank fill the inboxes of a
+slot in call g, by this kernel or by the GEMM before it. They were last used in call g - 2 or
+earlier. The rank has ended call g - 1, so it has received every peer's data of that call. A peer
+sends in call g - 1 after all its kernels up to call g - 2 have ended (`gdc_wait`, or stream order),
+and these have read and emptied the elements. Nothing is counted, so nothing wraps around: a rank
+may be late by any time, and graphs may be replayed in any order that keeps the rule.
 
-**Why no program waits for one that has no room.** Programs are no more than a device holds at
-once, and each sends all its rows before it waits for any.
+**Why programs cannot deadlock.** All programs of a call run at once, because there are no more than
+a device can hold, and each sends all its rows before it waits.
 
-A rank that waits for minutes gives up with a trap, which every later call of its process reports.
+A rank that waits for minutes traps, and every later CUDA call of its process reports the error.
 """
 
 from dataclasses import dataclass
@@ -39,19 +38,19 @@ from kernels.comm.inboxes import Inboxes
 from kernels.pdl import has_pdl, launch_options
 
 _MAX_WIDTH = 32768
-# Without a norm a row need not be one program's: pieces of this size are spread over several.
+# Without a norm, rows are cut into pieces of this size for separate programs.
 _PIECE = 1024
-# Fewer than the multiprocessors of any device with memory that peers reach at this speed.
+# Fewer than the multiprocessors of any device with NVLink.
 _MAX_PROGRAMS = 128
 _WARP = 32
-_PER_WARP = 256  # elements
+_PER_WARP = 256  # elements of a row
 
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """A rank's share of an embedding: the rows of `ids` that it has, and zeros for the others."""
+    """A rank's shard of an embedding: its rows of `ids`, and zeros for other ids."""
 
-    table: torch.Tensor  # [V, N], of the ids from first_id on
+    table: torch.Tensor  # [V, N], rows of the ids from first_id on
     ids: torch.Tensor  # [T]
     first_id: int
 
@@ -64,15 +63,15 @@ def all_reduce(
     norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The sum and, with a weight for it, its norm; every rank calls it with the same shapes.
+    """Returns the sum and, with norm_weight, its RMS norm; a collective with equal shapes.
 
-    The slot must not be that of the call before, be that a sum or a gather.
+    `slot` must differ from the previous call's, whether all-reduce or all-gather.
     """
     return receive(x, inboxes, slot, residual, norm_weight, eps, sends=True)
 
 
 def send(x: torch.Tensor | TableRows, inboxes: Inboxes, slot: int) -> None:
-    """The first half alone."""
+    """Sends x to all peers: the first half of `all_reduce`."""
     _launch(x, inboxes, slot, None, None, 0.0, None, None, sends=True, receives=False)
 
 
@@ -85,7 +84,7 @@ def receive(
     eps: float = 0.0,
     sends: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The second half: the sum of what all ranks send, x again being this one's."""
+    """Waits for the peers' rows and adds x, this rank's rows: the second half of `all_reduce`."""
     rows = x.table if isinstance(x, TableRows) else x
     total = rows.new_empty((_num_rows(x), rows.shape[1]))
     normed = None if norm_weight is None else torch.empty_like(total)
@@ -117,7 +116,7 @@ def _launch(
     width = rows.shape[1]
     if norm_weight is None and ids is None and width % _PIECE == 0:
         num_rows, width = num_rows * width // _PIECE, _PIECE
-    # A thread that had another's element would look at it when that one has emptied it.
+    # Not less than a warp: with replicated threads, one could read an element another has emptied.
     block = max(_WARP, triton.next_power_of_2(width))
     _all_reduce_kernel[(min(num_rows, _MAX_PROGRAMS),)](
         rows, ids, residual, norm_weight, total, normed,
@@ -215,7 +214,7 @@ def _all_reduce_kernel(
         tl.debug_barrier()  # keeps the compiler from moving these stores after the following ones
     if RECEIVES:
         for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
-            # Asked for first: they come while the peers' words are on their way.
+            # Loaded first, while the peers' words are on their way.
             x = _own(x_ptr, ids_ptr, row, i, first_id, num_ids, N, HAS_IDS)
             if HAS_RESIDUAL:
                 residual = tl.load(residual_ptr + row * N + i, mask=inside, other=0.0)
@@ -248,7 +247,7 @@ def _own(
     N: tl.constexpr,
     HAS_IDS: tl.constexpr,
 ) -> tl.tensor:
-    """This rank's part of a row."""
+    """This rank's part of a row, float32; zeros for ids that other ranks have."""
     inside = i < N
     if HAS_IDS:
         row = tl.load(ids_ptr + row).to(tl.int64) - first_id

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="untyped-decorator"
-"""What kernels do with inboxes: `deliver` words into those of the peers, `take` them out again.
+"""Device functions for inboxes: `deliver` writes words to the peers, `take` reads and empties them.
 
-A word with all bits set is an empty one. Everything else about them is said in `all_reduce`.
+A word with all bits set is empty. `all_reduce` describes the synchronization.
 """
 
 import torch
@@ -11,30 +11,30 @@ import triton.language as tl
 from kernels.comm.inboxes import Inboxes
 from kernels.pdl import is_compiled
 
-# Looks into an inbox, each most of a microsecond long: minutes, as other collectives wait.
+# Reads of an inbox before a kernel traps, just under a microsecond each: minutes in total.
 MAX_LOOKS = 2**28
 
 
 def max_looks(x: torch.Tensor) -> int:
-    """How often a kernel looks before it gives up with a trap; 0: an interpreter cannot."""
+    """Most reads of an inbox before a kernel traps; 0 in the interpreter, which cannot wait."""
     return MAX_LOOKS if is_compiled(x) else 0
 
 
 def slot_start(inboxes: Inboxes, slot: int, word_bytes: int) -> int:
-    """Where a slot begins in each memory, in words. Raises ValueError if there is none."""
+    """Offset of a slot in each rank's memory, in words. Raises ValueError for a bad slot."""
     if not 0 <= slot < inboxes.num_slots:
         raise ValueError(f"slot {slot} of {inboxes.num_slots}")
     return slot * inboxes.size * (inboxes.num_bytes // word_bytes)
 
 
 def word(x: torch.Tensor) -> tl.dtype:
-    """The type of words that elements are sent as."""
+    """The integer type in which elements are sent."""
     return tl.int16 if x.element_size() == 2 else tl.int32
 
 
 @triton.jit
 def to_words(x: tl.tensor, WORD: tl.constexpr) -> tl.tensor:
-    """Elements as words, none of them empty: a NaN that would be is sent as another one."""
+    """Converts elements to words; a NaN with the bits of an empty word becomes another NaN."""
     words = x.to(WORD, bitcast=True)
     return tl.where(words == -1, -2, words)
 
@@ -50,7 +50,7 @@ def deliver(
     RANK: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
-    """Writes words into places `at` of this rank's inboxes with all peers."""
+    """Writes words to offsets `at` of this rank's inbox on every peer."""
     for distance in tl.static_range(1, SIZE):
         inbox = inbox_of(
             addresses_ptr, (RANK + distance) % SIZE, RANK, slot_start, capacity, words.dtype
@@ -67,15 +67,15 @@ def inbox_of(
     capacity: tl.tensor,
     WORD: tl.constexpr,
 ) -> tl.tensor:
-    """Where the inbox for a sender begins in its owner's memory."""
+    """Pointer to the sender's inbox in the owner's memory."""
     memory = tl.load(addresses_ptr + owner).to(tl.pointer_type(WORD))
-    # Told to be aligned, or every word would be moved by itself.
+    # The alignment hint lets the compiler vectorize the accesses.
     return tl.multiple_of(memory, 16) + slot_start + sender * capacity
 
 
 @triton.jit
 def take(inbox: tl.tensor, inside: tl.tensor, MAX_LOOKS: tl.constexpr) -> tl.tensor:
-    """The words of these places once all have come; leaves them empty."""
+    """Waits until all words of `inbox` have arrived, returns them and leaves them empty."""
     words = tl.load(inbox, mask=inside, other=0, volatile=True)
     looks = 0
     while tl.max((words == -1).to(tl.int32), 0) > 0:

@@ -1,30 +1,30 @@
-"""Where ranks leave rows for each other: memory of each that all can write.
+"""Memory layout through which ranks exchange rows: each rank's memory is writable by all.
 
-The layout that `all_reduce` writes and reads; importing it takes no Triton.
+`all_reduce` and `all_gather` use it. This module does not load Triton.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-# No computation makes a number of these bytes: an element that has them has not come yet.
+# No computation produces an element of these bytes, so it marks one that has not arrived.
 EMPTY_BYTE = 0xFF
 
 
 @dataclass(frozen=True, slots=True)
 class Inboxes:
-    """One memory per rank, [num_slots, size, num_bytes] bytes each, seen from one rank.
+    """The memory of all ranks, [num_slots, size, num_bytes] bytes each, as mapped in one rank.
 
-    In a call that uses slot s, rank r writes into [s, r] of each other's memory. All of it is
-    EMPTY_BYTE before the first call, and again after each.
+    In a call that uses slot s, rank r writes into [s, r] of each peer's memory. All bytes are
+    EMPTY_BYTE before and after each call.
     """
 
-    addresses: torch.Tensor  # [size] int64: where each rank's memory is in this address space
+    addresses: torch.Tensor  # [size] int64: mapped address of each rank's memory
     rank: int
     size: int
-    num_bytes: int  # what fits into one inbox
+    num_bytes: int  # of one inbox
     num_slots: int
 
     def hold(self, num_bytes: int) -> bool:
-        """Whether so much fits into one."""
+        """Whether num_bytes fit into one inbox."""
         return num_bytes <= self.num_bytes

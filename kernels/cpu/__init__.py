@@ -1,1 +1,1 @@
-"""The operations of a decoder on CPU, in C; importing this compiles nothing."""
+"""Decoder operations on CPU, written in C; importing this compiles nothing."""

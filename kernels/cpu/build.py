@@ -1,7 +1,7 @@
-"""C source to a shared library: compiled once per machine, kept in a cache folder.
+"""Compiles C source to a shared library, once per machine, in a cache folder.
 
 Several processes may build the same library at once: each compiles in a folder of its own and
-renames the result into place. Knows compilers and files, not what the source means.
+renames the result into place. Independent of the content of the source.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-COMPILE_TIMEOUT_S = 600.0  # some thirty times what a busy desktop takes
+COMPILE_TIMEOUT_S = 600.0  # about 30 times the time on a busy desktop
 FLAGS = (
     "-std=gnu11", "-O3", "-fopenmp", "-fPIC", "-ffp-contract=fast", "-fno-math-errno",
     "-fno-trapping-math", "-Wno-psabi",
-    # What a compiler lets pass with a warning that is not seen here is a pointer from a number.
+    # Otherwise only a warning, which is not shown here: a pointer made from an integer.
     "-Werror=int-conversion", "-Werror=incompatible-pointer-types",
 )  # fmt: skip
 
@@ -28,20 +28,20 @@ log = logging.getLogger(__name__)
 
 
 class BuildFailed(RuntimeError):
-    """There is no library, and this is why."""
+    """No library could be built; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """What turns source into a library, and where libraries are kept."""
+    """Compiler, OpenMP runtime and cache folder."""
 
     compiler: str
-    openmp: Path  # the runtime to link with: the one that the process has loaded
+    openmp: Path  # the runtime that this process has loaded
     cache: Path
 
     @classmethod
     def find(cls, environment: Mapping[str, str]) -> "Toolchain":
-        """$CC or cc, and the OpenMP runtime of this process. Raises BuildFailed."""
+        """Finds $CC or cc, and the OpenMP runtime of this process. Raises BuildFailed."""
         name = environment.get("CC") or "cc"
         compiler = shutil.which(name, path=environment.get("PATH"))
         if compiler is None:
@@ -50,7 +50,7 @@ class Toolchain:
 
 
 def can_compile(environment: Mapping[str, str]) -> bool:
-    """Whether there is a compiler, which may still fail."""
+    """Whether a compiler exists; it may still fail."""
     try:
         Toolchain.find(environment)
     except BuildFailed:
@@ -59,7 +59,7 @@ def can_compile(environment: Mapping[str, str]) -> bool:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """The folder of compiled libraries, inside the cache of everything that is made once."""
+    """The folder of compiled libraries, inside the user's cache folder."""
     if root := environment.get("PAGEWIRE_CACHE"):
         return Path(root) / "kernels"
     home = environment.get("XDG_CACHE_HOME")
@@ -67,7 +67,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def library(source: Path, flags: Sequence[str], toolchain: Toolchain) -> Path:
-    """The compiled source, from the cache or compiled now. Raises BuildFailed."""
+    """Path of the compiled library, from the cache or compiled now. Raises BuildFailed."""
     key = _key(source, flags, toolchain)
     path = toolchain.cache / f"{source.stem}-{key}.so"
     if not path.exists():
@@ -85,8 +85,8 @@ def library(source: Path, flags: Sequence[str], toolchain: Toolchain) -> Path:
 def _compile(source: Path, flags: Sequence[str], toolchain: Toolchain, folder: Path) -> Path:
     compiled, linked = folder / "object.o", folder / "library.so"
     cc = toolchain.compiler
-    # Two commands, because -fopenmp makes the second bring an OpenMP runtime of its own. Two of
-    # them in one process would have twice the threads, each waiting for the cores of the other.
+    # Two commands, since linking with -fopenmp would add a second OpenMP runtime to the process:
+    # twice the threads, competing for the same cores.
     _run(cc, *FLAGS, *flags, "-c", str(source), "-o", str(compiled))
     _run(
         cc, "-shared", "-Wl,-z,defs", str(compiled), str(toolchain.openmp), "-lm", "-o", str(linked)
@@ -95,7 +95,7 @@ def _compile(source: Path, flags: Sequence[str], toolchain: Toolchain, folder: P
 
 
 def _key(source: Path, flags: Sequence[str], toolchain: Toolchain) -> str:
-    """Everything that the bytes of the library depend on; the instruction set is in the flags."""
+    """A key of everything that the library depends on; flags include the instruction set."""
     facts = [
         *(path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))),
         *FLAGS,

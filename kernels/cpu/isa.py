@@ -1,7 +1,7 @@
-"""The instruction sets that the C kernels are compiled for, and which of them this machine has.
+"""Instruction sets for which the C kernels can be compiled, and those of this machine.
 
-Each is named by explicit flags of the compiler, never by what the compiler finds: a library that
-was compiled for AVX2 is the same wherever it is compiled. Knows no dtypes and no source.
+Each is defined by explicit compiler flags, never by -march=native: a library compiled for AVX2 is
+the same on every machine. Independent of dtypes and sources.
 """
 
 import platform
@@ -28,24 +28,24 @@ _ARM: tuple[str, ...] = ("aarch64", "arm64")
 
 
 class UnknownISA(ValueError):
-    """An instruction set was asked for that there is not, or not here."""
+    """The requested instruction set does not exist, or not on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ISA:
-    """One instruction set: what compiles for it, and what a machine must have to run that."""
+    """An instruction set: compiler flags, and the machines and CPU features that it requires."""
 
     name: str
     flags: tuple[str, ...]
-    machines: tuple[str, ...]  # any, if empty
-    needs: frozenset[str] = frozenset()  # as /proc/cpuinfo calls them
+    machines: tuple[str, ...]  # names of platform.machine(); empty: any
+    needs: frozenset[str] = frozenset()  # names in /proc/cpuinfo
 
     def runs_on(self, machine: str, features: frozenset[str]) -> bool:
-        """Whether a machine of this kind with these features has all that is needed."""
+        """Whether a machine of this kind with these CPU features can run it."""
         return (not self.machines or machine in self.machines) and self.needs <= features
 
 
-# The best first.
+# In descending order of speed.
 ISAS = (
     ISA("avx512bf16", (*_AVX512, "-mavx512bf16"), _X86, _AVX512_NEEDS | {"avx512_bf16"}),
     ISA("avx512", _AVX512, _X86, _AVX512_NEEDS),
@@ -56,13 +56,13 @@ ISAS = (
 
 
 def available() -> tuple[ISA, ...]:
-    """Those that this machine can run, the best first; plain C is always among them."""
+    """Instruction sets of this machine, fastest first; always includes plain C."""
     machine, features = platform.machine().lower(), cpu_features()
     return tuple(isa for isa in ISAS if isa.runs_on(machine, features))
 
 
 def candidates(environment: Mapping[str, str]) -> tuple[ISA, ...]:
-    """The one that PAGEWIRE_CPU_ISA names, else all that this machine can run, the best first.
+    """The instruction set named by PAGEWIRE_CPU_ISA, or else all of this machine, fastest first.
 
     Raises UnknownISA.
     """
@@ -80,7 +80,7 @@ def candidates(environment: Mapping[str, str]) -> tuple[ISA, ...]:
 
 
 def cpu_features() -> frozenset[str]:
-    """What Linux says that the CPU has, and lets programs use; nothing where it says nothing."""
+    """CPU features that Linux reports; empty on other systems."""
     if not CPUINFO.exists():
         return frozenset()
     for line in CPUINFO.read_text().splitlines():

@@ -1,8 +1,7 @@
-"""layer.c as Python sees it: typed calls with tensors, pointers inside.
+"""Python interface of layer.c: typed calls with tensors.
 
-The meaning of every operation is the function of the same name in `kernels/reference.py`, except
-that inputs are overwritten where a name says so. The structs here are those of the C source, field
-by field.
+Each operation is defined by the function of the same name in `kernels/reference.py`; names that end
+in an underscore overwrite an input. The structs repeat those of the C source field by field.
 """
 
 import ctypes
@@ -32,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Product(ctypes.Structure):
-    """`product` in C: a packed weight, its bias, K and N."""
+    """C struct `product`: a packed weight, its bias, K and N."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -43,7 +42,7 @@ class Product(ctypes.Structure):
 
 
 class AttentionArguments(ctypes.Structure):
-    """`attention` in C: what all layers of a step have in common."""
+    """C struct `attention`: arguments shared by all layers of a step."""
 
     _fields_ = (
         ("num_heads", c_long),
@@ -65,7 +64,7 @@ class AttentionArguments(ctypes.Structure):
 
 
 class BlockArguments(ctypes.Structure):
-    """`block` in C: the weights between one attention and the next."""
+    """C struct `block`: the weights between one layer's attention and the next layer's."""
 
     _fields_ = (
         ("o", Product),
@@ -81,7 +80,7 @@ class BlockArguments(ctypes.Structure):
 
 
 class StreamArguments(ctypes.Structure):
-    """`stream` in C: the activations of a step."""
+    """C struct `stream`: the activations of a step."""
 
     _fields_ = (
         ("attended", c_void_p),
@@ -98,7 +97,7 @@ class StreamArguments(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A weight [N, K] in the layout that the library reads, with its bias [N]."""
+    """A weight [N, K] in the library's layout, with its bias [N]."""
 
     weight: Tensor
     bias: Tensor | None
@@ -110,7 +109,7 @@ class PackedLinear:
 
 
 class Library:
-    """The compiled operations for activations of one type. Tensors must be contiguous."""
+    """The compiled operations for one dtype. Tensors must be contiguous and of that dtype."""
 
     def __init__(self, path: Path, dtype: torch.dtype, isa: ISA, threads: int) -> None:
         self.dtype = dtype
@@ -132,7 +131,7 @@ class Library:
         )
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Copies a weight [N, K] into the layout of the products."""
+        """Copies a weight [N, K] into the layout of the library's GEMM."""
         self._check(weight)
         num_outputs, num_inputs = weight.shape
         if bias is not None:
@@ -144,12 +143,12 @@ class Library:
         return PackedLinear(packed, bias, arguments)
 
     def room_for_copy(self, rows: int, *inputs: int) -> Tensor | None:
-        """Where products of `rows` rows copy inputs of these sizes; None: nowhere."""
+        """Scratch for copies of GEMM inputs, of these sizes and `rows` rows; None if not needed."""
         size = max(self._copy_size(count) for count in inputs)
         return torch.empty(rows * size, dtype=torch.uint8) if size else None
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor) -> Tensor:
-        """x [T, K] -> out [T, N], which is of the library's type or float32."""
+        """x [T, K] @ W.T + b -> out [T, N], of the library's dtype or float32."""
         num_inputs = int(packed.arguments.inputs)
         self._check(x, (len(x), num_inputs))
         is_plain = out.dtype == self.dtype
@@ -168,16 +167,16 @@ class Library:
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """The norm of x [T, hidden]."""
+        """RMS norm of x [T, hidden]."""
         return self._norm(None, x, weight, eps)
 
     def add_rms_norm_(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Adds x to the residual [T, hidden], returns the norm of the sum."""
+        """Adds x to residual [T, hidden] in place and returns the norm of the sum."""
         self._check(x, residual.shape)
         return self._norm(x.data_ptr(), residual, weight, eps)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
-        """x [T, 2 I] -> [T, I]."""
+        """silu(x[:, :I]) * x[:, I:]: [T, 2 I] -> [T, I]."""
         self._check(x)
         out = x.new_empty((len(x), x.shape[1] // 2))
         self._silu_and_mul(x.data_ptr(), out.data_ptr(), *out.shape, self._threads)
@@ -191,7 +190,7 @@ class Library:
         kv_rows: Tensor,
         out: Tensor,
     ) -> None:
-        """Norms, rotates and stores a step's tokens, then attends: out [T, H D].
+        """Applies QK norm and rotary embedding, writes the KV cache, attends: out [T, H D].
 
         qkv is [T, (H + 2 Hkv) D]; qk_norm [H + Hkv, D]; kv_rows [num_slots, 2, Hkv, D].
         """
@@ -205,7 +204,7 @@ class Library:
         )
 
     def decoder_block(self, block: BlockArguments, stream: StreamArguments) -> None:
-        """From one layer's attended values to the next layer's q, k and v."""
+        """Runs from one layer's attention output to the next layer's q, k and v."""
         self._decoder_block(block, stream, self._threads)
 
     def _norm(self, added_at: int | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -226,10 +225,10 @@ class Library:
 
 
 def load(dtype: torch.dtype, environment: Mapping[str, str] | None = None) -> Library | None:
-    """The operations for a type, compiled if need be; None, with a line in the log, without.
+    """Loads the operations for a dtype, compiling them if needed; None, logged, on failure.
 
-    Of the instruction sets that this machine has it takes the best that the compiler knows, or the
-    one that PAGEWIRE_CPU_ISA names. Raises isa.UnknownISA if that is not here.
+    Uses the fastest instruction set of this machine that the compiler supports, or the one that
+    PAGEWIRE_CPU_ISA names. Raises isa.UnknownISA if the machine does not have that one.
     """
     environment = os.environ if environment is None else environment
     candidates = isa.candidates(environment)

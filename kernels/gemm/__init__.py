@@ -1,1 +1,1 @@
-"""Matrix products: our own kernels, and the library's by a named algorithm."""
+"""GEMM: own Triton kernels for few rows, and cuBLASLt with an explicit algorithm."""

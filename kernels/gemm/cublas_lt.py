@@ -1,11 +1,11 @@
-"""Matrix products by an algorithm of the library's that the caller names.
+"""GEMMs by cuBLASLt with an algorithm chosen by the caller.
 
     x [T, K], weight [N, K], out [T, N]:  out = x @ weight.T, or out += x @ weight.T
 
-The library is cuBLASLt, as torch has loaded it. Asked for a product, torch takes the first that the
-library's heuristic finds; here are others, and the caller chooses one by its time: all that
-the heuristic names, or its first ones and those of tiles that fit (`cublas_tiles`). Sums are
-float32, those of slices of K too, and rounded once.
+Uses the cuBLASLt that torch has loaded. torch takes the first algorithm of the library's heuristic;
+here the caller times several and chooses: all that the heuristic returns, or its first ones and
+those with tiles that fit (`cublas_tiles`). Sums are float32, also across slices of K, and rounded
+once.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from kernels.gemm.cublas_tiles import Tiling, fitting
 
-# The numbers of the library's header.
+# Constants of cublasLt.h.
 _DATA_TYPES = {torch.float16: 2, torch.bfloat16: 14}
 _COMPUTE_32F, _SCALE_32F = 68, 0
 _DESC_TRANSA, _OP_T = 3, 1
@@ -40,42 +40,42 @@ _CONFIG_TILE, _CONFIG_SPLITS, _CONFIG_REDUCTION = 1, 2, 3
 _CONFIG_OPTION, _CONFIG_CLUSTER = 5, 8
 
 WORKSPACE_BYTES = 32 << 20
-ALIGNMENT = 256  # of every tensor, in bytes: what the heuristic takes for granted
+ALIGNMENT = 256  # bytes; the heuristic assumes it for all tensors
 _MAX_NAMED = 32
 _TRIED_MAJOR = 13
-_FEW_NAMED = 2  # of those that the heuristic names, where tiles fit better
+_FEW_NAMED = 2  # candidates of the heuristic, if tiles are tried too
 _Algorithm = c_uint64 * 8
 
 
 class CublasError(RuntimeError):
-    """A call of the library failed, or an algorithm does not serve."""
+    """A call of the library failed, or an algorithm cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductKind:
-    """Products with a weight [N, K], of rows of its type."""
+    """GEMMs with a weight [N, K] and inputs of its dtype."""
 
     n: int
     k: int
     dtype: torch.dtype
-    adds: bool  # to what the output holds
+    adds: bool  # out += instead of out =
 
 
 @dataclass(frozen=True, slots=True)
 class ProductShape:
-    """A product of so many rows."""
+    """A kind of GEMM with a number of rows."""
 
     rows: int
     kind: ProductKind
 
 
 def serves(dtype: torch.dtype) -> bool:
-    """Whether products of this type can be had here."""
+    """Whether GEMMs of this dtype are available here."""
     return dtype in _DATA_TYPES
 
 
 class CublasLt:
-    """The library on one device. Products share a workspace: one at a time, on one stream."""
+    """The library on one device. GEMMs share a workspace: run one at a time, on one stream."""
 
     def __init__(self, library: ctypes.CDLL, device: torch.device) -> None:
         self._library = _Library(library)
@@ -83,7 +83,7 @@ class CublasLt:
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         properties = torch.cuda.get_device_properties(device)
         self._num_multiprocessors = int(properties.multi_processor_count)
-        # Where tiles by their numbers have been tried; an option's bits may mean others elsewhere.
+        # Tile options are undocumented bits, verified for this architecture and version only.
         self._has_tiles = properties.major == 9 and self.version // 10_000 == _TRIED_MAJOR
 
     @property
@@ -91,16 +91,16 @@ class CublasLt:
         return self._library.version
 
     def candidates(self, shape: ProductShape) -> list[bytes]:
-        """Algorithms that serve a product, the library's own choice first."""
+        """Algorithms that can compute this GEMM, the library's own choice first."""
         problem = _Problem(self._library, shape)
         named = self._named(problem)
         fitted = self._fitted(problem, named[0]) if self._has_tiles and named else []
         return list(dict.fromkeys([*named[:_FEW_NAMED], *fitted])) if fitted else named
 
     def product(self, shape: ProductShape, algorithm: bytes) -> "LibraryProduct":
-        """The product by an algorithm of `candidates`, which may be another process's.
+        """The GEMM by an algorithm from `candidates`, possibly of another process.
 
-        Raises CublasError for one that does not serve here.
+        Raises CublasError for an algorithm that cannot be used here.
         """
         if len(algorithm) != ctypes.sizeof(_Algorithm):
             raise CublasError(f"an algorithm of {len(algorithm)} bytes, not 64")
@@ -109,7 +109,7 @@ class CublasLt:
         return LibraryProduct(self._library, self._handle, problem, known, self._workspace)
 
     def _named(self, problem: "_Problem") -> list[bytes]:
-        """What the library's heuristic names."""
+        """Algorithms returned by the library's heuristic."""
         preference = _preference(self._library)
         found, count = (_Heuristic * _MAX_NAMED)(), c_int()
         self._library.call(
@@ -119,7 +119,7 @@ class CublasLt:
         return [bytes(one.algorithm) for one in found[: count.value] if one.state == 0]
 
     def _fitted(self, problem: "_Problem", named: bytes) -> list[bytes]:
-        """The algorithm by tiles that fit, as far as the library has them."""
+        """The algorithm `named` with tiles that fit, as far as the library has them."""
         rows, n = problem.shape.rows, problem.shape.kind.n
         found = []
         for tiling in fitting(rows, n, self._num_multiprocessors):
@@ -147,7 +147,7 @@ class CublasLt:
         return algorithm
 
     def _check(self, problem: "_Problem", algorithm: "ctypes.Array[c_uint64]") -> None:
-        """Raises CublasError for an algorithm that does not serve."""
+        """Raises CublasError for an algorithm that cannot be used."""
         checked = _Heuristic()
         self._library.call(
             "cublasLtMatmulAlgoCheck", self._handle.pointer, *problem.pointers, byref(algorithm),
@@ -161,7 +161,7 @@ class CublasLt:
 
 
 class LibraryProduct:
-    """One shape's product by one algorithm; to be called with any weight of the shape."""
+    """One GEMM shape with one algorithm; can be called with any weight of the shape."""
 
     def __init__(
         self,
@@ -180,9 +180,9 @@ class LibraryProduct:
         self._one, self._beta = c_float(1), c_float(self.shape.kind.adds)
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-        """x [T, K] times weight [N, K] into `out` [T, N], which is returned.
+        """out = x [T, K] @ weight [N, K].T, or +=; returns out [T, N].
 
-        All of the shape's type, contiguous and aligned; raises ValueError otherwise.
+        All tensors must have the shape's dtype, be contiguous and aligned; otherwise ValueError.
         """
         rows, kind = self.shape.rows, self.shape.kind
         self._check("x", x, (rows, kind.k))
@@ -212,13 +212,13 @@ class LibraryProduct:
 
 
 def open_on(device: torch.device) -> CublasLt | None:
-    """The library that torch multiplies with on this device; None where there is none."""
+    """The library that torch uses on this device; None if there is none."""
     path = _loaded_path()
     return None if device.type != "cuda" or path is None else CublasLt(ctypes.CDLL(path), device)
 
 
 def _loaded_path(maps: Path = Path("/proc/self/maps")) -> str | None:
-    """Another copy of the library would have other algorithms, and memory of its own."""
+    """Path of the loaded library: another copy would have other algorithms and memory."""
     if not maps.is_file():
         return None
     for line in maps.read_text().splitlines():
@@ -229,7 +229,7 @@ def _loaded_path(maps: Path = Path("/proc/self/maps")) -> str | None:
 
 
 class _Heuristic(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t."""
+    """C struct cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = (
         ("algorithm", _Algorithm),
@@ -241,7 +241,7 @@ class _Heuristic(ctypes.Structure):
 
 
 class _Library:
-    """The library's functions; a status that is not success is an error."""
+    """The library's functions; any status but success raises CublasError."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.cublasLtGetVersion.restype = c_size_t
@@ -250,7 +250,7 @@ class _Library:
         self.version = int(library.cublasLtGetVersion())
 
     def call(self, function: str, *arguments: object) -> None:
-        """Raises CublasError with the function's name and the library's word for the failure."""
+        """Calls a function. Raises CublasError with its name and the library's status name."""
         status = getattr(self._functions, function)(*arguments)
         if status:
             word = self._functions.cublasLtGetStatusName(status).decode()
@@ -263,16 +263,16 @@ class _Library:
 
 
 class _Owned:
-    """Something of the library's that goes with this object."""
+    """A library object that is destroyed with this object."""
 
     def __init__(self, pointer: c_void_p, destroy: object) -> None:
         self.pointer = pointer
-        # Not at the end of the process, when the library may have gone already.
+        # Not at interpreter exit, when the library may have been unloaded.
         weakref.finalize(self, destroy, pointer).atexit = False  # type: ignore[arg-type]
 
 
 class _Problem:
-    """A shape as the library has it: in its order of columns, [K, N]ᵀ times [K, T] is [N, T]."""
+    """A shape in the library's column-major order: [K, N]ᵀ times [K, T] is [N, T]."""
 
     def __init__(self, library: _Library, shape: ProductShape) -> None:
         self.shape = shape
@@ -293,7 +293,7 @@ class _Problem:
 
     @property
     def pointers(self) -> tuple[c_void_p, ...]:
-        """The description and the layouts of A, B, C and D, as every call takes them."""
+        """Operation descriptor and layouts of A, B, C and D, as arguments of every call."""
         return tuple(owned.pointer for owned in self._owned)
 
 

@@ -1,22 +1,22 @@
-"""Tiles that fit a product on Hopper, and how cuBLASLt is asked for them.
+"""Tile sizes that fit a GEMM on Hopper, and their encoding for cuBLASLt.
 
-    out [T, N]:  a tile is so many of the N features by so many of the T rows
+    out [T, N]:  a tile covers some of the N features and some of the T rows
 
-The library's heuristic names few algorithms, and where T is no power of two none of them may be
-good: tiles reach beyond the last row, or the last wave leaves most multiprocessors idle. Its
-kernels come in all sizes of tiles, though. Here are those that leave least undone.
+The library's heuristic returns few algorithms. If T is not a power of two, all of them may be slow:
+tiles extend beyond the last row, or the last wave leaves most multiprocessors idle. The library has
+kernels for all tile sizes; this module selects those that waste least.
 """
 
 from dataclasses import dataclass
 from functools import cache
 
-_MOST_TILES = 5  # to be tried of a product, with two clusters each
-_MOST_CUTS = 4  # of the rows
+_MOST_TILES = 5  # tile sizes tried per GEMM, with up to two clusters each
+_MOST_CUTS = 4  # most tiles along the rows
 _FEWEST, _MOST = 32, 256  # rows of a tile
 _HEIGHTS = range(48, 257, 16)  # features of a tile
-# An instruction multiplies 64 of one side by a multiple of 8 up to 256 of the other.
+# A wgmma instruction multiplies 64 of one side by a multiple of 8, up to 256, of the other.
 _WHOLE = (64, 128, 192, 256)
-_MOST_SUMS = 256 * 192  # of a tile: the registers of a multiprocessor
+_MOST_SUMS = 256 * 192  # elements of a tile; limited by registers
 _LARGE = 128 * 160
 _OLD_TILES = (
     "8x8 8x16 16x8 8x32 16x16 32x8 8x64 16x32 32x16 64x8 32x32 32x64 64x32 32x128 64x64 128x32 "
@@ -24,15 +24,15 @@ _OLD_TILES = (
     "160x128 192x128 128x192 128x96 32x256 256x32"
 )
 
-# The library's numbers of clusters: alone, two tiles of other rows, two of other features.
+# Cluster shapes of the library: 1x1, two tiles along the rows, two along the features.
 _ALONE, _TWO_BY_ROWS, _TWO_BY_FEATURES = 2, 5, 3
-# Bits of the algorithm's custom option, which no documentation names; found by trying all.
+# Bits of the algorithm's custom option; undocumented, found by experiment.
 _WHOLE_FEATURES, _NEXT_BY_ROWS, _LARGE_TILE = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """One way to cut an output, in the library's numbers."""
+    """One way to tile an output, in the library's enumerations."""
 
     tile: int  # cublasLtMatmulTile_t
     cluster: int  # cublasLtClusterShape_t
@@ -41,27 +41,27 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """So many features by so many rows."""
+    """Size of a tile in features and rows."""
 
     features: int
     rows: int
-    is_whole: bool  # in features: they are what instructions multiply 64 at a time
+    is_whole: bool  # features, not rows, are the side of 64
 
 
 def fitting(num_rows: int, num_features: int, num_multiprocessors: int) -> list[Tiling]:
-    """What to try for an output [num_rows, num_features], the best fits first.
+    """Tilings to try for an output [num_rows, num_features], best fit first.
 
-    None for more rows than four tiles hold: then there are many waves, and any tile fits.
+    Empty if the rows need more than four tiles: with that many waves any tile size fits.
     """
 
     def share(tile: _Tile) -> float:
-        """Of what the multiprocessors can do in the waves that it takes, the part that is asked."""
+        """Useful fraction of the multiprocessors' work in the waves that this tile needs."""
         tiles = _cuts(num_features, tile.features) * _cuts(num_rows, tile.rows)
         places = _cuts(tiles, num_multiprocessors) * num_multiprocessors
         return num_features * num_rows / (places * tile.features * tile.rows)
 
     def rank(tile: _Tile) -> tuple[float, int]:
-        # Of equal fits the one nearest to a square: it reads least.
+        # With equal fit, the tile nearest to a square reads least.
         return round(share(tile), 2), min(tile.features, tile.rows)
 
     best = sorted(_tiles(num_rows), key=rank, reverse=True)[:_MOST_TILES]
@@ -69,7 +69,7 @@ def fitting(num_rows: int, num_features: int, num_multiprocessors: int) -> list[
 
 
 def _tiles(num_rows: int) -> list[_Tile]:
-    """All whose rows cover what is to be covered without a rest, as far as eights allow."""
+    """Tile sizes with rows, in multiples of 8, that cover num_rows with least excess."""
     widths = {8 * _cuts(num_rows, 8 * cuts) for cuts in range(1, _MOST_CUTS + 1)}
     return [
         _Tile(features, rows, is_whole)
@@ -83,7 +83,7 @@ def _tiles(num_rows: int) -> list[_Tile]:
 
 
 def _tilings(tile: _Tile, cuts: int) -> list[Tiling]:
-    """A tile alone, and in pairs: of other rows, which share the weight, where those are even."""
+    """A tile alone, and in clusters of two: along the rows, which share the weight, if even."""
     number = _numbers()[tile.features, tile.rows]
     option = _WHOLE_FEATURES * tile.is_whole
     option += _LARGE_TILE * (tile.features * tile.rows >= _LARGE)
@@ -93,9 +93,9 @@ def _tilings(tile: _Tile, cuts: int) -> list[Tiling]:
 
 @cache
 def _numbers() -> dict[tuple[int, int], int]:
-    """cublasLtMatmulTile_t, as the header of CUDA 13 counts tiles.
+    """Maps (features, rows) to cublasLtMatmulTile_t as numbered in the header of CUDA 13.
 
-    After the old ones come those with a multiple of 64 on the second side, then on the first.
+    After the original ones come those with a multiple of 64 on the second side, then on the first.
     """
     old = [tuple(map(int, name.split("x"))) for name in _OLD_TILES.split()]
     wide = [(8 * i, 64 * j) for i in range(1, 97) for j in range(1, 13) if i * j * 512 <= 49152]

@@ -1,15 +1,15 @@
 # mypy: disable-error-code="untyped-decorator"
-"""Linear layer for a handful of rows, where reading the weight once is all the work.
+"""Linear layer for up to 32 rows, where the time is that of reading the weight once.
 
-    x [M, K] with M <= 32, weight [N, K]  ->  x @ weight.T  [M, N]
-    with norm_weight [K]:  rms_norm(x) @ weight.T
-    with gated:            silu(gate) * up  [M, N / 2], gate and up the halves of the product
-    with residual [M, N]:  the product plus residual
-    with inboxes:          the product, which the peers get, too, for `all_reduce.receive`
+    x [M, K] with M <= 32, weight [N, K]  ->  y = x @ weight.T  [M, N]
+    with norm_weight [K]:  y = rms_norm(x) @ weight.T
+    with gated:            silu(gate) * up  [M, N / 2], where gate and up are the halves of y
+    with residual [M, N]:  y + residual
+    with inboxes:          y, also sent to the peers for `all_reduce.receive`
 
-The norm costs no pass of its own: its factor is one number per row, so the product is taken of
-`x * norm_weight` and scaled afterwards. A program keeps whole rows of the weight; it asks for its
-first tile before it waits for the kernel that makes `x`.
+The norm takes no extra pass: its factor is one number per row, so the GEMM multiplies
+`x * norm_weight` and scales the result. A program owns whole rows of the weight; it requests its
+first tile before it waits for the kernel that computes `x`.
 """
 
 from dataclasses import dataclass
@@ -31,18 +31,18 @@ _SMALL_LAYER = 2**23  # elements of the weight
 @dataclass(frozen=True, slots=True)
 class _Config:
     block_n: int
-    k_slices: int  # K is cut into slices, one warp or more each, summed at the end
+    k_slices: int  # slices of K, at least one warp each
     block_k: int
     num_warps: int
 
 
 def _config(m: int, n: int, k: int, gated: bool, itemsize: int) -> _Config:
-    """Measured on H200 with the layers of Qwen3 0.6B and 8B."""
+    """The launch configuration; measured on H200 with the layers of Qwen3 0.6B and 8B."""
     if m == 1:
         block_k = min(4096, triton.next_power_of_2(k))
         tile = 4096 if gated and k <= 1024 else 8192
         return _Config(max(2, min(16, tile // block_k)), 1, block_k, num_warps=4)
-    if itemsize == 4:  # no matrix units to feed, twice the shared memory to hold
+    if itemsize == 4:  # no tensor cores, twice the shared memory
         return _Config(8, 4, 64, num_warps=4)
     if k <= 1024:
         return _Config(16, 4, 256, num_warps=4)
@@ -52,9 +52,9 @@ def _config(m: int, n: int, k: int, gated: bool, itemsize: int) -> _Config:
 
 
 def pays(m: int, n: int, k: int) -> bool:
-    """Whether this kernel beats the library: always for one row, for more where the layer is small.
+    """Whether this kernel is faster than the library: for one row, or few rows of a small layer.
 
-    Rows beyond 16, and layers of many megabytes, give the library enough work to hide its costs.
+    With more than 16 rows, or a weight of many megabytes, the library hides its overhead.
     """
     return m == 1 or (m <= 16 and n * k <= _SMALL_LAYER)
 
@@ -71,7 +71,7 @@ def linear(
     inboxes: Inboxes | None = None,
     slot: int = 0,
 ) -> torch.Tensor:
-    """Product with fused neighbours; sums are float32 and rounded once, at the end."""
+    """GEMM with fused neighbouring operations; sums are float32, rounded once at the end."""
     m, n, k = operands.check(
         x, weight, gated, residual, MAX_ROWS, bias=bias, norm_weight=norm_weight
     )
@@ -115,7 +115,7 @@ def linear(
 def _exchange(
     out: torch.Tensor, inboxes: Inboxes | None, slot: int
 ) -> tuple[torch.Tensor | None, int, int]:
-    """What `deliver` is told: addresses, the slot's start, an inbox's capacity in elements."""
+    """Arguments of `deliver`: addresses, start of the slot, capacity of an inbox in elements."""
     if inboxes is None:
         return None, 0, 0
     start = slot_start(inboxes, slot, out.element_size())
@@ -147,7 +147,7 @@ def _row_kernel(
     WORD: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """One row, without matrix units: weights go from memory to registers and are used once."""
+    """One row, without tensor cores: weights go from memory to registers and are used once."""
     if PDL:
         gdc_launch_dependents()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -199,7 +199,7 @@ def _row_kernel(
         deliver(words, n, is_n, addresses_ptr, slot_start, capacity, RANK, SIZE)
 
 
-@triton.jit(do_not_specialize=["M"])  # nothing is to be compiled for a number of rows
+@triton.jit(do_not_specialize=["M"])  # one kernel for all numbers of rows
 def _rows_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
@@ -228,7 +228,7 @@ def _rows_kernel(
     WORD: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """Several rows: a batched product over slices of K, so that every warp has its own slice."""
+    """Several rows: a batched GEMM over slices of K, so that each warp has its own slice."""
     if PDL:
         gdc_launch_dependents()
     STEP: tl.constexpr = SLICES * BLOCK_K

@@ -1,4 +1,4 @@
-"""What the linear kernels demand of their operands; what is wrong is refused by its name."""
+"""Checks the operands of the linear kernels; errors name the operand."""
 
 import torch
 
@@ -11,9 +11,9 @@ def check(
     max_rows: int,
     **others: torch.Tensor | None,
 ) -> tuple[int, int, int]:
-    """Rows, columns and K of x [M, K] times weight [N, K], or of a gated product's half of N.
+    """Returns (M, N, K) for x [M, K] and weight [N, K]; a gated layer's N is half the weight's.
 
-    The `others` need no more than x's type. Raises ValueError or TypeError.
+    `others` need only have x's dtype. Raises ValueError or TypeError.
     """
     m, k = x.shape
     n = weight.shape[0] // 2 if gated else weight.shape[0]

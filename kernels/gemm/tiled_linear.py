@@ -1,19 +1,20 @@
 # mypy: disable-error-code="untyped-decorator"
-"""Linear layer for a few dozen rows, where reading the weight once is still nearly all the work.
+"""Linear layer for up to 32 rows, where most of the time is that of reading the weight once.
 
-    x [M, K] with M <= 32, weight [N, K]  ->  x @ weight.T  [M, N]
-    with residual [M, N]:  the product plus residual
-    with gated:            silu(gate) * up  [M, N / 2], gate and up the halves of the product
-    with divided:          each row counts divided by the root mean square of its x, which is all
-                           of a norm whose weight is in the layer's
+    x [M, K] with M <= 32, weight [N, K]  ->  y = x @ weight.T  [M, N]
+    with residual [M, N]:  y + residual
+    with gated:            silu(gate) * up  [M, N / 2], where gate and up are the halves of y
+    with divided:          each row of y is first divided by the RMS of its row of x: an RMS norm
+                           with its weight folded into the layer's
 
-A program takes some rows of the weight through a pipeline in shared memory, so that tiles are on
-their way while others are multiplied, and all rows of x. Where that makes too few programs to keep
-the memory busy, K is cut, and the last program of a tile to finish adds up the parts, always in the
-same order.
+A program moves some rows of the weight and all rows of x through a pipeline in shared memory, so
+that tiles are loaded while others are multiplied. If that makes too few programs to saturate
+memory, K is split, and the last program of a tile to finish adds the parts, always in the same
+order.
 
-A small layer starts while the kernel before it ends. A large one does not: its programs, one to a
-multiprocessor, would take their places while few are free, and so would all after them.
+A small layer starts while the previous kernel ends. A large one does not: it has one program per
+multiprocessor, and programs that start early would crowd the few that are free, as would those of
+all later kernels.
 """
 
 from dataclasses import dataclass
@@ -27,14 +28,14 @@ from kernels.gemm import operands
 from kernels.pdl import has_pdl, launch_options
 
 MAX_ROWS = 32
-_FEWEST_ROWS = 3  # of those that it is chosen for
+_FEWEST_ROWS = 3  # below this `linear` is faster
 _BLOCK_K = 128
 _BLOCK_N = 64
-_WIDE_BLOCK_N = 128  # of a gated layer that has tiles of the other width for two rounds
+_WIDE_BLOCK_N = 128  # for a gated layer with two waves of the other tiles
 _MANY_TILES = 132
-_FEW_TILES = 64  # with fewer K is cut
-_LONG_K = 8192  # and above this
-_LEAST_COLUMNS = 3072  # the library is better at fewer
+_FEW_TILES = 64  # with fewer tiles K is split
+_LONG_K = 8192  # above this K is split
+_LEAST_COLUMNS = 3072  # with fewer the library is faster
 _SMALL_LAYER = 2**23  # elements of the weight
 _SHARED_BYTES = 200 << 10
 
@@ -42,12 +43,12 @@ _SHARED_BYTES = 200 << 10
 @dataclass(frozen=True, slots=True)
 class _Config:
     block_n: int
-    splits: int  # of K
+    splits: int  # parts of K
     num_stages: int
 
 
 def _config(n: int, k: int, gated: bool) -> _Config:
-    """Measured on H200 with the layers of Qwen3 0.6B and 8B, and of 8B on two devices."""
+    """The launch configuration; measured on H200 with Qwen3 0.6B, 8B, and 8B on two devices."""
     if gated:
         is_wide = n // _BLOCK_N > _MANY_TILES
         return _Config(_WIDE_BLOCK_N, 1, 3) if is_wide else _Config(_BLOCK_N, 1, 4)
@@ -62,19 +63,19 @@ def _divides(k: int, splits: int) -> bool:
 
 
 def suits(n: int, k: int, dtype: torch.dtype) -> bool:
-    """Whether the kernel can multiply by a weight [n, k], and beats the library with it."""
+    """Whether the kernel supports a weight [n, k] and is faster than the library with it."""
     is_half = dtype in (torch.bfloat16, torch.float16)
     return is_half and k % _BLOCK_K == 0 and n >= _LEAST_COLUMNS
 
 
 def pays(weight: torch.Tensor) -> bool:
-    """Whether it suits the weight and its device."""
+    """Whether the kernel suits the weight and the weight's device."""
     n, k = weight.shape
     return suits(n, k, weight.dtype) and has_pdl(weight) and _has_room(weight)
 
 
 def _has_room(weight: torch.Tensor) -> bool:
-    """Shared memory for the pipeline: what data center chips have."""
+    """Whether the device has shared memory for the pipeline, as data center GPUs do."""
     if weight.is_meta:
         return True
     properties = triton.runtime.driver.active.utils.get_device_properties(weight.get_device())
@@ -82,18 +83,18 @@ def _has_room(weight: torch.Tensor) -> bool:
 
 
 def arrivals(weight: torch.Tensor) -> torch.Tensor:
-    """A counter per tile of this weight, zero between calls; calls in stream order may share it."""
+    """A counter per tile of this weight, zero between calls; may be shared in stream order."""
     num_tiles = triton.cdiv(weight.shape[0], _BLOCK_N)
     return torch.zeros(num_tiles, dtype=torch.int32, device=weight.device)
 
 
 def serves(num_rows: int) -> bool:
-    """Whether the kernel is the one for so many rows of a weight that it pays for."""
+    """Whether this kernel is used for this number of rows, if `pays` holds for the weight."""
     return _FEWEST_ROWS <= num_rows <= MAX_ROWS
 
 
 def counters_for(arrived: torch.Tensor | None, num_rows: int) -> torch.Tensor | None:
-    """A weight's counters if the kernel is the one for so many rows; else None."""
+    """The weight's counters if this kernel is used for this number of rows; else None."""
     return arrived if serves(num_rows) else None
 
 
@@ -107,7 +108,7 @@ def tiled_linear(
     divided: bool = False,
     eps: float = 0.0,
 ) -> torch.Tensor:
-    """Product with fused neighbours; sums are float32 and rounded once, at the end."""
+    """GEMM with fused neighbouring operations; sums are float32, rounded once at the end."""
     m, n, k = operands.check(x, weight, gated, residual, MAX_ROWS)
     if k % _BLOCK_K:
         raise ValueError(f"K must be a multiple of {_BLOCK_K}, got {k}")
@@ -145,7 +146,7 @@ def tiled_linear(
     return out
 
 
-@triton.jit(do_not_specialize=["M"])  # nothing is to be compiled for a number of rows
+@triton.jit(do_not_specialize=["M"])  # one kernel for all numbers of rows
 def _tiled_linear_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
@@ -176,7 +177,7 @@ def _tiled_linear_kernel(
     m = tl.arange(0, BLOCK_M)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    # What is beyond the ends repeats the last row and is not stored.
+    # Rows beyond M repeat the last row and are not stored.
     rows = tl.minimum(m, M - 1)
     columns = tl.minimum(n, N - 1).to(tl.int64)
     w_ptrs = weight_ptr + columns[:, None] * K + k[None, :]  # [BLOCK_N, BLOCK_K]
@@ -213,14 +214,14 @@ def _tiled_linear_kernel(
         in_tile = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
         parts = parts_ptr + tile * (SPLITS * BLOCK_N * BLOCK_M) + in_tile
         tl.store(parts + split * (BLOCK_N * BLOCK_M), acc)
-        # All threads must have stored before the one that counts the arrival says so.
+        # All threads must have stored before one of them counts the arrival.
         tl.debug_barrier()
         before = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu")
         if before == SPLITS - 1:
             tl.store(arrived_ptr + tile, 0)
             total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
             for part in tl.static_range(SPLITS):
-                # From L2: this multiprocessor may hold stale lines of the parts.
+                # Loaded from L2, since this multiprocessor's L1 may hold stale lines of the parts.
                 total += tl.load(parts + part * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
             _store(total, residual_ptr, out_ptr, to, inside, HAS_RESIDUAL)
 

@@ -1,1 +1,1 @@
-"""RMS norm, and the gated activation that can divide by it."""
+"""RMS norm, and SiLU-and-mul, which can divide by the RMS."""

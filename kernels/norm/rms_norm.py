@@ -1,10 +1,10 @@
 # mypy: disable-error-code="untyped-decorator"
 """RMS norm over the last dimension, alone or after adding the residual stream.
 
-    x [T, N], weight [N]  ->  normed [T, N]
-    x [T, N], residual [T, N], weight [N]  ->  normed [T, N], x + residual [T, N]
+    x [T, N], weight [N]                    ->  normed [T, N]
+    x [T, N], residual [T, N], weight [N]   ->  normed [T, N], x + residual [T, N]
 
-Statistics and the sum are float32; the norm sees the sum before it is rounded.
+Statistics and the sum are float32; the norm is of the sum before rounding.
 """
 
 import torch
@@ -15,12 +15,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.pdl import has_pdl, launch_options
 
 _MAX_WIDTH = 32768
-# Elements of a row that a program of another kernel looks at at once, for its factor alone.
+# Elements of a row per iteration, for kernels that compute the factor alone.
 FACTOR_STEP = 1024
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return `x / rms(x) * weight`; `x` is left as it was."""
+    """Returns `x / rms(x) * weight`; does not modify x."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _launch(x, None, weight, eps, out, None)
     return out
@@ -29,7 +29,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the norm of `x + residual` and the sum itself; both inputs are left as they were."""
+    """Returns the norm of `x + residual`, and the sum; does not modify the inputs."""
     if x.shape != residual.shape or x.dtype != residual.dtype or not residual.is_contiguous():
         raise ValueError(f"residual must be contiguous {tuple(x.shape)} of {x.dtype}")
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -103,7 +103,7 @@ def _rms_norm_kernel(
 def rms_factor(
     row_ptr: tl.tensor, eps: tl.tensor, N: tl.constexpr, STEP: tl.constexpr
 ) -> tl.tensor:
-    """What the norm multiplies a contiguous row [N] by, before the weight."""
+    """Returns 1 / rms of a contiguous row [N], without the norm's weight."""
     square = tl.zeros([STEP], tl.float32)
     for first in tl.static_range(0, N, STEP):
         i = first + tl.arange(0, STEP)

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="untyped-decorator"
-"""The gated activation of the feed-forward layer.
+"""Gated activation of the MLP.
 
-x [T, 2I]  ->  silu(x[:, :I]) * x[:, I:]  [T, I]
+    x [T, 2I]  ->  silu(x[:, :I]) * x[:, I:]  [T, I]
 
-With rms_of [T, N], each row of x counts divided by the root mean square of that row: what is left
-of a norm whose weight is in the product's.
+With rms_of [T, N], each row of x is first divided by the RMS of that row of rms_of: an RMS norm
+with its weight folded into the preceding GEMM's.
 """
 
 import torch
@@ -16,14 +16,14 @@ from kernels.norm.rms_norm import FACTOR_STEP, rms_factor
 from kernels.pdl import has_pdl, launch_options
 
 _BLOCK = 1024
-# Where it leaves no rest: the row is read less often for its root mean square.
+# Used if it divides the width: the row of rms_of is then read by fewer programs.
 _WIDE_BLOCK = 2048
 
 
 def silu_and_mul(
     x: torch.Tensor, rms_of: torch.Tensor | None = None, eps: float = 0.0
 ) -> torch.Tensor:
-    """Gate the second half of each row by the SiLU of the first, in float32."""
+    """Multiplies the second half of each row by the SiLU of the first, in float32."""
     num_rows, width = x.shape
     if width % 2 or x.stride(1) != 1:
         raise ValueError(f"want contiguous rows of even width, got {tuple(x.shape)}")
@@ -55,7 +55,7 @@ def _silu_and_mul_kernel(
     stride_x: tl.tensor,
     eps: tl.tensor,
     I: tl.constexpr,  # noqa: E741
-    N: tl.constexpr,  # 0: rows are as they are
+    N: tl.constexpr,  # 0: rows are not divided
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
     PDL: tl.constexpr,

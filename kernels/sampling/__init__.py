@@ -1,1 +1,1 @@
-"""Sampling on the device: the state of each slot, and the choice of a token."""
+"""Sampling on the device: slot state, Gumbel-max sampling, filtered draws."""

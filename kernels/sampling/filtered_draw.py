@@ -1,13 +1,14 @@
 # mypy: disable-error-code="untyped-decorator"
-"""The draws of rows whose parameters filter, each in a program of its own.
+"""Draws tokens for rows with min-p, top-k or top-p, one program per row.
 
     logits [R, V], candidates [2, R, T], slots [R], slot_state [S, NUM_FIELDS]
-      ->  in the candidates of each such row the token it draws, with a score that none exceeds
+      ->  replaces each such row's candidates: its drawn token with the best score
 
-A row keeps what min-p, then top-k (ties at its bar stay together), then top-p (of equals the lower
-ids first) let pass, and runs a race among them. No row is sorted: bars are found by halving the
-interval of the logits' own bits, 16 for a 16-bit type. That looks at the row's shortlist, or at all
-of the row if filters may keep what is not listed.
+A row is filtered by min-p, then top-k (tokens tied with the k-th are all kept), then top-p (of
+equal logits the lower ids first), and sampled by Gumbel-max among the kept tokens. Rows are not
+sorted: thresholds are found by bisection over the bits of the logits, in 16 steps for a 16-bit
+dtype. This reads the row's shortlist, or the whole row if the filters may keep tokens that are not
+listed.
 """
 
 import torch
@@ -36,7 +37,7 @@ _TILE = 8192
 def draw_filtered(
     logits: torch.Tensor, candidates: torch.Tensor, slots: torch.Tensor, slot_state: torch.Tensor
 ) -> None:
-    """Replaces the candidates of rows that filter; leaves those of rows that are not finite."""
+    """Replaces the candidates of filtered rows, except of rows that are not finite."""
     num_rows, vocab_size = logits.shape
     _, num_candidates, num_tiles = candidates.shape
     if num_candidates != num_rows or slots.shape != (num_rows,) or logits.stride(1) != 1:
@@ -95,7 +96,7 @@ def _draw_kernel(
         totals = totals_ptr + row * num_chunks + chunks
         total = tl.sum(tl.load(totals, mask=chunks < num_chunks, other=0.0), 0)
         ids_ptr = list_ids_ptr + row * LENGTH
-        is_listed = end == 1  # then all that can win is
+        is_listed = end == 1  # with level 1, all tokens that can win are listed
         if (end > 1) & (end < NUM_LEVELS):
             is_listed = _keeps_listed(
                 list_ptr + row * LENGTH, length, total, listed_weight(end), peak, sharpness,
@@ -133,12 +134,12 @@ def _draw(
     race: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The winner of a race among the kept.
+    """Token by Gumbel-max among the kept tokens.
 
-    If they are listed, their tokens are `ids`, and `total` is the weight of the whole row.
+    With a shortlist, `ids` are its tokens and `total` is the weight of the whole row.
     """
     lowest, highest = _key_range(x_ptr)
-    bar = lowest  # the lowest key kept
+    bar = lowest  # lowest kept key
     if top_k > 0:
         end = highest
         while end - bar > 1:
@@ -150,10 +151,10 @@ def _draw(
                 end = middle
             if count == top_k:
                 end = bar + 1
-    num_ties = vocab_size  # how many of the tokens at the bar are kept
+    num_ties = vocab_size  # number of kept tokens with that key
     if top_p < 1.0:
         mass = _mass(x_ptr, vocab_size, peak, sharpness, bar, min_p, TILE)
-        # Only where nothing else filters do unlisted tokens count.
+        # Unlisted tokens count only if top-p is the only filter.
         target = top_p * tl.where(is_listed & (top_k == 0) & (min_p == 0.0), total, mass)
         end = highest
         while end - bar > 1:
@@ -183,9 +184,9 @@ def _keeps_listed(
     min_p: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """Whether filters keep nothing but what is on a list that has all tokens from a weight on."""
+    """Whether the filters keep listed tokens only; listed are all tokens from `weight` on."""
     keeps = (top_k > 0) & (length >= top_k)
-    keeps = keeps | (min_p > 1.01 * weight)  # levels are rounded
+    keeps = keeps | (min_p > 1.01 * weight)  # margin for rounded levels
     if (top_k == 0) & (min_p == 0.0):
         lowest, _ = _key_range(x_ptr)
         mass = _mass(x_ptr, length, peak, sharpness, lowest, min_p, TILE)
@@ -195,7 +196,7 @@ def _keeps_listed(
 
 @triton.jit
 def _key(x: tl.tensor) -> tl.tensor:
-    """Integers in the order of the floats."""
+    """Maps floats to integers of the same order."""
     WIDTH: tl.constexpr = x.dtype.primitive_bitwidth
     bits = x.to(tl.int16 if WIDTH == 16 else tl.int32, bitcast=True).to(tl.int32)
     return bits ^ ((bits >> 31) & (2 ** (WIDTH - 1) - 1))
@@ -203,7 +204,7 @@ def _key(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _key_range(x_ptr: tl.tensor) -> tl.tensor:
-    """(no key is lower, no finite key is as high), so wide that halving cannot overflow."""
+    """(lower bound of keys, upper bound of finite keys), without overflow in the bisection."""
     HALF: tl.constexpr = 2 ** (x_ptr.dtype.element_ty.primitive_bitwidth - 1)
     return tl.full([], -HALF, tl.int64), tl.full([], HALF - 1, tl.int64)
 
@@ -241,7 +242,7 @@ def _mass(
     min_p: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The weight of all that reach both bars; summed in one order, so a higher bar never adds."""
+    """Weight of all tokens from both thresholds on; in fixed order, so monotonic in `bar`."""
     total = tl.zeros([TILE], tl.float32)
     bar = bar.to(tl.int32)
     for first in range(0, vocab_size, TILE):
@@ -260,7 +261,7 @@ def _weight_at(
     bar: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The weight of a token at the bar, or of the lightest above it."""
+    """Weight of a token with key `bar`, or of the lightest above it."""
     lightest = tl.full([TILE], 1.0, tl.float32)
     bar = bar.to(tl.int32)
     for first in range(0, vocab_size, TILE):
@@ -284,7 +285,7 @@ def _race(
     race: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The kept token with the largest sum of scaled logit and its own number."""
+    """The kept token with the largest sum of scaled logit and Gumbel noise."""
     bar = bar.to(tl.int32)
     ties_before = tl.full([], 0, tl.int32)
     best = tl.full([], float("-inf"), tl.float32)
@@ -296,7 +297,7 @@ def _race(
         ids = tl.where(is_listed, ids, i)
         key = _key(x)
         is_tie = (key == bar).to(tl.int32)
-        rank = ties_before + tl.cumsum(is_tie, 0)  # from 1 on at the ties
+        rank = ties_before + tl.cumsum(is_tie, 0)  # 1 for the first tie
         kept = (key > bar) | ((is_tie > 0) & (rank <= num_ties))
         kept = kept & (_weights(x, peak, sharpness) >= min_p) & (i < vocab_size)
         scores = (x.to(tl.float32) - peak) * sharpness + race_numbers(race, ids)

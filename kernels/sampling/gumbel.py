@@ -1,10 +1,10 @@
 # mypy: disable-error-code="untyped-decorator"
-"""The numbers of the race that sampling is, inside kernels.
+"""Gumbel noise inside kernels.
 
     seed, output position -> race_key;  race_key, token ids -> race_numbers
 
-Bit for bit what `worker_svc.sampling.random_numbers` says: a pure function, whatever part of the
-vocabulary a program looks at.
+Bitwise equal to `worker_svc.sampling.random_numbers`: a pure function, whichever part of the
+vocabulary a program reads.
 """
 
 import triton
@@ -13,14 +13,14 @@ import triton.language as tl
 
 @triton.jit
 def race_key(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
-    """`worker_svc.sampling.random_numbers.race_keys`, bit for bit."""
+    """`worker_svc.sampling.random_numbers.race_keys` for one row, bitwise equal."""
     gamma = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
     return _mix(_mix(seed.to(tl.uint64) + gamma) + (position + 1).to(tl.uint64) * gamma)
 
 
 @triton.jit
 def race_numbers(race: tl.tensor, ids: tl.tensor) -> tl.tensor:
-    """`worker_svc.sampling.random_numbers.race_numbers`: the same bits, then the same formula."""
+    """`worker_svc.sampling.random_numbers.race_numbers` for one row, by the same formula."""
     bits = ids.to(tl.uint32) * tl.full([], 0x9E3779B1, tl.uint32) + race.to(tl.uint32)
     bits = (bits ^ (bits >> 16)) * tl.full([], 0x85EBCA6B, tl.uint32)
     bits = bits ^ (race >> 32).to(tl.uint32)

@@ -1,17 +1,17 @@
 # mypy: disable-error-code="untyped-decorator"
-"""Logits to tokens, each row by its slot's parameters, without a word to the host.
+"""Samples tokens with the parameters of each row's slot, without the host.
 
     logits [R, N], slots [R], slot_state [S, NUM_FIELDS]  ->  candidates [2, R, T]
     candidates [P, 2, R, T], slots [R], slot_state, token_rows [S, L], num_steps [1]
-      ->  a token per row after the slot's known ones, and into its column of the output ring
+      ->  appends a token to each row's slot and writes it to the row's column of the output ring
 
-The vocabulary may be in P parts, one to a rank, each cut into T tiles. A tile's candidate is its
-best token and that token's score, both float64: greedy rows score by logit, and rows that filter
-nothing by what wins a race, the sum of scaled logit and a number that is a pure function of seed,
-output position and token. So a token's score is the same in whatever part it is found, and the best
-of all candidates, of equals the lowest token, is the row's token. Rows that filter find the largest
-of their logits, and `kernels/sampling/filtered_draw.py` then puts what they draw in place of it.
-Logits that are not finite give -1; a negative slot gives nothing.
+The vocabulary is in P parts, one per rank, each cut into T tiles. The candidate of a tile is its
+best token with that token's score, both float64. The score of a greedy row is the logit; that of an
+unfiltered row is the scaled logit plus Gumbel noise, a pure function of seed, output position and
+token, so it is equal in any part. The row's token is the best of all candidates, the lowest one if
+equal. For filtered rows the candidates are the largest logits, which
+`kernels/sampling/filtered_draw.py` then replaces by the drawn token. Rows with logits that are not
+finite give -1; rows with a negative slot are skipped.
 """
 
 from dataclasses import dataclass
@@ -34,19 +34,19 @@ from kernels.sampling.slot_state import (
     load_float,
 )
 
-# Steps whose tokens the ring holds; more than may be in flight.
+# Number of steps in the ring; more than can be in flight.
 RING = 4
-_STEP = 2048  # logits that a program looks at at once
-MAX_TILES = 128  # of a row's part
+_STEP = 2048  # logits per iteration of a program
+MAX_TILES = 128  # per part of a row
 _MANY_TILES = 2048
 _WIDEST_TILE = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Where tokens go: to their slots, and to the ring in the order of the rows."""
+    """Destination of tokens: their slots, and the ring in row order."""
 
-    slot_state: torch.Tensor  # [S, NUM_FIELDS] int64, whose count of known tokens grows
+    slot_state: torch.Tensor  # [S, NUM_FIELDS] int64, its token counts grow
     token_rows: torch.Tensor  # [S, L] int32
     num_steps: torch.Tensor  # [1] int32: ring row `num_steps % RING`
     ring: torch.Tensor  # [RING, max_num_rows] int32
@@ -61,7 +61,7 @@ class Tokens:
 
 
 def output_ring(max_num_rows: int, device: torch.device) -> torch.Tensor:
-    """Where a device writes tokens, [RING, max_num_rows]: in the host's memory."""
+    """A ring [RING, max_num_rows] in host memory that the device can write."""
     is_shared = device.type == "cuda"
     return torch.zeros((RING, max_num_rows), dtype=torch.int32, pin_memory=is_shared)
 
@@ -69,9 +69,9 @@ def output_ring(max_num_rows: int, device: torch.device) -> torch.Tensor:
 def find_candidates(
     logits: torch.Tensor, slots: torch.Tensor, slot_state: torch.Tensor, first_token: int = 0
 ) -> torch.Tensor:
-    """Scores and tokens [2, R, T] float64 of each tile's best; NaN for one that is not finite.
+    """Best token and score of each tile, [2, R, T] float64; NaN if a logit is not finite.
 
-    Logits are of consecutive tokens from `first_token` on.
+    The logits are of consecutive tokens from `first_token` on.
     """
     num_rows, width = logits.shape
     if logits.stride(1) != 1 or slots.shape != (num_rows,) or slots.dtype != torch.int32:
@@ -88,14 +88,14 @@ def find_candidates(
 
 
 def _steps_of_a_tile(num_rows: int, width: int) -> int:
-    """Tiles enough to fill a device, and no more, since each has a start and an end."""
+    """Iterations per tile, for enough tiles to fill a device and no more."""
     tile_width = min(num_rows * width // _MANY_TILES, _WIDEST_TILE)
     steps: int = triton.cdiv(max(tile_width, triton.cdiv(width, MAX_TILES)), _STEP)
     return steps
 
 
 def choose(candidates: torch.Tensor, slots: torch.Tensor, into: Tokens) -> None:
-    """Writes the token of every row, one that is -1 as token 0 to its slot, and counts it there."""
+    """Writes each row's token to its slot and the ring; -1 is stored in the slot as token 0."""
     num_parts, _, num_rows, num_tiles = candidates.shape
     if num_tiles > MAX_TILES:
         raise ValueError(f"{num_tiles} tiles of a part, at most {MAX_TILES}")
@@ -129,7 +129,7 @@ def _find_kernel(
     STEP: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """The candidate of one tile."""
+    """Computes the candidate of one tile."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -164,7 +164,7 @@ def _find_largest(
     STEP: tl.constexpr,
 ) -> tl.tensor:
     """(largest logit, or NaN if one is not finite; its token), both float64."""
-    best = tl.full([STEP], float("-inf"), tl.float32)  # of each lane, and where it was first
+    best = tl.full([STEP], float("-inf"), tl.float32)  # per lane
     at = tl.zeros([STEP], tl.int32)
     is_good = tl.full([STEP], 1, tl.int1)  # whether a lane's logits are finite
     for step in tl.range(begin, begin + steps, num_stages=3):
@@ -188,9 +188,9 @@ def _find_winner(
     race: tl.tensor,
     STEP: tl.constexpr,
 ) -> tl.tensor:
-    """(largest sum of scaled logit and number, or NaN if a logit is not finite; its token).
+    """(largest sum of scaled logit and Gumbel noise, NaN if a logit is not finite; its token).
 
-    No part knows the row's largest logit, so it cannot be subtracted. float64 keeps the numbers
+    The row's largest logit is unknown in a part, so it is not subtracted. float64 keeps the noise
     exact next to a logit that a low temperature makes huge.
     """
     sharpness = 1.0 / temperature.to(tl.float64)
@@ -211,7 +211,7 @@ def _find_winner(
 
 @triton.jit
 def _first_best(scores: tl.tensor, tokens: tl.tensor) -> tl.tensor:
-    """(best score, or NaN if one is NaN; of those that have it, the lowest token as float64)."""
+    """(best score, or NaN if one is NaN; the lowest token with that score, as float64)."""
     num_bad = tl.sum((scores != scores).to(tl.int32), 0)
     best = tl.max(scores, 0)
     token = tl.min(tl.where(scores == best, tokens, 0x7FFFFFFF), 0)

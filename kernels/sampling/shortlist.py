@@ -1,16 +1,16 @@
 # mypy: disable-error-code="untyped-decorator"
-"""The likeliest tokens of each row that filters: as a rule, all that can be drawn.
+"""Lists the most likely tokens of each filtered row, usually all that can be drawn.
 
     logits [R, V], candidates [2, R, T], slots [R], slot_state [S, NUM_FIELDS]  ->  Shortlists
 
-Filters look at a row many times over; a shortlist makes that a look at LENGTH tokens. It holds all
-tokens down to some weight relative to the largest, in the order of their ids. Weights fall into
-levels, the same for every row: a row's list ends at the lowest level down to which there are no
-more than LENGTH tokens. Level 1 ends where a token's weight is so small that not even the best
-number of the race could win against the largest weight with the worst.
+Filters read a row many times; with a shortlist they read LENGTH tokens instead. It holds all tokens
+down to some weight relative to the largest, in order of ids. Weights are divided into levels, equal
+for all rows: a row's list ends at the lowest level that keeps it within LENGTH tokens. Tokens below
+level 1 cannot be drawn: even the largest Gumbel noise would not lift them above the row's best
+token with the smallest noise.
 
-Chunks of a row are surveyed and copied side by side, and put together in one order: what a row gets
-depends on nothing but the row.
+Chunks of a row are counted and copied in parallel and joined in a fixed order, so the list depends
+on the row only.
 """
 
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ from kernels.sampling.slot_state import NUM_FIELDS, filtering_temperature
 
 LENGTH = 8192
 NUM_LEVELS = tl.constexpr(32)
-# Numbers of a race lie between -2.9 and 16.7.
-_HOPELESS = tl.constexpr(20.0)  # in the logarithm of a weight
+# The Gumbel noise is between -2.9 and 16.7.
+_HOPELESS = tl.constexpr(20.0)  # in log weight
 _LEVELS_PER_OCTAVE = tl.constexpr(3.0)
 _CHUNK = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Shortlists:
-    """The listed logits of each row, followed by unused entries; and the survey of its chunks."""
+    """The listed logits of each row, then unused entries; and the counts of the row's chunks."""
 
-    logits: torch.Tensor  # [R, LENGTH], as they are
+    logits: torch.Tensor  # [R, LENGTH], not scaled
     token_ids: torch.Tensor  # [R, LENGTH] int32
     counts: torch.Tensor  # [R, C, NUM_LEVELS] int32: tokens of each level
     totals: torch.Tensor  # [R, C] float32: weights of all tokens
@@ -45,7 +45,7 @@ class Shortlists:
 def shortlist(
     logits: torch.Tensor, candidates: torch.Tensor, slots: torch.Tensor, slot_state: torch.Tensor
 ) -> Shortlists:
-    """Lists of the rows that filter; those of others hold anything."""
+    """Builds the lists of filtered rows; those of other rows are undefined."""
     num_rows, vocab_size = logits.shape
     num_chunks, num_tiles = triton.cdiv(vocab_size, _CHUNK), candidates.shape[2]
     lists = Shortlists(
@@ -83,7 +83,7 @@ def _survey_kernel(
     TILES: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """How many tokens of a chunk are in each level, and the weight of all."""
+    """Counts the tokens of a chunk in each level and sums their weights."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -116,7 +116,7 @@ def _list_kernel(
     TILES: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """Copies a chunk's share of the list after those of the chunks before it."""
+    """Copies a chunk's listed tokens to their place after the previous chunks'."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -141,7 +141,7 @@ def _list_kernel(
 def list_end(
     counts_ptr: tl.tensor, num_chunks: tl.tensor, MAX_CHUNKS: tl.constexpr, LENGTH: tl.constexpr
 ) -> tl.tensor:
-    """(the level down to which a row is listed, NUM_LEVELS if not at all; how many tokens)."""
+    """(lowest listed level, NUM_LEVELS if there is no list; number of listed tokens)."""
     chunks, levels = tl.arange(0, MAX_CHUNKS)[:, None], tl.arange(0, NUM_LEVELS)
     exists = chunks < num_chunks
     counts = tl.load(counts_ptr + chunks * NUM_LEVELS + levels[None, :], mask=exists, other=0)
@@ -153,7 +153,7 @@ def list_end(
 
 @triton.jit
 def listed_weight(end: tl.tensor) -> tl.tensor:
-    """The weight, relative to the largest, from which on all tokens are listed."""
+    """Relative weight from which on all tokens are listed."""
     depth = tl.exp2((1.0 - end.to(tl.float32)) / _LEVELS_PER_OCTAVE) * _HOPELESS
     return tl.exp(-depth)
 
@@ -162,7 +162,7 @@ def listed_weight(end: tl.tensor) -> tl.tensor:
 def _num_listed(
     counts_ptr: tl.tensor, num_chunks: tl.tensor, end: tl.tensor, MAX_CHUNKS: tl.constexpr
 ) -> tl.tensor:
-    """Tokens of the first chunks that are listed."""
+    """Number of listed tokens in the first chunks."""
     chunks, levels = tl.arange(0, MAX_CHUNKS)[:, None], tl.arange(0, NUM_LEVELS)[None, :]
     is_listed = (chunks < num_chunks) & (levels >= end)
     counts = tl.load(counts_ptr + chunks * NUM_LEVELS + levels, mask=is_listed, other=0)
@@ -178,7 +178,7 @@ def scale(
     num_tiles: tl.tensor,
     TILES: tl.constexpr,
 ) -> tl.tensor:
-    """(a row's largest logit, one over its temperature); 0 and 0 if there is nothing to list."""
+    """(largest logit, 1 / temperature) of a row; (0, 0) if it needs no list."""
     peak = tl.full([], 0.0, tl.float32)
     sharpness = tl.full([], 0.0, tl.float32)
     slot = tl.load(slots_ptr + row).to(tl.int64)
@@ -202,7 +202,7 @@ def _chunk(
     sharpness: tl.tensor,
     CHUNK: tl.constexpr,
 ) -> tl.tensor:
-    """(tokens, logits, logarithms of weights) of this program's chunk of a row."""
+    """(tokens, logits, log weights) of this program's chunk of a row."""
     i = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(x_ptr + i, mask=i < vocab_size, other=float("-inf"))
     return i, x, (x.to(tl.float32) - peak) * sharpness
@@ -210,7 +210,7 @@ def _chunk(
 
 @triton.jit
 def _level(scaled: tl.tensor) -> tl.tensor:
-    """0 for a weight without hope, then the higher the heavier; of logarithms of weights."""
+    """Level of log weights: 0 if the token cannot be drawn, higher for larger weights."""
     depth = tl.maximum(-scaled, 1e-9) / _HOPELESS
     level = 1.0 - tl.log2(depth) * _LEVELS_PER_OCTAVE
     return tl.minimum(tl.maximum(level, 0.0), NUM_LEVELS - 1.0).to(tl.int32)
