@@ -1,9 +1,9 @@
-/* Attention over the paged cache, for sequences with one new token and for parts of prompts.
+/* Attention over the paged KV cache, for decode and for prompts.
  *
- * A sequence's single query reads keys and values where they lie. The queries of a prompt's part
- * read them from a copy, keys transposed, and so are products of tiles. Which of the two a sequence
- * takes depends on its own number of queries alone, and keys are taken KEY_TILE at a time from the
- * context's beginning: no row depends on its neighbours.
+ * A single query reads keys and values in place. The queries of a prefill chunk read a copy with
+ * transposed keys, so that tiles of queries and keys form GEMMs. The choice depends on a sequence's
+ * own number of queries only, and keys are taken in tiles of KEY_TILE from the start of the
+ * context: a row's result does not depend on other rows.
  */
 #ifndef ATTENTION_H
 #define ATTENTION_H
@@ -15,26 +15,26 @@
 
 enum {
     MAX_HEAD_DIM = 256,
-    KEY_TILE = 32, /* keys that a softmax takes at a time */
-    TOGETHER = 4,  /* query heads that read a key together */
-    QUERIES = 96,  /* queries of a prompt's part, of all heads that share keys, in one block */
+    KEY_TILE = 32, /* keys per tile of the online softmax */
+    TOGETHER = 4,  /* query heads that share one read of a key */
+    QUERIES = 96,  /* queries per block of a prompt, over all heads of a KV head */
 };
 
 typedef struct {
     long num_heads, num_kv_heads, head_dim;
     long block_size, table_width;
     float scale, eps;
-    const float *cos_sin;        /* [P, D]: a position's D / 2 cosines, then its sines */
+    const float *cos_sin;        /* [P, D]: D / 2 cosines, then D / 2 sines, per position */
     const int64_t *positions;    /* [T] */
-    const int64_t *slots;        /* [T] where each new token goes; negative: nowhere */
+    const int64_t *slots;        /* [T] slot of each new token; negative: not stored */
     const int32_t *tables;       /* [B, table_width] */
     const int32_t *context_lens; /* [B], the new tokens included */
-    const int32_t *starts;       /* [B + 1]: a sequence's rows are those from its start to the next */
+    const int32_t *starts;       /* [B + 1]: rows of sequence i are starts[i] to starts[i + 1] */
     long rows, sequences;
 } attention;
 
-/* One head's q or k, normed if the model norms them, rotated to its position; zeros after it up to
- * a whole PAIR. */
+/* One head's q or k: normed if the model has QK norm, rotated to its position, and zero-padded to a
+ * multiple of PAIR. */
 static void prepare_head(const attention *a, const scalar *x, const scalar *norm, long row,
                          float *restrict out) {
     long d = a->head_dim, half = d / 2;
@@ -59,7 +59,7 @@ static inline const scalar *norm_of_head(const attention *a, const scalar *qk_no
     return qk_norm ? qk_norm + head * a->head_dim : NULL;
 }
 
-/* Stores the new tokens' keys and values. Rows of no sequence attend to nothing. */
+/* Stores keys and values of the new tokens. Rows outside all sequences get an output of 0. */
 static void write_part(const attention *a, const scalar *qkv, const scalar *qk_norm, scalar *cache,
                        scalar *out, team me) {
     long d = a->head_dim, num_heads = a->num_heads, num_kv = a->num_kv_heads;
@@ -81,7 +81,7 @@ static void write_part(const attention *a, const scalar *qkv, const scalar *qk_n
     }
 }
 
-/* Where the keys of one head lie, for tokens [start, start + count) of a sequence. */
+/* Pointers to one head's keys, for tokens [start, start + count) of a sequence. */
 static void find_keys(const attention *a, const scalar *cache, long sequence, long kv_head,
                       long start, long count, const scalar **keys) {
     const int32_t *table = a->tables + sequence * a->table_width;
@@ -93,10 +93,10 @@ static void find_keys(const attention *a, const scalar *cache, long sequence, lo
     }
 }
 
-/* ---- a softmax taken tile by tile ------------------------------------------------------------- */
+/* ---- online softmax --------------------------------------------------------------------------- */
 
-/* Scores [KEY_TILE] to weights relative to the largest score so far, zero from `count` on; returns
- * what the past is worth now. */
+/* Turns scores [KEY_TILE] into weights relative to the largest score so far, zero from `count` on;
+ * returns the factor that rescales previous sums. */
 static float weigh(float *restrict scores, long count, float *largest, float *total) {
     float past = *largest, most = past;
     for (long j = 0; j < count; j++) most = scores[j] > most ? scores[j] : most;
@@ -114,7 +114,7 @@ static float weigh(float *restrict scores, long count, float *largest, float *to
     return kept;
 }
 
-/* ---- one query a sequence --------------------------------------------------------------------- */
+/* ---- one query per sequence ------------------------------------------------------------------- */
 
 typedef struct {
     float largest[TOGETHER], total[TOGETHER];
@@ -135,7 +135,7 @@ INLINED void score_tile(const scalar *const *keys, long count, long d, const int
     }
 }
 
-/* sum[h] = sum[h] * kept[h] + the weighted values */
+/* sum[h] = sum[h] * kept[h] + weights[h] @ values */
 INLINED void add_tile(const scalar *const *values, long count, long d, const int heads,
                       const float *kept, float (*restrict weights)[KEY_TILE],
                       float (*restrict sum)[MAX_HEAD_DIM + PAIR]) {
@@ -160,7 +160,7 @@ INLINED void attend_tile(const scalar *const *keys, const scalar *const *values,
     add_tile(values, count, d, heads, kept, scores, state->sum);
 }
 
-/* `heads` query heads of one KV head; together they read its keys and values once. */
+/* Attention of `heads` query heads of one KV head, which share each read of keys and values. */
 static void attend_heads(const attention *a, const scalar *qkv, const scalar *qk_norm,
                          const scalar *cache, scalar *out, long sequence, long first, int heads) {
     long d = a->head_dim, context = a->context_lens[sequence], row = a->starts[sequence];
@@ -193,9 +193,9 @@ static void attend_heads(const attention *a, const scalar *qkv, const scalar *qk
         }
 }
 
-/* ---- a block of a prompt's queries ------------------------------------------------------------ */
+/* ---- a block of queries of a prompt ----------------------------------------------------------- */
 
-/* Queries of `heads` heads each, one after the other, that attend to the same keys. */
+/* Consecutive queries with `heads` heads each that attend to the same KV head. */
 typedef struct {
     long sequence, kv_head, first_row, num_queries, heads;
 } query_block;
@@ -226,7 +226,7 @@ static void copy_keys(const attention *a, const scalar *cache, const query_block
     }
 }
 
-/* Queries [at, at + count) of the block with keys [start, start + num_keys). */
+/* Attention of queries [at, at + count) of the block to keys [start, start + num_keys). */
 static void attend_strip(const attention *a, const query_block *b, long at, long count, long start,
                          long num_keys, long first_position, block_state *s) {
     long d = a->head_dim, width = ceil_div(d, PAIR) * PAIR, stride = MAX_HEAD_DIM + PAIR;
@@ -302,7 +302,7 @@ static void attend_singles_part(const attention *a, const scalar *qkv, const sca
     }
 }
 
-/* Blocks in turn, since a prompt's later ones have more keys. */
+/* Blocks are dealt to threads in turn, since later blocks of a prompt have more keys. */
 static void attend_prompts_part(const attention *a, const scalar *qkv, const scalar *qk_norm,
                                 const scalar *cache, scalar *out, team me) {
     long share = a->num_heads / a->num_kv_heads, most = QUERIES / share, seen = 0;

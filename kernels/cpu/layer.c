@@ -1,12 +1,10 @@
-/* The operations of a decoder layer on a CPU, as Python calls them; library.py declares the same
- * structs.
+/* Decoder operations on CPU, called from Python; library.py declares the same structs.
  *
- * The build names the stored type (BFLOAT16, FLOAT16, else float32) and, by its flags, the
- * instruction set; PLAIN asks for no instruction by name. Everything is summed in float32 and
- * rounded once, where it is stored. Functions named *_part are one thread's share of an operation,
- * and a parallel region is a sequence of them with barriers between. Nothing here allocates, nothing
- * needs more alignment than an element has, sizes may be any, and NaN is carried through to the
- * reader of a row.
+ * Flags of the build define the storage type (BFLOAT16, FLOAT16, else float32) and the instruction
+ * set; PLAIN disables intrinsics. Sums are float32 and rounded once, when stored. Functions named
+ * *_part are one thread's share of an operation; a parallel region calls several of them with
+ * barriers in between. Nothing here allocates memory or needs more alignment than an element, all
+ * sizes are allowed, and NaN propagates to the output row.
  */
 #include <omp.h>
 
@@ -22,7 +20,7 @@ long lanes(void) { return LANES; }
 
 long packed_size(long outputs, long inputs) { return packed_elements(outputs, inputs); }
 
-/* Bytes of the copy of a row that a product reads; 0: it reads the row itself. */
+/* Bytes of a row's copy that the GEMM reads; 0 if it reads the row itself. */
 long copy_size(long inputs) {
     return copies_inputs(inputs) ? input_stride(inputs) * (long)sizeof(input) : 0;
 }
@@ -32,7 +30,7 @@ void pack(const scalar *weight, scalar *packed, long outputs, long inputs, int t
     pack_part(weight, packed, outputs, inputs, this_thread());
 }
 
-/* `copy` has room for rows of copy_size(inputs), if that is not 0. */
+/* `copy` has space for rows of copy_size(inputs) bytes, unless that is 0. */
 void linear(const product *p, const scalar *x, input *copy, scalar *out, float *out_floats,
             long rows, int threads) {
 #pragma omp parallel num_threads(threads)
@@ -63,16 +61,16 @@ void attend(const attention *a, const scalar *qkv, const scalar *qk_norm, scalar
     {
         team me = this_thread();
         write_part(a, qkv, qk_norm, cache, out, me);
-        /* A sequence may read a block that another one fills in this very step. */
+        /* A sequence may read a block that another sequence fills in the same step. */
 #pragma omp barrier
         attend_singles_part(a, qkv, qk_norm, cache, out, me);
         attend_prompts_part(a, qkv, qk_norm, cache, out, me);
     }
 }
 
-/* The way from one layer's attention to the next one's: output product, MLP, next projections. */
+/* Weights from one layer's attention to the next layer's: output projection, MLP, next QKV. */
 typedef struct {
-    product o, gate_up, down, next_qkv; /* next_qkv without a weight: this was the last layer */
+    product o, gate_up, down, next_qkv; /* next_qkv has no weight after the last layer */
     const scalar *post_norm, *next_norm;
     long hidden, inner;
     float eps;
@@ -80,16 +78,16 @@ typedef struct {
 
 typedef struct {
     const scalar *attended; /* [T, H D] */
-    scalar *residual;       /* [T, hidden], added to */
+    scalar *residual;       /* [T, hidden], updated in place */
     scalar *hidden, *added; /* [T, hidden] */
     scalar *gate_up;        /* [T, 2 I] */
     scalar *inner;          /* [T, I] */
     scalar *qkv;            /* [T, (H + 2 Hkv) D] */
-    input *copy;            /* room for the copy of any product's inputs */
+    input *copy;            /* space for a copy of any GEMM's inputs */
     long rows;
 } stream;
 
-/* Where the copy of a product's inputs goes; NULL: it reads them themselves. */
+/* Destination of the copy of a GEMM's inputs; NULL if it reads the inputs themselves. */
 static inline input *copy_for(const product *p, const stream *s) {
     return copies_inputs(p->inputs) ? s->copy : NULL;
 }

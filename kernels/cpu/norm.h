@@ -1,4 +1,4 @@
-/* The norm of a row, and the activation of an MLP. */
+/* RMS norm of rows, and the gated activation of the MLP. */
 #ifndef NORM_H
 #define NORM_H
 
@@ -17,7 +17,7 @@ static inline float inverse_rms(const scalar *x, long size, float eps) {
 
 INLINED vec normed(vec x, vec weight, float scale) { return rounded(rounded(x * scale) * weight); }
 
-/* residual += x, unless x is NULL; out = its norm, and `copy` what a product reads of that. */
+/* residual += x, unless x is NULL; out = its norm; `copy` = the GEMM's copy of out, if any. */
 static void add_rms_norm_part(const scalar *x, scalar *residual, const scalar *weight, scalar *out,
                               input *copy, long rows, long size, float eps, team me) {
     range mine = share_of(rows, me);
@@ -37,7 +37,7 @@ static void add_rms_norm_part(const scalar *x, scalar *residual, const scalar *w
     }
 }
 
-/* x [rows, 2 size] -> out [rows, size], and `copy` what a product reads of that. */
+/* x [rows, 2 size] -> out [rows, size]; `copy` = the GEMM's copy of out, if any. */
 static void silu_and_mul_part(const scalar *x, scalar *out, input *copy, long rows, long size,
                               team me) {
     long vectors = ceil_div(size, LANES);

@@ -1,12 +1,12 @@
-/* Products with a model's weights, for any number of rows.
+/* GEMM with a model's packed weights, for any number of rows.
  *
- * A weight [N, K] is packed as [N / PANEL][K / GROUP][PANEL][GROUP], both sizes filled up with
- * zeros: a pass over a panel reads memory straight through. A tile keeps the sums of a few rows and
- * two vectors of outputs in registers; with very few rows it takes the whole panel.
+ * A weight [N, K] is packed as [N / PANEL][K / GROUP][PANEL][GROUP], zero-padded in both sizes, so
+ * that a pass over a panel reads memory sequentially. A tile keeps in registers the sums of a few
+ * rows and two vectors of outputs, or with very few rows those of the whole panel.
  *
- * Inputs are float32, so that a step multiplies what it loads, except where the CPU multiplies pairs
- * of bfloat16. Every sum adds up its inputs one by one and in order (pairs in order, in that case),
- * in whatever tile: a row's result depends neither on its neighbours nor on the number of threads.
+ * Inputs are float32, so that they are multiplied without conversion, except on CPUs that multiply
+ * pairs of bfloat16. Every sum adds its inputs one by one in order (pairs in order, in that case)
+ * in all tile sizes: a row's result depends neither on other rows nor on the number of threads.
  */
 #ifndef PRODUCT_H
 #define PRODUCT_H
@@ -25,22 +25,22 @@ typedef float input;
 
 enum {
 #if defined(BFLOAT16)
-    GROUP = 2, /* consecutive inputs of one output that lie together */
+    GROUP = 2, /* consecutive inputs of one output */
 #else
     GROUP = 1,
 #endif
 #if LANES == 16
-    PANEL = 2 * LANES, /* outputs whose weights lie together */
-    STRIP = 8,         /* rows whose sums of two vectors fill the registers */
-    FEW = STRIP,       /* rows whose sums of a panel do */
+    PANEL = 2 * LANES, /* outputs packed together */
+    STRIP = 8,         /* rows with sums of two vectors in registers */
+    FEW = STRIP,       /* rows with sums of a panel in registers */
 #else
     PANEL = 4 * LANES,
     STRIP = 6,
     FEW = 3,
 #endif
     PAIR = 2 * LANES,
-    BLOCK_ROWS = 96,    /* rows that pass over a panel together */
-    BLOCK_INPUTS = 256, /* inputs of two vectors of outputs that stay in the nearest cache */
+    BLOCK_ROWS = 96,    /* rows per pass over a panel */
+    BLOCK_INPUTS = 256, /* inputs per block of weights in the L1 cache */
     FETCH_AHEAD = 32,   /* groups */
 };
 
@@ -64,12 +64,12 @@ typedef struct {
 
 INLINED long input_stride(long inputs) { return ceil_div(inputs, GROUP) * GROUP; }
 
-/* Whether a product reads a copy of its inputs: of another type, or filled up to whole groups. */
+/* Whether the GEMM reads a copy of its inputs: converted, or padded to whole groups. */
 INLINED bool copies_inputs(long inputs) {
     return sizeof(input) != sizeof(scalar) || inputs % GROUP != 0;
 }
 
-/* Writes elements [begin, end) of a row's copy, and what fills it up after the last. */
+/* Writes elements [begin, end) of a row's copy, and zeros after the last one. */
 static void copy_inputs(const scalar *x, input *to, long begin, long end, long size) {
 #if defined(MULTIPLIES_PAIRS)
     memcpy(to + begin, x + begin, (end - begin) * sizeof *x);
@@ -89,7 +89,7 @@ static void copy_inputs_part(const scalar *x, input *to, long rows, long size, t
 
 /* ---- tiles ------------------------------------------------------------------------------------ */
 
-/* sums [rows, PANEL or PAIR] += the products of `groups` groups of inputs. */
+/* sums [rows, PANEL or PAIR] += x @ weights, over `groups` groups of inputs. */
 typedef struct {
     const void *weights;
     long weight_step; /* elements from one group to the next */
@@ -100,7 +100,7 @@ typedef struct {
     long sums_stride;
 } tile;
 
-/* sum[r][v] += weights[v] * x[r], keeping in registers whichever there are fewer of. */
+/* sum[r][v] += weights[v] * x[r]; keeps in registers the smaller of the two operands. */
 INLINED void add_products(const int rows, const int vecs, vec (*sum)[4], const vec *weights,
                           const float *x, long stride) {
     if (vecs > rows) {
@@ -236,7 +236,7 @@ static void panel_tile(long rows, const tile *t) {
 /* ---- a panel ---------------------------------------------------------------------------------- */
 
 #if !defined(MULTIPLIES_PAIRS)
-/* PAIR outputs of `groups` groups in float32: what many strips of rows then read. */
+/* Converts `groups` groups of PAIR outputs to float32, to be read by many strips of rows. */
 static void widen_weights(const scalar *w, long groups, float *to) {
     for (long g = 0; g < groups; g++, w += PANEL * GROUP, to += GROUP * PAIR)
         for (int v = 0; v < PAIR; v += LANES) {
@@ -248,7 +248,7 @@ static void widen_weights(const scalar *w, long groups, float *to) {
 }
 #endif
 
-/* sums += `groups` groups of inputs with PAIR outputs, strip by strip. */
+/* sums += x @ weights for `groups` groups of inputs and PAIR outputs, strip by strip. */
 static void multiply_block(const scalar *w, const input *x, long stride, long groups, long rows,
                            float (*sums)[PANEL]) {
     long strips = ceil_div(rows, STRIP);
@@ -270,7 +270,7 @@ static void multiply_block(const scalar *w, const input *x, long stride, long gr
     }
 }
 
-/* sums = the products of rows of x [rows, stride] with one panel's weights. */
+/* sums = rows of x [rows, stride] times one panel's weights. */
 static void multiply_panel(const scalar *panel, const input *x, long stride, long rows,
                            float (*sums)[PANEL]) {
     long groups = stride / GROUP, in_block = BLOCK_INPUTS / GROUP;
@@ -287,7 +287,7 @@ static void multiply_panel(const scalar *panel, const input *x, long stride, lon
                            (float (*)[PANEL])(sums[0] + first));
 }
 
-/* ---- a product -------------------------------------------------------------------------------- */
+/* ---- a GEMM ----------------------------------------------------------------------------------- */
 
 /* x [rows, stride]; exactly one of out and out_floats [rows, N] is given. */
 static void linear_part(const product *p, const input *x, scalar *out, float *out_floats, long rows,

@@ -1,8 +1,8 @@
-/* Vectors of floats as wide as the instruction set has them, and how a vector of the stored type is
- * read and written: bfloat16, float16 or, without either definition, float32.
+/* Float vectors of the instruction set's width, with loads and stores of the storage type:
+ * bfloat16, float16 or, without either definition, float32.
  *
- * GCC's vectors lower to whatever the flags of the build allow; only conversions that the compiler
- * does not find by itself are named. Nothing here is aligned to more than an element.
+ * GCC lowers its vector types to the instruction set given by the flags; intrinsics are used only
+ * for conversions that it does not find itself. Nothing is aligned to more than an element.
  */
 #ifndef VECTORS_H
 #define VECTORS_H
@@ -23,7 +23,7 @@
 #define LANES 4
 #endif
 
-/* Specialised for its constant arguments at every call. */
+/* Specialized at every call for constant arguments. */
 #define INLINED static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
@@ -43,7 +43,7 @@ INLINED vec either(ivec condition, vec yes, vec no) {
     return (vec)((condition & (ivec)yes) | (~condition & (ivec)no));
 }
 
-/* ---- the stored type: narrowing is to nearest, ties to even; NaN stays NaN -------------------- */
+/* ---- storage type: rounds to nearest even; NaN stays NaN -------------------------------------- */
 
 #if defined(BFLOAT16)
 typedef uint16_t scalar;
@@ -52,7 +52,7 @@ INLINED vec widened(half_vec stored) {
     return (vec)(__builtin_convertvector(stored, uvec) << 16);
 }
 
-INLINED uvec nearest_bits(vec value) { /* in the low half of each lane */
+INLINED uvec nearest_bits(vec value) { /* result in the low half of each lane */
     uvec bits = (uvec)value, is_nan = (uvec)(value != value);
     uvec nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     return (nearest & ~is_nan) | (is_nan & 0x7fc0);
@@ -77,14 +77,14 @@ INLINED half_vec narrowed(vec value) { return (half_vec)_mm256_cvtps_ph((__m256)
 INLINED vec widened(half_vec stored) { return (vec)vcvt_f32_f16((float16x4_t)stored); }
 INLINED half_vec narrowed(vec value) { return (half_vec)vcvt_f16_f32((float32x4_t)value); }
 #else
-/* The exponent's bias differs by 112. A factor moves it, for subnormal numbers too. */
+/* The exponent bias differs by 112; multiplying by 2^112 is right for subnormal numbers too. */
 INLINED vec widened(half_vec stored) {
     uvec bits = __builtin_convertvector(stored, uvec), size = bits & 0x7fff;
     uvec finite = (uvec)((vec)(size << 13) * 0x1p112f), is_large = (uvec)(size >= 0x7c00);
     return (vec)(finite | (is_large & 0x7f800000) | (bits & 0x8000) << 16);
 }
 
-/* Below the least normal number, adding 0.5 leaves the nearest multiple of 2^-24 in the low bits. */
+/* Below the least normal number, adding 0.5 puts the nearest multiple of 2^-24 in the low bits. */
 INLINED half_vec narrowed(vec value) {
     uvec bits = (uvec)value, sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
     uvec normal = (size - (112u << 23) + 0xfff + (size >> 13 & 1)) >> 13;
@@ -121,9 +121,9 @@ INLINED vec load(const scalar *x) { return load_float(x); }
 INLINED void store(scalar *to, vec value) { store_float(to, value); }
 #endif
 
-/* ---- the end of a row, where `count` elements are left ---------------------------------------- */
+/* ---- end of a row, with `count` elements left ------------------------------------------------- */
 
-INLINED vec load_some(const scalar *x, long count) { /* zeros after them */
+INLINED vec load_some(const scalar *x, long count) { /* padded with zeros */
     if (__builtin_expect(count >= LANES, 1)) return load(x);
     scalar last[LANES] = {0};
     memcpy(last, x, count * sizeof *x);
@@ -144,9 +144,9 @@ INLINED void store_some_floats(float *to, vec value, long count) {
     memcpy(to, &value, (count < LANES ? count : LANES) * sizeof *to);
 }
 
-/* ---- functions of all lanes ------------------------------------------------------------------- */
+/* ---- functions over all lanes ----------------------------------------------------------------- */
 
-/* The sum of all lanes, by halves. */
+/* Sum over all lanes, by halves. */
 INLINED float total_of(vec x) {
     typedef float v4 __attribute__((vector_size(16)));
 #if LANES >= 8
@@ -166,8 +166,8 @@ INLINED float total_of(vec x) {
     return four[0] + four[1];
 }
 
-/* e^x to 2 ulp, for x between the logarithms of the least and the largest float; x is held there.
- * Adding 1.5 * 2^23 leaves the nearest integer in the low bits. */
+/* e^x to 2 ulp; x is clamped to the logarithms of the least and the largest float. Adding
+ * 1.5 * 2^23 puts the nearest integer in the low bits. */
 INLINED vec exponential(vec x) {
     const float shift = 12582912.0f;
     vec least = (vec){} - 87.0f, most = (vec){} + 88.0f;
