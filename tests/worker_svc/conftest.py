@@ -1,4 +1,4 @@
-"""A tiny model, a worker that serves it on a free port, and a scheduler in miniature."""
+"""Fixtures: a tiny model, a worker that serves it on a free port, a minimal scheduler client."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ WORKER_CONFIG = WorkerConfig(
 
 @pytest.fixture(scope="session")
 def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama whose greedy outputs wander, as a Hugging Face folder."""
+    """A random Llama with varied greedy outputs, as a Hugging Face folder."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -60,7 +60,7 @@ Greedy = Callable[[list[int], int], list[int]]
 
 @pytest.fixture(scope="session")
 def greedy(llama_folder: Path) -> Greedy:
-    """What transformers continues a prompt with, token by token."""
+    """Greedy continuation of a prompt by transformers, token by token."""
     model = LlamaForCausalLM.from_pretrained(llama_folder, dtype=torch.float32).eval()
 
     @torch.inference_mode()
@@ -81,7 +81,7 @@ def make_prompt(length: int, seed: int = 0) -> list[int]:
 def make_sequence(
     slot: int, token_ids: list[int], block_ids: list[int], /, **fields: object
 ) -> worker_pb2.NewSequence:
-    """A greedy sequence; fields override."""
+    """A greedy sequence; `fields` override the defaults."""
     sampling = fields.pop("sampling", worker_pb2.RowSampling(top_p=1))
     defaults: dict[str, object] = {
         "slot": slot,
@@ -95,7 +95,7 @@ def make_sequence(
 
 
 class Attachment:
-    """The scheduler's end of a step stream."""
+    """The scheduler's side of a step stream."""
 
     def __init__(self, channel: grpc.Channel, epoch: int, **hello_fields: object) -> None:
         self._outbox: SimpleQueue[worker_pb2.AttachRequest | bytes | None] = SimpleQueue()
@@ -119,7 +119,7 @@ class Attachment:
         self._outbox.put(frame)
 
     def send(self, **fields: object) -> None:
-        """Sends a step: columns as lists, step ids and the first reset filled in."""
+        """Sends a step with lists as columns; fills in step ids and the reset of the first step."""
         step_id = next(self._step_ids)
         defaults: dict[str, object] = {"step_id": step_id, "reset": step_id == 1}
         columns = {
@@ -134,7 +134,7 @@ class Attachment:
         return next(self.call).output
 
     def step(self, **fields: object) -> list[int]:
-        """Sends a step, waits for it, and returns its tokens."""
+        """Sends a step, waits for its output and returns its tokens."""
         self.send(**fields)
         output = self.receive()
         assert output.error == ""
@@ -142,7 +142,7 @@ class Attachment:
         return unpack(output.token_ids).tolist()
 
     def close(self) -> None:
-        """Half-closes and waits until the worker has ended the stream."""
+        """Half-closes the stream and waits until the worker has ended it."""
         self._outbox.put(None)
         assert list(self.call) == []
 
@@ -151,7 +151,7 @@ class Attachment:
         self._outbox.put(None)
 
     def status(self) -> grpc.StatusCode:
-        """How the stream ended, once it has."""
+        """Waits for the end of the stream and returns its status."""
         with pytest.raises(grpc.RpcError):
             while True:
                 next(self.call)
@@ -161,7 +161,7 @@ class Attachment:
 
 @dataclass
 class Worker:
-    """A worker on a free port with a client's view of it."""
+    """A worker on a free port, with a client."""
 
     server: WorkerServer
     channel: grpc.Channel
@@ -172,7 +172,7 @@ class Worker:
         return f"127.0.0.1:{self.server.port}"
 
     def attach(self, **hello_fields: object) -> Attachment:
-        """A new scheduler, its description received."""
+        """Attaches a new scheduler and receives the worker's description."""
         attachment = Attachment(self.channel, next(self.epochs), **hello_fields)
         attachment.receive_description()
         return attachment
@@ -191,7 +191,7 @@ class Worker:
 
 @pytest.fixture
 def start_worker() -> Iterator[Callable[[WorkerConfig], Worker]]:
-    """Starts workers that no model is loaded into; stops them after the test."""
+    """Starts workers without a model; stops them after the test."""
     workers: list[Worker] = []
 
     def start(config: WorkerConfig) -> Worker:
@@ -222,7 +222,7 @@ def serving(config: WorkerConfig, folder: Path) -> Iterator[Worker]:
 
 @pytest.fixture(scope="module")
 def worker(llama_folder: Path) -> Iterator[Worker]:
-    """A READY worker, shared by a module's tests: every attachment resets it."""
+    """A READY worker shared by a module's tests; each attachment resets it."""
     with serving(WORKER_CONFIG, llama_folder) as ready:
         yield ready
 

@@ -1,7 +1,7 @@
-"""flash-attn's three versions as their documentation describes them, in plain PyTorch.
+"""Stand-ins for three versions of flash-attn in plain PyTorch, written from their documentation.
 
-Each function takes what the real one takes and no more, refuses what it refuses, and computes from
-its own arguments alone.
+Each function takes the real one's arguments and no others, refuses the same arguments, and depends
+on nothing but its arguments.
 """
 
 import math
@@ -14,7 +14,7 @@ INT32 = torch.int32
 
 
 def modules(*versions: int) -> dict[str, ModuleType]:
-    """What can be imported where these versions are installed."""
+    """Modules that can be imported with these versions installed."""
     made: dict[str, ModuleType] = {}
     for version in versions:
         name = {4: "flash_attn.cute", 3: "flash_attn_interface", 2: "flash_attn"}[version]
@@ -25,7 +25,7 @@ def modules(*versions: int) -> dict[str, ModuleType]:
 
 
 def importer(*versions: int, broken: dict[str, Exception] | None = None):
-    """`importlib.import_module` there; `broken`: modules that raise when they are imported."""
+    """Replaces `importlib.import_module`; `broken` modules raise on import."""
     installed, broken = modules(*versions), broken or {}
 
     def load(name: str) -> ModuleType:
@@ -41,7 +41,7 @@ def importer(*versions: int, broken: dict[str, Exception] | None = None):
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, tables: Tensor, used: Tensor, scale: float, causal: bool
 ) -> Tensor:
-    """q [B, S, H, D] over pages; causal from the bottom right; a row that sees nothing is zero."""
+    """Attention of q [B, S, H, D] over pages; causal from the bottom right; empty rows give 0."""
     assert tables.dtype == used.dtype == INT32
     assert tables.stride(-1) == used.stride(0) == 1
     assert q.dtype == k.dtype == v.dtype
@@ -95,7 +95,7 @@ def flash_attn_varlen_func_v4(
     assert page_table is not None
     assert seqused_k is not None
     assert softmax_scale is not None
-    assert cu_seqlens_k is None  # not with a page table
+    assert cu_seqlens_k is None  # not allowed with a page table
     if cu_seqlens_q is None:
         return _attend(q, k, v, page_table, seqused_k, softmax_scale, causal), None
     assert max_seqlen_q is not None
@@ -120,7 +120,7 @@ def flash_attn_with_kvcache_v3(
     scheduler_metadata: Tensor | None = None,
     num_splits: int = 0,
 ) -> Tensor:
-    assert isinstance(cache_seqlens, Tensor)  # an int would be of the host, and frozen in a graph
+    assert isinstance(cache_seqlens, Tensor)  # an int would be constant in a graph
     assert page_table is not None
     assert softmax_scale is not None
     if cu_seqlens_q is None:

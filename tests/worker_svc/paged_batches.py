@@ -1,4 +1,4 @@
-"""Batches over a paged cache with shuffled blocks, and what attention over them must give."""
+"""Batches over a paged KV cache with shuffled blocks, and their expected attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from worker_svc.attention.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """Queries of a step and the KV cache that they read. Unused cache entries are large, not
-    zero."""
+    """Queries of a step and their KV cache. Unused cache entries are large, so that reading them
+    changes the result."""
 
     heads: HeadLayout
     q: Tensor  # [T, H, D]
@@ -31,7 +31,7 @@ class PagedBatch:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PagedBatch":
-        """Of sequences with these (context, queries)."""
+        """A batch of sequences with these (context, queries)."""
         contexts, lengths = map(list, zip(*sequences, strict=True))
         random = torch.Generator().manual_seed(len(sequences) + block_size)
         widths = [-(-context // block_size) for context in contexts]
@@ -61,7 +61,7 @@ class PagedBatch:
         return cls(heads, q.to(device, dtype), cache, batch)
 
     def expected(self, scale: float) -> Tensor:
-        """By the reference, in float32."""
+        """Attention by the reference, in float32."""
         batch = self.batch
         plan = reference.AttentionPlan.build(
             batch.block_tables, batch.context_lens, batch.cu_seqlens_q, self.cache.block_size,
@@ -71,7 +71,7 @@ class PagedBatch:
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
-    """As near as the type of the first allows, as wholes."""
+    """Asserts equality within the precision of the first tensor's dtype, relative to its norm."""
     assert found.shape == expected.shape
     bound = {torch.float16: 1e-3, torch.bfloat16: 8e-3}[found.dtype]
     distance = (found.double() - expected.double()).norm()

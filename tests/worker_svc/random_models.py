@@ -1,4 +1,4 @@
-"""Small models of transformers with random weights, as folders."""
+"""Small transformers models with random weights, as folders."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ Family = tuple[type[PreTrainedConfig], type[PreTrainedModel]]
 def save_random_model(
     folder: Path, family: Family, config: dict[str, Any], **save_options: Any
 ) -> PreTrainedModel:
-    """A model of a family and configuration, always the same; norms and biases are random, too."""
+    """Saves a model of this family and configuration, seeded; norms and biases are random, too."""
     torch.manual_seed(0)
     config_class, model_class = family
     model = model_class(config_class(**config)).eval()

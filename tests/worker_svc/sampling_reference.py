@@ -1,4 +1,4 @@
-"""What the sampler draws from, in float64; it knows nothing of candidates, buckets or races."""
+"""The sampler's distribution in float64, by the definition, without candidates or noise."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 def reference_distribution(
     logits: NDArray[np.float64], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> NDArray[np.float64]:
-    """Temperature, min-p, top-k, top-p, one after the other."""
+    """Applies temperature, min-p, top-k, top-p in this order."""
     scaled = logits / temperature
     weights = np.exp(scaled - scaled.max())
     keep = weights >= min_p

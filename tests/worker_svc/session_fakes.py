@@ -1,4 +1,4 @@
-"""Runners that a session can drive without a model, and a scheduler's moves without gRPC."""
+"""Fake runners for a session without a model, and scheduler calls without gRPC."""
 
 import threading
 
@@ -29,7 +29,7 @@ class FakeState:
 
 
 class FakeRunner:
-    """Answers every step, fails those it is told to, and can be held up."""
+    """Answers every step; can be told to fail or to block."""
 
     def __init__(self) -> None:
         self.limits = LIMITS
@@ -63,7 +63,7 @@ class FakeLifecycle:
 
 
 class Flight:
-    """A step under way that ends when its runner's gate opens."""
+    """A running step that ends when its runner's gate opens."""
 
     def __init__(self, runner: "SlowRunner", output: StepOutput) -> None:
         self._runner = runner
@@ -78,7 +78,7 @@ class Flight:
 
 
 class SlowRunner(FakeRunner):
-    """Launches at once, and a launch that fails is known at once; results take their time."""
+    """Launches asynchronously; failed launches are reported at once, results later."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A tokenizer for the tiny model: its ids spell single characters and a few longer tokens."""
+"""A tokenizer for the tiny model: ids for single characters and a few longer tokens."""
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -11,7 +11,7 @@ SUMS = Matcher.grammar_from_lark('start: sum\nsum: NUMBER | sum "+" sum\nNUMBER:
 
 
 def make_tokenizer() -> tokenizers.Tokenizer:
-    """108 of the model's 128 ids; the rest spells nothing, as in padded vocabularies."""
+    """Spellings of 108 of the model's 128 ids; the others have none, as in padded vocabularies."""
     names = ["<pad>", "<s>", "</s>", *map(chr, range(33, 127)), "Ġ", "Ċ"]
     merges = [("t", "r"), ("tr", "u"), ("tru", "e"), ('"', ":"), ("{", '"'), ("1", "2")]
     merges += [('"', "}"), ("a", "b"), ("ab", "c")]

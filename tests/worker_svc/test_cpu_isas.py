@@ -1,6 +1,6 @@
-"""The default model in float32 gives transformers' tokens with every instruction set here.
+"""The default model in float32 gives transformers' tokens with each instruction set here.
 
-The first tokens of fifty prompts, all in one step, then decoded together.
+The first tokens of fifty prompts are computed in one step, then decoded together.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def prompts() -> Prompts:
 
 @pytest.fixture(scope="module")
 def differs(prompts: Prompts) -> Callable[[int, tuple[int, ...]], bool]:
-    """Whether transformers would have gone on otherwise; the same output is judged once."""
+    """Whether transformers would continue differently; cached by output."""
     oracle = AutoModelForCausalLM.from_pretrained(ensure(), dtype=torch.float32).eval()
     judged: dict[tuple[int, tuple[int, ...]], bool] = {}
 
@@ -53,7 +53,7 @@ def differs(prompts: Prompts) -> Callable[[int, tuple[int, ...]], bool]:
 
 
 def generate(model: Decoder, prompts: Prompts) -> list[tuple[int, ...]]:
-    """Greedy outputs: one step for all prompts, then one for each token of all."""
+    """Greedy outputs: one step for all prompts, then one step per token of all."""
     config = model.config
     width = -(-(max(map(len, prompts)) + NUM_TOKENS) // BLOCK_SIZE)
     cache = KVCache(

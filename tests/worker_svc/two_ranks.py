@@ -1,4 +1,4 @@
-"""Two ranks as threads, which agree over a real store and compute nothing together."""
+"""Two ranks as threads that agree over a real store, without collectives."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ TIMEOUT_S = patience(30)
 
 
 def on_two_ranks(work: Callable[[Group], Any]) -> list[Any]:
-    """What work gives, or the RuntimeError it raises, on each of two ranks."""
+    """Result or RuntimeError of work on each of two ranks."""
     store = host_store(2)
 
     def run(rank: int) -> Any:

@@ -1,4 +1,4 @@
-"""What `auto` means, and what is refused."""
+"""Resolution of device and dtype `auto`, and refused values."""
 
 import pytest
 import torch

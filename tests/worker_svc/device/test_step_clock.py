@@ -1,4 +1,4 @@
-"""Between two steps a device is busy or idle, and by its own clock."""
+"""StepClock: idle time and busy time, measured by the device's own clock."""
 
 import time
 
@@ -40,10 +40,10 @@ def test_busy_and_idle_time_add_up_to_no_more_than_what_passed(name: str) -> Non
         clocks.append(run_step(device, clocks[-1]))
     clocks[-1].wait()
     elapsed_us = (time.perf_counter() - started) * 1e6
-    queued = clocks[2:]  # what lies ahead of the first of them began before the measured time
+    queued = clocks[2:]  # earlier phases began before the measurement
     spent_us = [sum(clock.spans_us()) + clock.idle_us() for clock in queued]
     assert all(sum(clock.spans_us()) > 0 for clock in queued)
-    assert sum(spent_us) <= elapsed_us + len(queued)  # each is rounded
+    assert sum(spent_us) <= elapsed_us + len(queued)  # each may be rounded up
 
 
 @pytest.mark.parametrize("name", DEVICES)

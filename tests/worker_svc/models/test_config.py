@@ -1,4 +1,4 @@
-"""config.json as two generations of transformers write it, and everything that is refused."""
+"""config.json in the formats of transformers 4 and 5, and each refused setting."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ LLAMA3 = {
 
 
 def load(tmp_path: Path, generation: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """Loads LLAMA with changes; a change to `...` removes the field."""
+    """Loads LLAMA with changes; the value `...` removes a field."""
     raw = {name: value for name, value in (LLAMA | changes).items() if value is not ...}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     if generation is not None:

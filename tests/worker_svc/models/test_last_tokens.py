@@ -1,4 +1,4 @@
-"""The last layer for the tokens whose logits are wanted alone: the same hidden states of them."""
+"""Last layer computed for the last tokens only: their hidden states do not change."""
 
 from pathlib import Path
 
@@ -19,13 +19,13 @@ from worker_svc.runner.inputs import last_tokens
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK_SIZE = 16
-# Of three sequences: tokens before this step and in it. The second has a chunk of a prompt.
+# Three sequences: numbers of tokens before this step and in it. The second prefills a chunk.
 COMPUTED, SCHEDULED = (20, 0, 5), (1, 7, 18)
 
 
 @pytest.fixture(scope="module")
 def fused(tmp_path_factory: pytest.TempPathFactory) -> FusedDecoder:
-    """Fused layers; on a CPU Triton interprets their kernels."""
+    """Fused layers; on a CPU Triton interprets the kernels."""
     folder: Path = tmp_path_factory.mktemp("models") / "qwen3"
     save_random_model(folder, (Qwen3Config, Qwen3ForCausalLM), SHAPE)
     config = model_config.load(folder)
@@ -45,7 +45,7 @@ def cache(fused: FusedDecoder) -> KVCache:
 
 
 def batch() -> tuple[Tensor, Tensor, AttentionBatch]:
-    """Token ids, positions and where they are; sequence i has blocks 2i + 1 and 2i + 2."""
+    """Token ids, positions and batch of the step; sequence i has blocks 2i + 1 and 2i + 2."""
     with DEVICE:
         positions = torch.cat(
             [torch.arange(a, a + n) for a, n in zip(COMPUTED, SCHEDULED, strict=True)]

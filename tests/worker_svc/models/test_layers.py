@@ -1,4 +1,4 @@
-"""Layers name their weights as checkpoints do and never write into what they are given."""
+"""Layers use the checkpoint's weight names and never modify their inputs."""
 
 from dataclasses import replace
 

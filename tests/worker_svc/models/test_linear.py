@@ -1,4 +1,4 @@
-"""Products in the device's own weight layout are still products."""
+"""Linear layers with packed weights against float64."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every family against transformers, in float32: whole prompts, chunks, and mixed batches."""
+"""Each model family against transformers in float32: whole prompts, chunks, mixed batches."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -94,7 +94,7 @@ Loaded = tuple[Decoder, PreTrainedModel]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Loaded]:
-    """Our model and theirs, by checkpoint and device; each made once."""
+    """Our model and that of transformers, cached by checkpoint and device."""
     made: dict[tuple[str, str], Loaded] = {}
 
     def get(name: str, device: str) -> Loaded:
@@ -109,7 +109,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str],
 
 
 class Steps:
-    """Feeds sequences to a model step by step, through shuffled blocks of a small cache."""
+    """Runs sequences through a model step by step, in shuffled blocks of a small cache."""
 
     def __init__(self, model: Decoder, prompts: list[Tensor]) -> None:
         self._model = model
@@ -130,7 +130,7 @@ class Steps:
         self._tables = order.view(len(prompts), width).int()
 
     def run(self, scheduled: dict[int, int]) -> list[Tensor]:
-        """Computes so many tokens of these sequences in one step; logits of every token, each."""
+        """Computes these numbers of tokens in one step; logits of all tokens, by sequence."""
         device = self._model.device
         token_ids, positions, slots, ends = [], [], [], []
         for row, count in scheduled.items():
@@ -179,7 +179,7 @@ def test_logits_of_a_whole_prompt_are_those_of_transformers(
     ours, theirs = checkpoint(name, device)
     (prompt,) = make_prompts(PROMPT_LEN)
     expected = expected_logits(theirs, prompt)
-    assert expected.abs().max() > 0.5  # a model that says nothing would agree with anything
+    assert expected.abs().max() > 0.5  # logits near 0 would prove nothing
     assert_same(Steps(ours, [prompt]).run({0: PROMPT_LEN})[0], expected)
 
 
@@ -206,7 +206,7 @@ def test_a_mixed_batch_gives_every_sequence_its_own_logits(
     prompts = make_prompts(33, 1, 20, 18)
     steps = Steps(ours, prompts)
     logits: list[list[Tensor]] = [[] for _ in prompts]
-    # Whole prompts, chunks and decodes together, then decodes alone, in changing order.
+    # Whole prompts, chunks and decodes together, then decodes alone, in varying order.
     schedule = [
         {0: 30},
         {2: 5, 0: 1, 3: 15},

@@ -1,4 +1,4 @@
-"""Products of normed rows: what is divided later is the product of the norm all the same."""
+"""GEMMs of normed rows: dividing by the RMS afterwards gives the same result."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from worker_svc.models.layers import RMSNorm
 from worker_svc.models.linear import Linear
 
 EPS = 1e-5
-NUM_ROWS, HIDDEN, WIDTH = 20, 64, 48  # rows that no product norms itself
+NUM_ROWS, HIDDEN, WIDTH = 20, 64, 48  # too many rows for a GEMM with a fused norm
 CPU = torch.device("cpu")
 
 
 def make(dtype: torch.dtype, has_bias: bool = False) -> tuple[RMSNorm, Linear, torch.Tensor]:
-    """A norm, the linear layer after it, and rows of very different sizes."""
+    """A norm, the linear layer after it, and rows of very different magnitude."""
     generator = torch.Generator().manual_seed(0)
     norm = RMSNorm(HIDDEN, EPS, dtype, CPU)
     norm.weight.copy_(torch.randn(HIDDEN, generator=generator).exp())
@@ -58,7 +58,7 @@ def test_what_a_later_division_would_spoil_is_normed_first(
     dtype: torch.dtype, has_bias: bool
 ) -> None:
     norm, linear, x = make(dtype, has_bias)
-    x = (x * 30).clamp(-6e4, 6e4)  # as large as float16 has it: its products are larger
+    x = (x * 30).clamp(-6e4, 6e4)  # near the float16 maximum, which GEMMs would exceed
     want = expected(norm, linear, x)
     got, rms_of = NormedProduct.of(norm, linear)(Hidden(x), EPS)
     assert rms_of is None

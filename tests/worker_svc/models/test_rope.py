@@ -1,4 +1,4 @@
-"""The table of cosines and sines against transformers, and against the definition."""
+"""The cos/sin table against transformers and against the definition."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_the_table_is_that_of_transformers(
     expected = torch.cat((cos[0, :, : HEAD_DIM // 2], sin[0, :, : HEAD_DIM // 2]), dim=-1)
     table = cos_sin_table(RotaryConfig(theta, scaling), HEAD_DIM, 1024)
     assert table.dtype == torch.float32
-    # An angle of 1000 radians has float32 steps of 6e-5.
+    # At an angle of 1000 radians, float32 has a resolution of 6e-5.
     torch.testing.assert_close(table, expected, atol=2e-4, rtol=0)
 
 

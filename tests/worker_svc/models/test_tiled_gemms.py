@@ -1,4 +1,4 @@
-"""Who multiplies how many rows of a weight that the tiled kernel pays for, and that all agree."""
+"""Selection of the GEMM kernel by number of rows, for weights that suit the tiled kernel."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ K, N, EPS = 128, 192, 1e-5
 
 @pytest.fixture
 def tiled_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of rows that the kernel was called with."""
+    """Collects the numbers of rows that the tiled kernel was called with."""
     seen: list[int] = []
 
     def noting(x: Tensor, *others: Tensor, **options: object) -> Tensor:
@@ -24,7 +24,7 @@ def tiled_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return tiled_linear(x, *others, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fused_gemms, "tiled_linear", noting)
-    # The other kernel takes a weight as small as this for up to 16 rows.
+    # Otherwise the kernel for few rows takes a weight this small for up to 16 rows.
     monkeypatch.setattr(fused_gemms.small_linear, "pays", lambda m, n, k: m == 1)
     return seen
 
@@ -64,7 +64,7 @@ def test_a_norm_and_an_activation_come_along(tiled_rows: list[int]) -> None:
     gate, up = F.linear(x.float() / rms, weight.float()).chunk(2, -1)
     assert product.norms(20)
     assert close(product.gated(Hidden(x), EPS), F.silu(gate) * up)
-    # Without an activation the reader of the product divides.
+    # Without an activation the caller divides.
     found, rms_of = product(Hidden(x), EPS)
     assert rms_of is x
     assert close(found, F.linear(x.float(), weight.float()))

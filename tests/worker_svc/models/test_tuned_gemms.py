@@ -1,4 +1,4 @@
-"""The fused layers' products by chosen algorithms: whose rows go there, and what comes back."""
+"""Fused layers with tuned GEMM algorithms: the rows that use them, and equal results."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from worker_svc.models.fused import FusedLayer
 from worker_svc.models.fused_gemms import Hidden, NormedProduct, WeightProduct
 
 HIDDEN, WIDTH, INNER, EPS = 32, 48, 40, 1e-5
-ROWS = 20  # more than the own kernels take
+ROWS = 20  # more than the Triton kernels take
 DTYPE = torch.float32
 QKV = ProductKind(WIDTH, HIDDEN, DTYPE, adds=False)
 GATE_UP = ProductKind(2 * INNER, HIDDEN, DTYPE, adds=False)
 
 
 class Quick:
-    """A product of exactly `ROWS` rows, in place of the library's, that counts its calls."""
+    """A GEMM of exactly `ROWS` rows in place of the library's, which counts its calls."""
 
     def __init__(self, adds: bool) -> None:
         self._adds = adds
@@ -42,7 +42,7 @@ def behind(k: int, adds: bool) -> ProductKind:
 
 @pytest.fixture
 def layer() -> FusedLayer:
-    """A layer whose qkv and o have biases."""
+    """A layer with biases in qkv and o."""
     torch.manual_seed(0)
     ones = torch.ones(HIDDEN)
     return FusedLayer(
@@ -93,7 +93,7 @@ def test_chosen_products_serve_their_numbers_of_rows_and_torch_the_others(
 
 
 def test_a_rank_adds_its_part_to_nothing(layer: FusedLayer) -> None:
-    """Sums over ranks follow the GEMM, so that its output must be empty before."""
+    """With an all-reduce after the GEMM, the GEMM must not add to the output."""
     kind = behind(INNER, False)
     chosen = quick(kind, behind(INNER, True), QKV)
     changed = layer.quickened(False, chosen)

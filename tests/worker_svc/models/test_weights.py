@@ -1,4 +1,4 @@
-"""Checkpoints that fit, and each way in which one does not."""
+"""Loading checkpoints, and each way in which one can be refused."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from worker_svc.models.weights import (
 
 
 def save(folder: Path, *files: dict[str, Tensor]) -> None:
-    """One file, or several with their index."""
+    """Writes one file, or several with their index."""
     if len(files) == 1:
         save_file(files[0], folder / "model.safetensors")
         return

@@ -1,4 +1,4 @@
-"""Ranks that compute a model together, as threads of this process: the same tokens as one alone."""
+"""Tensor parallelism with ranks as threads of this process: the same tokens as on one rank."""
 
 import dataclasses
 from collections.abc import Callable
@@ -93,7 +93,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 def on_ranks(size: int, work: Callable[[Group], T]) -> list[T]:
-    """What work returns on each rank of a new group."""
+    """Runs work on each rank of a new group; returns the results by rank."""
     store = HashStore()
 
     def run(rank: int) -> T:
@@ -126,7 +126,7 @@ def column(*values: int) -> np.ndarray:
 
 
 def run_requests(runner: ModelRunner) -> list[StepOutput]:
-    """Whole prompts and chunks, decodes among them, one pooled, one that moves to other blocks."""
+    """Steps with whole prompts, chunks, decodes, pooling, and a sequence moved to other blocks."""
     prompts = [make_prompt(length, seed=length) for length in (20, 33, 7, 18)]
     steps = [
         StepInput(
@@ -152,7 +152,7 @@ def run_requests(runner: ModelRunner) -> list[StepOutput]:
         *(StepInput(step_id=step_id, same_rows=True) for step_id in range(4, 10)),
     ]
     outputs = [runner.execute(step) for step in steps]
-    again = sequence(3, prompts[0], [30, 20, 40], GREEDY)  # what a preempted request does
+    again = sequence(3, prompts[0], [30, 20, 40], GREEDY)  # as after a preemption
     outputs.append(
         runner.execute(
             StepInput(
@@ -169,7 +169,7 @@ def run_requests(runner: ModelRunner) -> list[StepOutput]:
 
 
 def assert_alike(ours: LogprobColumns | None, theirs: LogprobColumns | None) -> None:
-    """The same tokens, and log probabilities that differ by rounding alone."""
+    """Asserts equal tokens, and log probabilities equal up to rounding."""
     if ours is None or theirs is None:
         assert ours is theirs
         return
@@ -231,7 +231,7 @@ def test_a_forward_pass_adds_up_once_after_attention_once_after_the_mlp_and_once
         runner.execute(StepInput(step_id=1, reset=True, new_sequences=(step,), **rows))
         return group.num_collectives - before
 
-    assert on_ranks(2, count) == [2 * SHAPE["num_hidden_layers"] + 1 + 1] * 2  # and the logits
+    assert on_ranks(2, count) == [2 * SHAPE["num_hidden_layers"] + 1 + 1] * 2  # embedding, logits
     assert count(parallel.ALONE) == 0
 
 
@@ -246,7 +246,7 @@ def test_a_rank_reads_its_part_of_every_divided_tensor(folder_of: Callable[[str]
         output = sharding.share("model.layers.1.self_attn.o_proj.weight")
         assert query is not None and key is not None and output is not None
         assert (query.dim, query.index, query.count) == (0, rank, 4)
-        assert (key.dim, key.index, key.count) == (0, rank // 2, 2)  # two ranks to a KV head
+        assert (key.dim, key.index, key.count) == (0, rank // 2, 2)  # two ranks per KV head
         assert (output.dim, output.index, output.count) == (1, rank, 4)
         tensor = tensors["model.layers.1.self_attn.o_proj.weight"]
         assert torch.equal(output.cut(tensor, 16), tensor[:, 16 * rank : 16 * (rank + 1)])
@@ -330,7 +330,7 @@ class Failing:
 
 
 def run_failing(folder: Path, group: Group, is_failing: bool) -> tuple[str, list[int]]:
-    """The error of a step that fails here if it is to, and the tokens of the same step after it."""
+    """The error of a step that fails on some ranks, and the tokens of the same step repeated."""
     loaded = startup.load(WORKER_CONFIG, folder, "float32", "", group)
     model = Failing(loaded.decoder)
     runner = startup.build_runner(WORKER_CONFIG, dataclasses.replace(loaded, decoder=model), 64)
@@ -353,7 +353,7 @@ def test_a_step_that_fails_on_every_rank_is_a_failed_step(folder_of: Callable[[s
 
 
 class GaveUp(BaseException):
-    """In place of the end of a process."""
+    """Raised in place of the end of a process."""
 
 
 def test_a_rank_on_which_a_step_fails_alone_gives_up(

@@ -1,4 +1,4 @@
-"""Ranks that each have a part of the vocabulary sample what one that has all of it samples."""
+"""Sampling with vocabulary parallelism equals sampling from whole rows."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ FILTERED = rows_of({"temperature": 0}, {"seed": 5}, {"seed": 6, "top_p": 0.8}, {
 
 
 class Counting:
-    """A process group that notes the shape of what each rank gives to a gather."""
+    """A process group that records the shapes given to its gathers."""
 
     def __init__(self, collectives: Any) -> None:
         self._collectives = collectives
@@ -41,14 +41,14 @@ class Counting:
 
 
 def counting(group: Group) -> list[int]:
-    """Sizes of the gathers of this group from now on."""
+    """Element counts of this group's gathers from now on."""
     group._collectives = Counting(group._collectives)
     sizes: list[int] = group._collectives.sizes
     return sizes
 
 
 def sample_on(size: int, logits: torch.Tensor, rows: SamplingRows) -> list[tuple[Sampled, int]]:
-    """What each of so many ranks samples from its part of the logits, and how much it gave."""
+    """Samples on each of several ranks; returns the samples and the gathered element counts."""
 
     def work(group: Group) -> tuple[Sampled, int]:
         sizes, width = counting(group), logits.shape[1] // size
@@ -88,7 +88,7 @@ def test_of_equal_logits_on_two_ranks_the_lowest_token_is_the_greedy_one(
 
 
 def test_equal_logits_are_drawn_alike_at_the_lowest_temperature() -> None:
-    """Next to 60 / 1e-5, float32 would round their numbers to halves, and the first would win."""
+    """With float32 scores near 60 / 1e-5 the noise would be rounded to halves, and ties decide."""
     logits = torch.zeros((400, 64))
     logits[:, [3, 17, 40, 63]] = 60.0
     rows = rows_of(*({"temperature": 1e-5, "seed": seed} for seed in range(400)))
@@ -135,8 +135,8 @@ def test_the_ranks_of_a_model_exchange_candidates_until_a_row_filters(
 
 
 def generate(folder: Path, group: Group) -> list[list[int]]:
-    """The tokens of steps into which a greedy row comes, then one that races, then one that filters
-    and goes again."""
+    """Tokens of steps that a greedy row, a sampled row and a filtered row enter in turn, until the
+    filtered one leaves."""
     runner = build(folder, group)
     samplings = (
         RowSampling(),

@@ -1,4 +1,4 @@
-"""Each fault that can be ordered does what its name says, once, and only when it is due."""
+"""Each injected fault has its named effect, once, and at its count."""
 
 import time
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def order(*texts: str) -> Failpoints:
 
 
 def arrive(*texts: str) -> list[int]:
-    """What becomes of five frames."""
+    """Passes five frames through `arriving`."""
     return [
         frame[0]
         for frame in order(*texts).next_stream().arriving(iter(bytes([n]) for n in range(1, 6)))
@@ -32,7 +32,7 @@ def output(step_id: int, **fields: object) -> worker_pb2.AttachResponse:
 def leave(
     *texts: str, frames: list[worker_pb2.AttachResponse] | None = None
 ) -> list[worker_pb2.ModelRunnerOutput]:
-    """What becomes of five outputs."""
+    """Passes five outputs through `leaving`."""
     sent = frames or [output(step_id) for step_id in range(1, 6)]
     left = order(*texts).next_stream().leaving(iter([frame.SerializeToString() for frame in sent]))
     return [worker_pb2.AttachResponse.FromString(frame).output for frame in left]

@@ -1,4 +1,4 @@
-"""The clock of a start-up: what it counts, and from when."""
+"""StartClock: phases and the time before it was created."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def test_phases_add_up_to_no_more_than_the_whole():
     assert list(times) == ["imports", "weights", "cache"]
     assert int(times["imports"]) == 1500
     assert int(times["weights"]) >= 40
-    assert sum(map(int, times.values())) <= int(total) + 2  # each is rounded
+    assert sum(map(int, times.values())) <= int(total) + 2  # each may be rounded up
 
 
 def test_a_phase_that_fails_is_counted():

@@ -1,4 +1,4 @@
-"""Steps that never end are noticed, and nothing else is taken for one."""
+"""StepLimit ends the process for steps that never end, and for no others."""
 
 import threading
 
@@ -73,7 +73,7 @@ def test_time_in_which_the_process_stood_still_is_not_the_devices(
 
 
 def run(limit: StepLimit, num_tokens: int, seconds: float) -> None:
-    """One step, in ticks."""
+    """Advances time by one step, in ticks."""
     with limit.over(1, num_tokens):
         for _ in range(round(seconds / TICK_S)):
             limit.tick(TICK_S)
@@ -103,7 +103,7 @@ def test_without_an_option_the_limit_follows_what_start_up_rehearsed(ended: list
 def test_the_limit_follows_steps_that_grow_slower(ended: list[str]) -> None:
     limit = StepLimit(None, ended.append)
     limit.follow("cpu", {512: 1.0})
-    for seconds in (20.0, 100.0, 400.0):  # memory runs short
+    for seconds in (20.0, 100.0, 400.0):  # increasingly slow, as when memory is short
         run(limit, 512, seconds)
     assert ended == []
     assert limit.of(512) == 30 * 400.0

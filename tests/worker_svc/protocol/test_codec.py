@@ -1,4 +1,4 @@
-"""Frames to steps and outputs to frames: everything arrives, and no bytes can do harm."""
+"""Decoding of steps and encoding of outputs: every field, and every refused frame."""
 
 import math
 

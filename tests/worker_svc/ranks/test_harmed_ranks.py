@@ -1,6 +1,6 @@
-"""Ranks harmed at random while streams run, round after round: no client can notice.
+"""Ranks killed and stopped at random while streams run: no client may notice.
 
-Runs for PAGEWIRE_HARM_S seconds, and not without; the seed is printed, and PAGEWIRE_KILL_SEED sets
+Runs for PAGEWIRE_HARM_S seconds if that is set; the seed is printed, and PAGEWIRE_KILL_SEED sets
 it.
 """
 
@@ -22,18 +22,18 @@ from tests.worker_svc.ranks.test_ranks import RankGroup, is_running, run_request
 
 HARM_S = float(os.environ.get("PAGEWIRE_HARM_S") or 0)
 NUM_RANKS = 4
-BLIP_S = 1.0  # stopped for less than --rank-timeout-s
+BLIP_S = 1.0  # shorter than --rank-timeout-s
 
 Harm = Callable[[list[int]], None]
 
 
 def one(number: signal.Signals) -> Harm:
-    """A signal for the first of the ranks, in an order of chance."""
+    """Sends a signal to the first of the ranks, shuffled."""
     return lambda pids: os.kill(pids[0], number)
 
 
 def two(pids: list[int]) -> None:
-    """Two deaths at once."""
+    """Kills two ranks at once."""
     os.kill(pids[0], signal.SIGKILL)
     os.kill(pids[1], signal.SIGKILL)
 
@@ -44,7 +44,7 @@ def stop_and_kill_another(pids: list[int]) -> None:
 
 
 def blip(pids: list[int]) -> None:
-    """A rank that stands still for a while, and is waited for."""
+    """Stops a rank for a time within the limit."""
     os.kill(pids[0], signal.SIGSTOP)
     threading.Timer(BLIP_S, os.kill, (pids[0], signal.SIGCONT)).start()
 

@@ -1,4 +1,4 @@
-"""Two ranks as processes: one worker for its scheduler, restarted when a rank dies."""
+"""Two ranks as processes: one worker for the scheduler, restarted when a rank dies."""
 
 import asyncio
 import math
@@ -60,7 +60,7 @@ OPTIONS = {
 
 @dataclass
 class RankGroup:
-    """A group of two as a user starts it; `worker_svc --tensor-parallel-size 2`."""
+    """A group of two ranks, started by `worker_svc --tensor-parallel-size 2`."""
 
     process: subprocess.Popen[bytes]
     log_path: Path
@@ -72,7 +72,7 @@ class RankGroup:
         return self.log_path.read_text()
 
     def wait_until_ready(self, times: int = 1, timeout_s: float = 3 * TIMEOUT_S) -> None:
-        """Until the ranks have been ready so many times."""
+        """Waits until the group has been ready this number of times."""
         deadline_s = time.monotonic() + timeout_s
         while (said := self.log.split("ranks are ready, rank 0 on port ")[1:])[times - 1 :] == []:
             assert self.process.poll() is None, self.log
@@ -82,12 +82,12 @@ class RankGroup:
 
     @property
     def num_starts(self) -> int:
-        """How often all ranks were started."""
+        """Number of starts of all ranks."""
         return self.log.count("rank 0 is process")
 
     @property
     def ranks(self) -> list[int]:
-        """Process ids by rank, of the newest start."""
+        """Process ids by rank, of the last start."""
         started = re.findall(r"rank \d+ is process (\d+)\n", self.log)
         return [int(pid) for pid in started[-len(started) // self.num_starts :]]
 
@@ -173,7 +173,7 @@ def receive_tokens(attachment: Attachment) -> list[int]:
 
 
 def tokens_until_cut(attachment: Attachment, first_step_id: int) -> list[int]:
-    """Of the granted steps from this one on, those that were computed before the cut."""
+    """Reads outputs of granted steps from this one on, up to the cut; returns their tokens."""
     tokens: list[int] = []
     num_computed = None
     while num_computed is None or len(tokens) < num_computed:
@@ -214,7 +214,7 @@ def wait_for_steps(debug: debug_pb2_grpc.DebugServiceStub) -> None:
 
 
 async def run_requests(port: int, harm: Callable[[], None] | None = None) -> list[list[int]]:
-    """Eight requests through a scheduler, in chunks; `harm` is called midway."""
+    """Runs eight requests through a scheduler, in chunks; calls `harm` midway."""
     options = {"enable_prefix_caching": True, "max_num_batched_tokens": 32, "max_num_seqs": 4}
     engine = Engine(service_config(port, **options))
     server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -260,7 +260,7 @@ async def run_request(stub: SchedulerServiceStub, index: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def calm(worker: Worker) -> list[list[int]]:
-    """What the requests get when nothing happens."""
+    """The requests' outputs without a disturbance."""
     tokens = asyncio.run(run_requests(worker.server.port))
     assert [len(each) for each in tokens] == [60] * 8
     return tokens

@@ -1,4 +1,4 @@
-"""Who is silent, and for how long; what an end is called."""
+"""Durations of ranks' silence, and names of exit codes."""
 
 import subprocess
 import sys

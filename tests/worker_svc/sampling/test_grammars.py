@@ -1,4 +1,4 @@
-"""Rows that follow a grammar: what they may say, and that nothing but their tokens matters."""
+"""Rows with grammars: allowed outputs, independent of batches and preemption."""
 
 import dataclasses
 import json
@@ -56,7 +56,7 @@ def loaded(
 
 
 class Failing:
-    """The model, with a forward pass that fails when told to."""
+    """The model, with a forward pass that can be made to fail."""
 
     def __init__(self, model: object) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""Everything a request may ask of its logits against plain float64 Python, row by row."""
+"""All logits processors against plain float64 Python, row by row."""
 
 import math
 from collections.abc import Iterator
@@ -30,9 +30,9 @@ LIMITS = Limits(
 def rows_for(
     samplings: list[RowSampling], prompts: list[list[int]], outputs: list[list[int]]
 ) -> SamplingRows:
-    """What the sampler is told about sequences that a step has just brought in full."""
+    """SamplingRows for sequences that a step has just added in full."""
     state = BatchState(LIMITS, torch.device("cpu"), Grammars(LIMITS.vocab_size))
-    # Tokens left in a row by an earlier sequence must not count.
+    # Tokens of an earlier sequence in the same row must not count.
     state.token_rows.fill_(7)
     blocks = iter(range(1, LIMITS.num_blocks))
     sequences = []
@@ -67,7 +67,7 @@ def rows_for(
 def reference(
     logits: NDArray[np.float64], sampling: RowSampling, prompt: list[int], output: list[int]
 ) -> NDArray[np.float64]:
-    """One row, rule after rule."""
+    """Applies the processors to one row, one after the other."""
     logits = logits.copy()
     for token_id in range(VOCAB_SIZE):
         if sampling.allowed_token_ids and token_id not in sampling.allowed_token_ids:
@@ -118,7 +118,7 @@ def test_a_batch_of_every_kind_of_rule_is_adjusted_as_the_reference_does(
     samplings = list(random_samplings(generator, 40))
     prompts = [generator.integers(0, VOCAB_SIZE, n + 1).tolist() for n in range(40)]
     outputs = [generator.integers(0, 12, 23 - n // 2).tolist() for n in range(40)]
-    # Words that the outputs are about to say again.
+    # Bad words that match the ends of the outputs.
     samplings[3] = RowSampling(bad_words_token_ids=((*outputs[3][-2:], 5), (outputs[3][-1], 5)))
     samplings[4] = RowSampling(bad_words_token_ids=((outputs[4][-1] + 20, 5), (6,)))
     logits = (generator.normal(size=(40, VOCAB_SIZE)) * 3).astype(np.float32)
@@ -142,7 +142,7 @@ def test_penalties_have_the_values_of_the_formulas() -> None:
     logits = torch.ones(1, VOCAB_SIZE)
     logits[0, 2] = -1.0
     adjust(logits, rows.adjustments)
-    # Said in the prompt alone, in both, twice in the output, never.
+    # Tokens in the prompt only, in both, twice in the output, in neither.
     assert logits[0, 1:5].tolist() == [0.5, -2.75, -0.5, 1.0]
 
 
@@ -191,7 +191,7 @@ def test_a_row_that_may_sample_nothing_fails_alone() -> None:
 
 
 def test_a_hundred_thousand_draws_follow_the_penalized_distribution() -> None:
-    """Chi-squared at p = 0.01, over a hundred seeds of a thousand positions each."""
+    """Chi-squared test at p = 0.01, over a hundred seeds with a thousand positions each."""
     generator = np.random.default_rng(2)
     prompt, output = [3, 4, 5], generator.integers(0, 20, 15).tolist()
     sampling = RowSampling(
@@ -206,7 +206,7 @@ def test_a_hundred_thousand_draws_follow_the_penalized_distribution() -> None:
     rows = rows_for([sampling], [prompt], [output])
     adjusted = torch.from_numpy(logits.copy())[None]
     adjust(adjusted, rows.adjustments)
-    adjusted.clamp_(min=-1e4)  # the sampler takes its logits for the model's: finite
+    adjusted.clamp_(min=-1e4)  # the model's logits must be finite
     count = 100_000
     alike = SamplingRows.alike(count, temperature=0.9, top_p=1.0)
     seed, position = np.divmod(np.arange(count), 1000)

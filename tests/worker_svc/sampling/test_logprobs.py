@@ -1,4 +1,4 @@
-"""Log probabilities of sampled tokens: of the model itself, whatever the request changes."""
+"""Log probabilities of sampled tokens are the model's, before processors and filters."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_only_rows_that_ask_are_looked_up() -> None:
 
 @torch.inference_mode()
 def test_they_equal_transformers_whatever_the_sampling(worker: Worker, llama_folder: Path) -> None:
-    """Twelve tokens under every kind of rule at once; temperature 1.5."""
+    """Twelve tokens with every kind of logits processor at once; temperature 1.5."""
     prompt = make_prompt(20)
     sampling = worker_pb2.RowSampling(
         temperature=1.5,
@@ -124,7 +124,7 @@ def test_the_debug_view_names_rules_and_counts_their_tokens(worker: Worker) -> N
 
 
 def continue_to(worker: Worker, num_others: int, cut_at: int | None) -> list[int]:
-    """Twenty tokens at temperature 1 next to other requests, optionally resumed midway."""
+    """Twenty tokens at temperature 1 among other requests, optionally resumed midway."""
     sampling = worker_pb2.RowSampling(
         temperature=1, top_p=1, seed=42, frequency_penalty=0.5, repetition_penalty=1.1
     )

@@ -1,4 +1,4 @@
-"""What the worker says of prompts, against transformers on the same weights."""
+"""Prompt outputs against transformers on the same weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +41,7 @@ def reports_of(attachment: Attachment) -> list[PromptReport]:
 
 
 def check_scores(reports: list[PromptReport], prompt: list[int], theirs: Logits, k: int) -> None:
-    """The same numbers, ranks and likeliest tokens, from position to position without a gap."""
+    """Asserts equal values, ranks and top tokens, for all positions in order."""
     expected, _ = theirs(prompt)
     at = 0
     for report in reports:

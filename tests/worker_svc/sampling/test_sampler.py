@@ -55,7 +55,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
 
 
 def test_top_p_counts_only_what_top_k_left() -> None:
-    # Of the first three, renormalised to .47 .35 .18, two reach 0.8.
+    # The first three, renormalized to .47 .35 .18: two of them reach 0.8.
     logits = np.log([0.40, 0.30, 0.15, 0.10, 0.05]).tolist()
     assert support(logits, top_k=3, top_p=0.8) == {0, 1}
     assert support(logits, top_p=0.8) == {0, 1, 2}
@@ -82,7 +82,7 @@ def test_temperature_gives_the_golden_distribution(
 
 @pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize(
-    ("parameters", "large"),  # more ids than the fewest candidates
+    ("parameters", "large"),  # more tokens than the smallest candidate width
     [
         ({"temperature": 0.7}, 1301),
         ({"temperature": 1.3, "top_p": 0.8}, 1301),
@@ -95,7 +95,7 @@ def test_temperature_gives_the_golden_distribution(
 def test_draws_follow_the_reference_distribution(
     parameters: dict[str, float], large: int, is_large: bool
 ) -> None:
-    """Chi-squared, at a fixed seed: far above any quantile that chance reaches."""
+    """Chi-squared test at a fixed seed, with a bound far above chance."""
     vocab_size = large if is_large else 61
     logits = np.random.default_rng(1).normal(size=vocab_size) * 2
     full = {"top_k": 0, "top_p": 1.0, "min_p": 0.0} | parameters
@@ -104,7 +104,7 @@ def test_draws_follow_the_reference_distribution(
     batch = torch.from_numpy(logits.astype(np.float32))[None]
     counts = np.bincount(draws(batch, count, **parameters), minlength=vocab_size)
     assert not counts[expected == 0].any()
-    # Bins with few expected draws are merged, as the statistic demands.
+    # Bins with few expected draws are merged, as the test requires.
     frequent = expected * count >= 8
     seen = np.append(counts[frequent], counts[~frequent].sum())
     wanted = np.append(expected[frequent], expected[~frequent].sum()) * count
@@ -118,7 +118,7 @@ def test_draws_follow_the_reference_distribution(
 def test_few_candidates_give_the_same_tokens_as_a_full_sort(
     widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Rounded logits tie often, at the edge of the candidates too.
+    # Rounded logits have many ties, also at the boundary of the candidates.
     logits = (torch.randn(300, 97, generator=torch.Generator().manual_seed(3)) * 2).round()
     generator = np.random.default_rng(5)
     rows = rows_of(
@@ -190,7 +190,7 @@ def test_a_row_that_is_not_finite_is_told_apart_and_the_others_are_untouched(bad
 
 
 def uniforms(seeds: torch.Tensor, positions: torch.Tensor, num_tokens: int) -> np.ndarray:
-    """The race's numbers [R, N], as the uniform ones that they stand for."""
+    """The uniform numbers [R, N] that the Gumbel noise is computed from."""
     token_ids = torch.arange(num_tokens, dtype=torch.int32)
     return (-(-race_numbers(race_keys(seeds, positions), token_ids).double()).exp()).exp().numpy()
 

@@ -1,4 +1,4 @@
-"""Which tokens the filters keep, exactly, and how often each is drawn, in 100,000 draws."""
+"""The exact set of tokens kept by the filters, and their frequencies in 100,000 draws."""
 
 import itertools
 
@@ -13,7 +13,7 @@ from worker_svc.sampling.sampler import SamplingRows, sample
 
 Filters = dict[str, float]
 NUM_DRAWS = 100_000
-LEAST_EXPECTED = 8  # draws of a bin, as the statistic demands
+LEAST_EXPECTED = 8  # draws per bin, required by the chi-squared test
 
 
 def rows_alike(count: int, parameters: Filters, seeds: NDArray[np.int64]) -> SamplingRows:
@@ -31,7 +31,7 @@ def rows_alike(count: int, parameters: Filters, seeds: NDArray[np.int64]) -> Sam
 
 
 def reference(logits: torch.Tensor, parameters: Filters) -> NDArray[np.float64]:
-    """The distribution by the parameters as the sampler has them: in float32."""
+    """The expected distribution, with the parameters rounded to float32 as in the sampler."""
     temperature, top_p, min_p = (
         float(np.float32(parameters.get(name, default)))
         for name, default in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0))
@@ -43,7 +43,7 @@ def reference(logits: torch.Tensor, parameters: Filters) -> NDArray[np.float64]:
 def kept_tokens(
     logits: torch.Tensor, parameters: Filters, monkeypatch: pytest.MonkeyPatch
 ) -> set[int]:
-    """Those that win a race in which they are put first: one row for each token."""
+    """Tokens that can be drawn: for each token, one row in which it gets the largest noise."""
     count = len(logits)
     monkeypatch.setattr(sampler, "race_keys", lambda seeds, positions: seeds)
 
@@ -71,7 +71,7 @@ FILTERS: list[Filters] = [
 def test_filters_keep_what_the_reference_keeps(
     widths: tuple[int, ...], spread: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flat logits and pointed ones; narrow widths take every way through the sampler."""
+    """Flat and peaked logits; small candidate widths reach every branch of the sampler."""
     monkeypatch.setattr(sampler, "CANDIDATE_WIDTHS", widths)
     generator = torch.Generator().manual_seed(11)
     for parameters in FILTERS:
@@ -81,7 +81,7 @@ def test_filters_keep_what_the_reference_keeps(
 
 
 def test_ties_stand_or_fall_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of equal tokens at the edge of top-p the lower ids are kept; top-k and min-p keep all."""
+    """Of equal tokens at the boundary, top-p keeps the lower ids; top-k and min-p keep all."""
     logits = torch.tensor([1.0, 2.0, 1.0, 2.0, 1.0, 0.0, 1.0])
     weights = torch.softmax(logits.double(), 0)
     top_p = float(weights[1] * 2 + weights[0] * 1.5)
@@ -94,7 +94,7 @@ def test_ties_stand_or_fall_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def p_value(seen: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
-    """Of Pearson's chi-squared statistic; bins with few expected draws are one bin together."""
+    """p-value of Pearson's chi-squared test; bins with few expected draws are merged."""
     wanted = expected * seen.sum()
     frequent = wanted >= LEAST_EXPECTED
     observed = np.append(seen[frequent], seen[~frequent].sum())
@@ -106,7 +106,7 @@ def p_value(seen: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
 
 
 def count_draws(logits: torch.Tensor, parameters: Filters, num_draws: int) -> NDArray[np.int64]:
-    """How often each token is drawn, with as many seeds."""
+    """Number of draws of each token, with one seed per draw."""
     seen = np.zeros(len(logits), dtype=np.int64)
     for seeds in np.split(np.arange(num_draws), num_draws // 20_000):
         batch = logits.repeat(len(seeds), 1)
@@ -130,7 +130,7 @@ DISTRIBUTIONS: list[Filters] = [
 
 @pytest.mark.parametrize("parameters", DISTRIBUTIONS, ids=str)
 def test_a_hundred_thousand_draws_follow_the_reference(parameters: Filters) -> None:
-    """As many seeds, one draw each: p above 0.01."""
+    """One draw for each of many seeds: p above 0.01."""
     logits = torch.randn(97, generator=torch.Generator().manual_seed(5)) * 1.5
     expected = reference(logits, parameters)
     seen = count_draws(logits, parameters, NUM_DRAWS)
@@ -158,7 +158,7 @@ def test_greedy_rows_take_the_likeliest_whatever_the_seed() -> None:
 
 
 def test_the_statistic_finds_a_small_bias() -> None:
-    """The proof of the proof: a fifth more of one token among 97 does not pass."""
+    """The test can fail: 20 % more draws of one token in 97 are rejected."""
     expected = np.full(97, 1 / 97)
     biased = expected.copy()
     biased[3] *= 1.2

@@ -1,4 +1,4 @@
-"""The step stream over gRPC: what is refused and by what name, and that the worker lives on."""
+"""The step stream over gRPC: refusals with their status, after which the worker still serves."""
 
 import time
 

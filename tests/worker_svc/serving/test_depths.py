@@ -1,4 +1,4 @@
-"""A scheduler on a real worker: the same tokens at any depth, with grants, and when disturbed."""
+"""A scheduler with a real worker: equal tokens at any depth, with grants, when disturbed."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +19,8 @@ from tests.worker_svc.conftest import WORKER_CONFIG, Worker, make_prompt, servin
 from wire.server import SERVER_OPTIONS, bind
 
 pytestmark = pytest.mark.usefixtures("any_step_is_granted")
-NUM_BLOCKS = 13  # of 16 tokens: the four of a batch need some 20 at their ends
-NUM_HOST_BLOCKS = 9  # enough for one of them that gives way, not for two
+NUM_BLOCKS = 13  # of 16 tokens; a batch of four needs about 20 at its end
+NUM_HOST_BLOCKS = 9  # enough to swap out one sequence, not two
 Generate = scheduler_pb2.SchedulerServiceGenerateRequest
 SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -34,7 +34,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a client saw of a request."""
+    """Outputs of a request as seen by a client."""
 
     token_ids: tuple[int, ...]
     finish_reason: int
@@ -43,7 +43,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def small_worker(llama_folder: Path) -> Iterator[Worker]:
-    """A worker whose cache is too small for its slots."""
+    """A worker with a cache that is too small for its slots."""
     config = replace(WORKER_CONFIG, num_kv_blocks=NUM_BLOCKS, host_blocks=NUM_HOST_BLOCKS)
     with serving(config, llama_folder) as ready:
         yield ready
@@ -55,7 +55,7 @@ async def serve(
     wanted: Sequence[tuple[int, list[int], str]] | None = None,
     **options: object,
 ) -> tuple[list[Seen], Engine]:
-    """Runs all requests on a scheduler of its own; each a number, a prompt and a fork group."""
+    """Runs all requests, each (number, prompt, fork group), on a scheduler of its own."""
     if wanted is None:
         wanted = [(n, make_prompt(9 + n, seed=n % 3), "") for n in range(len(SAMPLINGS))]
     engine = Engine(service_config(worker.server.port, max_num_seqs=4, **options))
@@ -99,7 +99,7 @@ async def ask(stub: Any, number: int, prompt: list[int], fork_group: str) -> See
 
 @pytest.fixture(scope="module")
 def calm(small_worker: Worker) -> list[Seen]:
-    """One step at a time."""
+    """Outputs with one step at a time."""
     seen, _ = asyncio.run(serve(small_worker, lookahead=0, max_grant=0))
     return seen
 

@@ -1,4 +1,4 @@
-"""Grants over gRPC: the tokens of steps asked for one by one, whatever is cut; and state hashes."""
+"""Grants over gRPC: the tokens of single steps, with any cuts; and state hashes."""
 
 import random
 
@@ -24,7 +24,7 @@ BLOCKS = [list(range(1, 5)), list(range(10, 14)), list(range(20, 24))]
 
 
 def enter(attachment: Attachment) -> worker_pb2.ModelRunnerOutput:
-    """Three sequences with room for everything that they will sample."""
+    """Three sequences with blocks for all their tokens."""
     sequences = [
         make_sequence(slot, make_prompt(10 + slot, slot), BLOCKS[slot], sampling=sampling)
         for slot, sampling in enumerate(SAMPLINGS)
@@ -119,7 +119,7 @@ def test_a_prompt_cannot_be_granted(worker: Worker) -> None:
 def expected_hashes(
     num_computed: list[int], tables: list[list[int]], token_ids: list[int]
 ) -> list[int]:
-    """The definition, entry by entry."""
+    """State hashes by the definition, entry by entry."""
     weights = [int(weight) for weight in block_weights(8)]
     sums = [
         sum(block * weight for block, weight in zip(table, weights, strict=False)) % 2**64
@@ -146,7 +146,7 @@ def test_a_step_that_wants_the_state_gets_every_live_slots_hash(worker: Worker) 
     state = state_of(output)
     assert state.slots.tolist() == [0, 1, 2]
     tables = [BLOCKS[0], [*BLOCKS[1], 33], BLOCKS[2]]
-    idle = make_prompt(11, 1)[-1]  # slot 1 computed nothing: its prompt's last token
+    idle = make_prompt(11, 1)[-1]  # slot 1 was idle: last token of its prompt
     assert state.hashes.tolist() == expected_hashes(
         [11, 11, 13], tables, [first[0], idle, first[2]]
     )

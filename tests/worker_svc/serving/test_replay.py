@@ -1,4 +1,4 @@
-"""A recording, replayed on another worker: the same tokens, or the place of the fault."""
+"""Replay of a recording on another worker: equal tokens, or the position of the fault."""
 
 import asyncio
 import random
@@ -28,7 +28,7 @@ from worker_svc.protocol.step import StepInput
 from worker_svc.runner.model_runner import ModelRunner
 
 NUM_STEPS = 500
-LOST_AT = 240  # the step at which the worker is lost
+LOST_AT = 240  # step id
 
 
 def config_for(worker: worker_pb2.WorkerDescription) -> SchedulerConfig:
@@ -46,7 +46,7 @@ def config_for(worker: worker_pb2.WorkerDescription) -> SchedulerConfig:
 
 
 class Traffic:
-    """Requests as they come, greedy and sampled, many with a beginning that others have."""
+    """Requests in order of arrival, greedy and sampled, many with shared prefixes."""
 
     def __init__(self, core: Scheduler) -> None:
         self._core = core
@@ -79,7 +79,7 @@ class Traffic:
 
 
 async def record(address: str, folder: Path, *, keeps_prompts: bool) -> Made:
-    """Five hundred steps on a real worker, planned one ahead; the worker is lost on the way."""
+    """500 steps on a real worker, planned one ahead, with one loss of the worker."""
     client = WorkerClient(address, 10.0)
     link = await client.attach(1, 1)
     description = link.attached.description
@@ -112,7 +112,7 @@ async def step(core: Scheduler, link: WorkerLink) -> None:
 
 
 async def record_grants(address: str, folder: Path) -> tuple[Made, int]:
-    """Decode steps granted eight at a time, cut by arrivals; also the number of skipped steps."""
+    """Decode steps in grants of eight, cut by arrivals; and the number of skipped steps."""
     client = WorkerClient(address, 10.0)
     link = await client.attach(1, 1)
     description = link.attached.description
@@ -144,7 +144,7 @@ async def record_grants(address: str, folder: Path) -> tuple[Made, int]:
 
 @pytest.fixture(scope="module")
 def recorded(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Made]:
-    """A recording with its prompts, and the core that it is of."""
+    """A recording with its prompts, and the core it was made of."""
     folder = tmp_path_factory.mktemp("kept")
     with serving(WORKER_CONFIG, llama_folder) as worker:
         return folder, asyncio.run(record(worker.address, folder, keeps_prompts=True))
@@ -163,7 +163,7 @@ def test_the_recording_has_everything_that_may_happen(recorded: tuple[Path, Made
     assert report.num_preemptions == core.view.num_preemptions > 10
     assert report.num_workers_lost == 1
     assert core.counters.prefix_hit_tokens > 100
-    assert core.counters.num_prefill_tokens > 24 * 10  # more than fits in a step, so in chunks
+    assert core.counters.num_prefill_tokens > 24 * 10  # more than one step holds: in chunks
 
 
 def test_a_fresh_worker_answers_every_step_with_the_same_tokens(
@@ -191,7 +191,7 @@ def test_granted_steps_replay_as_grants_without_those_that_were_skipped(
 
 
 def decode_steps(folder: Path) -> Iterator[JournalEvent]:
-    """Steps of at least three rows, each of which decodes."""
+    """Decode steps with at least three rows."""
     for stored in Recording(folder).events():
         event = stored.event
         slots = unpack(event.plan.sampled_slots)
@@ -201,7 +201,7 @@ def decode_steps(folder: Path) -> Iterator[JournalEvent]:
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, step_id: int, row: int) -> Callable[[], bool]:
-    """Makes one call of the attention kernel wrong in one row; tells whether it was called."""
+    """Corrupts one row in one call of the attention kernel; returns whether it was called."""
     now: list[int] = [0]
     calls: list[int] = []
     run, attend = ModelRunner.launch, Library.attend

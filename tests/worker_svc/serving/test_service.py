@@ -1,4 +1,4 @@
-"""The worker through its real gRPC service, against transformers and against itself."""
+"""The worker through its gRPC service, against transformers and against itself."""
 
 import dataclasses
 import time
@@ -31,10 +31,10 @@ def generate(
     chunk: int = 1000,
     sampling: worker_pb2.RowSampling | None = None,
 ) -> list[list[int]]:
-    """Runs prompts to num_tokens outputs each, in chunks, all in one batch."""
+    """Generates num_tokens for each prompt, in chunks, all in one batch."""
     sampling = sampling or worker_pb2.RowSampling(top_p=1)
     slots = list(range(len(prompts)))
-    # Blocks are dealt like cards, so that no sequence's lie side by side.
+    # Blocks are dealt round robin, so that no sequence's blocks are adjacent.
     new = [
         make_sequence(slot, prompt, list(range(1 + slot, 64, len(prompts)))[:12], sampling=sampling)
         for slot, prompt in enumerate(prompts)
@@ -120,7 +120,7 @@ def test_two_steps_in_flight_give_what_one_gives(worker: Worker, greedy: Greedy)
     attachment.send(new_sequences=new, slots=[0, 1], num_scheduled=[5, 30])
     outputs: list[list[int]] = []
     for _ in range(9):
-        # Sent before the tokens it reads are known here.
+        # Sent before the client knows the tokens that it depends on.
         attachment.send(same_rows=True)
         outputs.append(list(attachment_tokens(attachment)))
     outputs.append(list(attachment_tokens(attachment)))
@@ -225,7 +225,7 @@ def test_a_worker_describes_what_its_device_did_with_decode_steps(worker: Worker
     after = worker.describe().decode_time
     assert after.num_steps - before.num_steps == 4
     assert after.busy_us > before.busy_us
-    assert after.idle_us > before.idle_us  # over a wire, and one step at a time
+    assert after.idle_us > before.idle_us  # the device idles between single steps
 
 
 def test_the_debug_service_tells_who_holds_a_slot_and_what_ran(worker: Worker) -> None:

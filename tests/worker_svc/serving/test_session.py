@@ -1,4 +1,4 @@
-"""The stream's rules without gRPC: what follows a failure, what an ended stream may still do."""
+"""Rules of the step stream without gRPC: after failures, and after the end of a stream."""
 
 import threading
 from queue import Empty
@@ -30,7 +30,7 @@ def test_a_step_planned_before_a_failure_was_known_fails_with_it(
     submit(session, stream, 3, ack=1)
     assert receive(stream) == (2, "broken")
     assert receive(stream) == (3, "planned before the failure of step 2 was known")
-    # This one knows of step 2 but not that step 3 failed as well.
+    # This step acknowledges step 2, but not the failure of step 3.
     submit(session, stream, 4, ack=2)
     assert receive(stream) == (4, "planned before the failure of step 3 was known")
     submit(session, stream, 5, ack=4)
@@ -57,7 +57,7 @@ def test_steps_queued_by_a_replaced_scheduler_never_run(
     submit(session, new, 1)
     runner.gate.set()
     assert receive(new) == (1, "")
-    # The first may have been running already; the second was not.
+    # The first step may have been running already, the second not.
     assert runner.executed in ([1, 1], [1])
     assert isinstance(old.outbox.get(timeout=patience(10)), TakenOver)
 

@@ -1,4 +1,4 @@
-"""Grants on a stream: a worker goes on by itself until a cut comes, and skips what it names."""
+"""Grants on a stream: the worker continues alone until a cut, and skips the named steps."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def receive_skipped(stream: SchedulerStream) -> tuple[int, int]:
 
 
 def started(session: Session) -> SchedulerStream:
-    """A stream whose first step, the reset, is answered."""
+    """A stream with its first step, the reset, answered."""
     stream = attach(session, 1)
     submit(session, stream, 1)
     assert receive(stream) == (1, "")
@@ -61,7 +61,7 @@ def test_a_cut_is_answered_at_once_and_ends_the_grant_behind_the_step_under_way(
     runner.gate.clear()
     submit_grant(session, stream, 2, 4)
     submit_grant(session, stream, 6, 3, freed=(1,))
-    assert runner.entered.acquire(timeout=patience(10))  # step 2 is under way
+    assert runner.entered.acquire(timeout=patience(10))  # step 2 is running
     cut(session, stream, 2, 8)
     assert receive_skipped(stream) == (3, 8), "while step 2 still runs"
     submit(session, stream, 9, ack=1)

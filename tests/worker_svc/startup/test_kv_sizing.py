@@ -1,4 +1,4 @@
-"""How many KV blocks fit: golden numbers and the figures they come from."""
+"""Numbers of KV blocks that fit, for given memory sizes."""
 
 from pathlib import Path
 

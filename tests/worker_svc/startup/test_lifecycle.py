@@ -1,4 +1,4 @@
-"""Phases in order, over gRPC and as a process: what is refused, what is reported, how it ends."""
+"""Phases over gRPC and as a process: order, refusals, descriptions, exit codes."""
 
 import json
 import math
@@ -107,7 +107,7 @@ def test_calls_out_of_order_are_failed_preconditions_naming_the_phase(
             attachment = Attachment(worker.channel, epoch=5)
             assert attachment.status() is grpc.StatusCode.FAILED_PRECONDITION
             steps[position]()
-    # An attachment that came too early has not used up its epoch.
+    # A refused attachment does not use up its epoch.
     assert worker.describe().epoch == 0
 
 
@@ -195,7 +195,7 @@ Process = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start_process(tmp_path: Path) -> Iterator[Process]:
-    """Starts `python -m worker_svc`; ends what a test leaves."""
+    """Starts `python -m worker_svc`; kills processes that a test leaves."""
     processes: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> subprocess.Popen[str]:
@@ -288,7 +288,7 @@ def test_a_process_whose_step_hangs_ends_with_72_and_says_where(
     assert process.wait(TIMEOUT_S) == 72
     text = process.log_path.read_text()
     assert f"step 2 has not ended within {limit_s} s: this process ends with 72" in text
-    assert "in before_step" in text  # where each thread stood
+    assert "in before_step" in text  # the stacks of all threads
 
 
 def test_options_become_the_configuration() -> None:

@@ -1,4 +1,4 @@
-"""Kernels compiled ahead: found without a device, by a helper whose mark spares the next start."""
+"""Precompilation: finds kernels without a device; a marker lets the next start skip it."""
 
 import dataclasses
 import gc
@@ -47,8 +47,8 @@ SMALL = {
     "num_key_value_heads": 1,
     "max_position_embeddings": 64,
 }
-# Prints the names of the kernels of each job, whether the first has loaded torch's compiler, and
-# how long one of them is when Triton has compiled it.
+# Prints the names of each job's kernels, whether torch's compiler was loaded by the first job, and
+# the length of one compiled kernel.
 REHEARSE = """
 import json, sys
 from worker_svc.startup.precompile import Job
@@ -67,7 +67,7 @@ print(json.dumps([names, is_slow, len(small.compile().asm["cubin"])]))
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A model's folder, with an empty cache of kernels."""
+    """A model's folder, with an empty kernel cache."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     return tmp_path
@@ -97,14 +97,14 @@ def test_every_kernel_of_a_worker_is_found_once_and_compiled_without_a_device(fo
         "_survey_kernel", "_list_kernel", "_draw_kernel", "_choose_kernel", "_tiled_linear_kernel",
         "_enter_kernel", "_gather_step_kernel", "_gather_last_kernel",
     }  # fmt: skip
-    # Its cache is first small, then too large for offsets of 32 bits; chunks are of many sizes.
+    # Both small caches and caches beyond 32-bit offsets are rehearsed, with many chunk sizes.
     assert names.count("_prefill_kernel") % 2 == 0
     assert all(
         names.count(name) == 1 for name in ("_find_kernel", "_draw_kernel", "_choose_kernel")
     )
     assert len(names) < 50
     assert not is_slow
-    # Ranks compile theirs with their numbers in them, and with either way to add up.
+    # Each rank compiles its own kernels, with and without peer memory.
     assert set(names_of_pair) == {*names, "_all_reduce_kernel", "_all_gather_kernel"}
     assert names_of_pair.count("_all_reduce_kernel") % 2 == 0
     assert num_bytes > 1000
@@ -123,7 +123,7 @@ def test_a_helper_that_nobody_waits_for_is_reaped_and_leaves_its_mark(folder):
     pid, mark = child.pid, folder / "cache" / "pagewire-x"
     CompileAhead(child, mark)
     del child
-    gc.collect()  # a child that is forgotten while it runs is a ResourceWarning, so an error here
+    gc.collect()  # a child that is not reaped raises a ResourceWarning
     deadline_s = time.monotonic() + patience(30)
     while not mark.exists() and time.monotonic() < deadline_s:
         time.sleep(0.01)
@@ -142,7 +142,7 @@ def test_waiting_twice_is_waiting_once(folder):
 def test_a_model_that_is_loaded_and_run_without_a_life_cycle_waits_for_its_helper(
     folder, monkeypatch
 ):
-    """As tests and benchmarks do: `load`, then `build_runner`, and nothing else."""
+    """As in tests and benchmarks: only `load`, then `build_runner`."""
     begun: list[CompileAhead] = []
 
     def begin(*_: object) -> CompileAhead:
@@ -175,7 +175,7 @@ def test_a_helper_that_is_stopped_takes_its_forks_along_and_leaves_no_mark(folde
     with child.stdout as said:
         assert said.read(len("ready;ready;")) == b"ready;ready;"
         assert CompileAhead(child, folder / "cache" / "pagewire-x").stop() < 0
-        assert said.read() == b""  # comes when neither of the two can write any more
+        assert said.read() == b""  # end of file: both processes have ended
     assert marks(folder) == []
 
 

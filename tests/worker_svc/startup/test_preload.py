@@ -1,4 +1,4 @@
-"""What is begun before torch is loaded: only where there is a GPU, and it may fail in silence."""
+"""Preparations before torch is loaded: only with a GPU, and errors are ignored."""
 
 import threading
 
@@ -13,7 +13,7 @@ H200 = Gpu("NVIDIA H200", 90)
 
 
 class Driver:
-    """As much of libcuda as is called, with a result of its own for cuInit."""
+    """The called part of libcuda, with a given result of cuInit."""
 
     def __init__(self, result: int) -> None:
         self._result = result

@@ -1,4 +1,4 @@
-"""After the rehearsals of a start no step has a kernel to compile, whatever its rows are."""
+"""After the rehearsals at start-up, no step compiles another kernel."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from tests.worker_svc.startup.test_precompile import ROOT
 
-SHAPES = {  # of Qwen3-0.6B and 8B, whose products are by different kernels
+SHAPES = {  # of Qwen3-0.6B and 8B, which use different GEMM kernels
     "small": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16},
     "large": {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32},
 }

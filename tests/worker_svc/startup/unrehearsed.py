@@ -1,7 +1,7 @@
-"""Prints how many kernels a worker's rehearsals find, and which steps after them find others.
+"""Prints the number of kernels found by rehearsals, and the steps that need further kernels.
 
-For a process of its own, in which nothing is computed: arguments are a model's folder and, as JSON,
-steps of [decoding rows, prompt, prompt ...].
+Runs in a process of its own, without computing. Arguments: a model's folder and, as JSON, steps of
+[decoding rows, prompt, prompt ...].
 """
 
 import json
@@ -48,7 +48,7 @@ def main(folder: Path, steps: list[list[int]]) -> None:
 
 @torch.inference_mode()
 def run(runner: CudaRunner, num_decodes: int, *prompts: int) -> None:
-    """A step as the runner launches it when it does not replay a graph."""
+    """Launches a step as the runner does without a graph."""
     step = inputs.build_idle(runner.limits, [1] * num_decodes + list(prompts), META)
     if num_decodes and prompts:
         parts = inputs._split(step.attention, num_decodes)

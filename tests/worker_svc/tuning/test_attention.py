@@ -1,4 +1,4 @@
-"""Who attends: what is offered, what the measurements decide, and what is refused."""
+"""Choice of the attention backend: candidates, timings, refusals."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ LIMITS = Limits(
 
 
 class Named:
-    """A backend of which only the name counts."""
+    """A backend with nothing but a name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,7 +62,7 @@ def both_installed(setup: Setup) -> InstalledVersions:
 
 
 def clock(times: dict[str, tuple[Sequence[float], Sequence[float]]]) -> Any:
-    """A measurement that says so many us for (decode, prefill), or fails for who is missing."""
+    """Returns these times in us for (decode, prefill); raises for other backends."""
 
     def measure(backend: Backend) -> list[AttentionTiming]:
         if backend.name not in times:
@@ -91,7 +91,7 @@ def test_each_kind_of_step_goes_to_who_is_quickest_at_it() -> None:
 
 
 def test_every_shape_weighs_the_same() -> None:
-    """30 % of the short one are more than 10 % of the long one, though fewer microseconds."""
+    """Relative times count: 30 % of a short one outweigh 10 % of a long one."""
     a = [AttentionTiming("decode", "1 x 8", "a", 10), AttentionTiming("decode", "9 x 8", "a", 1000)]
     b = [AttentionTiming("decode", "1 x 8", "b", 13), AttentionTiming("decode", "9 x 8", "b", 900)]
     assert quickest(["b", "a"], a + b, "decode") == "a"
@@ -132,7 +132,7 @@ def test_one_that_is_asked_for_is_tried_before_it_serves() -> None:
 
 
 def choices_of_ranks(clocks: Sequence[Any]) -> list[Any]:
-    """What `choose` gives, or raises, on each of two ranks with these clocks."""
+    """Result or exception of `choose` on each of two ranks with these clocks."""
     return on_two_ranks(
         lambda group: choose(TRITON, Candidates((FOUR, TWO)), clocks[group.rank], group)
     )

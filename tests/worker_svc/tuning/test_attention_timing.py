@@ -1,4 +1,4 @@
-"""A backend is tried before it is timed: what is wrong by one key is found."""
+"""Backends are checked before they are timed; one key too many or too few is detected."""
 
 import functools
 from collections.abc import Callable
@@ -23,7 +23,7 @@ HEADS = HeadLayout(num_heads=4, num_kv_heads=2, head_dim=16)
 
 
 class Reference:
-    """What is right."""
+    """A correct backend."""
 
     name = "reference"
 
@@ -48,7 +48,7 @@ def make_clock(block_size: int) -> Clock:
 
 
 def installed(version: int, block_size: int, **replaced: Callable[..., Any]) -> Backend:
-    """The backend of a version, some of whose functions are others."""
+    """The backend of a version, with some functions replaced."""
     load = importer(version)
     module = load({4: "flash_attn.cute", 3: "flash_attn_interface", 2: "flash_attn"}[version])
     for name, function in replaced.items():

@@ -1,4 +1,4 @@
-"""The type that `auto` takes on CPU: the quickest, by a margin, and the same at the next start."""
+"""dtype `auto` on CPU: the fastest by a margin, and stable across starts."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ SHAPES = WeightShapes(((96, 32), (32, 64)), num_layers=2)
     [
         (1.0, 2.0, torch.bfloat16),
         (2.0, 1.0, torch.float32),
-        (1.0, 0.95, torch.bfloat16),  # not by enough
+        (1.0, 0.95, torch.bfloat16),  # within the margin
     ],
 )
 def test_bfloat16_unless_float32_is_clearly_quicker(

@@ -1,4 +1,4 @@
-"""Whose algorithm multiplies: what is measured decides, is remembered, and holds on all ranks."""
+"""Choice of GEMM algorithms: timings decide, are stored, and hold on all ranks."""
 
 import json
 import logging
@@ -34,14 +34,14 @@ def choose(
     measure: Measure,
     group: Group,
 ) -> dict[ProductKind, ByRows]:
-    """The products that were chosen to take the place of torch's."""
+    """The GEMMs chosen in place of torch's."""
     choices = gemm_choice.choose(wanted, library, memory, measure, group)
     assert set(choices) == set(wanted)
     return gemm_choice.by_kind(choices, library, group)
 
 
 class Library:
-    """Products that only say what they are; serves all algorithms but some."""
+    """GEMMs that only record their shape and algorithm; some algorithms are rejected."""
 
     def __init__(self, *unknown: bytes) -> None:
         self._unknown = unknown
@@ -54,7 +54,7 @@ class Library:
 
 
 class Clock:
-    """Says how long each algorithm takes, and remembers what it was asked."""
+    """Returns given times per algorithm and records the measured shapes."""
 
     def __init__(self, us: dict[bytes, float], torch_us: float = 100.0) -> None:
         self._us = us
@@ -109,7 +109,7 @@ def test_an_algorithm_that_gives_another_product_is_out_and_said_so(
     assert "rows=40" in caplog.text
     assert "it is nan off torch's" in caplog.text
     assert "it is 0.9 off torch's" in caplog.text
-    # Of weights that are not finite no product can be compared, and torch multiplies.
+    # With weights that are not finite, results cannot be compared, and torch's algorithm is kept.
     assert without_wrong(SHAPES[0], [torchs, slow, quick], [math.nan] * 3) == [torchs]
 
 
@@ -167,7 +167,7 @@ def test_what_holds_for_another_device_or_library_is_not_taken(
     choose(SHAPES, Library(), memory, Clock({QUICK: 90}), ALONE)
     other = ProductMemory(tmp_path / "cache", "H200, driver 580, cuBLASLt 130200")
     assert other.read() == {}
-    # Even where two keys have one file.
+    # Even if two keys have the same file.
     other._path = file_of(tmp_path)
     assert other.read() == {}
 
@@ -240,7 +240,7 @@ def test_writing_leaves_nothing_but_the_file(memory: ProductMemory, tmp_path: Pa
 def choices_of_ranks(
     folder: Path, clocks: Sequence[Measure], libraries: Sequence[Library]
 ) -> list[dict[ProductKind, ByRows] | RuntimeError]:
-    """What `choose` gives or raises on each of two ranks, of which the second has no folder."""
+    """Result or exception of `choose` on each of two ranks; the second has no folder."""
 
     def work(group: Group) -> dict[ProductKind, ByRows]:
         memory = ProductMemory(folder / str(group.rank), "key")
