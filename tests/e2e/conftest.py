@@ -1,4 +1,4 @@
-"""Three real processes in float32, as a user runs them, with the default model or a tiny one."""
+"""Fixtures: three service processes in float32, with the default model or a tiny one."""
 
 import json
 import os
@@ -28,14 +28,14 @@ STOP_TIMEOUT_S = patience(30.0)
 
 
 def environment_of_users(**variables: str) -> dict[str, str]:
-    """This process's, less what only its own tests need, and with some more."""
+    """This process's environment without variables of the tests, plus `variables`."""
     own = {"OMP_NUM_THREADS"}
     return {name: value for name, value in os.environ.items() if name not in own} | variables
 
 
 @dataclass(slots=True)
 class Product:
-    """The three services of a running product."""
+    """The three running services."""
 
     model: Path
     logs: Path
@@ -175,7 +175,7 @@ def _serving(model: Path, logs: Path, worker_options: tuple[str, ...]) -> Iterat
 
 @pytest.fixture(scope="session")
 def product(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    """The default model, shared by all tests in whose answers language matters."""
+    """The default model, shared by all tests that depend on the content of answers."""
     with _serving(model, tmp_path_factory.mktemp("logs"), ("--kv-cache-gib", "1")) as running:
         yield running
 

@@ -25,7 +25,7 @@ def _request(
 
 
 def requests(max_tokens: int) -> list[inference_pb2.GenerateStreamRequest]:
-    """32 greedy requests, and one of each kind with state that must survive."""
+    """32 greedy requests, and one for each kind of state that must survive a disturbance."""
     made = []
     for index in range(NUM_GREEDY):
         ids = [(index * 7919 + i * 104729) % 40000 + 1000 for i in range(4 + index // 2)]
@@ -108,7 +108,7 @@ def _piece(delta: inference_pb2.OutputDelta) -> Piece:
 
 
 def assert_unnoticed(seen: list[History], calm: list[History]) -> None:
-    """Asserts that the two runs are equal, and the calm one is complete."""
+    """Asserts that the two runs are equal and the undisturbed one is complete."""
     assert all(not history.error and len(history.ends) == 1 for history in calm)
     verdicts = {
         number: faults

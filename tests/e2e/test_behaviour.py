@@ -39,7 +39,7 @@ def stream(
 
 
 def once(product: Product, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The first status of which a condition holds."""
+    """Polls the status until a condition holds; returns it."""
     deadline_s = time.monotonic() + patience(10.0)
     while not holds(status := product.status()):
         assert time.monotonic() < deadline_s, status

@@ -24,7 +24,7 @@ ALONE = pagewire.SamplingParams(
 
 @pytest.fixture(scope="module")
 def cramped(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    # 59 blocks of 16 tokens: one long prompt, or a score of short requests.
+    # 59 blocks of 16 tokens: one long prompt, or about 20 short requests.
     small = ("--threads", "1", "--max-model-len", "768", "--num-kv-blocks", "60")
     running = Product(tiny_model, tmp_path_factory.mktemp("logs"), small)
     try:
@@ -63,7 +63,7 @@ def kill_worker_after(cramped: Product, num_tokens: int) -> None:
 
 
 def others(sdk: pagewire.Client, index: int) -> pagewire.Completion:
-    """A request that has nothing in common with the observed one."""
+    """A request that shares no prefix with the observed one."""
     return sdk.generate(
         f"{index} bottles of",
         temperature=0.5 + index / 30,
@@ -125,7 +125,7 @@ def test_scores_and_embeddings_survive_preemptions_and_the_death_of_the_worker(
     threads.append(threading.Thread(target=embed))
     for thread in threads:
         thread.start()
-    kill_worker_after(cramped, 550)  # a step is 512: the second is on its way
+    kill_worker_after(cramped, 550)  # a step has 512 tokens, so the second is running
     assert any(thread.is_alive() for thread in threads), "too late to disturb anybody"
     for thread in threads:
         thread.join(patience(240))

@@ -22,14 +22,14 @@ SMALL = ("--device", "cpu", "--num-kv-blocks", "64", "--max-model-len", "256")
 
 
 def available() -> tuple[str, ...]:
-    """Instruction sets that this host has and the kernels are made for."""
+    """Instruction sets of this host that the kernels support."""
     if importlib.util.find_spec("kernels.cpu.isa") is None:
         return ()
     return tuple(isa.name for isa in importlib.import_module("kernels.cpu.isa").available())
 
 
 def answer(model: Path, dtype: str, **variables: str) -> str:
-    """What `pagewire up --once` answers to its question; asserts that it succeeds."""
+    """The answer of `pagewire up --once`; asserts that it succeeds."""
     command = [sys.executable, "-m", "pagewire", "up", "--once", "--model", str(model), *SMALL]
     command += ["--dtype", dtype, *(word for port in PORTS for word in (port, str(free_port())))]
     done = subprocess.run(
@@ -47,7 +47,7 @@ def answer(model: Path, dtype: str, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def expected(tiny_model: Path) -> str:
-    """What transformers answers in float32."""
+    """The answer of transformers in float32."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": QUESTION}],
@@ -63,7 +63,7 @@ def expected(tiny_model: Path) -> str:
 
 
 def check(found: str, dtype: str, expected: str) -> None:
-    """An answer is there, and in float32 it is that of transformers."""
+    """Asserts an answer, equal to that of transformers in float32."""
     assert found
     if dtype == "float32":
         assert found == expected

@@ -71,8 +71,8 @@ def test_streams_survive_ten_kills_of_the_worker(
 
     def kill_ten_times(streams: Streams) -> None:
         for number in range(NUM_KILLS):
-            # A token in between, or ten kills would count as three losses in a row for some
-            # request.
+            # At least one token in between, or ten kills would count as three losses in a row for
+            # some request.
             if not streams.wait_for_tokens(rng.randint(1, 40) if number else 1):
                 return
             killed_at.append(streams.num_tokens)

@@ -1,4 +1,4 @@
-"""The runner on a GPU: graphs, two steps in flight, sampling on the device, and transformers."""
+"""CUDA runner: graphs, two steps in flight, sampling on the device, against transformers."""
 
 import dataclasses
 from collections import deque
@@ -71,7 +71,7 @@ FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
 
 @dataclasses.dataclass
 class Checkpoint:
-    """A random model of a family: a folder for us, and what transformers makes of it."""
+    """A random model of a family: its folder, and the transformers model."""
 
     folder: Path
     model: PreTrainedModel
@@ -102,7 +102,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
 
 @pytest.fixture(scope="module")
 def runner(checkpoint: Callable[[str], Checkpoint]) -> ModelRunner:
-    """A warm float32 runner of the Llama."""
+    """A float32 runner of the Llama, after its warm-up."""
     return make_runner(checkpoint("llama").folder, CONFIG)
 
 
@@ -122,7 +122,7 @@ def make_prompt(length: int, seed: int = 0) -> list[int]:
 
 
 class Client:
-    """Keeps two steps in flight, as a scheduler does, and collects each slot's tokens."""
+    """Keeps two steps in flight, as a scheduler does, and collects the tokens of each slot."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
@@ -144,7 +144,7 @@ class Client:
         )
 
     def launch(self, rows: dict[int, int], sampled: list[int] | None = None, **fields: Any) -> None:
-        """Starts a step; `sampled` are the slots of it that reach their end, all by default."""
+        """Launches a step; `sampled` are its slots that sample a token, by default all."""
         self._step_id += 1
         step = StepInput(
             step_id=self._step_id,
@@ -337,7 +337,7 @@ def test_the_cache_is_sized_so_that_serving_fits(
 
 
 def distance_of_logits(runner: ModelRunner, theirs: torch.nn.Module, prompt: list[int]) -> float:
-    """Distance of the logits after a prompt from those of transformers, relative to their size."""
+    """Relative distance of the logits after a prompt from those of transformers."""
     seen: list[VocabPart] = []
     runner._step_graphs.map = lambda rows: None  # so that the model is launched now
     vocab_part = runner._model.vocab_part
@@ -371,12 +371,12 @@ def test_the_devices_copies_have_the_hash_of_what_the_host_knows(runner: ModelRu
     assert state.slots.tolist() == [0, 3, 7]
     weights = block_weights(BLOCKS_PER_SEQ)
     tables = [new[index].block_ids.astype(np.uint64) @ weights for index in range(3)]
-    # Slot 3 did not compute in this step: its last computed token is an older one.
+    # Slot 3 was idle in this step, so its last computed token is an older one.
     last = [client.tokens[0][1], client.tokens[3][0], client.tokens[7][1]]
     expected = slot_hashes(state.slots, np.array(tables), column([7, 9, 14]), column(last))
     assert state.hashes.tolist() == expected.tolist()
     with torch.inference_mode():
-        runner.slots.token_rows[7, 13] += 1  # the device forgets
+        runner.slots.token_rows[7, 13] += 1  # corrupts the device's state
     client.launch({0: 1, 3: 1}, wants_state=True)
     changed = client.collect().state
     assert changed is not None and changed.hashes[2] != state.hashes[2]

@@ -1,4 +1,4 @@
-"""The default model on a GPU: real weights, real language, against transformers on the same GPU."""
+"""The default model on a GPU, with real text, against transformers on the same GPU."""
 
 import dataclasses
 from pathlib import Path
@@ -66,5 +66,5 @@ def test_bfloat16_logits_are_close_to_those_of_float32(
     folder: Path, prompts: dict[int, list[int]], theirs: torch.nn.Module
 ) -> None:
     runner = make_runner(folder, dataclasses.replace(CONFIG, dtype="bfloat16"))
-    # 30 layers, each rounding to 8 bits.
+    # 30 layers, each rounds to 8 bits.
     assert distance_of_logits(runner, theirs, prompts[5]) < 0.05

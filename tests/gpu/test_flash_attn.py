@@ -1,4 +1,4 @@
-"""flash-attn on a GPU, every version that is installed: what our own kernels are tested for."""
+"""Installed versions of flash-attn on a GPU, by the tests of the Triton kernels."""
 
 import dataclasses
 from pathlib import Path
@@ -18,7 +18,7 @@ from worker_svc.startup import startup
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    pytest.mark.filterwarnings("default"),  # what others' libraries warn of is theirs
+    pytest.mark.filterwarnings("default"),  # libraries may warn
 ]
 
 CUDA = torch.device("cuda")
@@ -44,7 +44,7 @@ def version(request: pytest.FixtureRequest) -> int:
 
 
 def backend(version: int, heads: HeadLayout, block_size: int) -> FlashAttention:
-    """It, or a skip with the reason why it cannot be."""
+    """The backend of a version, or skips with the reason why it is unavailable."""
     capability = torch.cuda.get_device_capability()
     found = flash_attn.find(Setup(heads.head_dim, torch.bfloat16, block_size, capability))
     for candidate in found.backends:
@@ -97,11 +97,11 @@ def test_a_captured_graph_follows_growing_contexts(version: int) -> None:
 
 
 def test_the_cache_is_read_where_it_lies(version: int) -> None:
-    """Its strides are none that a library would choose, and a copy would take a gibibyte."""
+    """A cache with unusual strides, of which a copy would take a gibibyte."""
     heads = HEADS[0]
     attends = backend(version, heads, 256)
     small = batch([(70, 70)], heads, 256)
-    far = 2**31 // (256 * 2 * 8 * 128) + 8  # blocks: offsets that 32 bits do not hold
+    far = 2**31 // (256 * 2 * 8 * 128) + 8  # blocks; their offsets exceed 32 bits
     cache = torch.zeros(far + 2, 256, 2, 8, 128, device=CUDA, dtype=torch.bfloat16)
     k, v = cache.unbind(2)
     k[far:], v[far:] = small.cache.layer(0)

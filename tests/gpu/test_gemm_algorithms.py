@@ -1,4 +1,4 @@
-"""A runner whose products are by other algorithms than torch's, on a GPU."""
+"""A runner with other GEMM algorithms than torch's, on a GPU."""
 
 import dataclasses
 import logging
@@ -36,7 +36,7 @@ SERVED = dataclasses.replace(
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder of remembered products; every weight is large enough for a choice."""
+    """An empty folder of stored GEMM choices; makes every weight large enough to be tuned."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(gemm_choice, "SMALLEST_WEIGHT", 0)
     return tmp_path / "cache"
@@ -52,7 +52,7 @@ def test_chosen_products_give_the_tokens_of_the_model(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Every product of more than 16 rows by the last of the candidates, however slow."""
+    """All GEMMs of more than 16 rows by the last candidate, however slow."""
     monkeypatch.setattr(gemm_choice, "quickest", last_that_works)
     theirs = save_random_model(tmp_path / "model", (Qwen3Config, Qwen3ForCausalLM), SHAPE)
     prompts = {slot: make_prompt(3 + slot % 9, seed=slot % 9) for slot in range(NUM_SEQS)}
@@ -65,7 +65,7 @@ def test_chosen_products_give_the_tokens_of_the_model(
         runner.warm_up()
         outputs.append(generate(runner, prompts, NUM_TOKENS))
         assert startup.describe(loaded, runner, 1).product_choices
-        # What the first start has remembered is not measured by the second.
+        # Stored choices are not measured again at the second start.
         monkeypatch.setattr(gemm_timing.ProductClock, "measure", None)
     assert len(re.findall(r"products: (\d+) of \1 shapes by another", caplog.text)) == 2
     assert outputs[0] == outputs[1]
@@ -96,5 +96,5 @@ def test_the_clock_tells_torchs_time_first_and_each_algorithm_once() -> None:
     assert algorithms[0] is None
     assert None not in algorithms[1:]
     assert len(set(algorithms)) == len(algorithms) > 1
-    # 32 MiB cannot be read in 4 us, nor does that take milliseconds.
+    # Reading 32 MiB takes more than 4 us and less than a millisecond.
     assert all(4 < timing.us < 1000 for timing in timings)

@@ -1,4 +1,4 @@
-"""Grammars on a GPU, where a step is launched before the token that it goes on from is known."""
+"""Grammars on a GPU, where a step is launched before the previous token is known."""
 
 import re
 import shutil
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
-__all__ = ["checkpoint"]  # the fixture
+__all__ = ["checkpoint"]  # a fixture
 
 PROMPTS = {slot: make_prompt(5 + slot, seed=slot) for slot in (0, 3, 5)}
 SAMPLINGS = {
@@ -45,7 +45,7 @@ NUM_TOKENS = 12
 def spelling_runner(
     checkpoint: Callable[[str], Checkpoint], tmp_path_factory: pytest.TempPathFactory
 ) -> ModelRunner:
-    """A warm runner of the Llama, in a folder with a tokenizer."""
+    """A runner of the Llama, after its warm-up, in a folder with a tokenizer."""
     folder: Path = tmp_path_factory.mktemp("models") / "spelling"
     shutil.copytree(checkpoint("llama").folder, folder)
     make_tokenizer().save(str(folder / "tokenizer.json"))

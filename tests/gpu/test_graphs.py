@@ -1,4 +1,4 @@
-"""Decode steps as graphs against the same steps launched kernel by kernel, size by size."""
+"""Decode steps by CUDA graphs equal the same steps launched kernel by kernel, for each size."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A worker whose device is lost, or hangs, ends itself; one that is out of memory stays."""
+"""A worker ends itself if its device is lost or hangs; it continues after out-of-memory errors."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ Start = Callable[..., RankGroup]
 
 @pytest.fixture
 def start(llama_folder: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts workers of one process, on a GPU; ends what a test leaves."""
+    """Starts workers with one process on a GPU; kills processes that a test leaves."""
     started: list[RankGroup] = []
 
     def run(**changes: str) -> RankGroup:

@@ -1,4 +1,4 @@
-"""Sums over peer memory on two GPUs: the same bits on both, whichever is late."""
+"""All-reduce over peer memory of two GPUs: bitwise equal on both, with any delays."""
 
 import random
 from collections.abc import Callable
@@ -27,7 +27,7 @@ Work = Callable[[Group], Any]
 
 
 def on_two_gpus(work: Work) -> list[Any]:
-    """What work, a function of this module, returns on each rank, in a process of its own."""
+    """Runs `work`, a function of this module, on each rank in its own process; returns results."""
     store = parallel.host_store(SIZE)
     context = mp.get_context("spawn")
     ends = [context.Pipe(duplex=False) for _ in range(SIZE)]
@@ -39,7 +39,7 @@ def on_two_gpus(work: Work) -> list[Any]:
         for process in processes:
             process.start()
         for _, sender in ends:
-            sender.close()  # so that a child's death is the end of its pipe
+            sender.close()  # so that the pipe ends when the child dies
         return [receiver.recv() for receiver, _ in ends]
     finally:
         for process in processes:
@@ -54,14 +54,14 @@ def _run(work: Work, rank: int, port: int, sender: Connection) -> None:
 
 
 def parts_of(call: int, num_rows: int) -> list[Tensor]:
-    """What each rank adds, and the residual: the same on both, whichever asks."""
+    """The addends of all ranks and the residual, equal in every process."""
     generator = torch.Generator("cuda").manual_seed(call)
     shape = (SIZE + 1, num_rows, WIDTH)
     return list(torch.randn(shape, generator=generator, device="cuda").bfloat16())
 
 
 def sums_of_random_sizes(group: Group) -> list[list[float]]:
-    from kernels.comm.all_reduce import all_reduce  # noqa: PLC0415 - where CUDA is
+    from kernels.comm.all_reduce import all_reduce  # noqa: PLC0415 - needs Triton
 
     peers, found = group.peers, []
     assert peers is not None
@@ -87,7 +87,7 @@ def test_both_ranks_have_the_bits_of_the_sum_rounded_once() -> None:
 
 
 def gathers_in_a_row(group: Group) -> bool:
-    """Small ones, which follow each other directly, and one that is too large for the kernel."""
+    """Small all-reduces in succession, and one that is too large for the kernel."""
     for call, num_numbers in enumerate((1, 5, 700, 40_000, 3, 3, 500_000, 2)):
         parts = [
             torch.full((num_numbers,), call + rank / 2, dtype=torch.float64, device="cuda")
@@ -106,7 +106,7 @@ REPLAYS = 10_000
 
 
 def replays_with_delays(group: Group) -> int:
-    """Wrong sums among those of many replays, each of the six depending on the one before."""
+    """Number of wrong results in many replays of six dependent all-reduces."""
     from kernels.comm.all_reduce import all_reduce  # noqa: PLC0415
 
     peers = group.peers
@@ -144,7 +144,7 @@ def test_ten_thousand_replays_while_either_rank_is_late_at_random() -> None:
     assert on_two_gpus(replays_with_delays) == [0, 0]
 
 
-KEPT: list[Group] = []  # to free memory of a lost device would end the process
+KEPT: list[Group] = []  # freeing memory of a lost device would abort
 
 
 def wait_alone(group: Group) -> str:
@@ -166,6 +166,6 @@ def wait_alone(group: Group) -> str:
 def test_a_rank_whose_peer_never_sends_gives_up() -> None:
     try:
         said = on_two_gpus(wait_alone)[0]
-    except EOFError:  # NCCL's own thread has noticed first, and ended the process
+    except EOFError:  # NCCL's watchdog has aborted the process first
         return
     assert "CUDA error" in said

@@ -1,4 +1,4 @@
-"""What the worker says of prompts on a GPU: two steps in flight, against transformers."""
+"""Prompt outputs on a GPU with two steps in flight, against transformers."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def sequence(slot: int, sampling: RowSampling, prompt_only: bool = False) -> New
 
 
 def run(runner: ModelRunner, chunks: list[dict[int, int]], *new: NewSequence) -> list[StepOutput]:
-    """Launches every step before the results of the one before are read."""
+    """Launches every step before reading the results of the previous one."""
     launched = []
     for index, rows in enumerate(chunks):
         step = StepInput(
@@ -108,6 +108,6 @@ def test_scores_and_hidden_states_are_those_of_transformers(
     states = found.hidden_states[-1][0]
     assert value == pytest.approx(states.double().mean(0).numpy(), abs=1e-4)
     assert reports_of(outputs, 2) == []
-    # A row that asks nothing, and one that was asked about before, decode as ever.
+    # Rows without prompt outputs, and with earlier ones, decode as usual.
     greedy = int(expected[-1].argmax())
     assert outputs[2].token_ids.tolist() == [greedy, greedy]

@@ -1,7 +1,7 @@
-"""Two ranks on two GPUs, with collectives inside their graphs: the tokens of one GPU.
+"""Two ranks on two GPUs, with collectives inside CUDA graphs: the tokens of one GPU.
 
-And ranks that are killed, stopped, or whose device goes, mid-stream. Each start takes seconds, so
-one group serves all that a family of models is asked.
+Also ranks that are killed or stopped, or lose their device, while streams run. A start takes
+seconds, so the tests of a model family share one group.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ RACE = worker_pb2.RowSampling(temperature=0.8, top_p=1, seed=12)
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., RankGroup]]:
-    """Starts groups; ends what a test leaves."""
+    """Starts groups; kills processes that a test leaves."""
     started: list[RankGroup] = []
 
     def run(name: str, **changes: str) -> RankGroup:
@@ -103,7 +103,7 @@ def test_streams_end_as_if_nothing_had_happened_to_a_rank_on_a_gpu(
 @pytest.mark.parametrize(
     ("failpoint", "said"),
     [
-        # NCCL's own thread may see it first, and aborts the process.
+        # NCCL's watchdog may notice first and abort the process.
         ("lose-device@20", "(71, DEVICE_LOST|-6)"),
         ("hang-device@20", "72, STEP_OVERDUE"),  # rank 1 waits in a collective inside a graph
     ],

@@ -1,4 +1,4 @@
-"""A runner whose products of 3 to 32 rows are all by the own tiled kernel, on a GPU."""
+"""A runner with all GEMMs of 3 to 32 rows by the tiled kernel, on a GPU."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where the kernels run in these tests, and what they are compared with."""
+"""Device and reference data for the kernel tests."""
 
 import math
 import os
@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def device() -> torch.device:
-    """The GPU where there is one; else the CPU, with Triton interpreting."""
+    """The GPU if there is one; otherwise the CPU, with Triton's interpreter."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     if os.environ.get("TRITON_INTERPRET") != "1":
@@ -29,7 +29,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def assert_close() -> Callable[[Tensor, Tensor], None]:
-    """Relative distance of two tensors as wholes, within what the type of the first can hold."""
+    """Asserts a small relative distance of two tensors, by the precision of the first's dtype."""
     bounds = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
     def check(actual: Tensor, expected: Tensor) -> None:
@@ -42,7 +42,7 @@ def assert_close() -> Callable[[Tensor, Tensor], None]:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Sequences whose keys and values lie in shuffled blocks; block 0 and all slack are NaN."""
+    """Sequences with keys and values in shuffled blocks; block 0 and unused entries are NaN."""
 
     k_cache: Tensor  # [num_blocks, block_size, Hkv, D]
     v_cache: Tensor
@@ -50,7 +50,7 @@ class Paged:
     context_lens: Tensor  # [B] int32
 
     def attention(self, q: Tensor, cu_seqlens_q: list[int], scale: float) -> Tensor:
-        """Causal attention, one dense float32 softmax per sequence."""
+        """Causal attention with a dense float32 softmax per sequence."""
         out = torch.zeros(q.shape, device=q.device)
         block_size, num_kv_heads = self.k_cache.shape[1:3]
         for i, context in enumerate(self.context_lens.tolist()):
@@ -71,7 +71,7 @@ class Paged:
 
 @pytest.fixture
 def paged(device: torch.device) -> Callable[..., Paged]:
-    """Make a `Paged` of given contexts, (Hkv, D) and block size."""
+    """Makes a `Paged` from contexts, (Hkv, D) and a block size."""
 
     def make(
         contexts: list[int],
@@ -83,7 +83,7 @@ def paged(device: torch.device) -> Callable[..., Paged]:
         widths = [-(-context // block_size) for context in contexts]
         ids = (torch.randperm(sum(widths), generator=generator) + 1).int()
         shape = (sum(widths) + 1, block_size, 2, *kv_shape)
-        # Keys and values interleaved, so that the strides of the caches differ from their shapes.
+        # Keys and values are interleaved, so that the caches are not contiguous.
         cache = torch.full(shape, math.nan, dtype=dtype, device=device)
         tables = torch.zeros(len(contexts), max(widths) + 2, dtype=torch.int32)
         for i, row in enumerate(ids.split(widths)):

@@ -1,4 +1,4 @@
-"""The reference kernels against the definitions, written out one element at a time."""
+"""Reference kernels against their definitions, written out element by element."""
 
 import math
 
@@ -13,7 +13,7 @@ EPS = 1e-5
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Causal attention of one sequence in float64; the last query sees the last key."""
+    """Causal attention of one sequence in float64; the last query attends to all keys."""
     num_queries, num_heads, head_dim = q.shape
     num_keys, num_kv_heads = k.shape[:2]
     out = torch.zeros(num_queries, num_heads, head_dim, dtype=torch.float64)
@@ -27,7 +27,7 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 class PagedBatch:
-    """Sequences whose keys and values lie in shuffled blocks of a cache full of NaN."""
+    """Sequences with keys and values in shuffled blocks of a cache filled with NaN."""
 
     def __init__(self, contexts: list[int], num_heads: int, num_kv_heads: int, dim: int) -> None:
         torch.manual_seed(sum(contexts) + num_heads)

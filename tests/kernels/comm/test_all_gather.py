@@ -1,4 +1,4 @@
-"""Numbers of every rank, any bits, over memories that are tensors of this process."""
+"""All-gather kernel: any bits, with the memory of all ranks in one process."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def test_every_rank_gets_the_bits_of_all_in_their_order(size, shape, device):
     addresses = torch.tensor([part.data_ptr() for part in memory], device=device)
     inboxes = [Inboxes(addresses, rank, size, 1 << 14, 3) for rank in range(size)]
     parts = [torch.randint(-3, 3, shape, dtype=torch.int32, device=device) for _ in range(size)]
-    parts[0].fill_(-1)  # the bits of an empty word, were it not sent in a longer one
+    parts[0].fill_(-1)  # all bits set, as in an empty 32-bit word
     parts = [part.view(torch.float32) for part in parts]
     for part, own in zip(parts, inboxes, strict=True):
         all_gather.send(part, own, 2)

@@ -1,4 +1,4 @@
-"""Sums over ranks whose memories are tensors of this process: any order of sending and reading."""
+"""All-reduce kernel with the memory of all ranks in one process: any order of send and receive."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ DTYPES = [torch.float32, torch.float16]
 
 
 class Ranks:
-    """The memory of each rank, and the inboxes as each sees them."""
+    """The memory of each rank, and the inboxes as seen from each."""
 
     def __init__(self, size: int, num_bytes: int, device: torch.device) -> None:
         self.memory = torch.full(
@@ -100,7 +100,7 @@ def test_bfloat16_in_the_sizes_of_models(shape, has_norm, device):
 
 
 def test_a_rank_may_be_a_call_ahead_of_its_peers(device):
-    """Rank 0 sends for call after call as soon as it may, before rank 1 has read the one before."""
+    """Rank 0 sends as early as the rules allow, before rank 1 has read the previous call's rows."""
     ranks, slots = Ranks(2, 4096, device), [0, 1, 2, 0, 2, 1, 0]
     rows = [1 + call % 3 for call in range(len(slots))]  # stale elements follow shorter calls
     parts = [[random((n, 32), torch.float32, device, 2 * n + r) for r in (0, 1)] for n in rows]

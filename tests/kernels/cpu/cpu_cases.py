@@ -1,4 +1,4 @@
-"""The libraries that the tests of the C kernels run: every instruction set here, every type."""
+"""Libraries under test for the C kernels: each instruction set of this machine, each dtype."""
 
 import functools
 import os
@@ -20,12 +20,12 @@ COMBINATIONS = [
 
 @functools.cache
 def library_for(name: str, dtype: torch.dtype) -> Library | None:
-    """None: there is no compiler, or it does not know the instruction set."""
+    """The library; None without a compiler, or if it lacks the instruction set."""
     return load(dtype, {**os.environ, isa.VARIABLE: name})
 
 
 def require(name: str, dtype: torch.dtype) -> Library:
-    """The library, or a test that is skipped."""
+    """The library, or skips the test."""
     found = library_for(name, dtype)
     if found is None:
         pytest.skip(f"no C compiler for {name}")
@@ -33,12 +33,12 @@ def require(name: str, dtype: torch.dtype) -> Library:
 
 
 def randn(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
-    """The same numbers at every call, rounded to the type."""
+    """The same random numbers at every call, rounded to the dtype."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def unaligned(x: Tensor) -> Tensor:
-    """The same values, one element after where memory was allocated."""
+    """A copy that starts one element after an allocation, so only element-aligned."""
     room = x.new_empty(x.numel() + 1)
     view = room[1:].view(x.shape)
     return view.copy_(x)

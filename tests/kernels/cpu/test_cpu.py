@@ -1,4 +1,4 @@
-"""The C kernels mean what their references say, with every instruction set here and every type."""
+"""C kernels against their references, for each instruction set of this machine and each dtype."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from kernels.cpu import isa
 from kernels.cpu.library import Library
 from tests.kernels.cpu.cpu_cases import COMBINATIONS, randn, require, unaligned
 
-# No multiple of anything, whole vectors, whole panels and more than a block of inputs.
+# Odd sizes, whole vectors, whole panels, and more than a block of inputs.
 SIZES = [(1, 1), (7, 17), (16, 16), (17, 33), (48, 80), (577, 96), (576, 130), (1536, 32)]
 ROWS = [1, 2, 3, 5, 8, 9, 17, 33, 100]
 Check = Callable[[Tensor, Tensor], None]
@@ -103,7 +103,7 @@ def test_silu_keeps_what_is_not_finite(library: Library) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", [one.name for one in isa.available()])
 def test_numbers_are_rounded_as_torch_rounds_them(name: str, dtype: torch.dtype) -> None:
-    """Sums of every number with three others: subnormal, too large, infinite or no number."""
+    """Adds three others to each number of the dtype: subnormal, overflowing, infinite, NaN."""
     library = require(name, dtype)
     every = torch.arange(1 << 16).to(torch.int32).to(torch.int16).view(dtype).view(64, 1024)
     weight = torch.ones(1024, dtype=dtype)

@@ -1,6 +1,6 @@
-"""The C kernels on ARM, cross-compiled and run by an emulator.
+"""C kernels on ARM, cross-compiled and emulated.
 
-Debian's packages for that are gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user.
+Needs the Debian packages gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user.
 """
 
 import functools
@@ -35,14 +35,14 @@ pytestmark = pytest.mark.skipif(
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
-    """The kernels for one type, on the emulated machine."""
+    """The kernels for one dtype on the emulated machine."""
 
     program: Path
     dtype: torch.dtype
     folder: Path
 
     def __call__(self, operation: int, rows: int, a: int, b: int, *operands: Tensor) -> Tensor:
-        """What the operation makes of its operands, flat."""
+        """Runs an operation on its operands; returns the flat output."""
         source, result = self.folder / "operands", self.folder / "result"
         contents = [x.contiguous().view(torch.uint8).numpy().tobytes() for x in operands]
         source.write_bytes(struct.pack("<4q", operation, rows, a, b) + b"".join(contents))
@@ -69,7 +69,7 @@ def run(
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, torch.dtype], Path]:
-    """The harness for an instruction set and a type, compiled once."""
+    """The harness for an instruction set and a dtype, compiled once."""
     folder = tmp_path_factory.mktemp("harness")
 
     @functools.cache

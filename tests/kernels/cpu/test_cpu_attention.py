@@ -1,4 +1,4 @@
-"""Attention in C over the paged cache: single tokens, parts of prompts, and both in one step."""
+"""C attention over the paged KV cache: decode, prompt chunks, and both in one step."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from kernels.cpu.library import AttentionArguments, Library
 from tests.kernels.cpu.cpu_cases import COMBINATIONS, randn, require
 
 BLOCK_SIZE = 16
-# The reference rounds queries and angles to the type first; the kernel keeps them in float32.
+# The reference rounds queries and cos/sin to the dtype; the kernel keeps them in float32.
 BOUNDS = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
@@ -22,16 +22,16 @@ def library(request: pytest.FixtureRequest) -> Library:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The sizes of an attention."""
+    """Sizes of an attention layer."""
 
-    share: int  # query heads of a KV head
+    share: int  # query heads per KV head
     num_kv: int
     dim: int
     has_norm: bool
 
 
 class Step:
-    """Sequences over shuffled blocks; each computes the last of its tokens."""
+    """Sequences over shuffled blocks; each computes its last tokens."""
 
     def __init__(
         self, dtype: torch.dtype, heads: Heads, contexts: list[int], num_new: list[int]
@@ -76,7 +76,7 @@ class Step:
         return out.flatten(1), cache
 
     def run(self, library: Library) -> tuple[Tensor, Tensor]:
-        """(out, cache) by the kernel."""
+        """(out, cache) by the C kernel."""
         heads, cache = self.heads, self.cache.clone()
         num_heads = heads.share * heads.num_kv
         arguments = AttentionArguments(
@@ -119,7 +119,7 @@ def test_single_tokens(library: Library, heads: Heads) -> None:
 
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
 def test_parts_of_prompts(library: Library, heads: Heads) -> None:
-    """Whole prompts, later parts of prompts, and single tokens between them."""
+    """Whole prompts, later chunks of prompts, and decodes in between."""
     check(library, Step(library.dtype, heads, [2, 40, 77, 100, 130], [2, 1, 77, 33, 3]))
 
 

@@ -1,4 +1,4 @@
-"""Nothing is read or written after the end of a tensor: a page without access lies there."""
+"""C kernels do not access memory after the end of a tensor: a guard page follows each."""
 
 import ctypes
 import mmap
@@ -19,7 +19,7 @@ PROT_NONE, PROT_ALL = 0, mmap.PROT_READ | mmap.PROT_WRITE
 
 
 def at_the_end(x: Tensor) -> Tensor:
-    """A copy whose last byte is the last before a page that nothing may touch; never freed."""
+    """A copy that ends directly before a guard page; never freed."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -34,7 +34,7 @@ def at_the_end(x: Tensor) -> Tensor:
 
 
 def multiply(library: Library, rows: int, inputs: int, outputs: int) -> None:
-    """A product of which every operand ends where memory does."""
+    """A packed linear layer with every operand before a guard page."""
     dtype = library.dtype
     weight, bias = randn(dtype, outputs, inputs), randn(dtype, outputs, seed=1)
     packed = library.pack(at_the_end(weight), at_the_end(bias))
@@ -48,7 +48,7 @@ def multiply(library: Library, rows: int, inputs: int, outputs: int) -> None:
 
 
 def run(name: str) -> None:
-    """Every operation in every type; the process dies if one touches what it must not."""
+    """Runs every operation in every dtype; an access to a guard page kills the process."""
     for dtype in DTYPES:
         library = require(name, dtype)
         for rows, inputs, outputs in (

@@ -1,4 +1,4 @@
-"""How the C kernels come to be: which instruction set, which compiler, what stays in the cache."""
+"""Build of the C kernels: choice of instruction set and compiler, content of the cache."""
 
 import subprocess
 import sys

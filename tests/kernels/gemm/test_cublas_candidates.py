@@ -1,4 +1,4 @@
-"""Which algorithms are tried for a product, of a library that only says which it has."""
+"""Algorithms that are tried for a GEMM, with a fake of cuBLASLt."""
 
 from ctypes import Array, c_uint64
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ FITTING = fitting(224, 4096, MULTIPROCESSORS)
 
 
 class Function:
-    """One function of the library; what it is given by reference it may change."""
+    """A fake library function; it may write to arguments passed by reference."""
 
     def __init__(self, library: "Library", name: str) -> None:
         self._library = library
@@ -30,7 +30,7 @@ class Function:
 
 
 class Library:
-    """In place of cuBLASLt: eight algorithms are named, and tiles serve but for some."""
+    """A fake cuBLASLt: the heuristic returns eight algorithms; all tiles but some are supported."""
 
     def __init__(self, version: int, refused: set[int]) -> None:
         self._version = version
@@ -79,7 +79,7 @@ def candidates(
 
 
 def names(algorithms: list["Array[c_uint64]"]) -> list[int]:
-    """Which of the named ones they are, or were."""
+    """Indices of the heuristic's algorithms that these are, or were derived from."""
     return [algorithm[7] for algorithm in algorithms]
 
 
@@ -94,7 +94,7 @@ def test_two_named_ones_come_before_the_tiles_that_the_library_has(
     assert [(one[TILE], one[CLUSTER % 8], one[OPTION]) for one in found[2:]] == [
         (tiling.tile, tiling.cluster, tiling.option) for tiling in served
     ]
-    # Whole sums, whatever the algorithm was that lent the rest.
+    # No split of K, whatever the algorithm that they were derived from.
     assert {(one[7], one[SPLITS], one[REDUCTION]) for one in found[2:]} == {(1, 1, 0)}
 
 

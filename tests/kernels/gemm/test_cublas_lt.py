@@ -1,4 +1,4 @@
-"""The library's products by any algorithm it knows, against torch's in float64."""
+"""The library's GEMMs by each of its algorithms, against torch in float64."""
 
 from collections.abc import Callable
 from ctypes import CDLL
@@ -39,7 +39,7 @@ def library() -> CublasLt:
 
 
 def make(shape: ProductShape) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, a weight and what the output holds."""
+    """Inputs, a weight, and the previous content of the output."""
     kind, generator = shape.kind, torch.Generator(CUDA).manual_seed(shape.rows)
 
     def normal(*size: int) -> Tensor:
@@ -152,7 +152,7 @@ def test_there_is_none_on_a_cpu_and_none_for_float32() -> None:
 
 
 class Failing:
-    """A library whose calls answer with a status."""
+    """A fake library with calls that return a given status."""
 
     class Function:
         restype: Any = None

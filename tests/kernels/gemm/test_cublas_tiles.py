@@ -1,4 +1,4 @@
-"""Tiles that fit a product: the library's numbers for them, and which are tried."""
+"""Tiles that fit a GEMM: their numbers in cuBLASLt, and the selection."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from kernels.gemm import cublas_tiles
 from kernels.gemm.cublas_tiles import fitting
 
 MULTIPROCESSORS = 132
-# cublasLtMatmulTile_t of CUDA 13's header, at both ends of every rule that counts them.
+# cublasLtMatmulTile_t of CUDA 13's header, at both ends of every numbering rule.
 HEADER = {
     (8, 8): 1, (256, 32): 35, (8, 128): 36, (8, 768): 46, (48, 64): 92, (64, 192): 116,
     (144, 64): 183, (192, 192): 209, (768, 64): 311, (64, 16): 312, (64, 112): 321, (64, 760): 392,
@@ -41,7 +41,7 @@ def test_tiles_have_a_kernel_and_end_with_the_rows(num_rows: int, num_features: 
 
 
 def test_the_first_fills_one_wave() -> None:
-    """64 x 2 tiles for 132 multiprocessors, where tiles of 128 rows would compute 32 too many."""
+    """64 x 2 tiles for 132 multiprocessors; tiles of 128 rows would compute 32 unused rows."""
     first = fitting(224, 4096, MULTIPROCESSORS)[0]
     assert TILES[first.tile] == (64, 112)
     first = fitting(176, 6144, MULTIPROCESSORS)[0]

@@ -1,4 +1,4 @@
-"""The small-batch linear layer and what is fused to it, against float32."""
+"""Linear layer for few rows, with each fused operation, against float32."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The linear layer for a few dozen rows and what is fused to it, against float32."""
+"""Tiled linear layer for up to 32 rows, with each fused operation, against float32."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from kernels import reference
 from kernels.gemm.tiled_linear import arrivals, pays, tiled_linear
 from tests.pairs import pairwise
 
-# Rows, columns, K: columns that fill no tile, one tile, several; K cut in 1, 2, 4.
+# Rows, columns, K: columns of less than a tile, one tile, several; K split into 1, 2, 4.
 SHAPES = [(17, 64, 128), (3, 40, 256), (32, 130, 512), (16, 64, 640), (31, 100, 128)]
 FUSED = ["plain", "residual", "gated", "gated divided"]
 SIZES = [(4096, 1024), (6144, 1024), (1024, 3072), (24576, 4096), (4096, 12288)]
@@ -30,7 +30,7 @@ def check(shape, fused, dtype, device, assert_close, calls=1):
     if residual is not None:
         y = y + residual.float()
     arrived = arrivals(weight)
-    for _ in range(calls):  # the second finds the counters as the first did
+    for _ in range(calls):  # the first call resets the counters
         found = tiled_linear(
             x, weight, arrived, residual=residual, gated=gated, divided="divided" in fused, eps=EPS
         )

@@ -1,4 +1,4 @@
-"""The gated activation against its reference, computed in float32."""
+"""SiLU-and-mul kernel against its reference, computed in float32."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Sampling by slot against a float64 oracle that sorts; and what it leaves in the slots' state."""
+"""Sampling kernels against a sorting float64 reference, and their changes to the slot state."""
 
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How one row samples, and how far it is."""
+    """Sampling parameters and token counts of one row."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -43,7 +43,7 @@ def state_of(rows: dict[int, Row], device: torch.device) -> Tensor:
 
 
 class Bench:
-    """Slots, token rows and the ring; one call a step."""
+    """Slots, token rows and the ring; one call per step."""
 
     def __init__(self, rows: dict[int, Row], device: torch.device) -> None:
         self.slot_state = state_of(rows, device)
@@ -55,7 +55,7 @@ class Bench:
     def step(
         self, logits: Tensor, slots: list[int], filters: bool = True, num_parts: int = 1
     ) -> list[int]:
-        """Samples from the logits whole, or, if no row filters, from as many equal parts."""
+        """Samples from whole logits or, if no row is filtered, from num_parts equal parts."""
         logits, width = logits.to(self.device), logits.shape[1] // num_parts
         column = torch.tensor(slots, dtype=torch.int32, device=self.device)
         found = [
@@ -132,7 +132,7 @@ def _fields(row: Row) -> dict[str, float]:
 def count_draws(
     row: Row, logits: Tensor, num_steps: int, device: torch.device, **options: object
 ) -> Tensor:
-    """How often each token [V] is drawn from the one row of logits; each slot has its own seed."""
+    """Number of draws of each token [V] from one row of logits, with a seed per slot."""
     slots, counts = list(range(NUM_SLOTS)), torch.zeros(logits.shape[1], dtype=torch.float64)
     for step in range(num_steps):
         rows = {slot: replace(row, seed=step * NUM_SLOTS + slot) for slot in slots}
@@ -215,7 +215,7 @@ def test_parts_of_a_vocabulary_give_the_tokens_of_the_whole(
     device: torch.device, dtype: torch.dtype, num_parts: int
 ) -> None:
     logits = random_logits(len(PLAIN), 5000, dtype)
-    logits[:, 2499] = logits[:, 2500] = logits[:, 4999] = 60.0  # borders between them
+    logits[:, 2499] = logits[:, 2500] = logits[:, 4999] = 60.0  # at boundaries of tiles and parts
     expected = [drawn(logits[slot], row) if slot else 2499 for slot, row in PLAIN.items()]
     whole = Bench(PLAIN, device).step(logits, list(PLAIN))
     parts = Bench(PLAIN, device).step(logits, list(PLAIN), filters=False, num_parts=num_parts)
@@ -223,7 +223,7 @@ def test_parts_of_a_vocabulary_give_the_tokens_of_the_whole(
 
 
 def test_equal_logits_are_drawn_alike_at_the_lowest_temperature(device: torch.device) -> None:
-    """Next to 60 / 1e-5, float32 would round their numbers to halves, and the first would win."""
+    """With float32 scores near 60 / 1e-5 the noise would be rounded to halves, and ties decide."""
     logits = torch.zeros((1, 64))
     logits[0, [3, 17, 40, 63]] = 60.0
     counts = count_draws(Row(temperature=1e-5), logits, 10, device, filters=False, num_parts=2)
@@ -245,7 +245,7 @@ def test_a_row_is_not_finite_if_one_part_of_it_is_not(
 def test_how_many_tokens_are_listed_changes_no_draw(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, length: int, spread: float
 ) -> None:
-    """Wide and narrow nuclei, more and fewer of top-k than are listed."""
+    """Wide and narrow nuclei; top-k below and above the length of the list."""
     monkeypatch.setattr(shortlist, "LENGTH", length)
     rows = {
         slot: replace(row, top_k=2 * row.top_k, seed=slot) for slot, row in enumerate(FILTERS[1:])
@@ -267,7 +267,7 @@ def test_a_shortlist_has_all_tokens_from_its_weight_on_in_their_order(
     for slot in (0, 1):
         scaled = (logits[slot] - logits[slot].max()) / rows[slot].temperature
         counts = lists.counts[slot].sum(0)
-        assert counts.sum() == 3 * 4096  # with the elements after the row, in level 0
+        assert counts.sum() == 3 * 4096  # includes padding after the row, in level 0
         assert torch.isclose(lists.totals[slot].sum(), scaled.exp().sum())
         down_to = counts.flip(0).cumsum(0).flip(0)
         num_listed = int(down_to[1:][down_to[1:] <= 256].max())
