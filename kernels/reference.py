@@ -241,7 +241,7 @@ def attend(q: Tensor, kv_rows: Tensor, plan: AttentionPlan, scale: float) -> Ten
 def _attend_decode(q: Tensor, kv_rows: Tensor, group: DecodeGroup, scale: float) -> Tensor:
     num_seqs, num_heads, head_dim = q.shape
     num_kv_heads = kv_rows.shape[2]
-    kv = kv_rows.index_select(0, group.slots)
+    kv = kv_rows.index_select(0, group.slots).to(q.dtype)
     kv = kv.view(num_seqs, group.length, 2, num_kv_heads, head_dim)
     k, v = kv.permute(2, 0, 3, 1, 4).unbind()  # [B, Hkv, L, D] each
     # The query heads of a KV head become its queries, so that K and V are read once.
@@ -255,7 +255,7 @@ def _attend_prefill(
 ) -> None:
     num_heads, num_kv_heads = q.shape[1], kv_rows.shape[2]
     share = num_heads // num_kv_heads
-    kv = kv_rows.index_select(0, prefill.slots).permute(1, 2, 0, 3)  # [2, Hkv, L, D]
+    kv = kv_rows.index_select(0, prefill.slots).to(q.dtype).permute(1, 2, 0, 3)  # [2, Hkv, L, D]
     k, v = kv.unsqueeze(2).expand(-1, -1, share, -1, -1)  # [Hkv, share, L, D] without a copy
     for tile in prefill.tiles:
         queries = q[tile.start : tile.end].view(-1, num_kv_heads, share, q.shape[2])

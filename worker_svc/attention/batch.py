@@ -7,6 +7,7 @@ projections and its cache. Which implementation runs is chosen here and nowhere 
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kernels import reference
@@ -80,8 +81,9 @@ class AttentionStep:
         positions: Tensor,
         cos_sin: Tensor,
         kv_cache: KVCache,
+        dtype: torch.dtype,
     ) -> None:
-        dtype = kv_cache.dtype
+        """Of projections of this type; the cache may have another."""
         self._heads = heads
         self._kv_cache = kv_cache
         self._cos, self._sin = reference.rotary_rows(cos_sin, positions, dtype)
@@ -107,6 +109,6 @@ class AttentionStep:
             k, v = k[self._kept], v[self._kept]
         kv_rows = self._kv_cache.rows(layer)
         k_rows, v_rows = kv_rows.unbind(1)
-        k_rows.index_copy_(0, self._slots, k)
-        v_rows.index_copy_(0, self._slots, v)
+        k_rows.index_copy_(0, self._slots, k.to(kv_rows.dtype))
+        v_rows.index_copy_(0, self._slots, v.to(kv_rows.dtype))
         return reference.attend(q, kv_rows, self._plan, heads.scale).flatten(1)

@@ -40,7 +40,7 @@ def resolve_dtype(
     if device.type == "cpu":
         if measure is not None:
             return measure()
-        return torch.bfloat16 if cpu_multiplies_bfloat16() else torch.float32
+        return torch.bfloat16 if cpu_multiplies(torch.bfloat16) else torch.float32
     dtype = _named_dtype("dtype of the checkpoint", checkpoint_dtype)
     return torch.bfloat16 if dtype == torch.float32 else dtype
 
@@ -51,9 +51,12 @@ def _named_dtype(what: str, name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def cpu_multiplies_bfloat16() -> bool:
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+def cpu_multiplies(dtype: torch.dtype) -> bool:
+    """Whether the CPU has instructions that multiply this narrow type."""
+    has = torch.cpu.get_capabilities()
+    if dtype == torch.bfloat16:
+        return bool(has.get("avx512_bf16") or has.get("amx_bf16") or has.get("bf16"))
+    return bool(has.get("avx512_fp16") or has.get("amx_fp16") or has.get("fp16"))
 
 
 def set_num_threads(count: int, num_ranks: int = 1) -> int:

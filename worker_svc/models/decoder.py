@@ -21,6 +21,7 @@ from worker_svc.models import compiled
 from worker_svc.models import config as model_config
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.config import ModelConfig
+from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.embedding import Embedding
 from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm
 from worker_svc.models.linear import Linear
@@ -55,8 +56,11 @@ class DecoderLayer:
         self.attention.drop_output_bias()
         self.mlp.drop_output_bias()
 
-    def pack(self) -> None:
-        self.attention.pack()
+    def pack(self, dtype: torch.dtype) -> None:
+        """Once, when all weights are filled; for activations of this type."""
+        self.input_norm.pack(dtype)
+        self.attention.pack(dtype)
+        self.post_norm.pack(dtype)
         self.mlp.pack()
 
 
@@ -75,7 +79,8 @@ class Decoder:
         self.sharding = Sharding(whole, group.rank, group.size)
         self.config = config = self.sharding.config  # this rank's sizes
         self.group = group
-        self.dtype = dtype
+        self.dtype = dtype  # of weights and cache
+        self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
         self.heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
         self._cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len).to(device)
@@ -114,7 +119,8 @@ class Decoder:
                 self._compiled = self._compile(cpu_library)
                 return
         for layer in self._layers:
-            layer.pack()
+            layer.pack(self._activation_dtype)
+        self._final_norm.pack(self._activation_dtype)
         self._head.pack()
         # On the meta device nothing runs; precompilation uses it to find the kernels for CUDA.
         if self.device.type in ("cuda", "meta") and fuses(self.config.head_dim):
@@ -146,7 +152,9 @@ class Decoder:
         residual = self._embedding(token_ids)  # [T, hidden]
         if self._compiled is not None:
             return self._compiled.forward(residual, positions, kv_cache, batch)
-        step = AttentionStep(self.heads, batch, positions, self._cos_sin, kv_cache)
+        dtype = self._activation_dtype
+        residual = residual.to(dtype)
+        step = AttentionStep(self.heads, batch, positions, self._cos_sin, kv_cache, dtype)
         hidden = self._layers[0].input_norm(residual)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):

@@ -28,6 +28,10 @@ class RMSNorm:
     def destinations(self, prefix: str) -> Destinations:
         yield f"{prefix}.weight", self.weight
 
+    def pack(self, dtype: torch.dtype) -> None:
+        """Makes the weight of the type of what is normed."""
+        self.weight = self.weight.to(dtype)
+
     def __call__(self, x: Tensor) -> Tensor:
         return reference.rms_norm(x, self.weight, self._eps)
 
@@ -84,12 +88,15 @@ class Attention:
         """Drops the bias; called on all ranks but one, since the ranks' outputs are summed."""
         self._o.bias = None
 
-    def pack(self) -> None:
+    def pack(self, dtype: torch.dtype) -> None:
+        """Once, when all weights are filled; for activations of this type."""
         self._qkv.pack()
         self._o.pack()
         if self._norms is not None:
             for norm in self._norms:
                 norm[1:] = norm[0]
+        if self._qk_norm is not None:
+            self._qk_norm = self._qk_norm.to(dtype)
 
     def __call__(self, hidden: Tensor, step: AttentionStep, layer: int) -> Tensor:
         qkv = self._qkv(hidden)  # [T, (H + 2 Hkv) D]

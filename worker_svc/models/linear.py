@@ -1,12 +1,10 @@
-"""Linear layers, with weights in the layout that their device multiplies fastest.
-
-On CPU this is oneDNN's blocked layout: with a row-major weight its GEMM takes about twice as long
-for the few rows of a decode step.
-"""
+"""Linear layers, with weights in the layout that their device multiplies fastest."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from worker_svc.models.cpu_weights import Multiply, pack
 
 
 class Linear:
@@ -15,7 +13,7 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight  # [N, K]
         self.bias = bias  # [N]
-        self._is_packed = False
+        self._packed: Multiply | None = None
 
     @classmethod
     def empty(
@@ -34,26 +32,12 @@ class Linear:
         )
 
     def pack(self) -> None:
-        """Converts the weight to the device's layout; the row-major copy is freed if unshared."""
-        if _packs(self.weight):
-            # Packed for 1 row, since decode speed matters most.
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, 1)
-            self._is_packed = True
+        """Moves the weight to the device's layout; the plain copy is freed with its last owner."""
+        self._packed = pack(self.weight, self.bias)
+        if self._packed is not None:
+            self.weight = self.weight.new_empty(0)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._is_packed:
-            product: Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self.weight, self.bias, "none", [], ""
-            )
-            return product
+        if self._packed is not None:
+            return self._packed(x)
         return F.linear(x, self.weight, self.bias)
-
-
-def _packs(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
-        return False
-    if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    if weight.dtype == torch.float16:
-        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    return weight.dtype == torch.float32

@@ -26,6 +26,7 @@ from torch import Tensor
 from kernels.cpu import build, isa, library
 from kernels.cpu.library import Library
 from worker_svc.models.config import ModelConfig
+from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.linear import Linear
 
 CANDIDATES = (torch.bfloat16, torch.float32)  # the first is preferred
@@ -140,6 +141,7 @@ def _key(shapes: WeightShapes, environment: Mapping[str, str]) -> str:
         platform.machine(),
         sorted(isa.cpu_features()),
         torch.__version__,
+        [activation_dtype(dtype, torch.device("cpu")) for dtype in CANDIDATES],
     )
     return repr(facts)
 

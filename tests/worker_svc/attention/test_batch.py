@@ -44,7 +44,7 @@ def make_batch(
 
 
 def attend(qkv: Tensor, positions: Tensor, batch: AttentionBatch, cache: KVCache) -> Tensor:
-    return AttentionStep(HEADS, batch, positions, COS_SIN, cache)(qkv, None, 0.0, 0)
+    return AttentionStep(HEADS, batch, positions, COS_SIN, cache, torch.float32)(qkv, None, 0.0, 0)
 
 
 def dense(qkv: Tensor, qk_norm: Tensor | None = None) -> Tensor:
@@ -77,7 +77,7 @@ def test_norms_of_q_and_k_come_before_the_rotation() -> None:
     torch.manual_seed(0)
     qkv, qk_norm = torch.randn(6, 64), torch.rand(6, 8)
     positions, batch = make_batch([[3, 1]], [0], [6])
-    step = AttentionStep(HEADS, batch, positions, COS_SIN, make_cache())
+    step = AttentionStep(HEADS, batch, positions, COS_SIN, make_cache(), torch.float32)
     torch.testing.assert_close(step(qkv, qk_norm, 1e-6, 0), dense(qkv, qk_norm))
 
 
@@ -105,7 +105,9 @@ def test_padding_tokens_are_not_stored() -> None:
 def test_a_layer_writes_its_own_cache_alone() -> None:
     cache = make_cache(num_layers=3)
     positions, batch = make_batch([[1]], [0], [2])
-    AttentionStep(HEADS, batch, positions, COS_SIN, cache)(torch.randn(2, 64), None, 0.0, 1)
+    AttentionStep(HEADS, batch, positions, COS_SIN, cache, torch.float32)(
+        torch.randn(2, 64), None, 0.0, 1
+    )
     written = [cache.rows(layer).count_nonzero().item() for layer in range(3)]
     assert written == [0, 2 * 2 * 2 * 8, 0]
 
