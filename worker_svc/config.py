@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from worker_svc.process.failpoints import FAULTS_OF_CUDA, Failpoint
@@ -119,7 +120,6 @@ def kernel_cache() -> Path:
 
 
 def _parser() -> argparse.ArgumentParser:
-    defaults = WorkerConfig()
     parser = argparse.ArgumentParser(
         prog="python -m worker_svc",
         description="Loads a model and computes the steps that a scheduler sends.",
@@ -127,12 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
 
-    def add(option: str, kind: type, text: str, choices: Sequence[str] | None = None) -> None:
-        name = option.removeprefix("--").replace("-", "_")
-        parser.add_argument(
-            option, type=kind, default=getattr(defaults, name), choices=choices, help=text
-        )
-
+    add = partial(_add, parser)
     add("--model", Path, "Hugging Face folder to load at start (default: wait for LoadModel)")
     add("--served-model-name", str, "model name for requests; empty: the folder's name")
     add("--host", str, "address to listen on")
@@ -151,15 +146,45 @@ def _parser() -> argparse.ArgumentParser:
         "how cuBLAS algorithms are chosen on cuda; auto: the fastest, measured at start",
         PRODUCTS,
     )
+    _add_sizes(parser)
+    _add_rank_options(parser)
+    parser.add_argument(
+        "--failpoint",
+        dest="failpoints",
+        action="append",
+        default=[],
+        metavar="NAME@COUNT",
+        help="for tests: a fault to inject once; may be repeated; see docs/failures.md",
+    )
+    return parser
+
+
+def _add(
+    parser: argparse.ArgumentParser,
+    option: str,
+    kind: type,
+    text: str,
+    choices: Sequence[str] | None = None,
+) -> None:
+    default = getattr(WorkerConfig(), option.removeprefix("--").replace("-", "_"))
+    parser.add_argument(option, type=kind, default=default, choices=choices, help=text)
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    add = partial(_add, parser)
     add("--block-size", int, "tokens per KV block")
-    add("--num-kv-blocks", int, "KV blocks, with the null block; 0: as many as fit")
-    add("--max-num-seqs", int, "most running sequences; 0: 64 on cpu, 256 on cuda")
-    add("--max-num-batched-tokens", int, "most tokens per step; 0: 512 on cpu, 8192 on cuda")
-    add("--max-model-len", int, "most tokens of prompt plus output; 0: the model's own limit")
+    add("--num-kv-blocks", int, "KV blocks, including the null block; 0: as many as fit")
+    add("--max-num-seqs", int, "maximum number of running sequences; 0: 64 on cpu, 256 on cuda")
+    add("--max-num-batched-tokens", int, "maximum tokens per step; 0: 512 on cpu, 8192 on cuda")
+    add("--max-model-len", int, "maximum tokens of prompt plus output; 0: the model's own limit")
     add("--kv-cache-gib", float, "KV cache on cpu, GiB; None: up to 4 or a quarter of free memory")
     add("--host-blocks", int, "KV blocks in host memory for preemption by swap; 0: none")
     add("--gpu-memory-utilization", float, "fraction of the device's memory to use, 0 to 1")
     add("--threads", int, "torch threads per process on cpu; 0: all cores, divided among the ranks")
+
+
+def _add_rank_options(parser: argparse.ArgumentParser) -> None:
+    add = partial(_add, parser)
     add(
         "--tensor-parallel-size",
         int,
@@ -183,12 +208,3 @@ def _parser() -> argparse.ArgumentParser:
         "all-reduce on cuda; auto, peer: own kernel for small tensors; nccl: NCCL",
         ALL_REDUCES,
     )
-    parser.add_argument(
-        "--failpoint",
-        dest="failpoints",
-        action="append",
-        default=[],
-        metavar="NAME@COUNT",
-        help="for tests: a fault to inject once; may be repeated; see docs/failures.md",
-    )
-    return parser

@@ -27,23 +27,25 @@ def frame(**fields: object) -> bytes:
     return worker_pb2.AttachRequest(step=step).SerializeToString()
 
 
+SAMPLING = worker_pb2.RowSampling(
+    temperature=0.5,
+    top_p=0.75,
+    top_k=40,
+    min_p=0.125,
+    seed=(1 << 64) - 1,
+    min_tokens=3,
+    stop_token_ids=[9, 2, 9],
+    presence_penalty=0.5,
+    frequency_penalty=-0.25,
+    repetition_penalty=1.5,
+    logit_bias=[types_pb2.LogitBias(token_id=8, bias=-2.5)],
+    allowed_token_ids=[4, 3, 4],
+    bad_words_token_ids=[types_pb2.TokenSequence(token_ids=[5, 6])],
+    logprobs=0,
+)
+
+
 def test_every_field_of_a_step_arrives() -> None:
-    sampling = worker_pb2.RowSampling(
-        temperature=0.5,
-        top_p=0.75,
-        top_k=40,
-        min_p=0.125,
-        seed=(1 << 64) - 1,
-        min_tokens=3,
-        stop_token_ids=[9, 2, 9],
-        presence_penalty=0.5,
-        frequency_penalty=-0.25,
-        repetition_penalty=1.5,
-        logit_bias=[types_pb2.LogitBias(token_id=8, bias=-2.5)],
-        allowed_token_ids=[4, 3, 4],
-        bad_words_token_ids=[types_pb2.TokenSequence(token_ids=[5, 6])],
-        logprobs=0,
-    )
     sequence = worker_pb2.NewSequence(
         slot=5,
         request_id="a",
@@ -51,7 +53,7 @@ def test_every_field_of_a_step_arrives() -> None:
         num_prompt_tokens=2,
         num_computed_tokens=1,
         block_ids=pack([49, 1]),
-        sampling=sampling,
+        sampling=SAMPLING,
     )
     step = decode_step(
         frame(
