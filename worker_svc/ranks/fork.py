@@ -97,7 +97,7 @@ def _be_rank(
     ours: Sequence[socket.socket],
     others: Sequence[socket.socket],
 ) -> None:
-    """Runs a rank in the new process. Closes inherited ends of other ranks."""
+    """Runs a rank in the new process, after closing the inherited sockets of other ranks."""
     _close(others)
     lifeline, *orders = ours
     sys.exit(run(rank, config, lifeline, orders))

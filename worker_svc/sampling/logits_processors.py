@@ -56,7 +56,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class BadWords:
-    """Bad words: token sequences whose last token is masked after the others; one entry each."""
+    """Bad words: token sequences, with the last token masked after the others; one entry each."""
 
     rows: IntColumn  # [N], into the logits
     prefixes: IntColumn  # [N, P]: all but the last token, padded with -1 in front

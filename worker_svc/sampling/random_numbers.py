@@ -31,7 +31,7 @@ def race_keys(seeds: Tensor, positions: Tensor) -> Tensor:
     """Noise keys int64 [R]: 64 hashed bits of seeds and output positions, both int64 [R].
 
     The seed is hashed before the position is added, so that seeds which differ by little, or by a
-    multiple of _GAMMA, share no noise.
+    multiple of _GAMMA, do not share noise at shifted positions.
     """
     return _mix(_mix(seeds + _GAMMA) + (positions + 1) * _GAMMA)
 

@@ -257,7 +257,7 @@ def _draw_filtered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Ten
 def _is_surely_wide(
     totals: Tensor, width: int, rows: SamplingRows, chosen: IntColumn
 ) -> NDArray[np.bool_]:
-    """Rows [R] whose top-p surely keeps more than `width` tokens, as each weight is at most 1."""
+    """Rows [R] with a top-p that keeps more than `width` tokens, each of weight 1 at most."""
     needed = totals.cpu().numpy() * rows.top_p[chosen]
     is_unbounded = (rows.top_k[chosen] == 0) & (rows.min_p[chosen] == 0)
     is_wide: NDArray[np.bool_] = is_unbounded & (needed > width)

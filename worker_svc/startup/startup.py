@@ -92,7 +92,7 @@ def _compiling(
     group: Group,
     begun: CompileAhead | None,
 ) -> CompileAhead | None:
-    """The helper that compiles kernels, already begun or new; None if no kernels are needed."""
+    """The helper that compiles kernels: `begun`, or on rank 0 a new one; None on a CPU."""
     if device.type != "cuda":
         if begun is not None:
             begun.stop()

@@ -57,7 +57,7 @@ class WeightShapes:
 
     @property
     def num_copies(self) -> int:
-        """Number of layers whose weights exceed a CPU cache, at most the model's."""
+        """Number of layers with more weights than a CPU cache holds, at most the model's."""
         size = sum(n * k for n, k in self.shapes)
         return min(self.num_layers, -(-WORKING_SET // size))
 

@@ -163,7 +163,7 @@ def test_a_helper_that_fails_leaves_no_mark_and_says_so(folder, caplog):
     with caplog.at_level(logging.WARNING):
         CompileAhead(ending(3), folder / "cache" / "pagewire-x").wait()
     assert marks(folder) == []
-    assert "ended with 3: the worker compiles the rest" in caplog.text
+    assert "ended with exit code 3: the worker compiles the rest" in caplog.text
 
 
 def test_a_helper_that_is_stopped_takes_its_forks_along_and_leaves_no_mark(folder):
