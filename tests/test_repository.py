@@ -2,6 +2,7 @@
 
 import ast
 import re
+import statistics
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from tests.pace import patience
 
 ROOT = Path(__file__).parents[1]
 MAX_LINES = 400
+MAX_FUNCTION_LINES = 50
 SOURCES = {".py", ".pyi", ".proto", ".sh", ".toml", ".yaml", ".yml"}
 GENERATED = "pagewire/v1/"
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
@@ -91,6 +93,23 @@ def test_no_source_is_longer_than_one_can_read() -> None:
         and (lines := len(path.read_text().splitlines())) > MAX_LINES
     }
     assert too_long == {}
+
+
+def function_lengths() -> dict[str, int]:
+    """Lines of each function outside `kernels/`, from `def` to its end, by place."""
+    return {
+        f"{relative(path)}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1
+        for path in files()
+        if path.suffix == ".py" and not relative(path).startswith((GENERATED, "kernels/"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno
+    }
+
+
+def test_functions_are_short() -> None:
+    lengths = function_lengths()
+    assert {place: n for place, n in lengths.items() if n > MAX_FUNCTION_LINES} == {}
+    assert statistics.median(lengths.values()) < 10
 
 
 def test_the_changelog_has_the_version_that_is_built() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from worker_svc.attention.batch import AttentionBatch, LastTokens
 from worker_svc.device.transfer import upload
-from worker_svc.protocol.step import Limits
+from worker_svc.protocol.step import IntColumn, Limits
 from worker_svc.runner.batch_state import BatchState, Rows
 
 
@@ -30,12 +30,7 @@ def build(state: BatchState, rows: Rows) -> ModelInputs:
     ends = rows.num_computed + num_scheduled
     cu_seqlens = np.zeros(len(rows.slots) + 1, dtype=np.int64)
     np.cumsum(num_scheduled, out=cu_seqlens[1:])
-    if rows.is_decode:
-        slots, positions = rows.slots, rows.num_computed
-    else:
-        slots = np.repeat(rows.slots, num_scheduled)
-        offset = np.repeat(rows.num_computed - cu_seqlens[:-1], num_scheduled)
-        positions = np.arange(cu_seqlens[-1]) + offset
+    slots, positions = _slots_and_positions(rows, cu_seqlens)
     max_context_len = int(ends.max())
     # One transfer of all indices to the device.
     token_index, block_index, positions_, in_block, row_slots, ends_, starts, last, who = upload(
@@ -74,6 +69,15 @@ def build(state: BatchState, rows: Rows) -> ModelInputs:
         logit_rows=None if rows.is_decode else last,
         last=None if rows.is_decode or not is_cuda else last_tokens(last, who, attention),
     )
+
+
+def _slots_and_positions(rows: Rows, cu_seqlens: IntColumn) -> tuple[IntColumn, IntColumn]:
+    """The slot [T] and the position [T] of each token of a step."""
+    if rows.is_decode:
+        return rows.slots, rows.num_computed
+    slots = np.repeat(rows.slots, rows.num_scheduled)
+    offset = np.repeat(rows.num_computed - cu_seqlens[:-1], rows.num_scheduled)
+    return slots, np.arange(cu_seqlens[-1]) + offset
 
 
 def last_tokens(rows: Tensor, sequences: Tensor, batch: AttentionBatch) -> LastTokens:

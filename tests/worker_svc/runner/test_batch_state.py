@@ -140,6 +140,21 @@ def test_a_rollback_restores_what_new_sequences_overwrote(state: BatchState) -> 
         state.stage(StepInput(3, same_rows=True))
 
 
+def assert_holds(
+    state: BatchState,
+    tokens: dict[int, list[int]],
+    blocks: dict[int, list[int]],
+    computed: dict[int, int],
+) -> None:
+    """The state has these tokens, blocks and computed tokens, by slot, and no other slots."""
+    assert state.table.live_slots.tolist() == sorted(tokens)
+    for slot in tokens:
+        assert state.token_rows[slot, : len(tokens[slot])].tolist() == tokens[slot]
+        padded = blocks[slot] + [0] * (LIMITS.max_blocks_per_seq - len(blocks[slot]))
+        assert state.block_tables[slot].tolist() == padded
+        assert state.table.columns[slot]["num_computed"] == computed[slot]
+
+
 def test_the_state_follows_a_plain_model_under_random_steps(state: BatchState) -> None:
     random = np.random.default_rng(0)
     tokens: dict[int, list[int]] = {}
@@ -189,10 +204,4 @@ def test_the_state_follows_a_plain_model_under_random_steps(state: BatchState) -
             computed[slot] += rows[slot]
         for slot, token_id in zip(samples, drawn, strict=True):
             tokens[slot].append(token_id)
-        assert state.table.live_slots.tolist() == sorted(tokens)
-        for slot in tokens:
-            assert state.token_rows[slot, : len(tokens[slot])].tolist() == tokens[slot]
-            width = LIMITS.max_blocks_per_seq
-            padded = blocks[slot] + [0] * (width - len(blocks[slot]))
-            assert state.block_tables[slot].tolist() == padded
-            assert state.table.columns[slot]["num_computed"] == computed[slot]
+        assert_holds(state, tokens, blocks, computed)
