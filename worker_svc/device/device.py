@@ -55,8 +55,8 @@ def cpu_multiplies(dtype: torch.dtype) -> bool:
     """Whether the CPU has instructions that multiply this narrow type."""
     has = torch.cpu.get_capabilities()
     if dtype == torch.bfloat16:
-        return bool(has.get("avx512_bf16") or has.get("amx_bf16") or has.get("bf16"))
-    return bool(has.get("avx512_fp16") or has.get("amx_fp16") or has.get("fp16"))
+        return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
+    return bool(has.get("avx512_fp16") or has.get("amx_fp16"))
 
 
 def set_num_threads(count: int, num_ranks: int = 1) -> int:

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from worker_svc.device.device import cpu_multiplies
 
+ENGINES = ("fbgemm", "x86")  # torch's names of what FBGEMM is part of
 NARROW = (torch.bfloat16, torch.float16)
 # Rounding to float16 may add as much to a row of a weight as rounding to bfloat16 added, at most.
 MAX_ROUNDING = 2.0**-9
+ROWS_AT_ONCE = 4096  # that are compared; a copy of a whole head would be large
 
 # Inputs [T, K], perhaps of another type than the weight -> [T, N] of the inputs' type.
 Multiply = Callable[[Tensor], Tensor]
@@ -41,7 +43,9 @@ def _widens(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def _has_fbgemm() -> bool:
-    return torch.backends.quantized.engine in ("fbgemm", "x86")
+    """Whether FBGEMM is here and the CPU has what its float16 kernels are made of."""
+    has = torch.cpu.get_capabilities()
+    return bool(has.get("avx2") and has.get("f16c") and torch.backends.quantized.engine in ENGINES)
 
 
 def _onednn_packs(dtype: torch.dtype) -> bool:
@@ -87,5 +91,8 @@ def _plain(weight: Tensor, bias: Tensor | None) -> Multiply:
 
 def _fits_float16(weight: Tensor) -> bool:
     """Whether every row [K] is as good in float16 as it was in bfloat16; not if a value is inf."""
-    error = torch.linalg.vector_norm(weight.half().float().sub_(weight), dim=1)
-    return bool((error <= MAX_ROUNDING * torch.linalg.vector_norm(weight, dim=1)).all())
+    for rows in torch.split(weight, ROWS_AT_ONCE):
+        error = torch.linalg.vector_norm(rows.half().float().sub_(rows), dim=1)
+        if not bool((error <= MAX_ROUNDING * torch.linalg.vector_norm(rows, dim=1)).all()):
+            return False
+    return True

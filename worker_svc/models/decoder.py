@@ -96,7 +96,7 @@ class Decoder:
                 config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device
             )
         # `pack` selects the implementation of the layers: Triton kernels on CUDA, C kernels on CPU,
-        # or plain torch if neither is available.
+        # or torch if neither is available, which on CPU may widen narrow weights.
         self.fused: FusedDecoder | None = None
         self._compiled: CompiledDecoder | None = None
 
