@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.harness import checkpoints
 from bench.harness.records import Results, add_json, spread
-from worker_svc.config import PRODUCTS, WorkerConfig
+from worker_svc.config import GEMM_ALGORITHMS, WorkerConfig
 from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner, Pending
 from worker_svc.startup import startup
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str]) -> int:
     longest = max([options.context + 100, *(shape.num_prompt for shape in shapes)])
     most_rows = max([NUM_ASKED, *(2 + shape.num_rows for shape in shapes)])
     config = WorkerConfig(
-        products=options.products,
+        gemm_algorithms=options.gemm_algorithms,
         max_num_seqs=max(256, most_rows),
         max_model_len=longest + 32,
         num_kv_blocks=2 + most_rows * -(-(longest + 32) // 16),
@@ -241,7 +241,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--steps", type=int, default=15, help="of each repetition, whose median counts")
     add("--repeat", type=int, default=3)
     add("--layers", type=int, default=0, help="cut the shape to so many")
-    add("--products", choices=PRODUCTS, default="auto")
+    add("--gemm-algorithms", choices=GEMM_ALGORITHMS, default="auto")
     add("--asking", action="store_true", help="also decode steps whose rows ask for more")
     add_json(parser)
     return parser.parse_args(arguments)

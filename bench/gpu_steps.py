@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.harness import checkpoints
 from bench.harness.records import Results, add_json, spread
-from worker_svc.config import ALL_REDUCES, ATTENTION_BACKENDS, PRODUCTS, WorkerConfig
+from worker_svc.config import ALL_REDUCES, ATTENTION_BACKENDS, GEMM_ALGORITHMS, WorkerConfig
 from worker_svc.device.device import resolve_device, set_num_threads
 from worker_svc.parallel import group as parallel
 from worker_svc.parallel.group import ALONE, Group
@@ -51,7 +51,7 @@ class Options:
     layers: int  # 0: all of the shape
     all_reduce: str
     attention_backend: str
-    products: str
+    gemm_algorithms: str
     model: Path | None
 
 
@@ -156,7 +156,7 @@ def run(options: Options, place: RankPlace) -> dict[int, list[Result]]:
     config = WorkerConfig(
         device=options.device,
         attention_backend=options.attention_backend,
-        products=options.products,
+        gemm_algorithms=options.gemm_algorithms,
         max_num_seqs=largest,
         max_model_len=length,
         num_kv_blocks=2 + largest * -(-length // 16),
@@ -262,7 +262,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, RankPlace, str | None]:
     parser.add_argument("--layers", type=int, default=0, help="use only so many layers")
     parser.add_argument("--all-reduce", choices=ALL_REDUCES, default="auto")
     parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto")
-    parser.add_argument("--products", choices=PRODUCTS, default="auto")
+    parser.add_argument("--gemm-algorithms", choices=GEMM_ALGORITHMS, default="auto")
     for hidden, kind in (("--rank", int), ("--store-port", int), ("--folder", Path)):
         parser.add_argument(hidden, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add_json(parser)

@@ -246,7 +246,7 @@ def sampling() -> Iterator[KernelTiming]:
     They spread as a model's do. With flatter ones, a filter keeps more tokens than listed.
     """
     vocab_size = 151_936
-    kinds = {"greedy": (0.0, 1.0, 0), "race": (1.0, 1.0, 0), "top-p": (1.0, 0.9, 0)}
+    kinds = {"greedy": (0.0, 1.0, 0), "gumbel": (1.0, 1.0, 0), "top-p": (1.0, 0.9, 0)}
     kinds["top-k"] = (1.0, 1.0, 50)
     for rows in (1, 32, 256):
         logits = [randn(rows, vocab_size).mul_(5) for _ in range(rotation(2.0 * rows * vocab_size))]

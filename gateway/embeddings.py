@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gateway.errors import ErrorKind, RequestError
 from gateway.generation import Usage
-from wire.prompt_outputs import HiddenMean, PromptReport
+from wire.prompt_outputs import HiddenMean, PromptOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class PromptEmbedding:
         return PromptEmbedding(vector, self.usage)
 
 
-def embedding_of(reports: Sequence[PromptReport], usage: Usage) -> PromptEmbedding:
+def embedding_of(prompt_outputs: Sequence[PromptOutput], usage: Usage) -> PromptEmbedding:
     """The embedding from a prompt's reports. Raises RequestError when there are none."""
     mean = HiddenMean()
-    for report in reports:
-        if report.hidden_sum is not None:
-            mean.add(report)
+    for prompt_output in prompt_outputs:
+        if prompt_output.hidden_sum is not None:
+            mean.add(prompt_output)
     value = mean.value()
     if value is None:
         raise RequestError(ErrorKind.INTERNAL, "the scheduler sent no hidden states")

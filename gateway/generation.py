@@ -10,7 +10,7 @@ from gateway.chat.parts import Content, Part, Reply, reply_of
 from gateway.errors import invalid
 from gateway.structure.structure import Structure
 from gateway.text.logprobs import OutputTokenLogprobs
-from gateway.text.prompt_outputs import PromptTold
+from gateway.text.prompt_outputs import PromptOutputs
 
 MAX_SEED = 2**64 - 1
 MAX_UINT32 = 2**32 - 1
@@ -216,7 +216,7 @@ class OutputDelta:
     finish: Finish | None = None
     logprobs: tuple[OutputTokenLogprobs, ...] = ()  # one per token, if requested
     parts: tuple[Part, ...] | None = None  # of a chat; None: the text is all content
-    prompt: PromptTold | None = None  # with the first piece, if requested
+    prompt: PromptOutputs | None = None  # with the first piece, if requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class WholeOutput:
     finish: Finish
     logprobs: tuple[OutputTokenLogprobs, ...] = ()  # one per token, if requested
     parts: tuple[Part, ...] | None = None  # of a chat; None: the text is all content
-    prompt: PromptTold | None = None  # if requested
+    prompt: PromptOutputs | None = None  # if requested
 
     @property
     def reply(self) -> Reply:

@@ -9,7 +9,7 @@ from gateway.generation import Finish, FinishReason, OutputDelta, Usage
 from gateway.scheduler.live_request import TokenArrival
 from gateway.text.logprobs import LogprobReader
 from gateway.text.output_text import OutputText
-from gateway.text.prompt_outputs import PromptTeller
+from gateway.text.prompt_outputs import PromptOutputReader
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class OutputReader:
     num_prompt_tokens: int
     logprobs: LogprobReader | None
     answer: AnswerReader | None  # of a chat
-    teller: PromptTeller | None
+    prompt_reader: PromptOutputReader | None
 
     def catch_up(self, token_ids: Sequence[int]) -> None:
         """Advances past the tokens that the client of a broken stream has already.
@@ -35,13 +35,13 @@ class OutputReader:
                 self.logprobs.skip(token_id)
         if self.answer is not None:
             self.answer.push(piece.text, is_last=False)
-        self.teller = None  # the prompt was reported before the first token
+        self.prompt_reader = None  # the prompt was reported before the first token
 
     def read(self, arrival: TokenArrival, num_cached_tokens: int) -> OutputDelta:
         """The delta for new tokens, and the end if it came with them."""
         delta = self._read_text(arrival, num_cached_tokens)
-        if self.teller is not None:  # the first arrival has all prompt outputs
-            delta, self.teller = _with_prompt(delta, self.teller, arrival), None
+        if self.prompt_reader is not None:  # the first arrival has all prompt outputs
+            delta, self.prompt_reader = _with_prompt(delta, self.prompt_reader, arrival), None
         if self.logprobs is not None:
             delta = _with_logprobs(delta, self.logprobs, arrival)
         if self.answer is not None:
@@ -61,10 +61,12 @@ class OutputReader:
         return OutputDelta(text, piece.token_ids, end)
 
 
-def _with_prompt(delta: OutputDelta, teller: PromptTeller, arrival: TokenArrival) -> OutputDelta:
+def _with_prompt(
+    delta: OutputDelta, prompt_reader: PromptOutputReader, arrival: TokenArrival
+) -> OutputDelta:
     if delta.finish is not None and delta.finish.reason is FinishReason.ABORT:
         return delta  # it may precede the end of the prompt
-    return replace(delta, prompt=teller.tell(arrival.reports))
+    return replace(delta, prompt=prompt_reader.combine(arrival.prompt_outputs))
 
 
 def _with_logprobs(delta: OutputDelta, reader: LogprobReader, arrival: TokenArrival) -> OutputDelta:

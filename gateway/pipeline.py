@@ -32,7 +32,7 @@ from gateway.scheduler.readiness import ReadinessWatch
 from gateway.structure.grammars import GrammarChecker
 from gateway.text.logprobs import LogprobReader
 from gateway.text.output_text import OutputText
-from gateway.text.prompt_outputs import PromptTeller, PromptWish
+from gateway.text.prompt_outputs import PromptOutputOptions, PromptOutputReader
 from gateway.text.stops import StopMatcher
 from gateway.tokens.prompts import TokenizedPrompt, tokenize
 from gateway.tokens.tokenizer import Tokenizer
@@ -119,9 +119,9 @@ class Pipeline:
         request.check(model.vocab_size)
         request = self._with_structure(request)
         prompt = await self._tokenize(request, model)
-        wish = self._prompt_wish(request, prompt)
+        wanted_outputs = self._prompt_output_options(request, prompt)
         sampling = await self._resolve_bad_words(request)
-        sampling = replace(sampling, num_prompt_logprobs=wish.most_top)
+        sampling = replace(sampling, num_prompt_logprobs=wanted_outputs.most_top)
         if request.structure is not None:
             grammar = await self._grammars.resolve(
                 request.structure, model.vocab_size, model.eos_token_ids
@@ -130,9 +130,9 @@ class Pipeline:
         reader = OutputReader(
             self._output_text(request),
             len(prompt.token_ids),
-            self._logprob_reader(request, len(wish.echo or "")),
+            self._logprob_reader(request, len(wanted_outputs.echo or "")),
             self._answer_reader(request, prompt),
-            self._prompt_teller(request, prompt, wish),
+            self._prompt_output_reader(request, prompt, wanted_outputs),
         )
         if request.resume_token_ids:
             check_token_ids("resume_token_ids", request.resume_token_ids, model.vocab_size)
@@ -186,23 +186,30 @@ class Pipeline:
             num_output_tokens=0 if samples_nothing else 1,
         )
 
-    def _prompt_wish(self, request: GenerationRequest, prompt: TokenizedPrompt) -> PromptWish:
+    def _prompt_output_options(
+        self, request: GenerationRequest, prompt: TokenizedPrompt
+    ) -> PromptOutputOptions:
         echo = None
         if request.echo:
             skips = request.skip_special_tokens
             decode = self._tokenizer.decode
             echo = prompt.text or decode(prompt.token_ids, skip_special_tokens=skips)
         sampling = request.sampling
-        return PromptWish(sampling.num_prompt_logprobs, echo, sampling.num_top_logprobs)
+        return PromptOutputOptions(sampling.num_prompt_logprobs, echo, sampling.num_top_logprobs)
 
-    def _prompt_teller(
-        self, request: GenerationRequest, prompt: TokenizedPrompt, wish: PromptWish
-    ) -> PromptTeller | None:
-        if wish.echo is None and wish.most_top is None:
+    def _prompt_output_reader(
+        self,
+        request: GenerationRequest,
+        prompt: TokenizedPrompt,
+        wanted_outputs: PromptOutputOptions,
+    ) -> PromptOutputReader | None:
+        if wanted_outputs.echo is None and wanted_outputs.most_top is None:
             return None
         skips = request.skip_special_tokens
         detokenizer = self._tokenizer.detokenizer(skip_special_tokens=skips)
-        return PromptTeller(wish, prompt.token_ids, self._tokenizer.spell, detokenizer)
+        return PromptOutputReader(
+            wanted_outputs, prompt.token_ids, self._tokenizer.spell, detokenizer
+        )
 
     def _logprob_reader(self, request: GenerationRequest, text_offset: int) -> LogprobReader | None:
         num_top = request.sampling.num_top_logprobs
@@ -252,7 +259,7 @@ class Pipeline:
             self._link.close(live)
         if arrival.end is None or arrival.end.reason is FinishReason.ABORT:
             raise RequestError(ErrorKind.CANCELLED, "the request was aborted")
-        return embedding_of(arrival.reports, arrival.end.usage)
+        return embedding_of(arrival.prompt_outputs, arrival.end.usage)
 
     async def complete(self, request: GenerationRequest) -> WholeOutput:
         """The whole output at once."""

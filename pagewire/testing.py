@@ -35,7 +35,7 @@ Answer = str | Message | Callable[[str], str | Message]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReceivedRequest:
     """A generation request as the server received it."""
 
     prompt: str  # of a conversation, the last turn
@@ -66,12 +66,12 @@ class FakeServer:
     """Answers every prompt with a text, or with the result of a function of the prompt.
 
     A Message also returns its reasoning and tool calls. `max_tokens` and `stop` apply to the text,
-    and all `n` outputs are equal; other options are recorded in `asked` and have no effect.
+    and all `n` outputs are equal; other options are recorded in `received` and have no effect.
     """
 
     def __init__(self, answer: Answer = "This is a test.") -> None:
         self.answer = answer
-        self.asked: list[Asked] = []
+        self.received: list[ReceivedRequest] = []
         self._failures: deque[_Failure] = deque()
         self._lock = threading.Lock()
         self._server = grpc.server(
@@ -108,9 +108,9 @@ class FakeServer:
         """Cancels every call and closes the port."""
         self._server.stop(None).wait()
 
-    def _take(self, asked: Asked) -> _Failure | None:
+    def _take(self, received: ReceivedRequest) -> _Failure | None:
         with self._lock:
-            self.asked.append(asked)
+            self.received.append(received)
             return self._failures.popleft() if self._failures else None
 
     def __enter__(self) -> Self:
@@ -135,8 +135,8 @@ class _Service(inference_pb2_grpc.InferenceServiceServicer):
     def Generate(
         self, request: pb.GenerateRequest, context: grpc.ServicerContext
     ) -> pb.GenerateResponse:
-        asked = Asked(_text_of(request.prompt), (), request.options)
-        request_id, (output, *more) = self._whole(asked, context)
+        received = ReceivedRequest(_text_of(request.prompt), (), request.options)
+        request_id, (output, *more) = self._whole(received, context)
         return pb.GenerateResponse(
             request_id=request_id, model=MODEL_NAME, output=output, more_outputs=more
         )
@@ -144,12 +144,12 @@ class _Service(inference_pb2_grpc.InferenceServiceServicer):
     def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.GenerateStreamResponse]:
-        asked = Asked(_text_of(request.prompt), (), request.options)
-        for request_id, delta in self._pieces(asked, context):
+        received = ReceivedRequest(_text_of(request.prompt), (), request.options)
+        for request_id, delta in self._pieces(received, context):
             yield pb.GenerateStreamResponse(request_id=request_id, model=MODEL_NAME, delta=delta)
 
     def Chat(self, request: pb.ChatRequest, context: grpc.ServicerContext) -> pb.ChatResponse:
-        request_id, (output, *more) = self._whole(_asked_in(request), context)
+        request_id, (output, *more) = self._whole(_received_from(request), context)
         return pb.ChatResponse(
             request_id=request_id, model=MODEL_NAME, output=output, more_outputs=more
         )
@@ -157,7 +157,7 @@ class _Service(inference_pb2_grpc.InferenceServiceServicer):
     def ChatStream(
         self, request: pb.ChatStreamRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.ChatStreamResponse]:
-        for request_id, delta in self._pieces(_asked_in(request), context):
+        for request_id, delta in self._pieces(_received_from(request), context):
             yield pb.ChatStreamResponse(request_id=request_id, model=MODEL_NAME, delta=delta)
 
     def Tokenize(
@@ -179,20 +179,22 @@ class _Service(inference_pb2_grpc.InferenceServiceServicer):
         )
         return pb.ListModelsResponse(models=[model])
 
-    def _whole(self, asked: Asked, context: grpc.ServicerContext) -> tuple[str, list[pb.Output]]:
-        failure = self._server._take(asked)
+    def _whole(
+        self, received: ReceivedRequest, context: grpc.ServicerContext
+    ) -> tuple[str, list[pb.Output]]:
+        failure = self._server._take(received)
         if failure is not None:
             _fail(failure, context)
-        reply = _reply(self._server.answer, asked)
-        outputs = [_output(reply, index) for index in range(asked.options.n or 1)]
-        return asked.options.request_id or "fake-1", outputs
+        reply = _reply(self._server.answer, received)
+        outputs = [_output(reply, index) for index in range(received.options.n or 1)]
+        return received.options.request_id or "fake-1", outputs
 
     def _pieces(
-        self, asked: Asked, context: grpc.ServicerContext
+        self, received: ReceivedRequest, context: grpc.ServicerContext
     ) -> Iterator[tuple[str, pb.OutputDelta]]:
-        failure, reply = self._server._take(asked), _reply(self._server.answer, asked)
-        num_known = len(asked.options.resume_token_ids)
-        for index in range(asked.options.n or 1):
+        failure, reply = self._server._take(received), _reply(self._server.answer, received)
+        num_known = len(received.options.resume_token_ids)
+        for index in range(received.options.n or 1):
             for num_words, delta in enumerate(_deltas(reply, index)):
                 if failure is not None and num_words == failure.after_words:
                     _fail(failure, context)
@@ -202,7 +204,7 @@ class _Service(inference_pb2_grpc.InferenceServiceServicer):
                     delta.text, delta.reasoning = delta.text[num_skipped:], ""
                     del delta.token_ids[:num_skipped]
                 if delta.text or delta.finish_reason:
-                    yield asked.options.request_id or "fake-1", delta
+                    yield received.options.request_id or "fake-1", delta
 
 
 def _fail(failure: _Failure, context: grpc.ServicerContext) -> None:
@@ -213,23 +215,23 @@ def _text_of(prompt: pb.Prompt) -> str:
     return prompt.text or "".join(map(chr, prompt.token_ids.ids))
 
 
-def _asked_in(request: pb.ChatRequest | pb.ChatStreamRequest) -> Asked:
+def _received_from(request: pb.ChatRequest | pb.ChatStreamRequest) -> ReceivedRequest:
     turns = tuple((turn.role, turn.content) for turn in request.messages)
-    return Asked(turns[-1][1] if turns else "", turns, request.options, request.chat)
+    return ReceivedRequest(turns[-1][1] if turns else "", turns, request.options, request.chat)
 
 
-def _reply(answer: Answer, asked: Asked) -> _Reply:
+def _reply(answer: Answer, received: ReceivedRequest) -> _Reply:
     if not isinstance(answer, str | Message):
-        answer = answer(asked.prompt)
+        answer = answer(received.prompt)
     message = Message("assistant", answer) if isinstance(answer, str) else answer
-    text, options = message.content, asked.options
+    text, options = message.content, received.options
     reason, stop = types_pb2.FINISH_REASON_STOP, _first_stop(text, options.stop)
     if stop is not None:
         text = text[: text.index(stop)]
     most = options.sampling.max_tokens if options.sampling.HasField("max_tokens") else len(text)
     if len(text) > most:
         text, reason, stop = text[:most], types_pb2.FINISH_REASON_LENGTH, None
-    usage = types_pb2.Usage(prompt_tokens=len(asked.prompt), completion_tokens=len(text))
+    usage = types_pb2.Usage(prompt_tokens=len(received.prompt), completion_tokens=len(text))
     words = tuple(re.findall(r"\s*\S+\s*$|\s*\S+|\s+", text))
     return _Reply(words, message.reasoning, message.tool_calls, reason, stop, usage)
 

@@ -12,7 +12,7 @@ from scheduler_svc.core import (
     EnteringSequence,
     Finished,
     FinishReason,
-    ReportedRange,
+    ReceivedPromptOutput,
     Request,
     StepPlan,
     StepResult,
@@ -20,7 +20,7 @@ from scheduler_svc.core import (
 from scheduler_svc.sampling import BadSampling, Sampling, resolve
 from wire.columns import INT32, UINT8, UINT32, pack, unpack
 from wire.logprobs import LogprobColumns
-from wire.prompt_outputs import PromptReport
+from wire.prompt_outputs import PromptOutput
 from wire.state_hash import StateHashes
 
 FINISH_REASONS = {
@@ -34,7 +34,7 @@ FINISH_REASONS = {
 
 
 # A new request, submitted over a session or as a Generate call.
-Asked = scheduler_pb2.Submit | scheduler_pb2.SchedulerServiceGenerateRequest
+ClientRequest = scheduler_pb2.Submit | scheduler_pb2.SchedulerServiceGenerateRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Origin:
 
 
 def to_request(
-    asked: Asked,
+    submitted: ClientRequest,
     token_ids: NDArray[np.int32],
     origin: Origin,
     *,
@@ -57,15 +57,15 @@ def to_request(
     arrival_s: float,
 ) -> Request:
     """Returns a request for the core. Raises BadSampling, naming the parameter at fault."""
-    prompt, output = _split(asked, token_ids)
-    params, timeout_s = asked.sampling, origin.timeout_s
+    prompt, output = _split(submitted, token_ids)
+    params, timeout_s = submitted.sampling, origin.timeout_s
     max_tokens = params.max_tokens if params.HasField("max_tokens") else None
     sampling = resolve(params, drawn_seed, vocab_size)
-    if asked.pooling:
-        _check_pooling(asked)
+    if submitted.pooling:
+        _check_pooling(submitted)
         max_tokens = 0
-        sampling = replace(sampling, pooling=asked.pooling)
-    report = _asked_about(sampling, len(prompt))
+        sampling = replace(sampling, pooling=submitted.pooling)
+    output_range = _prompt_output_range(sampling, len(prompt))
     return Request(
         request_id=origin.request_id,
         prompt_token_ids=prompt,
@@ -78,41 +78,42 @@ def to_request(
         handle=origin.handle,
         arrival_s=arrival_s,
         deadline_s=None if timeout_s is None else arrival_s + timeout_s,
-        priority=asked.priority,
-        tenant=asked.tenant,
-        cache_salt=asked.cache_salt,
-        skip_prefix_cache=asked.skip_prefix_cache,
-        fork_group=asked.fork_group,
-        report_begin=report.start,
-        report_end=report.stop,
+        priority=submitted.priority,
+        tenant=submitted.tenant,
+        cache_salt=submitted.cache_salt,
+        skip_prefix_cache=submitted.skip_prefix_cache,
+        fork_group=submitted.fork_group,
+        prompt_output_begin=output_range.start,
+        prompt_output_end=output_range.stop,
         output_token_ids=output,
-        resumed_by_client=isinstance(asked, scheduler_pb2.Submit) and asked.resumed_by_client,
+        resumed_by_client=isinstance(submitted, scheduler_pb2.Submit)
+        and submitted.resumed_by_client,
     )
 
 
 def _split(
-    asked: Asked, token_ids: NDArray[np.int32]
+    submitted: ClientRequest, token_ids: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32] | None]:
     """Splits tokens into (prompt, output so far); the output is None for a new request."""
-    if not asked.HasField("num_prompt_tokens"):
+    if not submitted.HasField("num_prompt_tokens"):
         return token_ids, None
-    num_prompt = asked.num_prompt_tokens
+    num_prompt = submitted.num_prompt_tokens
     if num_prompt > len(token_ids):
         raise BadSampling(f"num_prompt_tokens is {num_prompt}, of {len(token_ids)} tokens")
     return token_ids[:num_prompt], token_ids[num_prompt:]
 
 
-def _check_pooling(asked: Asked) -> None:
-    params = asked.sampling
-    if asked.pooling not in (types_pb2.POOLING_LAST, types_pb2.POOLING_MEAN):
-        raise BadSampling(f"pooling is {asked.pooling}, which is unknown")
+def _check_pooling(submitted: ClientRequest) -> None:
+    params = submitted.sampling
+    if submitted.pooling not in (types_pb2.POOLING_LAST, types_pb2.POOLING_MEAN):
+        raise BadSampling(f"pooling is {submitted.pooling}, which is unknown")
     if params.max_tokens:
         raise BadSampling(f"max_tokens is {params.max_tokens}, with pooling nothing is sampled")
     if params.HasField("prompt_logprobs"):
         raise BadSampling("prompt_logprobs cannot be had together with pooling")
 
 
-def _asked_about(sampling: Sampling, num_prompt: int) -> range:
+def _prompt_output_range(sampling: Sampling, num_prompt: int) -> range:
     """The range of prompt positions with outputs due: log probabilities or hidden states."""
     if sampling.pooling == types_pb2.POOLING_LAST:
         return range(max(num_prompt - 1, 0), num_prompt)
@@ -193,7 +194,7 @@ def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
             prompt_logprobs=sampling.num_prompt_logprobs,
             pooling=sampling.pooling,
         ),
-        report_begin=new.report_begin,
+        prompt_output_begin=new.prompt_output_begin,
         prompt_only=new.request.is_prompt_only,
     )
 
@@ -212,13 +213,13 @@ def to_state(output: worker_pb2.ModelRunnerOutput) -> StateHashes | None:
     return StateHashes.unpack(output.state.slots, output.state.hashes)
 
 
-def to_reports(output: worker_pb2.ModelRunnerOutput) -> list[PromptReport]:
+def to_prompt_outputs(output: worker_pb2.ModelRunnerOutput) -> list[PromptOutput]:
     """The prompt outputs in a worker's answer. Raises BadColumn."""
-    return [PromptReport.unpack(report) for report in output.prompt_reports]
+    return [PromptOutput.unpack(prompt_output) for prompt_output in output.prompt_outputs]
 
 
 def to_result(
-    output: worker_pb2.ModelRunnerOutput, reports: Sequence[PromptReport] = ()
+    output: worker_pb2.ModelRunnerOutput, prompt_outputs: Sequence[PromptOutput] = ()
 ) -> StepResult:
     """A worker's answer as a value of the core."""
     status = unpack(output.row_status, UINT8, name="row_status")
@@ -227,7 +228,9 @@ def to_result(
         token_ids=unpack(output.token_ids, name="token_ids").astype(np.int32, copy=False),
         bad_rows=tuple(np.flatnonzero(status).tolist()),
         dead_ends={error.row: error.message for error in output.row_errors},
-        reports=tuple(ReportedRange(r.owner, r.begin, r.end, r.is_finite) for r in reports),
+        prompt_outputs=tuple(
+            ReceivedPromptOutput(r.owner, r.begin, r.end, r.is_finite) for r in prompt_outputs
+        ),
     )
 
 
@@ -265,12 +268,12 @@ def to_tokens(
     )
 
 
-def to_prompt_report(report: PromptReport) -> types_pb2.PromptReport:
+def to_prompt_output(prompt_output: PromptOutput) -> types_pb2.PromptOutput:
     """Prompt outputs as a gateway's message."""
-    logprobs = report.logprobs
-    return types_pb2.PromptReport(
+    logprobs = prompt_output.logprobs
+    return types_pb2.PromptOutput(
         logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
-        **report.pack(),
+        **prompt_output.pack(),
     )
 
 

@@ -193,13 +193,13 @@ def _sampling(sequence: Sequence) -> str:
         )
     stops = ", ".join(map(str, sorted(sequence.stop_ids))) or "none"
     return (
-        f"{method}{_rules(sampling)}; "
+        f"{method}{_processors(sampling)}; "
         f"ends at {sequence.max_len} tokens or at one of the tokens {stops}"
         f"{f', not before {request.min_tokens} output tokens' if request.min_tokens else ''}"
     )
 
 
-def _rules(sampling: Sampling) -> str:
+def _processors(sampling: Sampling) -> str:
     """The other sampling parameters, each after a comma; token ids are only counted."""
     penalties = (
         ("presence_penalty", sampling.presence_penalty, 0),

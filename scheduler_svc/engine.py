@@ -138,7 +138,7 @@ class Engine:
         delays_s = [p.group.pace.retry_after_s(p.core, request, now_s) for p, _ in full]
         retry_after_s = min(delays_s)
         place, refused = full[delays_s.index(retry_after_s)]
-        place.core.promise(request, now_s + retry_after_s)
+        place.core.reserve(request, now_s + retry_after_s)
         self.num_overloaded += 1
         return QueueFull(str(refused), retry_after_s)
 

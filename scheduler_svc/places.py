@@ -23,9 +23,9 @@ def best_first(places: list[Place], request: Request) -> list[Place]:
     """The groups to try for a new request, best first; a group with its reservation comes first."""
     if len(places) == 1:
         return places
-    promised = [p for p in places if p.core.intake.promises.is_due(request.request_id)]
+    reserved = [p for p in places if p.core.intake.reservations.is_due(request.request_id)]
     ranked = _ranked(places, Sequence(request, 0, ()))
-    return [*promised, *(place for place in ranked if place not in promised)]
+    return [*reserved, *(place for place in ranked if place not in reserved)]
 
 
 def _ranked(places: list[Place], sequence: Sequence) -> list[Place]:
@@ -34,19 +34,19 @@ def _ranked(places: list[Place], sequence: Sequence) -> list[Place]:
     options = [option_of(place.core, sequence) for place in places]
     ranked = [places[index] for index in ranking(options)]
     # Members of a live fork group share a prompt that is, or will be, computed there.
-    return sorted(ranked, key=lambda place: not place.core.has_siblings_of(sequence.request))
+    return sorted(ranked, key=lambda place: not place.core.has_fork_group_of(sequence.request))
 
 
 def move_all(source: Place, targets: list[Place], now_s: float) -> None:
     """Migrates all requests to the best targets; those that fit nowhere stay in the queue."""
-    leaving = source.core.moving.hand_over()
+    leaving = source.core.migration.migrate_out()
     num_stay = 0
     for place in (source, *targets):
         place.core.now_s = now_s
     for sequence in _in_order_of_adoption(leaving):
-        fitting = [place for place in targets if place.core.moving.can_hold(sequence)]
+        fitting = [place for place in targets if place.core.migration.can_hold(sequence)]
         place = _ranked(fitting, sequence)[0] if fitting else source
-        place.core.moving.adopt(sequence)
+        place.core.migration.migrate_in(sequence)
         place.group.wake()
         num_stay += place is source
     logger.info(

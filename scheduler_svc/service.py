@@ -18,10 +18,10 @@ from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from scheduler_svc.clients.outbox import Outbox, RequestEnd
 from scheduler_svc.convert import (
     FINISH_REASONS,
-    Asked,
+    ClientRequest,
     Origin,
     to_finished,
-    to_prompt_report,
+    to_prompt_output,
     to_request,
     to_token_logprobs,
     to_tokens,
@@ -93,7 +93,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                     parcel = taking.result()
                     taking = asyncio.create_task(outbox.take())
                     response = to_tokens(parcel.handles, parcel.token_ids, parcel.logprobs)
-                    response.prompt_reports.extend(map(to_prompt_report, parcel.reports))
+                    response.prompt_outputs.extend(map(to_prompt_output, parcel.prompt_outputs))
                     for admission in parcel.admitted:
                         response.admitted.add(
                             handle=admission.handle, cached_tokens=admission.num_cached_tokens
@@ -178,7 +178,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         return self._submit(request, np.array(request.prompt_token_ids, dtype=np.int32), origin)
 
     def _submit(
-        self, asked: Asked, token_ids: NDArray[np.int32], origin: Origin
+        self, submitted: ClientRequest, token_ids: NDArray[np.int32], origin: Origin
     ) -> _Refusal | None:
         """Submits a request to the engine; returns the refusal if it is not accepted."""
         invalid = grpc.StatusCode.INVALID_ARGUMENT
@@ -188,7 +188,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         try:
             self._engine.submit(
                 to_request(
-                    asked,
+                    submitted,
                     token_ids,
                     origin,
                     drawn_seed=drawn_seed,
@@ -275,11 +275,11 @@ async def _responses(
         response = scheduler_pb2.SchedulerServiceGenerateResponse(
             request_id=request_id, token_ids=parcel.token_ids.tolist()
         )
-        for report in parcel.reports:
-            if report.logprobs is None:
-                hidden.add(report)
+        for prompt_output in parcel.prompt_outputs:
+            if prompt_output.logprobs is None:
+                hidden.add(prompt_output)
             else:
-                told = to_token_logprobs(report.logprobs, sampling.prompt_logprobs)
+                told = to_token_logprobs(prompt_output.logprobs, sampling.prompt_logprobs)
                 response.prompt_logprobs.extend(told)
         if ended is None and not (len(parcel.token_ids) or response.prompt_logprobs):
             continue  # an admission, or part of a pooled prompt: nothing to send

@@ -89,9 +89,9 @@ def _group(group: WorkerGroup) -> scheduler_pb2.WorkerGroupStatus:
         return status
     for name in _OF_A_GROUP:
         setattr(status, name, _SUMS[name](core))
-    status.num_handed_over, status.num_adopted = (
-        core.moving.num_handed_over,
-        core.moving.num_adopted,
+    status.num_migrated_out, status.num_migrated_in = (
+        core.migration.num_migrated_out,
+        core.migration.num_migrated_in,
     )
     backlog_s = group.pace.backlog_s(core, time.monotonic())
     if backlog_s is not None:

@@ -9,7 +9,7 @@ import time
 from pagewire.v1 import worker_pb2
 from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.convert import to_logprobs, to_reports, to_result, to_state, to_step
+from scheduler_svc.convert import to_logprobs, to_prompt_outputs, to_result, to_state, to_step
 from scheduler_svc.core import OutOfStep, Scheduler, StepPlan
 from scheduler_svc.explain.trace import Trace
 from scheduler_svc.worker.link import Answer, LinkLost, WorkerLink
@@ -93,11 +93,11 @@ class Stepping:
         if oldest is None or oldest.step_id != output.step_id:  # before comparing its state
             expected = "none" if oldest is None else oldest.step_id
             raise OutOfStep(f"result of step {output.step_id}, expected {expected}")
-        logprobs, reports = to_logprobs(output), to_reports(output)
-        result = to_result(output, reports)
+        logprobs, prompt_outputs = to_logprobs(output), to_prompt_outputs(output)
+        result = to_result(output, prompt_outputs)
         self.state_check.compare(output.step_id, to_state(output))
         outputs = self._core.update(result)
-        self._clients.deliver(outputs, logprobs, reports)
+        self._clients.deliver(outputs, logprobs, prompt_outputs)
         record = self._trace.done(output.step_id, time.monotonic())
         self._pace.stepped(record.plan, record.sent_s, self._core.now_s)
 

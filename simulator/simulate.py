@@ -30,7 +30,7 @@ from scheduler_svc.journal.recording import NotReplayable
 from scheduler_svc.journal.records import Damaged
 from simulator.capacity import rate_search
 from simulator.capacity.measures import CapacityObjective, Latency, WorkloadSummary, summarize
-from simulator.capacity.recorded import Past, read_past
+from simulator.capacity.recorded import RecordedWorkload, read_recorded
 from simulator.capacity.step_times import fit, parse_step_time
 from simulator.capacity.virtual_server import VirtualServer
 from simulator.capacity.workload import Arrival, Range, Synthetic, rate_per_s, read_trace
@@ -55,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     try:
         service = _service_config(rest)
-        past = None if options.recording is None else read_past(options.recording)
-        arrivals, objective = _arrivals(options, past), _objective(options)
-        core, step_time = _core_config(options, service, past), _step_time(options, past)
+        workload = None if options.recording is None else read_recorded(options.recording)
+        arrivals, objective = _arrivals(options, workload), _objective(options)
+        core, step_time = _core_config(options, service, workload), _step_time(options, workload)
     except (ValueError, OSError, NotReplayable, Damaged) as error:
         parser.error(str(error))
 
@@ -137,14 +137,14 @@ _SYNTHETIC = (
 )  # fmt: skip
 
 
-def _arrivals(options: argparse.Namespace, past: Past | None) -> list[Arrival]:
+def _arrivals(options: argparse.Namespace, workload: RecordedWorkload | None) -> list[Arrival]:
     given = [name for name in _SYNTHETIC if getattr(options, name) is not None]
-    if options.trace is not None or past is not None:
+    if options.trace is not None or workload is not None:
         told = "--recording" if options.trace is None else "--trace"
-        if given or (options.trace is not None and past is not None):
+        if given or (options.trace is not None and workload is not None):
             option = "--" + (given[0].replace("_", "-") if given else "recording")
             raise ValueError(f"{option} generates what {told} contains; use one of them")
-        arrivals = read_trace(options.trace) if past is None else past.arrivals
+        arrivals = read_trace(options.trace) if workload is None else workload.arrivals
         if not arrivals:
             raise ValueError(f"{told} holds no request")
         return arrivals
@@ -161,12 +161,12 @@ def _arrivals(options: argparse.Namespace, past: Past | None) -> list[Arrival]:
     ).arrivals()
 
 
-def _step_time(options: argparse.Namespace, past: Past | None) -> StepTime:
+def _step_time(options: argparse.Namespace, workload: RecordedWorkload | None) -> StepTime:
     if options.step_time is not None:
         return parse_step_time(options.step_time)
-    if past is None:
+    if workload is None:
         raise ValueError("--step-time is needed without --recording")
-    return fit(past.steps)
+    return fit(workload.steps)
 
 
 def _objective(options: argparse.Namespace) -> CapacityObjective:
@@ -184,12 +184,12 @@ def _service_config(arguments: Sequence[str]) -> ServiceConfig:
 
 
 def _core_config(
-    options: argparse.Namespace, service: ServiceConfig, past: Past | None
+    options: argparse.Namespace, service: ServiceConfig, workload: RecordedWorkload | None
 ) -> SchedulerConfig:
     """The core's configuration, made from a worker's description as the scheduler would."""
     if not 0 <= options.wire_s < math.inf:
         raise ValueError(f"--wire-s is {options.wire_s}, must not be negative")
-    usual = _USUAL if past is None else past.config
+    usual = _USUAL if workload is None else workload.config
     worker = worker_pb2.WorkerDescription(
         model=types_pb2.ModelInfo(
             vocab_size=usual.vocab_size, max_model_len=options.max_model_len or usual.max_model_len

@@ -10,8 +10,8 @@ from wire.columns import BadColumn
 from wire.logprobs import FLOAT32, LogprobColumns, Packed
 
 
-class PackedReport(Protocol):
-    """The message with one report."""
+class PackedPromptOutput(Protocol):
+    """The message with one prompt output."""
 
     owner: int
     begin: int
@@ -24,7 +24,7 @@ class PackedReport(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PromptReport:
+class PromptOutput:
     """Outputs of positions `begin` to (not including) `end` of a prompt, by slot or handle."""
 
     owner: int
@@ -47,22 +47,22 @@ class PromptReport:
         }
 
     @classmethod
-    def unpack(cls, message: PackedReport) -> "PromptReport":
-        """The report of a message. Raises BadColumn when its parts do not match."""
+    def unpack(cls, message: PackedPromptOutput) -> "PromptOutput":
+        """The prompt output of a message. Raises BadColumn when its parts do not match."""
         end = message.begin + message.count
         if message.not_finite:
             return cls(message.owner, message.begin, end, is_finite=False)
         logprobs = LogprobColumns.unpack(message.logprobs, message.count)
-        num_told = 0 if logprobs is None else len(logprobs)
+        num_logprobs = 0 if logprobs is None else len(logprobs)
         if len(message.hidden_sum) % FLOAT32.itemsize:
             raise BadColumn(f"hidden_sum: {len(message.hidden_sum)} bytes are no column of float32")
         hidden = np.frombuffer(message.hidden_sum, FLOAT32) if message.hidden_sum else None
-        if not message.count or (num_told, hidden is None) not in (
+        if not message.count or (num_logprobs, hidden is None) not in (
             (message.count, True),
             (0, False),
         ):
             raise BadColumn(
-                f"prompt_reports: {num_told} logprobs and {len(message.hidden_sum)} bytes of "
+                f"prompt_outputs: {num_logprobs} logprobs and {len(message.hidden_sum)} bytes of "
                 f"hidden states for {message.count} positions"
             )
         return cls(message.owner, message.begin, end, logprobs, hidden)
@@ -75,12 +75,12 @@ class HiddenMean:
         self._sum: NDArray[np.float64] | None = None
         self._count = 0
 
-    def add(self, report: PromptReport) -> None:
+    def add(self, prompt_output: PromptOutput) -> None:
         """Adds a part. Summed in float64, so that the partition hardly matters."""
-        assert report.hidden_sum is not None
-        part = report.hidden_sum.astype(np.float64)
+        assert prompt_output.hidden_sum is not None
+        part = prompt_output.hidden_sum.astype(np.float64)
         self._sum = part if self._sum is None else self._sum + part
-        self._count += report.end - report.begin
+        self._count += prompt_output.end - prompt_output.begin
 
     def value(self) -> NDArray[np.float64] | None:
         """[hidden]; None when there was no part."""

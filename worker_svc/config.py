@@ -13,12 +13,12 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 ALL_REDUCES = ("auto", "peer", "nccl")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
-PRODUCTS = ("auto", "torch")
+GEMM_ALGORITHMS = ("auto", "torch")
 CHOICES = {
     "dtype": DTYPES,
     "device": DEVICES,
     "attention_backend": ATTENTION_BACKENDS,
-    "products": PRODUCTS,
+    "gemm_algorithms": GEMM_ALGORITHMS,
     "all_reduce": ALL_REDUCES,
 }
 
@@ -34,7 +34,7 @@ class WorkerConfig:
     dtype: str = "auto"
     device: str = "auto"
     attention_backend: str = "auto"
-    products: str = "auto"
+    gemm_algorithms: str = "auto"
     block_size: int = 16
     num_kv_blocks: int = 0
     max_num_seqs: int = 0
@@ -141,10 +141,10 @@ def _parser() -> argparse.ArgumentParser:
         ATTENTION_BACKENDS,
     )
     add(
-        "--products",
+        "--gemm-algorithms",
         str,
         "how cuBLAS algorithms are chosen on cuda; auto: the fastest, measured at start",
-        PRODUCTS,
+        GEMM_ALGORITHMS,
     )
     _add_sizes(parser)
     _add_rank_options(parser)

@@ -16,30 +16,30 @@ import torch
 from bench.harness.checkpoints import SHAPES, CheckpointShape
 from bench.harness.records import Results, add_json
 from kernels.gemm import cublas_lt
-from kernels.gemm.cublas_lt import ProductKind, ProductShape
+from kernels.gemm.cublas_lt import GemmKind, GemmShape
 from worker_svc.models.fused_gemms import is_librarys
 from worker_svc.runner.decode_graphs import batch_sizes
 from worker_svc.tuning.gemm_choice import quickest
-from worker_svc.tuning.gemm_timing import ProductClock
+from worker_svc.tuning.gemm_timing import GemmTimer
 
 DTYPE = torch.bfloat16
 NUM_LAYERS = 8  # weights to rotate through
 
 
-def kinds(shape: CheckpointShape, size: int) -> dict[str, ProductKind]:
+def kinds(shape: CheckpointShape, size: int) -> dict[str, GemmKind]:
     """A layer's GEMMs by name, as one of `size` ranks has them."""
     heads, kv_heads = shape.num_heads // size, max(1, shape.num_kv_heads // size)
     hidden, inner, is_alone = shape.hidden_size, shape.intermediate_size // size, size == 1
     qkv = (heads + 2 * kv_heads) * shape.head_dim
     return {
-        "qkv": ProductKind(qkv, hidden, DTYPE, adds=False),
-        "o": ProductKind(hidden, heads * shape.head_dim, DTYPE, adds=is_alone),
-        "gate_up": ProductKind(2 * inner, hidden, DTYPE, adds=False),
-        "down": ProductKind(hidden, inner, DTYPE, adds=is_alone),
+        "qkv": GemmKind(qkv, hidden, DTYPE, adds=False),
+        "o": GemmKind(hidden, heads * shape.head_dim, DTYPE, adds=is_alone),
+        "gate_up": GemmKind(2 * inner, hidden, DTYPE, adds=False),
+        "down": GemmKind(hidden, inner, DTYPE, adds=is_alone),
     }
 
 
-def measure(kind: ProductKind, row_counts: Sequence[int]) -> Iterator[dict[str, float]]:
+def measure(kind: GemmKind, row_counts: Sequence[int]) -> Iterator[dict[str, float]]:
     """Microseconds of torch and of the fastest algorithm, and the time taken to find it."""
     device = torch.device("cuda")
     library = cublas_lt.open_on(device)
@@ -47,12 +47,12 @@ def measure(kind: ProductKind, row_counts: Sequence[int]) -> Iterator[dict[str, 
         raise RuntimeError("torch has loaded no cuBLASLt")
     size = (NUM_LAYERS, kind.n, kind.k)
     weights = torch.empty(size, dtype=DTYPE, device=device).normal_(std=0.02).unbind()
-    clock = ProductClock(library, {kind: weights}, device)
+    timer = GemmTimer(library, {kind: weights}, device)
     for rows in row_counts:
         if not is_librarys(rows, kind):
             continue
         started = time.perf_counter()
-        timings = clock.measure(ProductShape(rows, kind))
+        timings = timer.measure(GemmShape(rows, kind))
         spent_ms = 1e3 * (time.perf_counter() - started)
         choice = quickest(timings)
         yield {
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> None:
                 f"{name:8} {one['rows']:5} rows: torch {one['torch_us']:8.1f} us, quickest of "
                 f"{one['num_algorithms']} {one['us']:8.1f} us"
             )
-            told.add("products", {"shape": options.shape, "product": name, **one})
+            told.add("gemms", {"shape": options.shape, "gemm": name, **one})
         sums = [sum(one[key] for one in found) for key in ("torch_us", "us", "measuring_ms")]
         told.say(
             f"{name} [{kind.n}, {kind.k}], {len(found)} row counts: torch {sums[0]:.0f} us, "

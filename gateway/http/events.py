@@ -203,23 +203,23 @@ class ChunkWriter:
 
 def whole_choice(form: Form, index: int, output: WholeOutput) -> dict[str, Any]:
     """A choice of an answer that is not streamed."""
-    told = output.prompt
-    echoed = told.echo.text if told is not None and told.echo is not None else ""
+    prompt = output.prompt
+    echoed = prompt.echo.text if prompt is not None and prompt.echo is not None else ""
     content: dict[str, Any] = {"text": echoed + output.text}
     has_calls = False
     if form.is_chat:
         reply = output.reply
         has_calls = bool(reply.tool_calls)
         content = {"message": message_body(reply)}
-    elif told is not None and told.scores is not None:
-        content["prompt_logprobs"] = prompt_logprobs(told.scores)
+    elif prompt is not None and prompt.scores is not None:
+        content["prompt_logprobs"] = prompt_logprobs(prompt.scores)
     end = finish_fields(output.finish, has_calls=has_calls)
     return {"index": index, **content, "logprobs": logprobs_body(form, output), **end}
 
 
 def beside_choices(form: Form, outputs: Sequence[WholeOutput]) -> dict[str, Any]:
     """Fields that an answer has once for all its choices."""
-    told = outputs[0].prompt
-    if not form.is_chat or told is None or told.scores is None:
+    prompt = outputs[0].prompt
+    if not form.is_chat or prompt is None or prompt.scores is None:
         return {}
-    return {"prompt_logprobs": prompt_logprobs(told.scores)}
+    return {"prompt_logprobs": prompt_logprobs(prompt.scores)}

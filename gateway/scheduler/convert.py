@@ -30,7 +30,7 @@ from gateway.structure.structure import (
     Structure,
 )
 from gateway.text.logprobs import OutputTokenLogprobs, RawLogprobs, raw_logprobs
-from gateway.text.prompt_outputs import PromptTold
+from gateway.text.prompt_outputs import PromptOutputs
 from pagewire.v1 import inference_pb2, scheduler_pb2, types_pb2
 from wire import columns
 from wire.logprobs import LogprobColumns
@@ -307,11 +307,11 @@ def output_to_proto(completion: WholeOutput, index: int = 0) -> inference_pb2.Ou
 
 
 def _add_prompt(
-    message: inference_pb2.OutputDelta | inference_pb2.Output, told: PromptTold
+    message: inference_pb2.OutputDelta | inference_pb2.Output, outputs: PromptOutputs
 ) -> None:
-    if told.scores is not None:
-        message.prompt_token_ids.extend(told.token_ids)
-        message.prompt_logprobs.extend(_logprobs_to_proto(told.scores.others))
+    if outputs.scores is not None:
+        message.prompt_token_ids.extend(outputs.token_ids)
+        message.prompt_logprobs.extend(_logprobs_to_proto(outputs.scores.others))
 
 
 def _add_finish(message: inference_pb2.OutputDelta | inference_pb2.Output, finish: Finish) -> None:

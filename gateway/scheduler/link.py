@@ -28,7 +28,7 @@ from gateway.scheduler.convert import (
 from gateway.scheduler.live_request import LiveRequest, Submission
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from wire import columns
-from wire.prompt_outputs import PromptReport
+from wire.prompt_outputs import PromptOutput
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
@@ -223,10 +223,10 @@ class SchedulerLink:
             raise columns.BadColumn(f"{len(handles)} handles but {len(token_ids)} token_ids")
         logprobs = logprobs_from_proto(response)
         touched = []
-        for packed in response.prompt_reports:
+        for packed in response.prompt_outputs:
             live = self._live.get(packed.owner)
             if live is not None:
-                live.add_report(PromptReport.unpack(packed))
+                live.add_prompt_output(PromptOutput.unpack(packed))
         for position, (handle, token_id) in enumerate(zip(handles, token_ids, strict=True)):
             live = self._live.get(handle)
             if live is not None:  # else: closed here while tokens were in flight

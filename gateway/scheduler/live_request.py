@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gateway.errors import RequestError
 from gateway.generation import Finish, PrefixReuse, PromptPooling, SamplingParams, Standing
 from gateway.text.logprobs import RawLogprobs
-from wire.prompt_outputs import PromptReport
+from wire.prompt_outputs import PromptOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class TokenArrival:
     token_ids: list[int]
     logprobs: list[RawLogprobs]  # one per token, if requested
     end: Finish | None
-    reports: list[PromptReport] = field(default_factory=list)  # of the prompt; precede the tokens
+    prompt_outputs: list[PromptOutput] = field(default_factory=list)  # before the tokens
 
 
 class LiveRequest:
@@ -45,7 +45,7 @@ class LiveRequest:
     __slots__ = (
         "_end",
         "_logprobs",
-        "_reports",
+        "_prompt_outputs",
         "_token_ids",
         "_waiter",
         "handle",
@@ -71,7 +71,7 @@ class LiveRequest:
         self.is_submitted = True
         self._token_ids: list[int] = []
         self._logprobs: list[RawLogprobs] = []
-        self._reports: list[PromptReport] = []
+        self._prompt_outputs: list[PromptOutput] = []
         self._end: Finish | RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -86,12 +86,12 @@ class LiveRequest:
             await self._waiter
         token_ids, self._token_ids = self._token_ids, []
         logprobs, self._logprobs = self._logprobs, []
-        reports, self._reports = self._reports, []
+        prompt_outputs, self._prompt_outputs = self._prompt_outputs, []
         if isinstance(self._end, RequestError):
             if not token_ids:
                 raise self._end
-            return TokenArrival(token_ids, logprobs, None, reports)
-        return TokenArrival(token_ids, logprobs, self._end, reports)
+            return TokenArrival(token_ids, logprobs, None, prompt_outputs)
+        return TokenArrival(token_ids, logprobs, self._end, prompt_outputs)
 
     def add(self, token_id: int, logprobs: RawLogprobs | None) -> None:
         """Adds a token; call wake() afterwards."""
@@ -102,9 +102,9 @@ class LiveRequest:
         if logprobs is not None:
             self._logprobs.append(logprobs)
 
-    def add_report(self, report: PromptReport) -> None:
+    def add_prompt_output(self, prompt_output: PromptOutput) -> None:
         """Adds prompt outputs, which arrive before the first token and the end."""
-        self._reports.append(report)
+        self._prompt_outputs.append(prompt_output)
 
     def end(self, how: Finish | RequestError) -> None:
         """Adds the end; call wake() afterwards."""
@@ -123,4 +123,4 @@ class LiveRequest:
         self.num_losses += 1
         self.is_submitted = False
         if not self.output_token_ids:
-            self._reports = []  # the next scheduler reports the whole prompt again
+            self._prompt_outputs = []  # the next scheduler reports the whole prompt again

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from gateway.errors import ErrorKind, RequestError
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.logprobs import LogprobReader, OutputTokenLogprobs, Spell, raw_logprobs
-from wire.prompt_outputs import PromptReport
+from wire.prompt_outputs import PromptOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Echo:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptTold:
+class PromptOutputs:
     """Prompt outputs, delivered with the first piece of an output."""
 
     token_ids: tuple[int, ...]
@@ -40,7 +40,7 @@ class PromptTold:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptWish:
+class PromptOutputOptions:
     """The prompt outputs that a request asks for."""
 
     num_top: int | None  # alternatives per token; None: no scores
@@ -54,37 +54,41 @@ class PromptWish:
         return max((number for number in wanted if number is not None), default=None)
 
 
-class PromptTeller:
-    """Combines the reports on one prompt."""
+class PromptOutputReader:
+    """Combines the outputs of one prompt."""
 
     def __init__(
-        self, wish: PromptWish, token_ids: Sequence[int], spell: Spell, detokenizer: Detokenizer
+        self,
+        wanted_outputs: PromptOutputOptions,
+        token_ids: Sequence[int],
+        spell: Spell,
+        detokenizer: Detokenizer,
     ) -> None:
-        self._wish = wish
+        self._wanted = wanted_outputs
         self._token_ids = token_ids
         self._spell = spell
         self._detokenizer = detokenizer
 
-    def tell(self, reports: Sequence[PromptReport]) -> PromptTold:
+    def combine(self, prompt_outputs: Sequence[PromptOutput]) -> PromptOutputs:
         """The requested outputs. Raises RequestError unless the reports cover the prompt."""
-        wish, scores = self._wish, None
-        if wish.most_top is not None:
-            scores = self._read(reports, wish.most_top)
+        wanted_outputs, scores = self._wanted, None
+        if wanted_outputs.most_top is not None:
+            scores = self._read(prompt_outputs, wanted_outputs.most_top)
         echo = None
-        if wish.echo is not None:
-            echo = Echo(wish.echo, _cut(scores, wish.num_echo_top))
-        return PromptTold(tuple(self._token_ids), _cut(scores, wish.num_top), echo)
+        if wanted_outputs.echo is not None:
+            echo = Echo(wanted_outputs.echo, _cut(scores, wanted_outputs.num_echo_top))
+        return PromptOutputs(tuple(self._token_ids), _cut(scores, wanted_outputs.num_top), echo)
 
-    def _read(self, reports: Sequence[PromptReport], num_top: int) -> PromptScores:
+    def _read(self, prompt_outputs: Sequence[PromptOutput], num_top: int) -> PromptScores:
         first, *others = self._token_ids
         reader = LogprobReader(self._spell, self._detokenizer, num_top)
         reader.skip(first)
         tokens: list[OutputTokenLogprobs] = []
-        for report in reports:
-            if report.begin != len(tokens) or report.logprobs is None:
+        for prompt_output in prompt_outputs:
+            if prompt_output.begin != len(tokens) or prompt_output.logprobs is None:
                 raise RequestError(ErrorKind.INTERNAL, "the scheduler reported the wrong tokens")
-            behind = others[report.begin : report.end]
-            tokens += reader.read(behind, raw_logprobs(report.logprobs))
+            behind = others[prompt_output.begin : prompt_output.end]
+            tokens += reader.read(behind, raw_logprobs(prompt_output.logprobs))
         if len(tokens) != len(others):
             problem = f"the scheduler reported {len(tokens)} of {len(others) + 1} prompt tokens"
             raise RequestError(ErrorKind.INTERNAL, problem)

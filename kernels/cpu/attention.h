@@ -11,7 +11,7 @@
 #include <math.h>
 
 #include "norm.h"
-#include "product.h"
+#include "gemm.h"
 
 enum {
     MAX_HEAD_DIM = 256,

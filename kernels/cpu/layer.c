@@ -10,7 +10,7 @@
 
 #include "attention.h"
 #include "norm.h"
-#include "product.h"
+#include "gemm.h"
 
 enum { WORTH_THREADS = 32768 }; /* elements */
 
@@ -31,7 +31,7 @@ void pack(const scalar *weight, scalar *packed, long outputs, long inputs, int t
 }
 
 /* `copy` has space for rows of copy_size(inputs) bytes, unless that is 0. */
-void linear(const product *p, const scalar *x, input *copy, scalar *out, float *out_floats,
+void linear(const gemm *p, const scalar *x, input *copy, scalar *out, float *out_floats,
             long rows, int threads) {
 #pragma omp parallel num_threads(threads)
     {
@@ -70,7 +70,7 @@ void attend(const attention *a, const scalar *qkv, const scalar *qk_norm, scalar
 
 /* Weights from one layer's attention to the next layer's: output projection, MLP, next QKV. */
 typedef struct {
-    product o, gate_up, down, next_qkv; /* next_qkv has no weight after the last layer */
+    gemm o, gate_up, down, next_qkv; /* next_qkv has no weight after the last layer */
     const scalar *post_norm, *next_norm;
     long hidden, inner;
     float eps;
@@ -88,11 +88,11 @@ typedef struct {
 } stream;
 
 /* Destination of the copy of a GEMM's inputs; NULL if it reads the inputs themselves. */
-static inline input *copy_for(const product *p, const stream *s) {
+static inline input *copy_for(const gemm *p, const stream *s) {
     return copies_inputs(p->inputs) ? s->copy : NULL;
 }
 
-static inline const input *inputs_of(const product *p, const stream *s, const scalar *x) {
+static inline const input *inputs_of(const gemm *p, const stream *s, const scalar *x) {
     return copies_inputs(p->inputs) ? s->copy : (const input *)x;
 }
 

@@ -30,7 +30,7 @@ STORED = {
 log = logging.getLogger(__name__)
 
 
-class Product(ctypes.Structure):
+class GemmArguments(ctypes.Structure):
     """C struct `product`: a packed weight, its bias, K and N."""
 
     _fields_ = (
@@ -67,10 +67,10 @@ class BlockArguments(ctypes.Structure):
     """C struct `block`: the weights between one layer's attention and the next layer's."""
 
     _fields_ = (
-        ("o", Product),
-        ("gate_up", Product),
-        ("down", Product),
-        ("next_qkv", Product),
+        ("o", GemmArguments),
+        ("gate_up", GemmArguments),
+        ("down", GemmArguments),
+        ("next_qkv", GemmArguments),
         ("post_norm", c_void_p),
         ("next_norm", c_void_p),
         ("hidden", c_long),
@@ -101,7 +101,7 @@ class PackedLinear:
 
     weight: Tensor
     bias: Tensor | None
-    arguments: Product
+    arguments: GemmArguments
 
     @property
     def num_outputs(self) -> int:
@@ -120,7 +120,9 @@ class Library:
         self._packed_size = _declare(library.packed_size, c_long, c_long, returns=c_long)
         self._copy_size = _declare(library.copy_size, c_long, returns=c_long)
         self._pack = _declare(library.pack, pointer, pointer, c_long, c_long, c_int)
-        self._linear = _declare(library.linear, POINTER(Product), *[pointer] * 4, c_long, c_int)
+        self._linear = _declare(
+            library.linear, POINTER(GemmArguments), *[pointer] * 4, c_long, c_int
+        )
         self._add_rms_norm = _declare(
             library.add_rms_norm, *[pointer] * 4, c_long, c_long, c_float, c_int
         )
@@ -139,7 +141,7 @@ class Library:
         packed = torch.empty(self._packed_size(num_outputs, num_inputs), dtype=self.dtype)
         self._pack(weight.data_ptr(), packed.data_ptr(), num_outputs, num_inputs, self._threads)
         bias_at = None if bias is None else bias.data_ptr()
-        arguments = Product(packed.data_ptr(), bias_at, num_inputs, num_outputs)
+        arguments = GemmArguments(packed.data_ptr(), bias_at, num_inputs, num_outputs)
         return PackedLinear(packed, bias, arguments)
 
     def room_for_copy(self, rows: int, *inputs: int) -> Tensor | None:

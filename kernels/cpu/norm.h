@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "product.h"
+#include "gemm.h"
 
 static inline float inverse_rms(const scalar *x, long size, float eps) {
     vec squares = {};

@@ -52,7 +52,7 @@ class CublasError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class ProductKind:
+class GemmKind:
     """GEMMs with a weight [N, K] and inputs of its dtype."""
 
     n: int
@@ -62,11 +62,11 @@ class ProductKind:
 
 
 @dataclass(frozen=True, slots=True)
-class ProductShape:
+class GemmShape:
     """A kind of GEMM with a number of rows."""
 
     rows: int
-    kind: ProductKind
+    kind: GemmKind
 
 
 def serves(dtype: torch.dtype) -> bool:
@@ -90,14 +90,14 @@ class CublasLt:
     def version(self) -> int:
         return self._library.version
 
-    def candidates(self, shape: ProductShape) -> list[bytes]:
+    def candidates(self, shape: GemmShape) -> list[bytes]:
         """Algorithms that can compute this GEMM, the library's own choice first."""
         problem = _Problem(self._library, shape)
         named = self._named(problem)
         fitted = self._fitted(problem, named[0]) if self._has_tiles and named else []
         return list(dict.fromkeys([*named[:_FEW_NAMED], *fitted])) if fitted else named
 
-    def product(self, shape: ProductShape, algorithm: bytes) -> "LibraryProduct":
+    def gemm(self, shape: GemmShape, algorithm: bytes) -> "LibraryGemm":
         """The GEMM by an algorithm from `candidates`, possibly of another process.
 
         Raises CublasError for an algorithm that cannot be used here.
@@ -106,7 +106,7 @@ class CublasLt:
             raise CublasError(f"an algorithm of {len(algorithm)} bytes, not 64")
         problem, known = _Problem(self._library, shape), _Algorithm.from_buffer_copy(algorithm)
         self._check(problem, known)
-        return LibraryProduct(self._library, self._handle, problem, known, self._workspace)
+        return LibraryGemm(self._library, self._handle, problem, known, self._workspace)
 
     def _named(self, problem: "_Problem") -> list[bytes]:
         """Algorithms returned by the library's heuristic."""
@@ -160,7 +160,7 @@ class CublasLt:
             )
 
 
-class LibraryProduct:
+class LibraryGemm:
     """One GEMM shape with one algorithm; can be called with any weight of the shape."""
 
     def __init__(
@@ -274,7 +274,7 @@ class _Owned:
 class _Problem:
     """A shape in the library's column-major order: [K, N]ᵀ times [K, T] is [N, T]."""
 
-    def __init__(self, library: _Library, shape: ProductShape) -> None:
+    def __init__(self, library: _Library, shape: GemmShape) -> None:
         self.shape = shape
         description = library.create(
             "cublasLtMatmulDescCreate", "cublasLtMatmulDescDestroy", _COMPUTE_32F, _SCALE_32F

@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.pdl import has_pdl, launch_options
-from kernels.sampling.gumbel import race_key, race_numbers
+from kernels.sampling.gumbel import gumbel_noise, noise_key
 from kernels.sampling.sample import MAX_TILES
 from kernels.sampling.shortlist import NUM_LEVELS, list_end, listed_weight, scale, shortlist
 from kernels.sampling.slot_state import (
@@ -109,10 +109,10 @@ def _draw_kernel(
             x_ptr = logits_ptr + row * stride_row
             num_tokens = vocab_size
         position = tl.load(state + NUM_TOKENS) - tl.load(state + NUM_PROMPT)
-        race = race_key(tl.load(state + SEED), position)
+        row_key = noise_key(tl.load(state + SEED), position)
         token = _draw(
             x_ptr, ids_ptr, num_tokens, is_listed, total, peak, sharpness, top_k, top_p, min_p,
-            race, TILE,
+            row_key, TILE,
         )  # fmt: skip
         found = found_ptr + row * num_tiles
         tl.store(found, float("inf"))
@@ -131,7 +131,7 @@ def _draw(
     top_k: tl.tensor,
     top_p: tl.tensor,
     min_p: tl.tensor,
-    race: tl.tensor,
+    row_key: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
     """Token by Gumbel-max among the kept tokens.
@@ -166,8 +166,8 @@ def _draw(
         above = _mass(x_ptr, vocab_size, peak, sharpness, bar + 1, min_p, TILE)
         weight = _weight_at(x_ptr, vocab_size, peak, sharpness, bar, TILE)
         num_ties = tl.maximum(1, tl.ceil((target - above) / weight).to(tl.int32))
-    return _race(
-        x_ptr, ids_ptr, vocab_size, is_listed, peak, sharpness, bar, min_p, num_ties, race, TILE
+    return _gumbel_argmax(
+        x_ptr, ids_ptr, vocab_size, is_listed, peak, sharpness, bar, min_p, num_ties, row_key, TILE
     )  # fmt: skip
 
 
@@ -272,7 +272,7 @@ def _weight_at(
 
 
 @triton.jit
-def _race(
+def _gumbel_argmax(
     x_ptr: tl.tensor,
     ids_ptr: tl.tensor,
     vocab_size: tl.tensor,
@@ -282,7 +282,7 @@ def _race(
     bar: tl.tensor,
     min_p: tl.tensor,
     num_ties: tl.tensor,
-    race: tl.tensor,
+    row_key: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
     """The kept token with the largest sum of scaled logit and Gumbel noise."""
@@ -300,7 +300,7 @@ def _race(
         rank = ties_before + tl.cumsum(is_tie, 0)  # 1 for the first tie
         kept = (key > bar) | ((is_tie > 0) & (rank <= num_ties))
         kept = kept & (_weights(x, peak, sharpness) >= min_p) & (i < vocab_size)
-        scores = (x.to(tl.float32) - peak) * sharpness + race_numbers(race, ids)
+        scores = (x.to(tl.float32) - peak) * sharpness + gumbel_noise(row_key, ids)
         scores = tl.where(kept, scores, float("-inf"))
         score, at = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
         token = tl.where(score > best, first + at, token)

@@ -22,7 +22,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.pdl import has_pdl, launch_options
-from kernels.sampling.gumbel import race_key, race_numbers
+from kernels.sampling.gumbel import gumbel_noise, noise_key
 from kernels.sampling.slot_state import (
     GREEDY_TEMPERATURE,
     NUM_FIELDS,
@@ -144,9 +144,9 @@ def _find_kernel(
             score, token = _find_largest(x_ptr, width, tile * steps, steps, first_token, STEP)
         else:
             position = tl.load(state + NUM_TOKENS) - tl.load(state + NUM_PROMPT)
-            race = race_key(tl.load(state + SEED), position)
+            row_key = noise_key(tl.load(state + SEED), position)
             score, token = _find_winner(
-                x_ptr, width, tile * steps, steps, first_token, temperature, race, STEP
+                x_ptr, width, tile * steps, steps, first_token, temperature, row_key, STEP
             )  # fmt: skip
         num_tiles = tl.num_programs(1)
         found = found_ptr + row * num_tiles + tile
@@ -185,7 +185,7 @@ def _find_winner(
     steps: tl.tensor,
     first_token: tl.tensor,
     temperature: tl.tensor,
-    race: tl.tensor,
+    row_key: tl.tensor,
     STEP: tl.constexpr,
 ) -> tl.tensor:
     """(largest sum of scaled logit and Gumbel noise, NaN if a logit is not finite; its token).
@@ -202,7 +202,7 @@ def _find_winner(
         x = tl.load(x_ptr + i, mask=i < width, other=0.0).to(tl.float32)
         is_good = is_good & (tl.abs(x) < float("inf"))  # NaN compares false
         score = x.to(tl.float64) * sharpness
-        score += race_numbers(race, first_token + i).to(tl.float64)
+        score += gumbel_noise(row_key, first_token + i).to(tl.float64)
         is_better = (score > best) & (i < width)
         best = tl.where(is_better, score, best)
         at = tl.where(is_better, i, at)

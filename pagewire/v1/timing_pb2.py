@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pagewire/v1/timing.proto\x12\x0bpagewire.v1\"|\n\x0bStepTimings\x12\x10\n\x08queue_us\x18\x01 \x01(\r\x12\x12\n\nprepare_us\x18\x02 \x01(\r\x12\x12\n\nforward_us\x18\x03 \x01(\r\x12\x11\n\tsample_us\x18\x04 \x01(\r\x12\x0f\n\x07\x63opy_us\x18\x05 \x01(\r\x12\x0f\n\x07idle_us\x18\x06 \x01(\x04\"4\n\rRehearsedStep\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"A\n\nDecodeTime\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x0f\n\x07\x62usy_us\x18\x02 \x01(\x04\x12\x0f\n\x07idle_us\x18\x03 \x01(\x04\"v\n\rProductTiming\x12\x10\n\x08num_rows\x18\x01 \x01(\r\x12\x13\n\x0bnum_outputs\x18\x02 \x01(\r\x12\x12\n\nnum_inputs\x18\x03 \x01(\r\x12\x0c\n\x04\x61\x64\x64s\x18\x04 \x01(\x08\x12\x10\n\x08torch_us\x18\x05 \x01(\x01\x12\n\n\x02us\x18\x06 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pagewire/v1/timing.proto\x12\x0bpagewire.v1\"|\n\x0bStepTimings\x12\x10\n\x08queue_us\x18\x01 \x01(\r\x12\x12\n\nprepare_us\x18\x02 \x01(\r\x12\x12\n\nforward_us\x18\x03 \x01(\r\x12\x11\n\tsample_us\x18\x04 \x01(\r\x12\x0f\n\x07\x63opy_us\x18\x05 \x01(\r\x12\x0f\n\x07idle_us\x18\x06 \x01(\x04\"4\n\rRehearsedStep\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"A\n\nDecodeTime\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x0f\n\x07\x62usy_us\x18\x02 \x01(\x04\x12\x0f\n\x07idle_us\x18\x03 \x01(\x04\"s\n\nGemmTiming\x12\x10\n\x08num_rows\x18\x01 \x01(\r\x12\x13\n\x0bnum_outputs\x18\x02 \x01(\r\x12\x12\n\nnum_inputs\x18\x03 \x01(\r\x12\x0c\n\x04\x61\x64\x64s\x18\x04 \x01(\x08\x12\x10\n\x08torch_us\x18\x05 \x01(\x01\x12\n\n\x02us\x18\x06 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,6 +37,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REHEARSEDSTEP']._serialized_end=219
   _globals['_DECODETIME']._serialized_start=221
   _globals['_DECODETIME']._serialized_end=286
-  _globals['_PRODUCTTIMING']._serialized_start=288
-  _globals['_PRODUCTTIMING']._serialized_end=406
+  _globals['_GEMMTIMING']._serialized_start=288
+  _globals['_GEMMTIMING']._serialized_end=403
 # @@protoc_insertion_point(module_scope)

@@ -38,7 +38,7 @@ class DecodeTime(_message.Message):
     idle_us: int
     def __init__(self, num_steps: _Optional[int] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ...) -> None: ...
 
-class ProductTiming(_message.Message):
+class GemmTiming(_message.Message):
     __slots__ = ("num_rows", "num_outputs", "num_inputs", "adds", "torch_us", "us")
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUTS_FIELD_NUMBER: _ClassVar[int]

@@ -109,7 +109,7 @@ class LogprobColumns(_message.Message):
     top_logprobs: bytes
     def __init__(self, rows: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
-class PromptReport(_message.Message):
+class PromptOutput(_message.Message):
     __slots__ = ("owner", "begin", "count", "logprobs", "hidden_sum", "not_finite")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core import Finished
 from wire.logprobs import LogprobColumns, join
-from wire.prompt_outputs import PromptReport
+from wire.prompt_outputs import PromptOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Parcel:
     ended: list[RequestEnd]
     admitted: list[Admitted]
     logprobs: LogprobColumns | None  # rows index token_ids
-    reports: list[PromptReport]  # by handle; sent before the tokens
+    prompt_outputs: list[PromptOutput]  # by handle; sent before the tokens
 
 
 _NO_HANDLES: NDArray[np.uint32] = np.empty(0, dtype=np.uint32)
@@ -54,7 +54,7 @@ class Outbox:
         self._handles: list[NDArray[np.uint32]] = []
         self._token_ids: list[NDArray[np.int32]] = []
         self._logprobs: list[LogprobColumns | None] = []
-        self._reports: list[PromptReport] = []
+        self._prompt_outputs: list[PromptOutput] = []
         self._ended: list[RequestEnd] = []
         self._admitted: list[Admitted] = []
         self._filled = asyncio.Event()
@@ -75,9 +75,9 @@ class Outbox:
         self._logprobs.append(logprobs)
         self._filled.set()
 
-    def put_report(self, report: PromptReport) -> None:
+    def put_prompt_output(self, prompt_output: PromptOutput) -> None:
         """Adds prompt outputs of one request, named by its handle."""
-        self._reports.append(report)
+        self._prompt_outputs.append(prompt_output)
         self._filled.set()
 
     def put_end(self, ended: RequestEnd) -> None:
@@ -92,15 +92,15 @@ class Outbox:
         handles, token_ids = self._handles, self._token_ids
         ended, admitted, logprobs = self._ended, self._admitted, self._logprobs
         self._handles, self._token_ids, self._logprobs = [], [], []
-        reports, self._reports = self._reports, []
+        prompt_outputs, self._prompt_outputs = self._prompt_outputs, []
         self._ended, self._admitted = [], []
         if len(handles) == 1:  # one step since the last take: the usual case
-            return Parcel(handles[0], token_ids[0], ended, admitted, logprobs[0], reports)
+            return Parcel(handles[0], token_ids[0], ended, admitted, logprobs[0], prompt_outputs)
         return Parcel(
             np.concatenate([_NO_HANDLES, *handles]),
             np.concatenate([_NO_TOKENS, *token_ids]),
             ended,
             admitted,
             join(zip(map(len, handles), logprobs, strict=True)),
-            reports,
+            prompt_outputs,
         )

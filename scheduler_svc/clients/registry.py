@@ -8,7 +8,7 @@ import numpy as np
 from scheduler_svc.clients.outbox import Admitted, Outbox, RequestEnd
 from scheduler_svc.core import Finished, FinishReason, StepOutputs, StepPlan
 from wire.logprobs import LogprobColumns
-from wire.prompt_outputs import PromptReport
+from wire.prompt_outputs import PromptOutput
 
 _STATUS_CODES = {  # gRPC status codes
     FinishReason.ERROR: 13,
@@ -38,13 +38,15 @@ class Clients:
         self,
         outputs: StepOutputs,
         logprobs: LogprobColumns | None,
-        reports: Sequence[PromptReport] = (),
+        prompt_outputs: Sequence[PromptOutput] = (),
     ) -> None:
         """Delivers a step's outputs. Rows of `logprobs` index the tokens of the step's result."""
-        for told in outputs.told:
-            outbox = self._outboxes.get(told.request.client)
+        for delivery in outputs.prompt_outputs:
+            outbox = self._outboxes.get(delivery.request.client)
             if outbox is not None:
-                outbox.put_report(replace(reports[told.row], owner=told.request.handle))
+                outbox.put_prompt_output(
+                    replace(prompt_outputs[delivery.row], owner=delivery.request.handle)
+                )
         clients, handles, token_ids = outputs.clients, outputs.handles, outputs.token_ids
         if logprobs is not None and outputs.sampled_rows is not None:
             logprobs = logprobs.select(outputs.sampled_rows)

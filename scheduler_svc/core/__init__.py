@@ -2,7 +2,7 @@
 
 It handles integers: token ids, block ids, slots. It imports numpy and xxhash, and nothing that
 could read a clock, open a socket or draw a random number. Start reading at `scheduler.Scheduler`,
-then `planner`, `residency`, `slots`, `block_pool`, `prefix_cache`.
+then `planner`, `state`, `slots`, `block_pool`, `prefix_cache`.
 """
 
 from scheduler_svc.core.history.losses import hopeless
@@ -14,36 +14,36 @@ from scheduler_svc.core.request.timeline import Phase, Timeline
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.step.grants import Cut
 from scheduler_svc.core.step.plan import (
+    AdmissionHold,
     Cause,
     EnteringSequence,
     Finished,
-    Held,
     OutOfStep,
-    ReportDelivery,
-    ReportedRange,
-    ReportRange,
+    PromptOutputDelivery,
+    PromptOutputRange,
+    ReceivedPromptOutput,
     StepOutputs,
     StepPlan,
     StepResult,
 )
 
 __all__ = [
+    "AdmissionHold",
     "BlockMoves",
     "Cause",
     "Cut",
     "EnteringSequence",
     "FinishReason",
     "Finished",
-    "Held",
     "OutOfStep",
     "Phase",
     "Policy",
     "Preemption",
+    "PromptOutputDelivery",
+    "PromptOutputRange",
+    "ReceivedPromptOutput",
     "RefusalKind",
     "Refused",
-    "ReportDelivery",
-    "ReportRange",
-    "ReportedRange",
     "Request",
     "Scheduler",
     "SchedulerConfig",

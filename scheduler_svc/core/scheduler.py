@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from scheduler_svc.core.history.losses import note_loss
-from scheduler_svc.core.history.migration import Moving
+from scheduler_svc.core.history.migration import Migration
 from scheduler_svc.core.history.output_lengths import OutputLengths
 from scheduler_svc.core.history.recent import Recent
 from scheduler_svc.core.kv.sliding_window import blocks_needed
@@ -26,19 +26,19 @@ from scheduler_svc.core.request.config import SchedulerConfig
 from scheduler_svc.core.request.request import FinishReason, Request
 from scheduler_svc.core.request.sequence import End, Sequence, Status
 from scheduler_svc.core.request.timeline import Phase
-from scheduler_svc.core.step import reports
-from scheduler_svc.core.step.apply_tokens import Arrivals
+from scheduler_svc.core.step import prompt_outputs
+from scheduler_svc.core.step.apply_tokens import TokenUpdates
 from scheduler_svc.core.step.grants import Cut, Grants
 from scheduler_svc.core.step.plan import (
     Finished,
     OutOfStep,
-    ReportDelivery,
+    PromptOutputDelivery,
     StepOutputs,
     StepPlan,
     StepResult,
 )
 from scheduler_svc.core.step.planner import Planner
-from scheduler_svc.core.step.state import Residency
+from scheduler_svc.core.step.state import SchedulerState
 from scheduler_svc.core.view import View
 
 
@@ -47,19 +47,19 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.residency = Residency(config)
-        self.view = View(self.residency)
-        self._planner = Planner(config, self.residency)
+        self.internal_state = SchedulerState(config)
+        self.view = View(self.internal_state)
+        self._planner = Planner(config, self.internal_state)
         self.counters = self._planner.counters
         self._in_flight: deque[StepPlan] = deque()
-        self._grants = Grants(self._in_flight, self.residency)
-        self._arrivals = Arrivals(config, self.residency)
+        self._grants = Grants(self._in_flight, self.internal_state)
+        self._token_updates = TokenUpdates(config, self.internal_state)
         self._live: dict[str, Sequence] = {}
-        self.intake = Intake(config, self.residency.waiting, self.residency.siblings)
+        self.intake = Intake(config, self.internal_state.waiting, self.internal_state.fork_groups)
         self.output_lengths = OutputLengths()
         self.recent = Recent()
         self._deadlines = Deadlines()
-        self.moving = Moving(self.residency, self._live, self._deadlines)
+        self.migration = Migration(self.internal_state, self._live, self._deadlines)
         self._lost_at_step = 0  # last step planned when the worker was lost
         self.num_accepted = 0
         self.num_finished = 0
@@ -71,11 +71,11 @@ class Scheduler:
     @property
     def now_s(self) -> float:
         """The latest time reported, in seconds; events are recorded at this time."""
-        return self.residency.now_s
+        return self.internal_state.now_s
 
     @now_s.setter
     def now_s(self, now_s: float) -> None:
-        self.residency.now_s = max(self.residency.now_s, now_s)
+        self.internal_state.now_s = max(self.internal_state.now_s, now_s)
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -100,7 +100,7 @@ class Scheduler:
         if finished:
             self.num_expired += len(finished)
             self._grants.left()
-            self.residency.renew_roster()
+            self.internal_state.renew_running()
         return finished
 
     # --- state -----------------------------------------------------------------------------------
@@ -123,12 +123,12 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Number of sequences that hold a slot."""
-        return len(self.residency.roster.sequences)
+        return len(self.internal_state.running.sequences)
 
     @property
     def num_waiting(self) -> int:
         """Number of sequences without a slot, preempted ones included."""
-        return len(self.residency.waiting)
+        return len(self.internal_state.waiting)
 
     @property
     def last_step_id(self) -> int:
@@ -143,9 +143,9 @@ class Scheduler:
         """Number of a waiting sequence's tokens that the prefix cache holds here."""
         return self._planner.num_cached_tokens(sequence)
 
-    def has_siblings_of(self, request: Request) -> bool:
+    def has_fork_group_of(self, request: Request) -> bool:
         """Whether a request of the same fork group is live here."""
-        return self.residency.siblings.has_group_of(request)
+        return self.internal_state.fork_groups.has_group_of(request)
 
     def find(self, request_id: str) -> Sequence | None:
         """The live sequence with this request id; None when there is none."""
@@ -159,22 +159,22 @@ class Scheduler:
         Raises Refused, naming the field, when the request is invalid or the queue is full.
         """
         self.now_s = request.arrival_s
-        max_len = self.intake.check(request, self._live, self.residency.pool.num_usable)
+        max_len = self.intake.check(request, self._live, self.internal_state.pool.num_usable)
         eos = () if request.ignore_eos else self.config.eos_token_ids
         stop_ids = tuple({*eos, *request.stop_token_ids})
-        sequence = Sequence(request, max_len, stop_ids, self.residency.next_number())
-        if self.residency.is_worker_away:
+        sequence = Sequence(request, max_len, stop_ids, self.internal_state.next_number())
+        if self.internal_state.is_worker_away:
             sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
         self._live[request.request_id] = sequence
-        self.residency.siblings.add(sequence)
-        self.residency.waiting.append(sequence)
+        self.internal_state.fork_groups.add(sequence)
+        self.internal_state.waiting.append(sequence)
         self._deadlines.add(sequence)
         self.num_accepted += 1
         return sequence
 
-    def promise(self, request: Request, due_s: float) -> None:
+    def reserve(self, request: Request, due_s: float) -> None:
         """Reserves a place in the queue at `due_s` for a request that was refused for overload."""
-        self.intake.promises.make(request, due_s)
+        self.intake.reservations.make(request, due_s)
 
     def abort(self, request_id: str) -> Finished | None:
         """Ends a request in any state; None when no live request has this id."""
@@ -185,7 +185,7 @@ class Scheduler:
         finished = self._finish(sequence, FinishReason.ABORT)
         if was_running:
             self._grants.left()
-            self.residency.renew_roster()
+            self.internal_state.renew_running()
         return finished
 
     def set_priority(self, request_id: str, priority: int) -> Sequence | None:
@@ -195,22 +195,22 @@ class Scheduler:
         """
         sequence = self._live.get(request_id)
         if sequence is not None:
-            self.residency.set_priority(sequence, priority)
+            self.internal_state.set_priority(sequence, priority)
         return sequence
 
     def reset_prefix_cache(self) -> int:
         """Empties the prefix cache; running sequences continue. Returns how many blocks it held."""
-        return self.residency.forget_prefixes()
+        return self.internal_state.forget_prefixes()
 
     def _end(self, sequence: Sequence) -> None:
         """Removes a sequence from slots, queue and indexes; the caller renews the running set."""
         if sequence.status is Status.RUNNING:
-            self.residency.leave(sequence, Status.FINISHED)
+            self.internal_state.leave(sequence, Status.FINISHED)
         else:
             sequence.status = Status.FINISHED
-            self.residency.waiting.discard(sequence)
-            self.residency.host.release(sequence)
-        self.residency.siblings.remove(sequence)
+            self.internal_state.waiting.discard(sequence)
+            self.internal_state.host.release(sequence)
+        self.internal_state.fork_groups.remove(sequence)
         del self._live[sequence.request.request_id]
         self.num_finished += 1
 
@@ -257,7 +257,7 @@ class Scheduler:
         if skipped:
             self._planner.take_back(skipped, first_step_id - 1)
         if not self._in_flight:
-            self.residency.acknowledge(last_step_id)
+            self.internal_state.acknowledge(last_step_id)
         return len(skipped)
 
     def update(self, result: StepResult) -> StepOutputs:
@@ -275,32 +275,36 @@ class Scheduler:
             raise OutOfStep(f"step {plan.step_id}: {message}")
         if result.bad_rows and not 0 <= min(result.bad_rows) <= max(result.bad_rows) < num_rows:
             raise OutOfStep(f"step {plan.step_id}: bad_rows {result.bad_rows} has no such row")
-        if (plan.asked or result.reports) and not reports.answers(plan.asked, result.reports):
-            raise OutOfStep(f"step {plan.step_id}: its reports are not those asked for")
+        if (plan.due_prompt_outputs or result.prompt_outputs) and not prompt_outputs.match(
+            plan.due_prompt_outputs, result.prompt_outputs
+        ):
+            raise OutOfStep(f"step {plan.step_id}: its prompt outputs are not those due")
         self._in_flight.popleft()
-        told: list[ReportDelivery] = []
+        deliveries: list[PromptOutputDelivery] = []
         finished: list[Finished] = []
-        if plan.asked or plan.prompt_ends:
-            told, ends = reports.receive(plan, result.reports, self.residency)
+        if plan.due_prompt_outputs or plan.prompt_ends:
+            deliveries, ends = prompt_outputs.receive(
+                plan, result.prompt_outputs, self.internal_state
+            )
             # A sequence that a report ends receives no further token.
             finished = self._finish_all(ends)
         if plan.num_scheduled is not None:
-            self._arrivals.begin_decoding(plan.sampled_slots)
+            self._token_updates.begin_decoding(plan.sampled_slots)
         if finished:
-            self.residency.renew_roster()
-        arrived = self._arrivals.take(plan, result)
-        if arrived.ends:
-            finished += self._finish_all(arrived.ends)
-            self.residency.renew_roster()
-        self.residency.acknowledge(plan.step_id)
-        self.num_output_tokens += len(arrived.token_ids)
+            self.internal_state.renew_running()
+        token_update = self._token_updates.take(plan, result)
+        if token_update.ends:
+            finished += self._finish_all(token_update.ends)
+            self.internal_state.renew_running()
+        self.internal_state.acknowledge(plan.step_id)
+        self.num_output_tokens += len(token_update.token_ids)
         return StepOutputs(
-            arrived.clients,
-            arrived.handles,
-            arrived.token_ids,
+            token_update.clients,
+            token_update.handles,
+            token_update.token_ids,
             finished,
-            arrived.sampled_rows,
-            told,
+            token_update.sampled_rows,
+            deliveries,
         )
 
     def _finish_all(self, ends: Iterable[End]) -> list[Finished]:
@@ -322,19 +326,22 @@ class Scheduler:
         `num_host_blocks` are those of the new worker, where they differ. Returns the number of
         sequences that were running.
         """
-        oldest, did_none = self.oldest_in_flight, self.residency.acked_step == self._lost_at_step
+        oldest, did_none = (
+            self.oldest_in_flight,
+            self.internal_state.acked_step == self._lost_at_step,
+        )
         self._in_flight.clear()
         self._grants.reset()
         self._planner.reset()
-        self.residency.acked_step = self._lost_at_step = self._planner.last_step_id
-        self.residency.is_worker_away = True
+        self.internal_state.acked_step = self._lost_at_step = self._planner.last_step_id
+        self.internal_state.is_worker_away = True
         for sequence in self._live.values():
             sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
-            sequence.num_report_planned = sequence.num_reported
+            sequence.num_prompt_outputs_planned = sequence.num_prompt_outputs_delivered
         if num_host_blocks is None:
-            num_host_blocks = self.residency.host.num_blocks
-        num_ran = self.residency.evacuate(
-            num_blocks or self.residency.pool.num_blocks, num_host_blocks
+            num_host_blocks = self.internal_state.host.num_blocks
+        num_ran = self.internal_state.evacuate(
+            num_blocks or self.internal_state.pool.num_blocks, num_host_blocks
         )
         if oldest is not None:
             note_loss(oldest, is_first_step=did_none)
@@ -342,7 +349,7 @@ class Scheduler:
 
     def worker_back(self) -> None:
         """Records that there is a worker again; this only changes the phase of each timeline."""
-        self.residency.is_worker_away = False
+        self.internal_state.is_worker_away = False
         for sequence in self._live.values():
             has_run = sequence.num_cached is not None
             sequence.timeline.enter(Phase.PREEMPTED if has_run else Phase.QUEUE, self.now_s)
@@ -353,7 +360,7 @@ class Scheduler:
         There are some only after a worker with fewer blocks took over. They would wait forever, so
         the caller should fail them.
         """
-        num_usable = self.residency.pool.num_usable
+        num_usable = self.internal_state.pool.num_usable
         return [
             request_id
             for request_id, sequence in self._live.items()
@@ -365,5 +372,5 @@ class Scheduler:
         sequences = [self._live[i] for i in dict.fromkeys(request_ids) if i in self._live]
         finished = [self._finish(s, FinishReason.ERROR, message) for s in sequences]
         self._grants.left()
-        self.residency.renew_roster()
+        self.internal_state.renew_running()
         return finished

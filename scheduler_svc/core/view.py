@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.kv.slots import Index, SlotTable
 from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.core.request.sequence import Sequence
-from scheduler_svc.core.step.state import Residency
+from scheduler_svc.core.step.state import SchedulerState
 
 Kind = TypeVar("Kind", bound=np.generic)
 
@@ -33,99 +33,99 @@ class BlockUse:
 class View:
     """What there is in a core at this moment."""
 
-    __slots__ = ("_residency",)
+    __slots__ = ("_state",)
 
-    def __init__(self, residency: Residency) -> None:
-        self._residency = residency
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
 
     # --- counts ----------------------------------------------------------------------------------
 
     @property
     def num_blocks(self) -> int:
         """KV blocks that can be handed out."""
-        return self._residency.pool.num_usable
+        return self._state.pool.num_usable
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that no sequence references."""
-        return self._residency.pool.num_free
+        return self._state.pool.num_free
 
     @property
     def num_cached_blocks(self) -> int:
         """Blocks whose content a prefix can hit."""
-        return len(self._residency.pool.cache)
+        return len(self._state.pool.cache)
 
     @property
     def block_usage(self) -> float:
         """Share of the blocks that are referenced, 0 to 1."""
-        return self._residency.pool.usage
+        return self._state.pool.usage
 
     @property
     def block_size(self) -> int:
         """Tokens per block."""
-        return self._residency.pool.block_size
+        return self._state.pool.block_size
 
     @property
     def max_blocks_per_seq(self) -> int:
         """Entries of a slot's block table."""
-        return self._residency.table.block_table.shape[1]
+        return self._state.table.block_table.shape[1]
 
     @property
     def num_host_blocks(self) -> int:
         """Host blocks for the KV of preempted sequences."""
-        return self._residency.host.num_blocks
+        return self._state.host.num_blocks
 
     @property
     def num_free_host_blocks(self) -> int:
         """Number of host blocks that hold nothing."""
-        return self._residency.host.num_free
+        return self._state.host.num_free
 
     @property
     def num_free_slots(self) -> int:
         """Slots that a sequence could enter now."""
-        return len(self._residency.free_slots)
+        return len(self._state.free_slots)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Prompt and output tokens of the sequences without a slot."""
-        return self._residency.waiting.num_tokens
+        return self._state.waiting.num_tokens
 
     @property
     def num_preemptions(self) -> int:
         """Preemptions since the start."""
-        return self._residency.num_preemptions
+        return self._state.num_preemptions
 
     @property
     def num_evictions(self) -> int:
         """Cached blocks handed out anew since the start."""
-        return self._residency.num_evictions
+        return self._state.num_evictions
 
     @property
     def num_swapped_out(self) -> int:
         """Blocks copied to the host since the start."""
-        return self._residency.num_swapped_out
+        return self._state.num_swapped_out
 
     @property
     def num_swapped_in(self) -> int:
         """Blocks copied back since the start."""
-        return self._residency.num_swapped_in
+        return self._state.num_swapped_in
 
     @property
     def is_worker_away(self) -> bool:
         """Whether the worker was lost and no other has come."""
-        return self._residency.is_worker_away
+        return self._state.is_worker_away
 
     # --- sequences -------------------------------------------------------------------------------
 
     @property
     def running(self) -> tuple[Sequence, ...]:
         """The sequences that hold a slot, in order of admission."""
-        return self._residency.roster.sequences
+        return self._state.running.sequences
 
     @property
     def waiting(self) -> Iterator[Sequence]:
         """The sequences without a slot, the next to enter first."""
-        return iter(self._residency.waiting)
+        return iter(self._state.waiting)
 
     def num_tokens(self, sequence: Sequence) -> int:
         """Tokens known of a live sequence: prompt and output received."""
@@ -152,12 +152,12 @@ class View:
 
     def running_slots(self) -> Index:
         """The same, in order of admission."""
-        return _read_only(self._residency.roster.index)
+        return _read_only(self._state.running.index)
 
     def is_slot_free(self) -> NDArray[np.bool_]:
         """By slot: whether a sequence could enter it now. Others are live or fenced."""
         is_free = np.zeros(len(self._table.is_live), dtype=np.bool_)
-        is_free[self._residency.free_slots] = True
+        is_free[self._state.free_slots] = True
         return is_free
 
     def sequence_in(self, slot: int) -> Sequence | None:
@@ -193,7 +193,7 @@ class View:
 
     def blocks(self) -> Iterator[BlockUse]:
         """The blocks in use in the order of their ids, then the cached ones, the oldest first."""
-        pool, holders = self._residency.pool, self._holders()
+        pool, holders = self._state.pool, self._holders()
         in_use = (block_id for block_id in range(1, pool.num_blocks) if pool.ref_count(block_id))
         for block_id in in_use:
             held_by = holders.get(block_id, [])
@@ -205,11 +205,11 @@ class View:
 
     def free_blocks(self) -> Iterable[int]:
         """The free blocks, in the order in which they will be handed out."""
-        return self._residency.pool.free_queue()
+        return self._state.pool.free_queue()
 
     def _holders(self) -> dict[int, list[str]]:
         holders: dict[int, list[str]] = {}
-        for sequence in self._residency.roster.sequences:
+        for sequence in self._state.running.sequences:
             assert sequence.slot is not None
             for block_id in self._table.held_blocks(sequence.slot):
                 holders.setdefault(block_id, []).append(sequence.request.request_id)
@@ -217,7 +217,7 @@ class View:
 
     @property
     def _table(self) -> SlotTable:
-        return self._residency.table
+        return self._state.table
 
 
 def _read_only(column: "np.ndarray[Any, np.dtype[Kind]]") -> "np.ndarray[Any, np.dtype[Kind]]":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pagewire.v1 import debug_pb2
-from scheduler_svc.core import Cause, Held, Phase, Scheduler, Timeline
+from scheduler_svc.core import AdmissionHold, Cause, Phase, Scheduler, Timeline
 from scheduler_svc.explain.trace import StepRecord, Trace
 
 _WAITING = (Phase.QUEUE, Phase.PREEMPTED)
@@ -149,11 +149,11 @@ def _reason(
     """Why a request waited after this step was planned; None means before the first record kept."""
     if record is None:
         return _FORGOTTEN if has_forgotten else _FOR_A_STEP
-    held: Held | None = record.plan.held
-    if held is None or request_id in record.plan.preempted:
-        return _FOR_A_STEP if held is None else "for KV blocks"
-    if held.cause is Cause.SLOTS:
+    hold: AdmissionHold | None = record.plan.hold
+    if hold is None or request_id in record.plan.preempted:
+        return _FOR_A_STEP if hold is None else "for KV blocks"
+    if hold.cause is Cause.SLOTS:
         return f"for one of the {max_num_seqs} slots (max_num_seqs)"
-    if held.cause is not Cause.BLOCKS:
-        return _REASONS[held.cause]
-    return "for KV blocks" if request_id in held.blocks_short else "after others that lack blocks"
+    if hold.cause is not Cause.BLOCKS:
+        return _REASONS[hold.cause]
+    return "for KV blocks" if request_id in hold.blocks_short else "after others that lack blocks"

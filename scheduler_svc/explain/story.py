@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 from scheduler_svc.core import (
+    AdmissionHold,
     Cause,
     EnteringSequence,
-    Held,
     Scheduler,
     Sequence,
     Status,
@@ -15,7 +15,7 @@ from scheduler_svc.explain.trace import Trace
 
 _WAITS = {
     Cause.BUDGET: "the step's token budget (max_num_batched_tokens) was used up",
-    Cause.SIBLING: "the first in the queue awaited its prompt from its fork group",
+    Cause.FORK_GROUP: "the first in the queue awaited its prompt from its fork group",
     Cause.TOKEN: "the first in the queue awaited a token in flight",
     Cause.PREEMPTION: "a running request was preempted, and must not be overtaken",
 }
@@ -78,23 +78,23 @@ def _step_by_step(core: Scheduler, sequence: Sequence, trace: Trace) -> Iterator
         if entry is not None:
             waits = False
             yield plan.step_id, _entered(entry)
-        elif waits and plan.held is not None and not _runs(plan, sequence):
-            yield plan.step_id, f"waited: {_why(core, plan.held, request.request_id)}"
+        elif waits and plan.hold is not None and not _runs(plan, sequence):
+            yield plan.step_id, f"waited: {_why(core, plan.hold, request.request_id)}"
 
 
 def _runs(plan: StepPlan, sequence: Sequence) -> bool:
-    return sequence in plan.roster.sequences
+    return sequence in plan.running.sequences
 
 
-def _why(core: Scheduler, held: Held, request_id: str) -> str:
-    if held.cause is Cause.SLOTS:
+def _why(core: Scheduler, hold: AdmissionHold, request_id: str) -> str:
+    if hold.cause is Cause.SLOTS:
         return f"all {core.config.max_num_seqs} slots (max_num_seqs) were taken"
-    if held.cause is not Cause.BLOCKS:
-        return _WAITS[held.cause]
-    if request_id in held.blocks_short:
-        return f"{_count(held.blocks_short[request_id], 'block')} short"
-    short = held.blocks_short.get(held.first, 0)
-    return f"after {held.first!r}, which was {_count(short, 'block')} short"
+    if hold.cause is not Cause.BLOCKS:
+        return _WAITS[hold.cause]
+    if request_id in hold.blocks_short:
+        return f"{_count(hold.blocks_short[request_id], 'block')} short"
+    short = hold.blocks_short.get(hold.first, 0)
+    return f"after {hold.first!r}, which was {_count(short, 'block')} short"
 
 
 def waits_for(core: Scheduler, sequence: Sequence, not_ready: str) -> str:

@@ -20,24 +20,24 @@ from scheduler_svc.core import (
     StepPlan,
     StepResult,
 )
-from scheduler_svc.core.history.migration import Moving
+from scheduler_svc.core.history.migration import Migration
 from scheduler_svc.core.queue.deadlines import Deadlines
-from scheduler_svc.core.step.state import Residency
+from scheduler_svc.core.step.state import SchedulerState
 
-# Calls that change the core. `now_s` is the property being set; `adopt` and `hand_over` are methods
-# of `moving`.
+# Calls that change the core. `now_s` is the property being set; `migrate_in` and `migrate_out`
+# are methods of `migration`.
 EVENTS = frozenset(
     (
         "abort",
         "add",
-        "adopt",
+        "migrate_in",
         "cut",
         "expire",
         "fail",
         "grant",
-        "hand_over",
+        "migrate_out",
         "now_s",
-        "promise",
+        "reserve",
         "reset_prefix_cache",
         "schedule",
         "set_priority",
@@ -54,7 +54,7 @@ QUESTIONS = frozenset(
     (
         "can_hold",
         "find",
-        "has_siblings_of",
+        "has_fork_group_of",
         "is_cutting",
         "last_step_id",
         "live",
@@ -69,14 +69,23 @@ QUESTIONS = frozenset(
     )
 )
 
-_MOVES = ("adopt", "hand_over")
+_MOVES = ("migrate_in", "migrate_out")
 
 Answer = TypeVar("Answer")
 # Receives the name of a call, its arguments, its answer, and the refusal that it raised instead.
 Tap = Callable[[str, tuple[Any, ...], Any, Refused | None], None]
 # Parts of a core that others read, and that change only through events.
 PARTS = frozenset(
-    ("config", "counters", "intake", "moving", "output_lengths", "recent", "residency", "view")
+    (
+        "config",
+        "counters",
+        "intake",
+        "migration",
+        "output_lengths",
+        "recent",
+        "internal_state",
+        "view",
+    )
 )
 
 
@@ -93,7 +102,7 @@ def perform(core: Scheduler, call: str, arguments: tuple[Any, ...]) -> Any:
         return _set_stop_ids(core, *arguments)
     if call not in EVENTS:
         raise UnknownCall(f"{call} is no call of this version of the core")
-    owner = core.moving if call in _MOVES else core
+    owner = core.migration if call in _MOVES else core
     return getattr(owner, call)(*arguments)
 
 
@@ -103,7 +112,7 @@ def _set_stop_ids(core: Scheduler, request_id: str, stop_ids: tuple[int, ...]) -
     if sequence is not None:
         sequence.stop_ids = stop_ids
         if sequence.slot is not None:
-            core.residency.table.enter_stops(sequence.slot, stop_ids)
+            core.internal_state.table.enter_stops(sequence.slot, stop_ids)
 
 
 class TappedScheduler(Scheduler):
@@ -113,7 +122,9 @@ class TappedScheduler(Scheduler):
         self._tap = tap
         self._is_inside = True  # calls of the constructor are no events
         super().__init__(config)
-        self.moving = _TappedMoving(self.residency, self._live, self._deadlines, self._tell)
+        self.migration = _TappedMigration(
+            self.internal_state, self._live, self._deadlines, self._tell
+        )
         self._is_inside = False
 
     def _tell(self, event: str, call: Callable[..., Answer], *arguments: Any) -> Answer:
@@ -139,13 +150,13 @@ class TappedScheduler(Scheduler):
         self._tell("now_s", self._set_now_s, now_s)
 
     def _set_now_s(self, now_s: float) -> None:
-        self.residency.now_s = max(self.residency.now_s, now_s)
+        self.internal_state.now_s = max(self.internal_state.now_s, now_s)
 
     def add(self, request: Request) -> Sequence:
         return self._tell("add", super().add, request)
 
-    def promise(self, request: Request, due_s: float) -> None:
-        self._tell("promise", super().promise, request, due_s)
+    def reserve(self, request: Request, due_s: float) -> None:
+        self._tell("reserve", super().reserve, request, due_s)
 
     def abort(self, request_id: str) -> Finished | None:
         return self._tell("abort", super().abort, request_id)
@@ -184,23 +195,25 @@ class TappedScheduler(Scheduler):
         return self._tell("fail", super().fail, list(request_ids), message)
 
 
-class _TappedMoving(Moving):
+class _TappedMigration(Migration):
     """Reports the migration of sequences from and to other cores."""
 
     def __init__(
         self,
-        residency: Residency,
+        state: SchedulerState,
         live: dict[str, Sequence],
         deadlines: Deadlines,
         tell: Callable[..., Any],
     ) -> None:
-        super().__init__(residency, live, deadlines)
+        super().__init__(state, live, deadlines)
         self._tell = tell
 
-    def hand_over(self) -> list[Sequence]:
-        leaving: list[Sequence] = self._tell("hand_over", super().hand_over)
+    def migrate_out(self) -> list[Sequence]:
+        leaving: list[Sequence] = self._tell("migrate_out", super().migrate_out)
         return leaving
 
-    def adopt(self, sequence: Sequence) -> None:
+    def migrate_in(self, sequence: Sequence) -> None:
         as_it_came = deepcopy(sequence)  # recorded as it arrived, before it changes
-        self._tell("adopt", lambda _: super(_TappedMoving, self).adopt(sequence), as_it_came)
+        self._tell(
+            "migrate_in", lambda _: super(_TappedMigration, self).migrate_in(sequence), as_it_came
+        )

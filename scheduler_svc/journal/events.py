@@ -116,10 +116,10 @@ def masked(call: Call, mask: Mask) -> Iterator[Call]:
         ):
             # Its tokens may be the reason of the refusal; the call only advanced the time.
             yield Call("now_s", (request.arrival_s,))
-        case Call("add" | "promise", (Request() as request, *more)):
+        case Call("add" | "reserve", (Request() as request, *more)):
             yield Call(call.name, (mask.request(request), *more), None, call.refused)
-        case Call("adopt", (Sequence() as sequence,)):
-            yield Call("adopt", (mask.sequence(sequence),))
+        case Call("migrate_in", (Sequence() as sequence,)):
+            yield Call("migrate_in", (mask.sequence(sequence),))
         case Call(answer=StepPlan() | (StepPlan(), *_)):
             plans = tuple(mask.plan(plan) for plan in plans_of(call.answer))
             answer = plans[0] if isinstance(call.answer, StepPlan) else plans

@@ -18,7 +18,7 @@ from simulator.capacity.workload import Arrival
 
 
 @dataclass(slots=True)
-class Past:
+class RecordedWorkload:
     """The arrivals, steps and configuration in a recording."""
 
     config: SchedulerConfig
@@ -47,7 +47,7 @@ class _Steps:
             self.measured.append(MeasuredStep(plan.num_tokens, context, duration_s))
 
 
-def read_past(path: Path) -> Past:
+def read_recorded(path: Path) -> RecordedWorkload:
     """Reads a recording from its first to its last event.
 
     Raises NotReplayable, Damaged or BadValues. Refused requests are left out, since those that were
@@ -73,7 +73,7 @@ def read_past(path: Path) -> Past:
             num_output[finished.request.request_id] = finished.num_output_tokens
     num_output.update(_unfinished(core))
     arrivals = [_arrival(request, num_output.get(i, 0)) for i, request in requests.items()]
-    return Past(recording.config, _from_zero(arrivals), steps.measured)
+    return RecordedWorkload(recording.config, _from_zero(arrivals), steps.measured)
 
 
 def _ends(answer: Any) -> Iterator[Finished]:

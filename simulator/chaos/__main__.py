@@ -13,7 +13,7 @@ import sys
 import time
 
 from simulator.chaos.scenario import draw
-from simulator.chaos.story import Told, Wrong, run_seed
+from simulator.chaos.story import RunCounts, Wrong, run_seed
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,18 +28,18 @@ def main(arguments: list[str] | None = None) -> int:
         seeds = range(options.seed, options.seed + 1)
         logging.basicConfig(level=logging.INFO, stream=sys.stdout)
         sys.stdout.write(f"{draw(options.seed)}\n")
-    total, began_s, num_wrong = Told(), time.perf_counter(), 0
+    total, began_s, num_wrong = RunCounts(), time.perf_counter(), 0
     for seed in seeds:
         try:
-            told = run_seed(seed)
+            counts = run_seed(seed)
         except Wrong as wrong:
             sys.stdout.write(f"WRONG {wrong}\n")
             num_wrong += 1
             continue
         for name in ("num_requests", "num_refused", "num_tokens", "num_steps", "num_recoveries"):
-            setattr(total, name, getattr(total, name) + getattr(told, name))
-        total.virtual_s += told.virtual_s
-        total.ends.update(told.ends)
+            setattr(total, name, getattr(total, name) + getattr(counts, name))
+        total.virtual_s += counts.virtual_s
+        total.ends.update(counts.ends)
     took_s = time.perf_counter() - began_s
     sys.stdout.write(
         f"{len(seeds)} seeds, {num_wrong} wrong, {took_s:.1f} s ({total.virtual_s:.0f} s virtual): "

@@ -34,7 +34,7 @@ class Wrong(Exception):
 
 
 @dataclass(slots=True)
-class Told:
+class RunCounts:
     """Counts of a finished run."""
 
     num_requests: int = 0
@@ -47,7 +47,7 @@ class Told:
     digest: str = ""
 
 
-class Story:
+class ScenarioRun:
     """One scenario while it runs."""
 
     def __init__(self, scenario: Scenario, check: Callable[[Scheduler], None] | None) -> None:
@@ -71,7 +71,7 @@ class Story:
         model = replace(scenario.model, num_blocks=num_blocks)
         return VirtualWorker(address, model, scenario.step_time, weather, self._rng)
 
-    async def run(self) -> Told:
+    async def run(self) -> RunCounts:
         """Runs from the first request to the last end. Raises Wrong."""
         self._engine = Engine(self._scenario.config, self._open_channel)
         serving = asyncio.create_task(self._engine.run())
@@ -90,7 +90,7 @@ class Story:
             serving.cancel()
             happening.cancel()
             await asyncio.gather(serving, happening, return_exceptions=True)
-        return self._told()
+        return self._counts()
 
     async def _happen(self) -> None:
         """Runs all clients and failures of the scenario, then waits a moment."""
@@ -215,7 +215,7 @@ class Story:
             for core in self._cores():
                 self._check(core)
 
-    def _told(self) -> Told:
+    def _counts(self) -> RunCounts:
         scenario, engine = self._scenario, self._engine
         num_recoveries = sum(group.num_recoveries for group in engine.groups)
         rules = HistoryRules(
@@ -232,7 +232,7 @@ class Story:
             raise Wrong("\n  ".join(problems))
         reasons = [h.ends[0][1].reason.value if h.ends else "abort" for h in self._histories]
         seen = [(h.request.request_id, h.tokens, h.ends and h.ends[0][0]) for h in self._histories]
-        return Told(
+        return RunCounts(
             num_requests=len(self._histories),
             num_refused=self._num_refused,
             num_tokens=sum(len(history.tokens) for history in self._histories),
@@ -251,19 +251,19 @@ class Story:
                 yield f"{core.num_waiting} wait and {core.num_running} run, without a client"
 
 
-def run_seed(seed: int, check: Callable[[Scheduler], None] | None = None) -> Told:
+def run_seed(seed: int, check: Callable[[Scheduler], None] | None = None) -> RunCounts:
     """Runs a seed's scenario. Raises Wrong; `check` is called with every core from time to time."""
 
     try:
-        return run_story(draw(seed), check)
+        return run_scenario(draw(seed), check)
     except Exception as error:
         raise Wrong(f"seed {seed}: {error}") from error
 
 
-def run_story(scenario: Scenario, check: Callable[[Scheduler], None] | None = None) -> Told:
+def run_scenario(scenario: Scenario, check: Callable[[Scheduler], None] | None = None) -> RunCounts:
     """Runs a scenario, as `run_seed` does."""
 
-    async def main() -> Told:
-        return await Story(scenario, check).run()
+    async def main() -> RunCounts:
+        return await ScenarioRun(scenario, check).run()
 
     return virtual_time.run(main())

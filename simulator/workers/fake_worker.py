@@ -72,10 +72,10 @@ def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription
 def to_output(step_id: int, outcome: Outcome) -> worker_pb2.ModelRunnerOutput:
     """The answer to a step."""
     output = worker_pb2.ModelRunnerOutput(step_id=step_id, token_ids=pack(outcome.token_ids))
-    for report in outcome.reports:
-        told = output.prompt_reports.add(**report.pack())
-        if report.logprobs is not None:
-            told.logprobs.CopyFrom(types_pb2.LogprobColumns(**report.logprobs.pack()))
+    for prompt_output in outcome.prompt_outputs:
+        packed = output.prompt_outputs.add(**prompt_output.pack())
+        if prompt_output.logprobs is not None:
+            packed.logprobs.CopyFrom(types_pb2.LogprobColumns(**prompt_output.logprobs.pack()))
     if outcome.logprobs is not None:
         output.logprobs.CopyFrom(types_pb2.LogprobColumns(**outcome.logprobs.pack()))
     return output

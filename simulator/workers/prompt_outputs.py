@@ -12,7 +12,7 @@ from pagewire.v1 import types_pb2
 from pagewire.v1.worker_pb2 import NewSequence
 from wire.columns import unpack
 from wire.logprobs import LogprobColumns
-from wire.prompt_outputs import PromptReport
+from wire.prompt_outputs import PromptOutput
 
 HIDDEN_SIZE = 8
 
@@ -30,7 +30,7 @@ def hidden_of(token_ids: NDArray[np.integer], begin: int) -> NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PromptOutputRequest:
     """The prompt outputs that the sequence in a slot requests."""
 
     slot: int
@@ -41,7 +41,7 @@ class Question:
     vocab_size: int
 
     @classmethod
-    def of(cls, new: NewSequence, vocab_size: int) -> "Question | None":
+    def of(cls, new: NewSequence, vocab_size: int) -> "PromptOutputRequest | None":
         """The prompt outputs of a new sequence; None if it requests none."""
         token_ids = unpack(new.token_ids, name="token_ids")[: new.num_prompt_tokens]
         num_top = None
@@ -50,20 +50,20 @@ class Question:
         elif new.sampling.pooling == types_pb2.POOLING_UNSPECIFIED:
             return None
         end = len(token_ids) - (num_top is not None)
-        return cls(new.slot, token_ids, new.report_begin, end, num_top, vocab_size)
+        return cls(new.slot, token_ids, new.prompt_output_begin, end, num_top, vocab_size)
 
-    def answer(self, computed: int, after: int) -> PromptReport | None:
+    def answer(self, computed: int, after: int) -> PromptOutput | None:
         """The outputs of a row that computes positions `computed` to `after`; None if none due."""
         begin, end = max(self.begin, computed), min(self.end, after)
         if begin >= end:
             return None
         if self.num_top is None:
             hidden_sum = hidden_of(self.token_ids[begin:end], begin).sum(0)
-            return PromptReport(self.slot, begin, end, hidden_sum=hidden_sum)
+            return PromptOutput(self.slot, begin, end, hidden_sum=hidden_sum)
         behind = self.token_ids[begin + 1 : end + 1]
         top_ids = (behind[:, None] + np.arange(self.num_top)) % self.vocab_size
         logprobs, ranks = logprob_of(behind)
         columns = LogprobColumns(
             np.arange(len(behind)), logprobs, ranks, top_ids, logprob_of(top_ids)[0]
         )
-        return PromptReport(self.slot, begin, end, logprobs=columns)
+        return PromptOutput(self.slot, begin, end, logprobs=columns)

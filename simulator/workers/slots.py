@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from pagewire.v1.worker_pb2 import NewSequence, SchedulerOutput
 from simulator.workers.host_blocks import HostBlocks
 from simulator.workers.host_blocks import InconsistentStep as InconsistentStep
-from simulator.workers.prompt_outputs import Question, logprob_of
+from simulator.workers.prompt_outputs import PromptOutputRequest, logprob_of
 from wire.columns import unpack
 from wire.logprobs import LogprobColumns
-from wire.prompt_outputs import PromptReport
+from wire.prompt_outputs import PromptOutput
 from wire.state_hash import StateHashes, block_weights, slot_hashes, table_sums
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -36,7 +36,7 @@ class Outcome:
     token_ids: NDArray[np.int32]
     num_computed_tokens: int
     logprobs: LogprobColumns | None
-    reports: list[PromptReport]
+    prompt_outputs: list[PromptOutput]
 
 
 class FakeSlots:
@@ -59,7 +59,7 @@ class FakeSlots:
         self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self._num_top = np.full(max_num_seqs, NO_LOGPROBS)
         self._is_prompt_only = np.zeros(max_num_seqs, dtype=np.bool_)
-        self._questions: dict[int, Question] = {}  # by slot
+        self._prompt_requests: dict[int, PromptOutputRequest] = {}  # by slot
         self._host_blocks = HostBlocks(num_host_blocks)
         self._rows: NDArray[np.integer] | None = None  # of the last step, if it was computed
         # Unused rows take address space, not memory.
@@ -139,12 +139,14 @@ class FakeSlots:
         self._num_blocks[slot] = len(block_ids)
         self._seed[slot] = new.sampling.seed
         self._is_prompt_only[slot] = new.prompt_only
-        self._questions.pop(slot, None)
-        question = Question.of(new, self._vocab_size)
-        if question is not None:
-            if new.num_computed_tokens > question.begin < question.end:
-                raise InconsistentStep("report_begin: what is to be reported is computed already")
-            self._questions[slot] = question
+        self._prompt_requests.pop(slot, None)
+        prompt_request = PromptOutputRequest.of(new, self._vocab_size)
+        if prompt_request is not None:
+            if new.num_computed_tokens > prompt_request.begin < prompt_request.end:
+                raise InconsistentStep(
+                    "prompt_output_begin: what is to be reported is computed already"
+                )
+            self._prompt_requests[slot] = prompt_request
         asks = new.sampling.HasField("logprobs")
         self._num_top[slot] = new.sampling.logprobs if asks else NO_LOGPROBS
 
@@ -161,7 +163,7 @@ class FakeSlots:
         last = after + max(step.granted_steps - 1, 0)
         if (last > self._num_blocks[rows] * self._block_size).any():
             raise InconsistentStep("num_scheduled: a row's block table is too short")
-        reports = self._reports(rows, after)
+        prompt_outputs = self._compute_prompt_outputs(rows, after)
         self._num_computed[rows] = after
         sampled = rows[(after == self._num_tokens[rows]) & ~self._is_prompt_only[rows]]
         positions = self._num_tokens[sampled]
@@ -169,17 +171,19 @@ class FakeSlots:
         num_computed = int(chunks.sum()) if len(chunks) else len(rows)
         token_ids = token_at(self._seed[sampled], positions, self._vocab_size)
         self._token_ids[sampled, positions] = token_ids
-        return Outcome(token_ids, num_computed, self._logprobs(sampled, token_ids), reports)
+        return Outcome(token_ids, num_computed, self._logprobs(sampled, token_ids), prompt_outputs)
 
-    def _reports(self, rows: NDArray[np.integer], after: NDArray[np.integer]) -> list[PromptReport]:
-        if not self._questions:
+    def _compute_prompt_outputs(
+        self, rows: NDArray[np.integer], after: NDArray[np.integer]
+    ) -> list[PromptOutput]:
+        if not self._prompt_requests:
             return []
-        answers = [
-            self._questions[slot].answer(int(self._num_computed[slot]), int(end))
+        found = [
+            self._prompt_requests[slot].answer(int(self._num_computed[slot]), int(end))
             for slot, end in zip(rows.tolist(), after, strict=True)
-            if slot in self._questions
+            if slot in self._prompt_requests
         ]
-        return [answer for answer in answers if answer is not None]
+        return [answer for answer in found if answer is not None]
 
     def _logprobs(
         self, slots: NDArray[np.integer], token_ids: NDArray[np.int32]

@@ -18,7 +18,7 @@ from gateway.config import GatewayConfig
 from gateway.server import Gateway
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from simulator.workers.prompt_outputs import Question
+from simulator.workers.prompt_outputs import PromptOutputRequest
 from tests.pace import paced, patience
 from wire import columns
 
@@ -181,14 +181,14 @@ def tell_of_prompt(submit: Any, vocab_size: int, outbox: asyncio.Queue[Any]) -> 
     elif not submit.pooling:
         return
     begin = end - 1 if submit.pooling == types_pb2.POOLING_LAST else 0
-    question = Question(submit.handle, token_ids, begin, end, num_top, vocab_size)
+    prompt_request = PromptOutputRequest(submit.handle, token_ids, begin, end, num_top, vocab_size)
     for part in ((0, end // 2), (end // 2, end)):
-        report = question.answer(*part)
-        if report is not None:
-            packed = types_pb2.PromptReport(**report.pack())
-            if report.logprobs is not None:
-                packed.logprobs.CopyFrom(types_pb2.LogprobColumns(**report.logprobs.pack()))
-            outbox.put_nowait(scheduler_pb2.SessionResponse(prompt_reports=[packed]))
+        prompt_output = prompt_request.answer(*part)
+        if prompt_output is not None:
+            packed = types_pb2.PromptOutput(**prompt_output.pack())
+            if prompt_output.logprobs is not None:
+                packed.logprobs.CopyFrom(types_pb2.LogprobColumns(**prompt_output.logprobs.pack()))
+            outbox.put_nowait(scheduler_pb2.SessionResponse(prompt_outputs=[packed]))
 
 
 @dataclass

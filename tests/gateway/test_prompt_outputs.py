@@ -192,7 +192,7 @@ async def test_what_the_scheduler_leaves_out_is_its_fault(running: Any, spoil: s
     def answer(submit: Any, outbox: Any) -> None:
         plain(submit, outbox)
         messages = [outbox.get_nowait() for _ in range(outbox.qsize())]
-        told = [message for message in messages if message.prompt_reports]
+        told = [message for message in messages if message.prompt_outputs]
         dropped = {"gap": told[:1], "short": told[-1:], "none": told}[spoil]
         for message in messages:
             if message not in dropped:

@@ -338,16 +338,16 @@ def test_the_cache_is_sized_so_that_serving_fits(
 
 def distance_of_logits(runner: ModelRunner, theirs: torch.nn.Module, prompt: list[int]) -> float:
     """Relative distance of the logits after a prompt from those of transformers."""
-    seen: list[VocabPart] = []
+    snapshot: list[VocabPart] = []
     runner._step_graphs.map = lambda rows: None  # so that the model is launched now
     vocab_part = runner._model.vocab_part
-    runner._model.vocab_part = lambda hidden: seen.append(vocab_part(hidden)) or seen[-1]
+    runner._model.vocab_part = lambda hidden: snapshot.append(vocab_part(hidden)) or snapshot[-1]
     client = Client(runner)
     client.launch({0: len(prompt)}, new_sequences=(client.enter(0, prompt, GREEDY),))
     client.drain()
     with torch.inference_mode():
         expected = theirs(torch.tensor([prompt], device="cuda")).logits[0, -1]
-    return float((seen[0].logits[0].float() - expected).norm() / expected.norm())
+    return float((snapshot[0].logits[0].float() - expected).norm() / expected.norm())
 
 
 def test_bfloat16_logits_are_close_to_those_of_float32(

@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from kernels.gemm import cublas_lt
-from kernels.gemm.cublas_lt import ProductKind, ProductShape
+from kernels.gemm.cublas_lt import GemmKind, GemmShape
 from tests.gpu.test_cuda_runner import BLOCKS_PER_SEQ, CONFIG, SHAPE, generate, make_prompt
 from tests.oracle import shortfall
 from tests.worker_svc.random_models import save_random_model
@@ -64,10 +64,10 @@ def test_chosen_products_give_the_tokens_of_the_model(
             runner = startup.build_runner(SERVED, loaded, SERVED.num_kv_blocks)
         runner.warm_up()
         outputs.append(generate(runner, prompts, NUM_TOKENS))
-        assert startup.describe(loaded, runner, 1).product_choices
+        assert startup.describe(loaded, runner, 1).gemm_choices
         # Stored choices are not measured again at the second start.
-        monkeypatch.setattr(gemm_timing.ProductClock, "measure", None)
-    assert len(re.findall(r"products: (\d+) of \1 shapes by another", caplog.text)) == 2
+        monkeypatch.setattr(gemm_timing.GemmTimer, "measure", None)
+    assert len(re.findall(r"GEMMs: (\d+) of \1 shapes by another", caplog.text)) == 2
     assert outputs[0] == outputs[1]
     for slot, prompt in prompts.items():
         assert shortfall(theirs, prompt, outputs[0][slot]) < 0.2
@@ -76,12 +76,12 @@ def test_chosen_products_give_the_tokens_of_the_model(
 def test_torch_is_left_alone_where_that_is_asked_for(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gemm_timing.ProductClock, "measure", None)
+    monkeypatch.setattr(gemm_timing.GemmTimer, "measure", None)
     save_random_model(tmp_path / "model", (Qwen3Config, Qwen3ForCausalLM), SHAPE)
-    config = dataclasses.replace(SERVED, products="torch")
+    config = dataclasses.replace(SERVED, gemm_algorithms="torch")
     loaded = startup.load(config, tmp_path / "model", "bfloat16", "")
     startup.build_runner(config, loaded, config.num_kv_blocks)
-    assert not list(cache.glob("pagewire-products-*"))
+    assert not list(cache.glob("pagewire-gemms-*"))
 
 
 @torch.inference_mode()
@@ -89,9 +89,9 @@ def test_the_clock_tells_torchs_time_first_and_each_algorithm_once() -> None:
     device = torch.device("cuda")
     library = cublas_lt.open_on(device)
     assert library is not None
-    kind = ProductKind(4096, 4096, torch.bfloat16, adds=False)
+    kind = GemmKind(4096, 4096, torch.bfloat16, adds=False)
     weights = {kind: [torch.randn(4096, 4096, device=device).bfloat16() for _ in range(4)]}
-    timings = gemm_timing.ProductClock(library, weights, device).measure(ProductShape(64, kind))
+    timings = gemm_timing.GemmTimer(library, weights, device).measure(GemmShape(64, kind))
     algorithms = [timing.algorithm for timing in timings]
     assert algorithms[0] is None
     assert None not in algorithms[1:]

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tests.worker_svc.conftest import make_prompt
-from wire.prompt_outputs import HiddenMean, PromptReport
+from wire.prompt_outputs import HiddenMean, PromptOutput
 from worker_svc.config import WorkerConfig
 from worker_svc.protocol.step import NewSequence, Pooling, RowSampling, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner
@@ -69,9 +69,12 @@ def run(runner: ModelRunner, chunks: list[dict[int, int]], *new: NewSequence) ->
     return outputs
 
 
-def reports_of(outputs: list[StepOutput], slot: int) -> list[PromptReport]:
+def prompt_outputs_of(outputs: list[StepOutput], slot: int) -> list[PromptOutput]:
     return [
-        report for output in outputs for report in output.prompt_reports if report.owner == slot
+        prompt_output
+        for output in outputs
+        for prompt_output in output.prompt_outputs
+        if prompt_output.owner == slot
     ]
 
 
@@ -88,26 +91,29 @@ def test_scores_and_hidden_states_are_those_of_transformers(
     found = model(torch.tensor([PROMPT]), output_hidden_states=True)
     expected = found.logits[0].log_softmax(-1)
     at = 0
-    for report in reports_of(outputs, 0):
-        assert report.begin == at and report.logprobs is not None
-        at = report.end
-        rows = expected[report.begin : report.end]
-        behind = torch.tensor(PROMPT[report.begin + 1 : report.end + 1])[:, None]
+    for prompt_output in prompt_outputs_of(outputs, 0):
+        assert prompt_output.begin == at and prompt_output.logprobs is not None
+        at = prompt_output.end
+        rows = expected[prompt_output.begin : prompt_output.end]
+        behind = torch.tensor(PROMPT[prompt_output.begin + 1 : prompt_output.end + 1])[:, None]
         chosen = rows.gather(1, behind)
-        assert report.logprobs.logprobs == pytest.approx(chosen[:, 0].numpy(), abs=1e-4)
+        assert prompt_output.logprobs.logprobs == pytest.approx(chosen[:, 0].numpy(), abs=1e-4)
         ties = ((rows - chosen).abs() < 1e-4).sum(-1).numpy() - 1
         ranks = (rows >= chosen).sum(-1).numpy()
-        assert (np.abs(report.logprobs.ranks - ranks) <= ties).all()
-        assert report.logprobs.top_token_ids.shape == (report.end - report.begin, NUM_TOP)
+        assert (np.abs(prompt_output.logprobs.ranks - ranks) <= ties).all()
+        assert prompt_output.logprobs.top_token_ids.shape == (
+            prompt_output.end - prompt_output.begin,
+            NUM_TOP,
+        )
     assert at == len(PROMPT) - 1
     mean = HiddenMean()
-    for report in reports_of(outputs, 1):
-        mean.add(report)
+    for prompt_output in prompt_outputs_of(outputs, 1):
+        mean.add(prompt_output)
     value = mean.value()
     assert value is not None
     states = found.hidden_states[-1][0]
     assert value == pytest.approx(states.double().mean(0).numpy(), abs=1e-4)
-    assert reports_of(outputs, 2) == []
+    assert prompt_outputs_of(outputs, 2) == []
     # Rows without prompt outputs, and with earlier ones, decode as usual.
     greedy = int(expected[-1].argmax())
     assert outputs[2].token_ids.tolist() == [greedy, greedy]

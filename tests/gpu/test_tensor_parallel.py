@@ -33,7 +33,7 @@ READY_S = 120  # kernels are compiled at the first start
 PROMPTS = [make_prompt(length, seed=length) for length in (1, 16, 31, 33)]
 GREEDY = worker_pb2.RowSampling(top_p=1)
 DICE = worker_pb2.RowSampling(temperature=0.8, top_p=0.95, seed=11)
-RACE = worker_pb2.RowSampling(temperature=0.8, top_p=1, seed=12)
+GUMBEL = worker_pb2.RowSampling(temperature=0.8, top_p=1, seed=12)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_two_gpus_give_the_tokens_of_one(
         assert (description.world_size, description.attention_backend) == (2, "triton")
         assert description.all_reduce == "peer memory, nccl above 4096 KiB"
         assert description.graph_batch_sizes
-        for sampling in (GREEDY, DICE, RACE):
+        for sampling in (GREEDY, DICE, GUMBEL):
             expected = generate(one.attach(), PROMPTS, 24, sampling=sampling)
             for chunk in (9, 1000):
                 assert generate(two.attach(), PROMPTS, 24, chunk=chunk, sampling=sampling) == (

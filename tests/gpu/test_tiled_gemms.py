@@ -58,8 +58,8 @@ def test_every_product_of_the_model_is_one_that_the_kernel_pays_for(runner: Mode
     fused = runner._model.fused
     assert fused is not None
     for layer in fused._layers:
-        for product in (layer.qkv, layer.o, layer.gate_up, layer.down):
-            assert product.arrived is not None
+        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            assert linear.arrived is not None
 
 
 @pytest.mark.parametrize("num_rows", [3, 8, 20, 32])

@@ -81,8 +81,8 @@ def test_every_option_of_a_chat_reaches_the_server():
         )
         client.stream_chat("a", tool_choice="none", add_generation_prompt=False).completion()
         client.chat("a")
-    first, second, plain = (asked.chat for asked in server.asked)
-    assert server.asked[0].options.n == 3
+    first, second, plain = (one.chat for one in server.received)
+    assert server.received[0].options.n == 3
     assert [tool.name for tool in first.tools] == ["get_weather", "now"]
     assert json.loads(first.tools[0].parameters_json) == SCHEMA
     assert first.tools[0].strict and first.tools[0].description == "Weather of a city."
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused_by_name(turn, options, problem):
     with FakeServer() as server, server.client() as client:
         with pytest.raises(pagewire.InvalidArgument, match=problem):
             client.chat([turn or Message("user", "a")], **options)
-        assert server.asked == []
+        assert server.received == []
 
 
 def test_tools_are_for_conversations_alone():
@@ -151,4 +151,4 @@ def test_a_stream_of_several_outputs_that_breaks_is_not_begun_again():
         server.fail_next(pagewire.Unavailable("gone"), after_words=2)
         resumed = client.stream_chat("a").completion()
     assert (resumed.text, resumed.reasoning) == (ANSWER.content, ANSWER.reasoning)
-    assert len(server.asked) == 3
+    assert len(server.received) == 3

@@ -29,7 +29,7 @@ def test_streamed_and_whole_are_the_same_and_limits_hold() -> None:
         stopped = client.stream_chat("b", stop=[" is", " of"]).completion()
         assert (stopped.text, stopped.stop_reason) == ("The capital", " of")
         assert client.stream("c", max_tokens=0).completion().text == ""
-        assert [asked.prompt for asked in server.asked] == ["a", "a", "b", "b", "c"]
+        assert [one.prompt for one in server.received] == ["a", "a", "b", "b", "c"]
 
 
 def test_an_answer_may_depend_on_the_prompt_and_options_are_noted() -> None:
@@ -37,7 +37,7 @@ def test_an_answer_may_depend_on_the_prompt_and_options_are_noted() -> None:
         words = ["one", "two", "three"]
         answers = client.batch(words, progress=False, tenant="me", priority=-3)
         assert [answer.text for answer in answers] == ["ONE", "TWO", "THREE"]
-        (first, *_) = server.asked
+        (first, *_) = server.received
         assert (first.options.tenant, first.options.priority) == ("me", -3)
 
 
@@ -57,7 +57,7 @@ def test_a_failure_is_raised_as_it_was_given_and_never_retried(
         assert next(stream).text + next(stream).text == "The capital"
         with pytest.raises(type(error), match=str(error)):
             next(stream)
-        assert len(server.asked) == 2
+        assert len(server.received) == 2
 
 
 def test_a_stream_that_breaks_twice_goes_on_behind_the_tokens_that_came() -> None:
@@ -69,11 +69,11 @@ def test_a_stream_that_breaks_twice_goes_on_behind_the_tokens_that_came() -> Non
         assert "".join(piece.text for piece in pieces) == stream.completion().text == TEXT
         assert stream.completion().token_ids == tuple(map(ord, TEXT))
         assert stream.request_id == "mine"
-        known = [bytes(asked.options.resume_token_ids).decode() for asked in server.asked]
+        known = [bytes(one.options.resume_token_ids).decode() for one in server.received]
         assert known == ["", "The capital of", "The capital of France is Paris,"]
-        ids = [asked.options.request_id for asked in server.asked]
+        ids = [one.options.request_id for one in server.received]
         assert ids == ["mine", "mine~1", "mine~2"]
-        assert {asked.options.sampling.seed for asked in server.asked} == {7}
+        assert {one.options.sampling.seed for one in server.received} == {7}
 
 
 def test_a_full_queue_is_sat_out_by_a_stream_that_had_been_let_in_and_by_no_other() -> None:
@@ -81,7 +81,7 @@ def test_a_full_queue_is_sat_out_by_a_stream_that_had_been_let_in_and_by_no_othe
         server.fail_next(pagewire.Unavailable("gone"), after_words=3)
         server.fail_next(pagewire.Overloaded("the queue is full"))
         assert client.stream("a").completion().text == TEXT
-        assert len(server.asked) == 3
+        assert len(server.received) == 3
         server.fail_next(pagewire.Overloaded("the queue is full"))
         with pytest.raises(pagewire.Overloaded):
             client.stream("a").completion()
@@ -95,7 +95,7 @@ def test_an_asyncio_stream_goes_on_as_well() -> None:
     with FakeServer(TEXT) as server:
         server.fail_next(pagewire.Unavailable("gone"), after_words=4)
         assert asyncio.run(read(server)) == TEXT
-        assert len(server.asked) == 2
+        assert len(server.received) == 2
 
 
 def test_a_stream_that_never_began_or_may_not_go_on_fails_at_once() -> None:
@@ -108,7 +108,7 @@ def test_a_stream_that_never_began_or_may_not_go_on_fails_at_once() -> None:
             server.fail_next(pagewire.Unavailable("gone"), after_words=1)
             with pytest.raises(pagewire.Unavailable, match="gone"):
                 client.stream("a").completion()
-        assert len(server.asked) == 2
+        assert len(server.received) == 2
 
 
 def test_patience_ends_when_nothing_comes_for_so_long() -> None:
@@ -120,7 +120,7 @@ def test_patience_ends_when_nothing_comes_for_so_long() -> None:
             with pytest.raises(pagewire.Unavailable, match="still gone"):
                 client.stream("a").completion()
         # The pauses double from 0.1 s, so few attempts fit into the limit.
-        assert 2 <= len(server.asked) <= 8
+        assert 2 <= len(server.received) <= 8
 
 
 def test_a_failure_without_a_status_is_refused() -> None:

@@ -142,19 +142,22 @@ def test_once_starts_everything_prints_the_answer_and_leaves_nothing_behind(up):
 
 def test_every_service_gets_the_options_that_are_meant_for_it(up):
     status, _, err = up.finish(
-        "--once", "--tensor-parallel-size", "2", "--worker-options=--products torch",
+        "--once", "--tensor-parallel-size", "2", "--worker-options=--gemm-algorithms torch",
         "--scheduler-options=--policy 'fair'", "--gateway-options=--tool-call-parser hermes",
     )  # fmt: skip
     assert status == 0, err
     given = {name: up.note(name)["arguments"] for name in ("worker", "scheduler", "gateway")}
-    assert given["worker"].items() >= {"--tensor-parallel-size": "2", "--products": "torch"}.items()
+    assert (
+        given["worker"].items()
+        >= {"--tensor-parallel-size": "2", "--gemm-algorithms": "torch"}.items()
+    )
     assert given["scheduler"]["--policy"] == "fair"
     assert given["gateway"]["--tool-call-parser"] == "hermes"
-    assert not given["scheduler"].keys() & {"--tensor-parallel-size", "--products"}
+    assert not given["scheduler"].keys() & {"--tensor-parallel-size", "--gemm-algorithms"}
 
 
 def test_an_open_quotation_is_refused_with_the_option(up):
-    status, _, err = up.finish("--once", "--worker-options=--products 'torch")
+    status, _, err = up.finish("--once", "--worker-options=--gemm-algorithms 'torch")
     assert status != 0
     assert "--worker-options" in err
 

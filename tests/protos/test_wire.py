@@ -140,11 +140,11 @@ MESSAGES: dict[str, Message] = {
     "what a step found out about a prompt": worker_pb2.AttachResponse(
         output=worker_pb2.ModelRunnerOutput(
             step_id=301,
-            prompt_reports=[
-                types_pb2.PromptReport(
+            prompt_outputs=[
+                types_pb2.PromptOutput(
                     owner=2, begin=16, count=2, hidden_sum=b"\0\0\x80\x3f\0\0\0\x40"
                 ),
-                types_pb2.PromptReport(owner=3, count=1, not_finite=True),
+                types_pb2.PromptOutput(owner=3, count=1, not_finite=True),
             ],
         )
     ),

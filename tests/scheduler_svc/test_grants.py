@@ -106,7 +106,7 @@ async def test_a_deadline_is_told_in_the_middle_of_a_grant(make_cluster: MakeClu
             await tokens_of(generate(cluster, 5000, timeout_s=paced(0.3)))
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await cluster.until(lambda: cluster.core.num_in_flight == 0)
-        assert cluster.core.residency.pool.num_free == 4095
+        assert cluster.core.internal_state.pool.num_free == 4095
 
 
 async def test_a_cancelled_call_ends_the_grant(make_cluster: MakeCluster) -> None:

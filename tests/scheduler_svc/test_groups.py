@@ -137,7 +137,10 @@ async def test_the_requests_of_a_lost_worker_move_at_once_and_lose_nothing(
         await workers.kill(0)
         await cluster.until(lambda: not lost.is_ready)
         assert cluster.engine.is_ready
-        assert (lost.core.moving.num_handed_over, other.core.moving.num_adopted) == (4, 4)
+        assert (lost.core.migration.num_migrated_out, other.core.migration.num_migrated_in) == (
+            4,
+            4,
+        )
         assert not list(lost.core.live())
         answers = []
         for call in calls:
@@ -150,7 +153,7 @@ async def test_the_requests_of_a_lost_worker_move_at_once_and_lose_nothing(
     assert status.ready and status.num_accepted == status.num_finished == 8
     assert [group.ready for group in status.groups] == [False, True]
     assert [group.num_losses for group in status.groups] == [1, 0]
-    assert status.groups[0].why_lost and status.groups[1].num_adopted == 4
+    assert status.groups[0].why_lost and status.groups[1].num_migrated_in == 4
     assert status.worker_address == status.groups[1].address
     assert status.num_output_tokens == 8 * NUM_TOKENS
 

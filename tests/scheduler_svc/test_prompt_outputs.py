@@ -170,7 +170,7 @@ async def test_a_session_hears_of_its_prompts_by_handle(make_cluster: MakeCluste
         ended: set[int] = set()
         while len(ended) < 2:
             response = await call.read()
-            for report in response.prompt_reports:
+            for report in response.prompt_outputs:
                 told[report.owner].append(report)
             ended |= {finished.handle for finished in response.finished}
             for handle in unpack(response.handles, UINT32).tolist():
@@ -211,7 +211,7 @@ async def test_a_report_that_is_not_finite_fails_its_own_request(
             output = await answer(step)
             for new in step.new_sequences:
                 if unpack(new.token_ids).tolist() == broken:
-                    for report in output.prompt_reports:
+                    for report in output.prompt_outputs:
                         if report.owner == new.slot:
                             report.not_finite = True
             return output
@@ -237,7 +237,7 @@ async def test_a_report_that_nobody_asked_for_loses_the_step_and_not_the_request
 
         async def spoiled(step: Any) -> Any:
             output = await answer(step)
-            output.prompt_reports[0].owner += 1
+            output.prompt_outputs[0].owner += 1
             worker._answer = answer  # once
             return output
 

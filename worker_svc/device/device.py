@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from worker_svc.process.exit_codes import Ending, end_process
+from worker_svc.process.exit_codes import ExitCode, end_process
 
 DTYPES = {
     "float32": torch.float32,
@@ -81,4 +81,4 @@ def end_if_lost(device: torch.device, error: Exception) -> None:
     try:
         torch.cuda.synchronize(device)
     except RuntimeError:
-        end_process(Ending.DEVICE_LOST, f"{device} is lost: {type(error).__name__}: {error}")
+        end_process(ExitCode.DEVICE_LOST, f"{device} is lost: {type(error).__name__}: {error}")

@@ -13,9 +13,9 @@ from kernels.cpu.library import (
     MAX_HEADS_PER_KV_HEAD,
     AttentionArguments,
     BlockArguments,
+    GemmArguments,
     Library,
     PackedLinear,
-    Product,
     StreamArguments,
 )
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
@@ -56,8 +56,8 @@ class CompiledLayer:
         def packed(linear: Linear) -> PackedLinear:
             return library.pack(linear.weight, linear.bias)
 
-        qkv, o = map(packed, attention.products)
-        gate_up, down = map(packed, mlp.products)
+        qkv, o = map(packed, attention.linears)
+        gate_up, down = map(packed, mlp.linears)
         qk_norm = None
         if attention.qk_norms is not None:
             q_norm, k_norm = attention.qk_norms
@@ -87,7 +87,7 @@ class CompiledDecoder:
         self._heads = heads
         self._cos_sin = cos_sin  # [P, D] float32
         next_norms = [layer.input_norm for layer in layers[1:]] + [final_norm]
-        next_qkvs = [layer.qkv.arguments for layer in layers[1:]] + [Product()]
+        next_qkvs = [layer.qkv.arguments for layer in layers[1:]] + [GemmArguments()]
         self._blocks = [
             BlockArguments(
                 o=layer.o.arguments,

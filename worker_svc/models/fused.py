@@ -1,6 +1,6 @@
 """Decoder layers on CUDA, in as few kernels as the number of rows allows.
 
-All layers add to one residual tensor. `fused_products` selects the GEMM implementation and which of
+All layers add to one residual tensor. `fused_gemms` selects the GEMM implementation and which of
 the neighbouring operations are fused into it. Independent of requests and sampling.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.attention.rope import norm_rope_write_kv
 from kernels.comm.all_reduce import TableRows, all_reduce
-from kernels.gemm.cublas_lt import ProductKind
+from kernels.gemm.cublas_lt import GemmKind
 from kernels.norm.rms_norm import add_rms_norm, rms_norm
 from worker_svc.attention.backend import AttentionChoice
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, LastTokens
@@ -21,12 +21,12 @@ from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.triton import TritonAttention
 from worker_svc.models.embedding import Embedding
 from worker_svc.models.fused_gemms import (
+    FusedLinear,
     Hidden,
-    NormedProduct,
-    Quick,
-    WeightProduct,
+    NormedLinear,
+    TunedGemms,
     kind_of,
-    quickened,
+    with_gemms,
 )
 from worker_svc.models.gemm_choices import Choices
 from worker_svc.models.layers import MLP, Attention, RMSNorm
@@ -38,45 +38,45 @@ from worker_svc.parallel.peer_memory import Slot
 class FusedLayer:
     """The weights of one decoder layer."""
 
-    qkv: NormedProduct
+    qkv: NormedLinear
     q_norm: Tensor | None  # [D]; None for models without QK norm
     k_norm: Tensor | None
-    o: WeightProduct
-    gate_up: NormedProduct
-    down: WeightProduct
+    o: FusedLinear
+    gate_up: NormedLinear
+    down: FusedLinear
 
     @classmethod
     def of(
         cls, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: MLP
     ) -> "FusedLayer":
-        (qkv, o), (gate_up, down) = attention.products, mlp.products
+        (qkv, o), (gate_up, down) = attention.linears, mlp.linears
         q_norm, k_norm = attention.qk_norms or (None, None)
         return cls(
-            NormedProduct.of(input_norm, qkv),
+            NormedLinear.of(input_norm, qkv),
             q_norm,
             k_norm,
-            WeightProduct.of(o),
-            NormedProduct.of(post_norm, gate_up),
-            WeightProduct.of(down),
+            FusedLinear.of(o),
+            NormedLinear.of(post_norm, gate_up),
+            FusedLinear.of(down),
         )
 
-    def weights(self, adds: bool) -> Iterator[tuple[ProductKind, Tensor]]:
+    def weights(self, adds: bool) -> Iterator[tuple[GemmKind, Tensor]]:
         """Kind and weight of the layer's GEMMs; `adds`: whether o and down add to the residual."""
-        products: list[tuple[WeightProduct | NormedProduct, bool]] = [
+        linears: list[tuple[FusedLinear | NormedLinear, bool]] = [
             (self.qkv, False), (self.o, adds), (self.gate_up, False), (self.down, adds),
         ]  # fmt: skip
-        for product, is_added in products:
-            if (kind := kind_of(product, is_added)) is not None:
-                yield kind, product.weight
+        for linear, is_added in linears:
+            if (kind := kind_of(linear, is_added)) is not None:
+                yield kind, linear.weight
 
-    def quickened(self, adds: bool, chosen: Mapping[ProductKind, Quick]) -> "FusedLayer":
+    def tuned(self, adds: bool, chosen: Mapping[GemmKind, TunedGemms]) -> "FusedLayer":
         """This layer with the tuned algorithms for the kinds that `weights` yields."""
         return replace(
             self,
-            qkv=quickened(self.qkv, False, chosen),
-            o=quickened(self.o, adds, chosen),
-            gate_up=quickened(self.gate_up, False, chosen),
-            down=quickened(self.down, adds, chosen),
+            qkv=with_gemms(self.qkv, False, chosen),
+            o=with_gemms(self.o, adds, chosen),
+            gate_up=with_gemms(self.gate_up, False, chosen),
+            down=with_gemms(self.down, adds, chosen),
         )
 
 
@@ -98,27 +98,27 @@ class FusedDecoder:
         self._layers = layers
         self._group = group
         self._final_norm = final_norm
-        self._head = WeightProduct(head, None)
+        self._head = FusedLinear(head, None)
         self._eps = eps
         self._cos_sin = cos_sin
         self.triton = TritonAttention(heads, head)
         # Can be replaced until the first graph is captured.
         self.attention = AttentionChoice(self.triton, self.triton)
-        self.product_choices: Choices = {}
+        self.gemm_choices: Choices = {}
 
-    def library_weights(self) -> dict[ProductKind, list[Tensor]]:
+    def library_weights(self) -> dict[GemmKind, list[Tensor]]:
         """Weights of all layers that the library multiplies, by kind of GEMM."""
-        found: dict[ProductKind, list[Tensor]] = {}
+        found: dict[GemmKind, list[Tensor]] = {}
         for layer in self._layers:
             for kind, weight in layer.weights(adds=self._group.size == 1):
                 found.setdefault(kind, []).append(weight)
         return found
 
-    def quicken(self, choices: Choices, chosen: Mapping[ProductKind, Quick]) -> None:
+    def tune(self, choices: Choices, chosen: Mapping[GemmKind, TunedGemms]) -> None:
         """Sets the tuned GEMM algorithms; must be called before a graph is captured."""
-        self.product_choices = choices
+        self.gemm_choices = choices
         adds = self._group.size == 1
-        self._layers = [layer.quickened(adds, chosen) for layer in self._layers]
+        self._layers = [layer.tuned(adds, chosen) for layer in self._layers]
 
     def forward(
         self,
@@ -211,17 +211,17 @@ class FusedDecoder:
         norm = self._wanted(self._behind(-1), len(token_ids))
         return Hidden(*all_reduce(rows, inboxes, Slot.EMBEDDING, None, norm, self._eps))
 
-    def _behind(self, index: int) -> NormedProduct | None:
+    def _behind(self, index: int) -> NormedLinear | None:
         """The normed GEMM after layer `index` (-1: after the embedding); None: the final norm."""
         return self._layers[index + 1].qkv if index + 1 < len(self._layers) else None
 
     def _add(
         self,
-        product: WeightProduct,
+        linear: FusedLinear,
         x: Tensor,
         hidden: Hidden,
         slot: Slot,
-        reader: NormedProduct | None,
+        reader: NormedLinear | None,
     ) -> Hidden:
         """x @ W.T, summed over the ranks, plus the residual, which may be overwritten.
 
@@ -229,18 +229,18 @@ class FusedDecoder:
         """
         residual = hidden.residual
         if self._group.size == 1:
-            return Hidden(product.added(x, residual))
+            return Hidden(linear.added(x, residual))
         inboxes = self._group.inboxes_for(residual.nbytes)
         weight = self._wanted(reader, len(residual))
         if inboxes is None:
-            total = self._group.all_reduce(product(x))
+            total = self._group.all_reduce(linear(x))
             if weight is None:
                 return Hidden(residual.add_(total))
             normed, total = add_rms_norm(total, residual, weight, self._eps)
             return Hidden(total, normed)
-        return Hidden(*product.summed(x, inboxes, slot, residual, weight, self._eps))
+        return Hidden(*linear.summed(x, inboxes, slot, residual, weight, self._eps))
 
-    def _wanted(self, reader: NormedProduct | None, num_rows: int) -> Tensor | None:
+    def _wanted(self, reader: NormedLinear | None, num_rows: int) -> Tensor | None:
         """The norm weight to apply after an all-reduce; None: the reader computes the norm."""
         if reader is None:
             return self._final_norm

@@ -18,7 +18,7 @@ from kernels.comm.all_reduce import all_reduce, receive
 from kernels.comm.inboxes import Inboxes
 from kernels.gemm import linear as small_linear
 from kernels.gemm import tiled_linear as tiles
-from kernels.gemm.cublas_lt import LibraryProduct, ProductKind
+from kernels.gemm.cublas_lt import GemmKind, LibraryGemm
 from kernels.gemm.tiled_linear import tiled_linear
 from kernels.norm.rms_norm import rms_norm
 from kernels.norm.silu_and_mul import silu_and_mul
@@ -29,10 +29,10 @@ from worker_svc.parallel.peer_memory import Slot
 # Elements of x. Above this, one norm kernel costs less than the readers' own sums of squares.
 _MAX_DIVIDED = 3 << 18
 
-P = TypeVar("P", "WeightProduct", "NormedProduct")
+P = TypeVar("P", "FusedLinear", "NormedLinear")
 
 # Number of rows to the library's GEMM, where an algorithm is faster than torch's.
-Quick = Mapping[int, LibraryProduct]
+TunedGemms = Mapping[int, LibraryGemm]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,16 @@ class Hidden:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightProduct:
+class FusedLinear:
     """y = x @ W.T + b, with weight [N, K] and bias [N]."""
 
     weight: Tensor
     bias: Tensor | None
-    quick: Quick = field(default_factory=dict)
+    gemms: TunedGemms = field(default_factory=dict)
     arrived: Tensor | None = None  # counters of `tiled_linear`; None: not usable
 
     @classmethod
-    def of(cls, linear: Linear) -> "WeightProduct":
+    def of(cls, linear: Linear) -> "FusedLinear":
         return cls(linear.weight, linear.bias, arrived=_counters(linear.weight, linear.bias))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -70,9 +70,9 @@ class WeightProduct:
             return tiled_linear(x, self.weight, arrived, residual=residual)
         if self.bias is not None:
             residual += self.bias
-        quick = self.quick.get(len(x))
-        if quick is not None:
-            return quick(x, self.weight, residual)
+        gemm = self.gemms.get(len(x))
+        if gemm is not None:
+            return gemm(x, self.weight, residual)
         return residual.addmm_(x, self.weight.t())
 
     def summed(
@@ -92,18 +92,18 @@ class WeightProduct:
 
 
 @dataclass(frozen=True, slots=True)
-class NormedProduct:
+class NormedLinear:
     """y = norm(x) @ W.T + b, with weight [N, K] and bias [N]."""
 
     weight: Tensor
     bias: Tensor | None
     norm: Tensor  # [K]; ones if it is folded into `weight`
     is_divisible: bool  # whether y may be divided by the RMS instead of x
-    quick: Quick = field(default_factory=dict)
+    gemms: TunedGemms = field(default_factory=dict)
     arrived: Tensor | None = None  # counters of `tiled_linear`; None: not usable
 
     @classmethod
-    def of(cls, norm: RMSNorm, linear: Linear) -> "NormedProduct":
+    def of(cls, norm: RMSNorm, linear: Linear) -> "NormedLinear":
         """Takes over the linear layer's weight and folds the norm's weight into it if possible."""
         weight, bias = linear.weight, linear.bias
         # With a bias, or values beyond the range of float16, x must be divided before the GEMM.
@@ -136,8 +136,8 @@ class NormedProduct:
             return small_linear.linear(x, self.weight, norm_weight=self.norm, eps=eps, gated=True)
         if (arrived := tiles.counters_for(self.arrived, len(x))) is not None:
             return tiled_linear(x, self.weight, arrived, gated=True, divided=True, eps=eps)
-        product, rms_of = self(hidden, eps)
-        return silu_and_mul(product, rms_of, eps)
+        y, rms_of = self(hidden, eps)
+        return silu_and_mul(y, rms_of, eps)
 
     def norms(self, num_rows: int) -> bool:
         """Whether the GEMM kernel for this number of rows also computes the norm."""
@@ -145,39 +145,39 @@ class NormedProduct:
         return is_tiled or _is_by_rows(self, num_rows)
 
 
-def _is_by_rows(product: WeightProduct | NormedProduct, num_rows: int) -> bool:
+def _is_by_rows(linear: FusedLinear | NormedLinear, num_rows: int) -> bool:
     """Whether `kernels.gemm.linear` is used for this number of rows."""
-    return small_linear.pays(num_rows, *product.weight.shape)
+    return small_linear.pays(num_rows, *linear.weight.shape)
 
 
-def _multiplied(x: Tensor, by: WeightProduct | NormedProduct) -> Tensor:
+def _multiplied(x: Tensor, by: FusedLinear | NormedLinear) -> Tensor:
     """x [T, K] @ W.T -> [T, N] without a norm, for more rows than `kernels.gemm.linear` takes."""
     if (arrived := tiles.counters_for(by.arrived, len(x))) is not None:
         return tiled_linear(x, by.weight, arrived)
-    quick = by.quick.get(len(x))
-    if quick is None:
+    gemm = by.gemms.get(len(x))
+    if gemm is None:
         return F.linear(x, by.weight, by.bias)
-    return quick(x, by.weight, x.new_empty((len(x), len(by.weight))))
+    return gemm(x, by.weight, x.new_empty((len(x), len(by.weight))))
 
 
-def is_librarys(num_rows: int, kind: ProductKind) -> bool:
+def is_librarys(num_rows: int, kind: GemmKind) -> bool:
     """Whether the library computes GEMMs of this kind with this number of rows."""
     is_tiled = tiles.serves(num_rows) and tiles.suits(kind.n, kind.k, kind.dtype)
     return not is_tiled and not small_linear.pays(num_rows, kind.n, kind.k)
 
 
-def kind_of(product: WeightProduct | NormedProduct, adds: bool) -> ProductKind | None:
+def kind_of(linear: FusedLinear | NormedLinear, adds: bool) -> GemmKind | None:
     """The library's kind of GEMM; None with a bias that no residual absorbs, left to torch."""
-    if product.bias is not None and not adds:
+    if linear.bias is not None and not adds:
         return None
-    n, k = product.weight.shape
-    return ProductKind(n, k, product.weight.dtype, adds)
+    n, k = linear.weight.shape
+    return GemmKind(n, k, linear.weight.dtype, adds)
 
 
-def quickened(product: P, adds: bool, chosen: Mapping[ProductKind, Quick]) -> P:
+def with_gemms(linear: P, adds: bool, chosen: Mapping[GemmKind, TunedGemms]) -> P:
     """The same layer with the tuned algorithms of its kind."""
-    kind = kind_of(product, adds)
-    return product if kind is None else replace(product, quick=chosen.get(kind, {}))
+    kind = kind_of(linear, adds)
+    return linear if kind is None else replace(linear, gemms=chosen.get(kind, {}))
 
 
 def _counters(weight: Tensor, bias: Tensor | None) -> Tensor | None:

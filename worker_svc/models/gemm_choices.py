@@ -6,7 +6,7 @@ Does not load Triton, since a worker without CUDA also describes its choices.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kernels.gemm.cublas_lt import ProductShape
+from kernels.gemm.cublas_lt import GemmShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,4 +18,4 @@ class GemmChoice:
     torch_us: float
 
 
-Choices = Mapping[ProductShape, GemmChoice]
+Choices = Mapping[GemmShape, GemmChoice]

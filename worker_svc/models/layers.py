@@ -75,7 +75,7 @@ class Attention:
             yield f"{prefix}.k_norm.weight", self._norms[1][0]
 
     @property
-    def products(self) -> tuple[Linear, Linear]:
+    def linears(self) -> tuple[Linear, Linear]:
         """(QKV projection, output projection)."""
         return self._qkv, self._o
 
@@ -119,7 +119,7 @@ class MLP:
         yield from _whole(f"{prefix}.down_proj", self._down)
 
     @property
-    def products(self) -> tuple[Linear, Linear]:
+    def linears(self) -> tuple[Linear, Linear]:
         """(gate and up projection, down projection)."""
         return self._gate_up, self._down
 

@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import (
 from kernels.comm.inboxes import Inboxes
 from worker_svc.parallel import peer_memory
 from worker_svc.parallel.peer_memory import PeerMemory
-from worker_svc.process.exit_codes import Ending, end_process
+from worker_svc.process.exit_codes import ExitCode, end_process
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class RankFailed(RuntimeError):
 
 def abandon(reason: str) -> NoReturn:
     """Ends this process, and so the group: ranks that have diverged cannot continue."""
-    end_process(Ending.RANKS_APART, reason)
+    end_process(ExitCode.RANKS_APART, reason)
 
 
 class Group:

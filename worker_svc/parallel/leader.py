@@ -14,13 +14,13 @@ from pagewire.v1.rank_pb2 import RankOrder
 from worker_svc.device.device import resolve_device
 from worker_svc.parallel import group
 from worker_svc.parallel.group import ALONE, Group
-from worker_svc.process.pipe import OrderPipe
+from worker_svc.process.pipe import MessagePipe
 
 
 class Ranks:
     """Pipes between ranks: rank 0 has one to each other rank, other ranks have one to rank 0."""
 
-    def __init__(self, rank: int = 0, size: int = 1, pipes: Sequence[OrderPipe] = ()) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, pipes: Sequence[MessagePipe] = ()) -> None:
         self.rank = rank
         self.size = size
         self.pipes = pipes

@@ -18,7 +18,7 @@ WHERE_ARE_YOU = signal.SIGUSR2
 log = logging.getLogger(__name__)
 
 
-class Ending(IntEnum):
+class ExitCode(IntEnum):
     """Exit codes of a process that ends itself to be restarted."""
 
     RANKS_APART = 70  # ranks disagree on their state and cannot continue together
@@ -32,22 +32,22 @@ def prepare() -> None:
     faulthandler.register(WHERE_ARE_YOU)
 
 
-def end_process(ending: Ending, reason: str, with_stacks: bool = False) -> NoReturn:
-    """Logs the reason and ends this process immediately, with the exit code `ending`.
+def end_process(code: ExitCode, reason: str, with_stacks: bool = False) -> NoReturn:
+    """Logs the reason and ends this process immediately, with the exit code `code`.
 
     There is no clean-up: a collective that no other rank enters, or a device that does not answer,
     would block it forever. A timer ends the process even if the last log lines block.
     """
-    deadline = threading.Timer(LAST_WORDS_S, os._exit, (int(ending),))
+    deadline = threading.Timer(LAST_WORDS_S, os._exit, (int(code),))
     deadline.daemon = True
     deadline.start()
-    log.critical("%s: this process ends with %d, %s", reason, ending, ending.name)
+    log.critical("%s: this process ends with %d, %s", reason, code, code.name)
     if with_stacks:
         faulthandler.dump_traceback()
     logging.shutdown()
-    os._exit(ending)
+    os._exit(code)
 
 
 def meaning(code: int | None) -> str:
     """Returns an exit code as text, with its name."""
-    return f"{code}, {Ending(code).name}" if code in set(Ending) else str(code)
+    return f"{code}, {ExitCode(code).name}" if code in set(ExitCode) else str(code)

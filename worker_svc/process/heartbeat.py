@@ -22,7 +22,7 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-class Lifeline:
+class RankHeartbeat:
     """The rank's end of the heartbeat socket."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -31,7 +31,7 @@ class Lifeline:
 
     def start(self) -> None:
         """Starts the thread that sends heartbeats and ends this process with the supervisor."""
-        threading.Thread(target=self._beat, name="lifeline", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def say_ready(self, port: int) -> None:
         """Reports that the group is ready on this port; called once, by rank 0."""

@@ -6,7 +6,7 @@ import struct
 LENGTH = struct.Struct("<I")
 
 
-class OrderPipe:
+class MessagePipe:
     """One end of the pipe; it owns the socket."""
 
     def __init__(self, end: socket.socket) -> None:

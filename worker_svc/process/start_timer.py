@@ -9,7 +9,7 @@ from pathlib import Path
 _START_FIELD = 21  # of /proc/self/stat: start time in ticks since boot
 
 
-class StartClock:
+class StartTimer:
     """Time per phase. `imports` is the time before the clock was created."""
 
     def __init__(self, imports_s: float | None = None) -> None:

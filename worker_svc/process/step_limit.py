@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 
 from wire.step_pace import StepPace
-from worker_svc.process.exit_codes import Ending, end_process
+from worker_svc.process.exit_codes import ExitCode, end_process
 
 TICK_S = 0.25
 # Time is counted in ticks of at most this length, since this process may be suspended itself.
@@ -34,7 +34,7 @@ class _Running:
 
 
 def _end(reason: str) -> None:
-    end_process(Ending.STEP_OVERDUE, reason, with_stacks=True)
+    end_process(ExitCode.STEP_OVERDUE, reason, with_stacks=True)
 
 
 class StepLimit:

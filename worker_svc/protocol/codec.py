@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from pagewire.v1 import timing_pb2, types_pb2, worker_pb2
 from wire.columns import UINT8, pack
-from wire.prompt_outputs import PromptReport
+from wire.prompt_outputs import PromptOutput
 from worker_svc.protocol import columns
 from worker_svc.protocol.step import (
     BadStep,
@@ -180,7 +180,7 @@ def encode_output(output: StepOutput) -> bytes:
             idle_us=timings.idle_us,
         ),
         logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
-        prompt_reports=map(_encode_report, output.prompt_reports),
+        prompt_outputs=map(_encode_prompt_output, output.prompt_outputs),
         state=None if state is None else worker_pb2.StateHashes(**state.pack()),
         row_errors=[
             worker_pb2.RowError(row=row, message=problem)
@@ -190,11 +190,11 @@ def encode_output(output: StepOutput) -> bytes:
     return worker_pb2.AttachResponse(output=message).SerializeToString()
 
 
-def _encode_report(report: PromptReport) -> types_pb2.PromptReport:
-    logprobs = report.logprobs
-    return types_pb2.PromptReport(
+def _encode_prompt_output(prompt_output: PromptOutput) -> types_pb2.PromptOutput:
+    logprobs = prompt_output.logprobs
+    return types_pb2.PromptOutput(
         logprobs=None if logprobs is None else types_pb2.LogprobColumns(**logprobs.pack()),
-        **report.pack(),
+        **prompt_output.pack(),
     )
 
 
@@ -284,7 +284,7 @@ def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) ->
         num_computed_tokens=message.num_computed_tokens,
         block_ids=block_ids.astype(np.int32),
         sampling=_sampling(message.sampling, f"{name}.sampling", limits),
-        report_begin=message.report_begin,
+        prompt_output_begin=message.prompt_output_begin,
         prompt_only=message.prompt_only,
     )
 
@@ -309,11 +309,11 @@ def _sampling(message: worker_pb2.RowSampling, name: str, limits: Limits) -> Row
         seed=message.seed,
         min_tokens=message.min_tokens,
         stop_token_ids=stop_token_ids,
-        **_rules(message, name, limits),
+        **_processors(message, name, limits),
     )
 
 
-def _rules(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[str, Any]:
+def _processors(message: worker_pb2.RowSampling, name: str, limits: Limits) -> dict[str, Any]:
     """Fields of RowSampling for logits processors and log probabilities."""
     repetition = message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
     if not (math.isfinite(repetition) and repetition > 0):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.logprobs import LogprobColumns
-from wire.prompt_outputs import PromptReport
+from wire.prompt_outputs import PromptOutput
 from wire.sampling import GREEDY_TEMPERATURE
 from wire.state_hash import StateHashes
 
@@ -96,7 +96,7 @@ class RowSampling:
         return penalties != (0, 0, 1)
 
     @property
-    def has_rules(self) -> bool:
+    def has_processors(self) -> bool:
         """Whether logits processors other than min_tokens apply."""
         lists = self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids
         return bool(lists) or self.has_penalties or bool(self.grammar)
@@ -117,11 +117,11 @@ class NewSequence:
     num_computed_tokens: int
     block_ids: NDArray[np.int32]
     sampling: RowSampling = field(default_factory=RowSampling)
-    report_begin: int = 0  # first prompt position with outputs due
+    prompt_output_begin: int = 0  # first prompt position with outputs due
     prompt_only: bool = False  # no token is sampled
 
     @property
-    def report_end(self) -> int:
+    def prompt_output_end(self) -> int:
         """End of the prompt positions with outputs due; 0: no outputs."""
         if self.sampling.pooling is not None:
             return self.num_prompt_tokens
@@ -224,7 +224,7 @@ class StepOutput:
     error: str = ""
     timings: StepTimings = field(default_factory=StepTimings)
     logprobs: LogprobColumns | None = None  # of the rows that request them
-    prompt_reports: tuple[PromptReport, ...] = ()  # of this step's prompt positions
+    prompt_outputs: tuple[PromptOutput, ...] = ()  # of this step's prompt positions
     state: StateHashes | None = None  # after the step, if it requested them
     row_errors: dict[int, str] = field(default_factory=dict)  # by row: the reason for ROW_DEAD_END
 

@@ -31,7 +31,7 @@ class RankProcesses:
     """The rank processes of one incarnation. Each ends when the supervisor ends."""
 
     processes: list[ForkProcess] = field(default_factory=list)
-    lifelines: Sequence[socket.socket] = ()
+    heartbeat_sockets: Sequence[socket.socket] = ()
     port: int = 0  # of rank 0; 0 until the group is ready
 
     @property
@@ -44,7 +44,7 @@ class RankProcesses:
             process.kill()
         for process in self.processes:
             process.join()
-        _close(self.lifelines)
+        _close(self.heartbeat_sockets)
 
     def tell_where_they_are(self) -> None:
         """Makes each rank log its threads' stacks, by a signal that needs no Python interpreter."""
@@ -73,12 +73,12 @@ def start(config: WorkerConfig, port: int) -> RankProcesses:
     Rank 0 listens on `port` and has a socket to each other rank.
     """
     size = config.tensor_parallel_size
-    lifelines = [make_pair() for _ in range(size)]
+    heartbeat_sockets = [make_pair() for _ in range(size)]
     pairs = [socket.socketpair() for _ in range(size - 1)]
     orders = [[leading for leading, _ in pairs], *([following] for _, following in pairs)]
-    theirs = [[line, *orders[rank]] for rank, (_, line) in enumerate(lifelines)]
-    ours = [line for line, _ in lifelines]
-    ranks = RankProcesses(lifelines=ours)
+    theirs = [[line, *orders[rank]] for rank, (_, line) in enumerate(heartbeat_sockets)]
+    ours = [line for line, _ in heartbeat_sockets]
+    ranks = RankProcesses(heartbeat_sockets=ours)
     for rank in range(size):
         others = [*ours, *(end for ends in theirs if ends is not theirs[rank] for end in ends)]
         options = config if rank else replace(config, port=port)
@@ -99,8 +99,8 @@ def _be_rank(
 ) -> None:
     """Runs a rank in the new process, after closing the inherited sockets of other ranks."""
     _close(others)
-    lifeline, *orders = ours
-    sys.exit(run(rank, config, lifeline, orders))
+    heartbeat_socket, *orders = ours
+    sys.exit(run(rank, config, heartbeat_socket, orders))
 
 
 def _close(ends: Iterable[socket.socket]) -> None:

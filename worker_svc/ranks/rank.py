@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from worker_svc.config import WorkerConfig
 from worker_svc.process import exit_codes
-from worker_svc.process.heartbeat import Lifeline
-from worker_svc.process.pipe import OrderPipe
+from worker_svc.process.heartbeat import RankHeartbeat
+from worker_svc.process.pipe import MessagePipe
 from worker_svc.startup import precompile, preload
-from worker_svc.startup.precompile import CompileAhead
+from worker_svc.startup.precompile import Precompile
 
 if TYPE_CHECKING:
     from worker_svc.parallel.leader import Ranks
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 
 
 def run(
-    rank: int, config: WorkerConfig, lifeline: socket.socket, orders: Sequence[socket.socket]
+    rank: int,
+    config: WorkerConfig,
+    heartbeat_socket: socket.socket,
+    orders: Sequence[socket.socket],
 ) -> int:
     """Serves until the supervisor stops it or ends; returns the exit code."""
     _be_on_its_own()
-    line = Lifeline(lifeline)
+    line = RankHeartbeat(heartbeat_socket)
     line.start()
     compiling = None
     if rank == 0 and config.model is not None:
@@ -38,7 +41,7 @@ def run(
     from worker_svc.serving import process  # noqa: PLC0415
 
     size = config.tensor_parallel_size
-    ranks = Ranks(rank, size, [OrderPipe(order) for order in orders])
+    ranks = Ranks(rank, size, [MessagePipe(order) for order in orders])
     return process.run(config, partial(_server, config, ranks, line, compiling), rank, size)
 
 
@@ -53,8 +56,8 @@ def _be_on_its_own() -> None:
 def _server(
     config: WorkerConfig,
     ranks: "Ranks",
-    lifeline: Lifeline,
-    compiling: CompileAhead | None,
+    heartbeat: RankHeartbeat,
+    compiling: Precompile | None,
     on_failure: Callable[[], None],
 ) -> "RankServer":
     from worker_svc.ranks.follower import Follower  # noqa: PLC0415
@@ -64,7 +67,7 @@ def _server(
         return Follower(config, on_failure, ranks)
 
     def tell_port() -> None:
-        lifeline.say_ready(server.port)
+        heartbeat.say_ready(server.port)
 
     server = WorkerServer(config, on_failure, ranks, tell_port, compiling)
     return server

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from wire.patience import Patience
 from worker_svc.config import WorkerConfig
-from worker_svc.process.exit_codes import Ending, meaning
+from worker_svc.process.exit_codes import ExitCode, meaning
 from worker_svc.process.heartbeat import BEAT_S, Silence, hear
 from worker_svc.ranks import fork
 from worker_svc.ranks.fork import RankProcesses
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RankExit:
     """Event: the process of a rank has ended."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
-class Spoke:
+class RankMessage:
     """Event: a rank has sent a message."""
 
     rank: int
@@ -86,9 +86,9 @@ def _watch(ranks: RankProcesses, signalled: socket.socket, rank_timeout_s: float
                 return None
             for event in events:
                 match event:
-                    case Ended(rank):
+                    case RankExit(rank):
                         return _end_of(rank, ranks)
-                    case Spoke(rank):
+                    case RankMessage(rank):
                         if ranks.is_ready:
                             patience.heard(silence.seconds[rank])
                         _hear(rank, ranks, silence, selector)
@@ -106,24 +106,26 @@ def _events(ranks: RankProcesses, signalled: socket.socket) -> Iterator[selector
     with selectors.DefaultSelector() as selector:
         selector.register(signalled, selectors.EVENT_READ, None)
         for rank, process in enumerate(ranks.processes):
-            selector.register(process.sentinel, selectors.EVENT_READ, Ended(rank))
-            selector.register(ranks.lifelines[rank], selectors.EVENT_READ, Spoke(rank))
+            selector.register(process.sentinel, selectors.EVENT_READ, RankExit(rank))
+            selector.register(
+                ranks.heartbeat_sockets[rank], selectors.EVENT_READ, RankMessage(rank)
+            )
         yield selector
 
 
 def _end_of(rank: int, ranks: RankProcesses) -> Loss:
     ranks.processes[rank].join()
     code = ranks.processes[rank].exitcode
-    return Loss(f"rank {rank} ended with {meaning(code)}", is_hang=code == Ending.STEP_OVERDUE)
+    return Loss(f"rank {rank} ended with {meaning(code)}", is_hang=code == ExitCode.STEP_OVERDUE)
 
 
 def _hear(
     rank: int, ranks: RankProcesses, silence: Silence, selector: selectors.BaseSelector
 ) -> None:
     """Receives a rank's message: a heartbeat or, once from rank 0, the port of the ready group."""
-    port = hear(ranks.lifelines[rank])
+    port = hear(ranks.heartbeat_sockets[rank])
     if port is None:  # the process is ending
-        selector.unregister(ranks.lifelines[rank])
+        selector.unregister(ranks.heartbeat_sockets[rank])
         return
     silence.heard(rank)
     if port:

@@ -27,9 +27,9 @@ from worker_svc.protocol.step import (
     no_entries,
 )
 from worker_svc.sampling.grammars import Grammars
-from worker_svc.sampling.logits_processors import Adjustments
+from worker_svc.sampling.logits_processors import LogitsProcessors
 from worker_svc.sampling.prompt_outputs import Part
-from worker_svc.sampling.row_processors import RuledRows, Rules, collect
+from worker_svc.sampling.row_processors import ProcessedRows, RowProcessors, collect
 from worker_svc.sampling.sampler import SamplingRows
 
 # One element per slot. num_tokens counts known tokens, sampled ones included; 0 is an empty slot.
@@ -45,12 +45,12 @@ SLOT = np.dtype(
         ("temperature", "f4"),
         ("top_p", "f4"),
         ("min_p", "f4"),
-        ("has_rules", "?"),
+        ("has_processors", "?"),
         ("has_logprobs", "?"),
         ("num_top", "i8"),
         ("prompt_only", "?"),
-        ("report_begin", "i8"),
-        ("report_end", "i8"),
+        ("prompt_output_begin", "i8"),
+        ("prompt_output_end", "i8"),
     ]
 )
 
@@ -62,7 +62,7 @@ class Occupant:
     request_id: str
     sampling: RowSampling
     entered_s: float  # monotonic
-    rules: Rules
+    processors: RowProcessors
 
 
 @dataclass(slots=True)
@@ -233,11 +233,11 @@ class BatchState:
         rows = staged.rows
         if rows.is_decode:
             return []
-        if not staged.table.columns["report_end"][rows.slots].any():
+        if not staged.table.columns["prompt_output_end"][rows.slots].any():
             return []
         columns = staged.table.columns[rows.slots]
-        begins = np.maximum(columns["report_begin"], rows.num_computed)
-        ends = np.minimum(columns["report_end"], rows.num_computed + rows.num_scheduled)
+        begins = np.maximum(columns["prompt_output_begin"], rows.num_computed)
+        ends = np.minimum(columns["prompt_output_end"], rows.num_computed + rows.num_scheduled)
         parts = []
         for row in np.flatnonzero(begins < ends):
             slot, begin = int(rows.slots[row]), int(begins[row])
@@ -263,29 +263,29 @@ class BatchState:
             min_p=columns["min_p"].copy(),
             seed=columns["seed"].copy().view(np.int64),
             output_position=output_position,
-            adjustments=self._adjustments(staged.table, slots, is_short),
+            logits_processors=self._logits_processors(staged.table, slots, is_short),
             logprob_rows=logprob_rows,
             num_top=int(columns["num_top"].max(initial=0)),
         )
 
-    def _adjustments(
+    def _logits_processors(
         self, table: HostSlots, slots: IntColumn, is_short: NDArray[np.bool_]
-    ) -> Adjustments:
+    ) -> LogitsProcessors:
         """Of the rows that ask for any; for all others there is nothing to do."""
-        rows = np.flatnonzero(table.columns["has_rules"][slots] | is_short)
+        rows = np.flatnonzero(table.columns["has_processors"][slots] | is_short)
         if not len(rows):
-            return Adjustments()
+            return LogitsProcessors()
         slots = slots[rows]
         occupants = [table.occupants[slot] for slot in slots]
-        ruled = RuledRows(
+        processed = ProcessedRows(
             rows=rows,
-            rules=[occupant.rules for occupant in occupants if occupant is not None],
+            processors=[occupant.processors for occupant in occupants if occupant is not None],
             is_short=is_short[rows],
             slots=slots,
             num_prompt=table.columns["num_prompt"][slots],
             num_tokens=table.columns["num_tokens"][slots],
         )
-        return collect(ruled, self.token_rows, self.grammars)
+        return collect(processed, self.token_rows, self.grammars)
 
     def _scatter(self, rows: Tensor, firsts: list[int], values: list[NDArray[np.int32]]) -> None:
         """Writes each of the values to where it starts in the flattened rows."""
@@ -315,18 +315,18 @@ class BatchState:
                 f"{len(sequence.block_ids)} blocks for {sequence.num_computed_tokens} computed "
                 f"tokens of block_size {self.limits.block_size}",
             )
-        if sequence.num_computed_tokens > sequence.report_begin < sequence.report_end:
+        if sequence.num_computed_tokens > sequence.prompt_output_begin < sequence.prompt_output_end:
             raise BadStep(
-                f"{name}.report_begin",
-                f"{sequence.report_begin} is among the {sequence.num_computed_tokens} tokens that "
-                "are computed already",
+                f"{name}.prompt_output_begin",
+                f"{sequence.prompt_output_begin} is among the "
+                f"{sequence.num_computed_tokens} tokens that are computed already",
             )
         sampling, place = sequence.sampling, None
         if sampling.grammar:
             output = sequence.token_ids[sequence.num_prompt_tokens :].tolist()
             place = self.grammars.begin(sampling.grammar, output)
         table.occupants[sequence.slot] = Occupant(
-            sequence.request_id, sampling, time.monotonic(), Rules.of(sampling, place)
+            sequence.request_id, sampling, time.monotonic(), RowProcessors.of(sampling, place)
         )
         table.columns[sequence.slot] = (
             len(sequence.token_ids),
@@ -339,12 +339,12 @@ class BatchState:
             sampling.temperature,
             sampling.top_p,
             sampling.min_p,
-            sampling.has_rules,
+            sampling.has_processors,
             sampling.num_top_logprobs is not None,
             sampling.num_top_logprobs or 0,
             sequence.prompt_only,
-            sequence.report_begin,
-            sequence.report_end,
+            sequence.prompt_output_begin,
+            sequence.prompt_output_end,
         )
 
     def _append(self, table: HostSlots, slots: IntColumn) -> IntColumn:

@@ -30,16 +30,16 @@ from worker_svc.protocol.step import (
 from worker_svc.runner import inputs
 from worker_svc.runner.batch_state import Staged
 from worker_svc.runner.decode_graphs import DecodeGraphs
-from worker_svc.runner.device_slots import Seen, SlotsOnDevice
+from worker_svc.runner.device_slots import SlotSnapshot, SlotsOnDevice
 from worker_svc.runner.model_runner import NO_CHOICE, ModelRunner, failed, to_output, us_since
 from worker_svc.runner.step_graphs import StepGraphs
 from worker_svc.runner.step_map import StepMap
 from worker_svc.sampling import logprobs
 from worker_svc.sampling.grammars import Grammars
-from worker_svc.sampling.logits_processors import Adjustments
+from worker_svc.sampling.logits_processors import LogitsProcessors
 from worker_svc.sampling.logprobs import Logprobs
-from worker_svc.sampling.prompt_outputs import Found, Part
-from worker_svc.sampling.sampler import SamplingRows, adjust_and_check, is_filtered
+from worker_svc.sampling.prompt_outputs import DevicePromptOutput, Part
+from worker_svc.sampling.sampler import SamplingRows, is_filtered, process_and_check
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +47,12 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class SampleExtras:
     """Outputs of a step in addition to tokens; the default if no row asks for any."""
 
     logprobs: Logprobs | None = None
     has_choice: Tensor | None = None  # [N] bool on the host, as of `Checked`: of adjusted rows
-    adjustments: Adjustments = field(default_factory=Adjustments)
+    logits_processors: LogitsProcessors = field(default_factory=LogitsProcessors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Computed:
 
     prepare_us: int = 0  # from its begin to the first of its work on the device; 0: it has none
     places: IntColumn | None = None  # of tokens in the ring's row; None: in the rows' order
-    beside: Beside = field(default_factory=Beside)
-    asked: tuple[Found, ...] = ()  # of prompts
+    extras: SampleExtras = field(default_factory=SampleExtras)
+    device_prompt_outputs: tuple[DevicePromptOutput, ...] = ()  # of prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +85,25 @@ class InFlight:
     computed: "Computed"
     timings: StepTimings
     started: float
-    seen: Seen | None = None  # the slots after it, if it wants their state
+    snapshot: SlotSnapshot | None = None  # the slots after it, if it wants their state
 
     def result(self) -> StepOutput:
         """Waits for the step. An error of the device that lasts ends the process."""
         step_id = self.staged.step.step_id
         try:
             self.clock.wait()
-            beside = self.computed.beside
-            tokens, found = self._tokens(), beside.logprobs
+            extras = self.computed.extras
+            tokens, found = self._tokens(), extras.logprobs
             columns = None if found is None else found.to_host()
-            problems = beside.adjustments.problems()
+            problems = extras.logits_processors.problems()
             output = to_output(step_id, tokens, self._timings(), columns, problems)
-            if self.computed.asked:
-                reports = tuple(found.to_host() for found in self.computed.asked)
-                output = replace(output, prompt_reports=reports)
-            if self.seen is not None:
-                output = replace(output, state=self.seen.hashes())
+            if self.computed.device_prompt_outputs:
+                prompt_outputs = tuple(
+                    found.to_host() for found in self.computed.device_prompt_outputs
+                )
+                output = replace(output, prompt_outputs=prompt_outputs)
+            if self.snapshot is not None:
+                output = replace(output, state=self.snapshot.hashes())
         except RuntimeError as error:
             log.exception("step %d failed on the device", step_id)
             self.runner.end_if_lost(error)
@@ -119,9 +121,9 @@ class InFlight:
         tokens = self.runner.slots.tokens(self.ring_row, num_sampled)
         if self.computed.places is not None:
             tokens = tokens[self.computed.places]
-        beside = self.computed.beside
-        if beside.has_choice is not None:
-            tokens[beside.adjustments.rows[~beside.has_choice.numpy()]] = NO_CHOICE
+        extras = self.computed.extras
+        if extras.has_choice is not None:
+            tokens[extras.logits_processors.rows[~extras.has_choice.numpy()]] = NO_CHOICE
         return tokens
 
     def _timings(self) -> StepTimings:
@@ -230,9 +232,9 @@ class CudaRunner(ModelRunner):
         self._move_blocks(staged)
         clock = self._new_clock() if len(rows.slots) else StepClock(self._device)
         computed = self._compute(staged, plan, parts, clock, started)
-        seen = None
+        snapshot = None
         if staged.step.wants_state:
-            seen = self.slots.look(staged)
+            snapshot = self.slots.look(staged)
             clock.mark()  # the step is done when this copy is
         return InFlight(
             runner=self,
@@ -244,7 +246,7 @@ class CudaRunner(ModelRunner):
                 queue_us=queue_us, prepare_us=computed.prepare_us or us_since(started)
             ),
             started=started,
-            seen=seen,
+            snapshot=snapshot,
         )
 
     def _plan(self, staged: Staged, parts: list[Part]) -> "ComputePlan":
@@ -303,9 +305,9 @@ class CudaRunner(ModelRunner):
             self._step_graphs.sample(step_map, self._filters(staged))
             clock.mark()
             return Computed(prepare_us, step_map.places)
-        beside = self._sample_eagerly(self._step_graphs.logits(step_map), staged, sampling)
+        extras = self._sample_eagerly(self._step_graphs.logits(step_map), staged, sampling)
         clock.mark()
-        return Computed(prepare_us, beside=beside)
+        return Computed(prepare_us, extras=extras)
 
     def _compute_eagerly(
         self, staged: Staged, parts: list[Part], clock: StepClock, started: float
@@ -319,18 +321,20 @@ class CudaRunner(ModelRunner):
         last = None if parts else model_inputs.last
         hidden = self._forward(model_inputs, last)  # [T, hidden], or of the last tokens
         clock.mark()
-        asked, beside = self._find_out(parts, hidden), Beside()
+        device_prompt_outputs, extras = self._compute_prompt_outputs(parts, hidden), SampleExtras()
         if sampling is not None:
             if last is None and model_inputs.logit_rows is not None:
                 hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
-            beside = self._sample_eagerly(self._model.vocab_part(hidden), staged, sampling)
+            extras = self._sample_eagerly(self._model.vocab_part(hidden), staged, sampling)
         clock.mark()
-        return Computed(prepare_us, beside=beside, asked=tuple(asked))
+        return Computed(
+            prepare_us, extras=extras, device_prompt_outputs=tuple(device_prompt_outputs)
+        )
 
     def _is_plain(self, staged: Staged) -> bool:
         """Whether no row that samples wants its logits changed or reported."""
         columns, slots = staged.table.columns, staged.rows.slots[staged.rows.samples]
-        if columns["has_rules"][slots].any() or columns["has_logprobs"][slots].any():
+        if columns["has_processors"][slots].any() or columns["has_logprobs"][slots].any():
             return False
         if not columns["min_tokens"][slots].any():
             return True
@@ -343,32 +347,34 @@ class CudaRunner(ModelRunner):
         temperature, top_k, top_p, min_p = (columns[name][slots] for name in names)
         return bool(is_filtered(temperature, top_k, top_p, min_p).any())
 
-    def _sample_eagerly(self, part: VocabPart, staged: Staged, sampling: SamplingRows) -> Beside:
+    def _sample_eagerly(
+        self, part: VocabPart, staged: Staged, sampling: SamplingRows
+    ) -> SampleExtras:
         """Launches all that the rows ask for; nothing of it waits for the device."""
         slots = staged.rows.slots[staged.rows.samples]
         filters = bool(sampling.is_filtered.any())
         wanted = sampling.logprob_rows
-        if not len(wanted) and not sampling.adjustments:
+        if not len(wanted) and not sampling.logits_processors:
             self.slots.sample(part, slots, filters)
-            return Beside()
+            return SampleExtras()
         logits = part.whole()  # [R, V]
         raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
         has_choice = None
-        if sampling.adjustments:
+        if sampling.logits_processors:
             logits = logits.float()
-            has_choice = fetched(self._adjust(logits, sampling.adjustments))
+            has_choice = fetched(self._adjust(logits, sampling.logits_processors))
         self.slots.sample(VocabPart(logits), slots, filters)
-        beside = Beside(None, has_choice, sampling.adjustments)
+        extras = SampleExtras(None, has_choice, sampling.logits_processors)
         if raw is None:
-            return beside
+            return extras
         ends = staged.table.columns["num_tokens"][slots]  # where the tokens were written
         found = logprobs.look_up(raw, wanted, self._written(slots, ends), sampling.num_top)
-        return replace(beside, logprobs=found.fetched())
+        return replace(extras, logprobs=found.fetched())
 
-    def _adjust(self, logits: Tensor, adjustments: Adjustments) -> Tensor:
+    def _adjust(self, logits: Tensor, logits_processors: LogitsProcessors) -> Tensor:
         """Changes logits [R, V] float32 for the kernels; returns `has_choice` of changed rows."""
-        rows = upload_array(self._device, adjustments.rows)
-        checked = adjust_and_check(logits, adjustments, rows)
+        rows = upload_array(self._device, logits_processors.rows)
+        checked = process_and_check(logits, logits_processors, rows)
         assert checked.has_choice is not None
         # A masked token weighs nothing; for the kernel, only a row that failed is not finite.
         changed = logits.index_select(0, rows).clamp_(min=torch.finfo(torch.float32).min)

@@ -110,7 +110,7 @@ class SlotsOnDevice:
         self.write(table, np.arange(len(table.columns)))
         self.num_steps.fill_(self._num_launched)
 
-    def look(self, staged: Staged) -> "Seen":
+    def look(self, staged: Staged) -> "SlotSnapshot":
         """Copies the state of live slots for a hash, as it is after the launched steps."""
         slots, num_computed, num_tokens = staged.counts_after()
         last = slots * self.token_rows.shape[1] + np.maximum(num_computed - 1, 0)
@@ -124,7 +124,7 @@ class SlotsOnDevice:
         )  # [3, live slots]
         copy = torch.empty_like(held, device="cpu", pin_memory=True)
         copy.copy_(held, non_blocking=True)
-        return Seen(slots, num_computed, num_tokens, copy)
+        return SlotSnapshot(slots, num_computed, num_tokens, copy)
 
     def tokens(self, ring_row: int, num_rows: int) -> NDArray[np.int32]:
         """The tokens [num_rows] of a finished step; -1 for rows that were not finite."""
@@ -132,7 +132,7 @@ class SlotsOnDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SlotSnapshot:
     """Live slots after a step: the host's counts, and the device's values."""
 
     slots: IntColumn

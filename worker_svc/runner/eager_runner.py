@@ -68,15 +68,17 @@ class EagerRunner(ModelRunner):
         hidden = self._forward(model_inputs)  # [T, hidden]
         clock.mark()
         parts = self.state.prompt_parts(staged)
-        reports = tuple(found.to_host() for found in self._find_out(parts, hidden))
+        prompt_outputs = tuple(
+            found.to_host() for found in self._compute_prompt_outputs(parts, hidden)
+        )
         if model_inputs.logit_rows is not None:
             hidden = hidden.index_select(0, model_inputs.logit_rows)  # [R, hidden]
         tokens, logprobs = self._sample(hidden, sampling, rows, clock)
         forward_us, sample_us, copy_us = clock.spans_us()
         timings = StepTimings(queue_us, prepare_us, forward_us, sample_us, copy_us, clock.idle_us())
-        problems = sampling.adjustments.problems()
+        problems = sampling.logits_processors.problems()
         output = to_output(step_id, tokens, timings, logprobs, problems)
-        return replace(output, prompt_reports=reports) if reports else output
+        return replace(output, prompt_outputs=prompt_outputs) if prompt_outputs else output
 
     def _sample(
         self, hidden: torch.Tensor, sampling: SamplingRows, rows: Rows, clock: StepClock

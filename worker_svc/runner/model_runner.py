@@ -37,7 +37,7 @@ from worker_svc.runner.batch_state import BatchState, Staged
 from worker_svc.runner.block_mover import BlockMover
 from worker_svc.runner.inputs import ModelInputs
 from worker_svc.sampling.grammars import Grammars
-from worker_svc.sampling.prompt_outputs import Found, Part, find_out
+from worker_svc.sampling.prompt_outputs import DevicePromptOutput, Part, compute_prompt_outputs
 
 MAX_RECORDS = 256
 
@@ -151,10 +151,14 @@ class ModelRunner(ABC):
         if staged.step.moves is not None:
             self._mover.apply(staged.step.moves)
 
-    def _find_out(self, parts: list[Part], hidden: torch.Tensor) -> list[Found]:
+    def _compute_prompt_outputs(
+        self, parts: list[Part], hidden: torch.Tensor
+    ) -> list[DevicePromptOutput]:
         """What is asked about parts of prompts, from a step's hidden states [T, hidden]."""
         vocab_size = self.limits.vocab_size
-        return find_out(parts, hidden, self.state.token_rows, self._model.logits, vocab_size)
+        return compute_prompt_outputs(
+            parts, hidden, self.state.token_rows, self._model.logits, vocab_size
+        )
 
     def _forward(self, model_inputs: ModelInputs, last: LastTokens | None = None) -> torch.Tensor:
         return self._model.forward(

@@ -76,7 +76,7 @@ class Penalties:
 
 
 @dataclass(frozen=True, slots=True)
-class Adjustments:
+class LogitsProcessors:
     """Logits processors for the rows of a step; empty fields and None have no effect."""
 
     allowed: Entries = field(default_factory=Entries)  # the only allowed tokens of their rows
@@ -103,21 +103,21 @@ class Adjustments:
         return {} if self.grammars is None else self.grammars.problems()
 
 
-def adjust(logits: Tensor, adjustments: Adjustments) -> None:
+def process_logits(logits: Tensor, logits_processors: LogitsProcessors) -> None:
     """Applies all logits processors to logits [R, V] in place."""
-    if adjustments.grammars is not None:
-        _keep_grammatical(logits, adjustments.grammars)
-    if len(adjustments.allowed):
-        _keep_allowed(logits, adjustments.allowed)
-    if adjustments.bad_words is not None:
-        _mask_bad_words(logits, adjustments.bad_words)
-    if len(adjustments.masked):
-        logits[adjustments.masked.on(logits.device)] = float("-inf")
-    if len(adjustments.biased):
-        biases = upload_array(logits.device, adjustments.biases)
-        logits.index_put_(adjustments.biased.on(logits.device), biases, accumulate=True)
-    if adjustments.penalties is not None:
-        _penalize(logits, adjustments.penalties)
+    if logits_processors.grammars is not None:
+        _keep_grammatical(logits, logits_processors.grammars)
+    if len(logits_processors.allowed):
+        _keep_allowed(logits, logits_processors.allowed)
+    if logits_processors.bad_words is not None:
+        _mask_bad_words(logits, logits_processors.bad_words)
+    if len(logits_processors.masked):
+        logits[logits_processors.masked.on(logits.device)] = float("-inf")
+    if len(logits_processors.biased):
+        biases = upload_array(logits.device, logits_processors.biases)
+        logits.index_put_(logits_processors.biased.on(logits.device), biases, accumulate=True)
+    if logits_processors.penalties is not None:
+        _penalize(logits, logits_processors.penalties)
 
 
 def _keep_grammatical(logits: Tensor, grammars: GrammarRows) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from wire.logprobs import LogprobColumns, join
-from wire.prompt_outputs import PromptReport
+from wire.prompt_outputs import PromptOutput
 from worker_svc.sampling.logprobs import Logprobs, look_up
 
 ToLogits = Callable[[Tensor], Tensor]  # [R, hidden] -> float32 [R, V]
@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DevicePromptOutput:
     """Prompt outputs of one part, on the device."""
 
     part: Part
@@ -41,22 +41,22 @@ class Found:
     logprobs: tuple[Logprobs, ...] = ()  # of each position's next token, in pieces
     hidden_sum: Tensor | None = None  # [hidden] float32
 
-    def to_host(self) -> PromptReport:
+    def to_host(self) -> PromptOutput:
         """Copies the outputs to the host as a report for the wire."""
         slot, begin, end = self.part.slot, self.part.begin, self.part.end
         if not bool(self.is_finite):
-            return PromptReport(slot, begin, end, is_finite=False)
+            return PromptOutput(slot, begin, end, is_finite=False)
         if self.hidden_sum is not None:
-            return PromptReport(slot, begin, end, hidden_sum=self.hidden_sum.cpu().numpy())
-        return PromptReport(slot, begin, end, logprobs=self._columns())
+            return PromptOutput(slot, begin, end, hidden_sum=self.hidden_sum.cpu().numpy())
+        return PromptOutput(slot, begin, end, logprobs=self._columns())
 
     def _columns(self) -> LogprobColumns | None:
         return join((len(some.rows), some.to_host()) for some in self.logprobs)
 
 
-def find_out(
+def compute_prompt_outputs(
     parts: list[Part], hidden: Tensor, token_rows: Tensor, to_logits: ToLogits, vocab_size: int
-) -> list[Found]:
+) -> list[DevicePromptOutput]:
     """Computes the outputs of all parts from the step's hidden states [T, hidden]."""
     num_rows = max(1, MAX_LOGITS_BYTES // (4 * vocab_size))
     found = []
@@ -73,12 +73,14 @@ def find_out(
     return found
 
 
-def _pool(part: Part, states: Tensor) -> Found:
+def _pool(part: Part, states: Tensor) -> DevicePromptOutput:
     hidden_sum = states.float().sum(0)
-    return Found(part, hidden_sum.isfinite().all(), hidden_sum=hidden_sum)
+    return DevicePromptOutput(part, hidden_sum.isfinite().all(), hidden_sum=hidden_sum)
 
 
-def _score(part: Part, states: Pieces, token_ids: Pieces, to_logits: ToLogits) -> Found:
+def _score(
+    part: Part, states: Pieces, token_ids: Pieces, to_logits: ToLogits
+) -> DevicePromptOutput:
     assert part.num_top is not None
     logprobs, is_finite = [], []
     for some, targets in zip(states, token_ids, strict=True):
@@ -86,4 +88,4 @@ def _score(part: Part, states: Pieces, token_ids: Pieces, to_logits: ToLogits) -
         is_finite.append(logits.sum(-1).isfinite().all())
         everyone = np.arange(len(some))
         logprobs.append(look_up(logits.log_softmax(-1), everyone, targets, part.num_top))
-    return Found(part, torch.stack(is_finite).all(), tuple(logprobs))
+    return DevicePromptOutput(part, torch.stack(is_finite).all(), tuple(logprobs))

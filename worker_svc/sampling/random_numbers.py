@@ -27,7 +27,7 @@ _MULTIPLIER_3 = 0x85EBCA6B - (1 << 32)
 _MULTIPLIER_4 = 0xC2B2AE35 - (1 << 32)
 
 
-def race_keys(seeds: Tensor, positions: Tensor) -> Tensor:
+def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
     """Noise keys int64 [R]: 64 hashed bits of seeds and output positions, both int64 [R].
 
     The seed is hashed before the position is added, so that seeds which differ by little, or by a
@@ -36,7 +36,7 @@ def race_keys(seeds: Tensor, positions: Tensor) -> Tensor:
     return _mix(_mix(seeds + _GAMMA) + (positions + 1) * _GAMMA)
 
 
-def race_numbers(keys: Tensor, token_ids: Tensor) -> Tensor:
+def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
     """Gumbel noise float32 [R, N] for keys int64 [R] and tokens int32 [N] or [R, N]."""
     low, high = keys.int()[:, None], (keys >> 32).int()[:, None]  # [R, 1] each
     bits = token_ids * _STRIDE + low

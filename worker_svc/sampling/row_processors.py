@@ -10,14 +10,20 @@ from torch import Tensor
 from worker_svc.device.transfer import download, upload
 from worker_svc.protocol.step import IntColumn, RowSampling
 from worker_svc.sampling.grammars import GrammarPlace, GrammarRows, Grammars
-from worker_svc.sampling.logits_processors import Adjustments, BadWords, Entries, History, Penalties
+from worker_svc.sampling.logits_processors import (
+    BadWords,
+    Entries,
+    History,
+    LogitsProcessors,
+    Penalties,
+)
 
 # Pads prefixes of bad words in front; no token has this id.
 NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RowProcessors:
     """Logits processors of one sequence, in addition to temperature and filters."""
 
     sampling: RowSampling
@@ -28,7 +34,7 @@ class Rules:
     place: GrammarPlace | None = None  # position in its grammar, if it has one
 
     @classmethod
-    def of(cls, sampling: RowSampling, place: GrammarPlace | None = None) -> "Rules":
+    def of(cls, sampling: RowSampling, place: GrammarPlace | None = None) -> "RowProcessors":
         """Prepares the logits processors of a request: tuples become columns."""
         return cls(
             sampling=sampling,
@@ -41,11 +47,11 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class RuledRows:
+class ProcessedRows:
     """The rows of a step that have logits processors, as columns [N]."""
 
     rows: IntColumn  # indices into the step's sampling rows
-    rules: Sequence[Rules]
+    processors: Sequence[RowProcessors]
     is_short: NDArray[np.bool_]  # fewer output tokens than min_tokens
     slots: IntColumn
     num_prompt: IntColumn
@@ -59,22 +65,22 @@ class RuledRows:
         )
 
 
-def collect(ruled: RuledRows, token_rows: Tensor, grammars: Grammars) -> Adjustments:
+def collect(processed: ProcessedRows, token_rows: Tensor, grammars: Grammars) -> LogitsProcessors:
     """Combines the logits processors of all rows; starts to fill the grammars' masks."""
-    rules, nothing = ruled.rules, np.zeros(0, dtype=np.int64)
+    processors, nothing = processed.processors, np.zeros(0, dtype=np.int64)
     stops = [
         r.stop_token_ids if is_short else nothing
-        for r, is_short in zip(rules, ruled.is_short, strict=True)
+        for r, is_short in zip(processors, processed.is_short, strict=True)
     ]
-    return Adjustments(
-        allowed=_entries(ruled.rows, [r.allowed_token_ids for r in rules]),
-        bad_words=_bad_words(ruled, token_rows),
-        masked=_entries(ruled.rows, stops),
-        biased=_entries(ruled.rows, [r.bias_ids for r in rules]),
-        biases=np.concatenate([r.biases for r in rules]),
-        penalties=_penalties(ruled, token_rows),
-        grammars=_grammars(ruled, token_rows, grammars),
-        rows=ruled.rows,
+    return LogitsProcessors(
+        allowed=_entries(processed.rows, [r.allowed_token_ids for r in processors]),
+        bad_words=_bad_words(processed, token_rows),
+        masked=_entries(processed.rows, stops),
+        biased=_entries(processed.rows, [r.bias_ids for r in processors]),
+        biases=np.concatenate([r.biases for r in processors]),
+        penalties=_penalties(processed, token_rows),
+        grammars=_grammars(processed, token_rows, grammars),
+        rows=processed.rows,
     )
 
 
@@ -82,11 +88,11 @@ def _entries(rows: IntColumn, ids: list[IntColumn]) -> Entries:
     return Entries(np.repeat(rows, [len(column) for column in ids]), np.concatenate(ids))
 
 
-def _bad_words(ruled: RuledRows, token_rows: Tensor) -> BadWords | None:
+def _bad_words(processed: ProcessedRows, token_rows: Tensor) -> BadWords | None:
     words = [
         (index, word)
-        for index, rules in enumerate(ruled.rules)
-        for word in rules.sampling.bad_words_token_ids
+        for index, processors in enumerate(processed.processors)
+        for word in processors.sampling.bad_words_token_ids
     ]
     if not words:
         return None
@@ -96,40 +102,48 @@ def _bad_words(ruled: RuledRows, token_rows: Tensor) -> BadWords | None:
         line[width - len(word) + 1 :] = word[:-1]
     which = [index for index, _ in words]
     return BadWords(
-        rows=ruled.rows[which],
+        rows=processed.rows[which],
         prefixes=prefixes,
         last_ids=np.array([word[-1] for _, word in words], dtype=np.int64),
-        history=ruled.history(which, token_rows),
+        history=processed.history(which, token_rows),
     )
 
 
-def _penalties(ruled: RuledRows, token_rows: Tensor) -> Penalties | None:
-    which = [i for i, rules in enumerate(ruled.rules) if rules.sampling.has_penalties]
+def _penalties(processed: ProcessedRows, token_rows: Tensor) -> Penalties | None:
+    which = [
+        i for i, processors in enumerate(processed.processors) if processors.sampling.has_penalties
+    ]
     if not which:
         return None
-    samplings = [ruled.rules[i].sampling for i in which]
+    samplings = [processed.processors[i].sampling for i in which]
     return Penalties(
-        rows=ruled.rows[which],
+        rows=processed.rows[which],
         presence=np.array([s.presence_penalty for s in samplings], dtype=np.float32),
         frequency=np.array([s.frequency_penalty for s in samplings], dtype=np.float32),
         repetition=np.array([s.repetition_penalty for s in samplings], dtype=np.float32),
-        history=ruled.history(which, token_rows),
+        history=processed.history(which, token_rows),
     )
 
 
-def _grammars(ruled: RuledRows, token_rows: Tensor, grammars: Grammars) -> GrammarRows | None:
-    placed = [(i, rules.place) for i, rules in enumerate(ruled.rules) if rules.place is not None]
+def _grammars(
+    processed: ProcessedRows, token_rows: Tensor, grammars: Grammars
+) -> GrammarRows | None:
+    placed = [
+        (i, processors.place)
+        for i, processors in enumerate(processed.processors)
+        if processors.place is not None
+    ]
     if not placed:
         return None
     which = np.array([index for index, _ in placed], dtype=np.int64)
     places = [place for _, place in placed]
     grammars.settle()
-    ends = ruled.num_tokens[which]
-    num_output = ends - ruled.num_prompt[which]
+    ends = processed.num_tokens[which]
+    num_output = ends - processed.num_prompt[which]
     num_unread = num_output - np.array([place.num_read for place in places], dtype=np.int64)
     # Usually the token of the previous step alone; none if that step failed.
     behind = np.arange(num_unread.sum()) - np.repeat(np.cumsum(num_unread), num_unread)
-    index = np.repeat(ruled.slots[which] * token_rows.shape[1] + ends, num_unread) + behind
+    index = np.repeat(processed.slots[which] * token_rows.shape[1] + ends, num_unread) + behind
     (positions,) = upload(token_rows.device, index)
     tokens = token_rows.view(-1)[positions]
-    return GrammarRows(ruled.rows[which], grammars.fill(places, num_unread, download(tokens)))
+    return GrammarRows(processed.rows[which], grammars.fill(places, num_unread, download(tokens)))

@@ -20,9 +20,9 @@ from wire.sampling import GREEDY_TEMPERATURE
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import IntColumn, no_entries
 from worker_svc.sampling import logprobs
-from worker_svc.sampling.logits_processors import Adjustments, adjust
+from worker_svc.sampling.logits_processors import LogitsProcessors, process_logits
 from worker_svc.sampling.logprobs import Logprobs
-from worker_svc.sampling.random_numbers import race_keys, race_numbers
+from worker_svc.sampling.random_numbers import gumbel_noise, noise_keys
 
 # Candidates of a filtered row: nearly always enough, and far cheaper than sorting a vocabulary. A
 # row that keeps more is cut by cumulative weight or, with top-k, retried with the next width and in
@@ -44,7 +44,7 @@ class SamplingRows:
     min_p: NDArray[np.float32]
     seed: IntColumn  # bits of the uint64 seed
     output_position: IntColumn
-    adjustments: Adjustments = field(default_factory=Adjustments)
+    logits_processors: LogitsProcessors = field(default_factory=LogitsProcessors)
     logprob_rows: IntColumn = field(default_factory=no_entries)  # with log probabilities
     num_top: int = 0  # top log probabilities per row
 
@@ -59,7 +59,9 @@ class SamplingRows:
     @property
     def need_whole_rows(self) -> bool:
         """Whether any row needs logits of the whole vocabulary on one rank."""
-        return bool(self.adjustments) or bool(len(self.logprob_rows) or self.is_filtered.any())
+        return bool(self.logits_processors) or bool(
+            len(self.logprob_rows) or self.is_filtered.any()
+        )
 
     @classmethod
     def alike(cls, num_rows: int, temperature: float, top_p: float) -> "SamplingRows":
@@ -131,7 +133,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     """Chooses a token per row of logits [R, V] float32, which it may overwrite."""
     wanted = rows.logprob_rows
     raw = logprobs.distributions(logits, wanted) if len(wanted) else None  # [N, V]
-    checked = adjust_and_check(logits, rows.adjustments)
+    checked = process_and_check(logits, rows.logits_processors)
     is_good = checked.is_good
     token_ids = _choose(logits, rows, is_good).masked_fill_(~is_good, 0)
     if raw is None:
@@ -140,8 +142,8 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     return Sampled(token_ids, checked.finite, found, checked.has_choice)
 
 
-def adjust_and_check(
-    logits: Tensor, adjustments: Adjustments, rows: Tensor | None = None
+def process_and_check(
+    logits: Tensor, logits_processors: LogitsProcessors, rows: Tensor | None = None
 ) -> Checked:
     """Applies logits processors to logits [R, V] in place and checks the rows.
 
@@ -153,9 +155,9 @@ def adjust_and_check(
 
     # A sum is finite only if every term is, and needs no mask of the whole matrix.
     finite = checked().sum(-1).isfinite()  # [R]
-    if not adjustments:
+    if not logits_processors:
         return Checked(finite)
-    adjust(logits, adjustments)
+    process_logits(logits, logits_processors)
     largest = checked().amax(-1)
     has_choice = largest != float("-inf")
     finite &= largest.isfinite() | ~has_choice
@@ -190,22 +192,24 @@ def _draw_greedy(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tenso
 
 def _draw_unfiltered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
     """Tokens [N] by Gumbel-max over the whole vocabulary."""
-    return _race(logits, rows, chosen, first_token=0).argmax(-1)
+    return _gumbel_scores(logits, rows, chosen, first_token=0).argmax(-1)
 
 
 def _best(logits: Tensor, rows: SamplingRows, first_token: int) -> tuple[Tensor, Tensor]:
     """Best scores float64 [R] and tokens [R] in a part [R, N] of the vocabulary; no filters."""
     values, at = logits.max(-1)
     scores = values.double()
-    racing = np.flatnonzero(rows.temperature >= GREEDY_TEMPERATURE)
-    if len(racing):
-        index = _to(racing, logits)
-        race = _race(logits.index_select(0, index), rows, racing, first_token)
-        scores[index], at[index] = race.max(-1)
+    sampled = np.flatnonzero(rows.temperature >= GREEDY_TEMPERATURE)
+    if len(sampled):
+        index = _to(sampled, logits)
+        perturbed = _gumbel_scores(logits.index_select(0, index), rows, sampled, first_token)
+        scores[index], at[index] = perturbed.max(-1)
     return scores, at + first_token
 
 
-def _race(logits: Tensor, rows: SamplingRows, chosen: IntColumn, first_token: int) -> Tensor:
+def _gumbel_scores(
+    logits: Tensor, rows: SamplingRows, chosen: IntColumn, first_token: int
+) -> Tensor:
     """Gumbel-max scores float64 [R, N] of consecutive tokens, equal in any part of the vocabulary.
 
     They must not depend on other parts, not even on the row's largest logit. float64 keeps the
@@ -213,9 +217,9 @@ def _race(logits: Tensor, rows: SamplingRows, chosen: IntColumn, first_token: in
     """
     end = first_token + logits.shape[1]
     token_ids = torch.arange(first_token, end, dtype=torch.int32, device=logits.device)
-    numbers = race_numbers(_race_keys(rows, chosen, logits), token_ids)
+    noise = gumbel_noise(_noise_keys(rows, chosen, logits), token_ids)
     temperature = _to(rows.temperature[chosen], logits).double()[:, None]
-    return logits.double().div_(temperature).add_(numbers)
+    return logits.double().div_(temperature).add_(noise)
 
 
 def _draw_filtered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
@@ -237,8 +241,8 @@ def _draw_filtered(logits: Tensor, rows: SamplingRows, chosen: IntColumn) -> Ten
         values, ids = _candidates(keys.index_select(0, index), width)
         is_whole = width == vocab_size
         kept = _keep(values, totals.index_select(0, index), is_whole, rows, chosen[pending])
-        races = _race_keys(rows, chosen[pending], logits)
-        scores = race_numbers(races, ids.int()).add_(values)  # [P, W]
+        row_keys = _noise_keys(rows, chosen[pending], logits)
+        scores = gumbel_noise(row_keys, ids.int()).add_(values)  # [P, W]
         ranks = torch.arange(width, device=scores.device)
         scores.masked_fill_(ranks >= kept.count[:, None], float("-inf"))
         picked = ids.gather(1, scores.argmax(-1, keepdim=True)).squeeze(1)
@@ -287,12 +291,12 @@ def _draw_wide(scaled: Tensor, rows: SamplingRows, chosen: IntColumn) -> Tensor:
         num_kept = int((reached < needed[row]).sum()) + 1
         dropped[row, inside[order[num_kept:]]] = True
     token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
-    numbers = race_numbers(_race_keys(rows, chosen, scaled), token_ids).add_(scaled)
-    return numbers.masked_fill_(dropped, float("-inf")).argmax(-1)
+    noise = gumbel_noise(_noise_keys(rows, chosen, scaled), token_ids).add_(scaled)
+    return noise.masked_fill_(dropped, float("-inf")).argmax(-1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptCandidates:
     """The sorted candidates [P, W] that the filters keep."""
 
     count: Tensor  # [P], length of the kept prefix, at least 1
@@ -301,7 +305,7 @@ class _Kept:
 
 def _keep(
     values: Tensor, totals: Tensor, is_whole: bool, rows: SamplingRows, chosen: IntColumn
-) -> _Kept:
+) -> _KeptCandidates:
     """Applies the filters to candidates, sorted and relative to the largest logit."""
     width = values.shape[1]
     top_k = _to(rows.top_k[chosen], values)
@@ -322,7 +326,7 @@ def _keep(
     is_mass_known = is_bounded | ((top_k == 0) & (min_p == 0))
     last_kept = values.gather(1, count[:, None] - 1).squeeze(1)
     is_complete = (is_mass_known & (last_kept > values[:, -1])) | is_whole
-    return _Kept(count, is_complete)
+    return _KeptCandidates(count, is_complete)
 
 
 def _sort_keys(scaled: Tensor) -> Tensor:
@@ -360,8 +364,8 @@ def _tiles(weights: Tensor) -> Tensor:
     return weights.view(weights.shape[0], -1, TILE)
 
 
-def _race_keys(rows: SamplingRows, chosen: IntColumn, like: Tensor) -> Tensor:
-    return race_keys(_to(rows.seed[chosen], like), _to(rows.output_position[chosen], like))
+def _noise_keys(rows: SamplingRows, chosen: IntColumn, like: Tensor) -> Tensor:
+    return noise_keys(_to(rows.seed[chosen], like), _to(rows.output_position[chosen], like))
 
 
 def _to(column: NDArray[np.int64] | NDArray[np.float32], like: Tensor) -> Tensor:

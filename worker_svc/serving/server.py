@@ -19,7 +19,7 @@ from worker_svc.process.step_limit import StepLimit
 from worker_svc.serving import debug, service
 from worker_svc.serving.session import Session
 from worker_svc.startup.lifecycle import Lifecycle, WorkerPhase
-from worker_svc.startup.precompile import CompileAhead
+from worker_svc.startup.precompile import Precompile
 
 # Each open stream occupies a thread: the step stream, health watches, reflection.
 HANDLER_THREADS = 32
@@ -94,7 +94,7 @@ class WorkerServer(RankServer):
         on_failure: Callable[[], None],
         ranks: Ranks | None = None,
         on_ready: Callable[[], None] = lambda: None,
-        compiling: CompileAhead | None = None,  # compiles the configured model's kernels
+        compiling: Precompile | None = None,  # compiles the configured model's kernels
     ) -> None:
         super().__init__(config, on_failure, ranks or Ranks(), config.port)
         self._compiling = compiling

@@ -225,8 +225,8 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
             )
             for timing in description.attention_timings
         ],
-        product_timings=[
-            timing_pb2.ProductTiming(
+        gemm_timings=[
+            timing_pb2.GemmTiming(
                 num_rows=shape.rows,
                 num_outputs=shape.kind.n,
                 num_inputs=shape.kind.k,
@@ -234,7 +234,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
                 torch_us=choice.torch_us,
                 us=choice.us,
             )
-            for shape, choice in description.product_choices.items()
+            for shape, choice in description.gemm_choices.items()
         ],
         graph_batch_sizes=description.graph_batch_sizes,
         num_host_blocks=description.num_host_blocks,

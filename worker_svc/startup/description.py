@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kernels.gemm.cublas_lt import ProductShape
+from kernels.gemm.cublas_lt import GemmShape
 from worker_svc.attention.backend import AttentionTiming
 from worker_svc.models.gemm_choices import GemmChoice
 
@@ -38,7 +38,7 @@ class Description:
     attention_backend: str
     graph_batch_sizes: tuple[int, ...]  # empty on CPU
     attention_timings: tuple[AttentionTiming, ...] = ()  # empty without a choice
-    product_choices: Mapping[ProductShape, GemmChoice] = field(default_factory=dict)  # by shape
+    gemm_choices: Mapping[GemmShape, GemmChoice] = field(default_factory=dict)  # by shape
     num_host_blocks: int = 0
     rank: int = 0
     world_size: int = 1

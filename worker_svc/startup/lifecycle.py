@@ -20,12 +20,12 @@ from worker_svc.models.weights import WeightError
 from worker_svc.parallel.group import Group
 from worker_svc.parallel.leader import Ranks
 from worker_svc.process.compute_thread import ComputeThread
-from worker_svc.process.start_timer import StartClock
+from worker_svc.process.start_timer import StartTimer
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.startup import startup
 from worker_svc.startup.description import Description, ModelFacts
 from worker_svc.startup.kv_sizing import CacheTooSmall
-from worker_svc.startup.precompile import CompileAhead
+from worker_svc.startup.precompile import Precompile
 from worker_svc.startup.startup import LoadedModel
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Lifecycle:
         self._config = config
         self._compute = compute
         self._on_phase = on_phase
-        self._clock = StartClock()
+        self._timer = StartTimer()
         self._incarnation = secrets.randbits(63) + 1
         self._busy = threading.Lock()
         self._phase = WorkerPhase.STARTED
@@ -106,14 +106,14 @@ class Lifecycle:
         folder: Path,
         dtype: str,
         served_model_name: str,
-        compiling: CompileAhead | None = None,
+        compiling: Precompile | None = None,
     ) -> ModelFacts:
         """STARTED to LOADED: reads the weights. `compiling` is a precompilation already begun."""
         with self._moving(
             "LoadModel", WorkerPhase.STARTED, WorkerPhase.LOADED, during=WorkerPhase.LOADING
         ):
             self._ranks.load_model(folder, dtype, served_model_name)
-            with self._clock.phase("weights"):
+            with self._timer.phase("weights"):
                 self._model = self._together(
                     lambda group: startup.load(
                         self._config, folder, dtype, served_model_name, group, compiling
@@ -126,10 +126,10 @@ class Lifecycle:
         with self._moving("InitializeCache", WorkerPhase.LOADED, WorkerPhase.CACHE_READY):
             model = self._model
             assert model is not None  # set in phase LOADED
-            with self._clock.phase("kernels"):
+            with self._timer.phase("kernels"):
                 startup.finish_compiling(model)
             self._ranks.initialize_cache(num_blocks)
-            with self._clock.phase("cache"):
+            with self._timer.phase("cache"):
                 runner = self._together(
                     lambda group: startup.build_runner(self._config, model, num_blocks)
                 )
@@ -145,13 +145,13 @@ class Lifecycle:
             runner, description = self._runner, self._description
             assert runner is not None and description is not None  # set in phase CACHE_READY
             self._ranks.warm_up()
-            with self._clock.phase("warm-up"):
+            with self._timer.phase("warm-up"):
                 self._together(lambda group: runner.warm_up())
             self._description = replace(description, rehearsed_s=runner.rehearsed_s)
-            log.info("ready after %s", self._clock.report())
+            log.info("ready after %s", self._timer.report())
             return self._description
 
-    def start_up(self, folder: Path, compiling: CompileAhead | None = None) -> None:
+    def start_up(self, folder: Path, compiling: Precompile | None = None) -> None:
         """Runs all three phases with the configured model; on an error FAILED with its reason."""
         try:
             config = self._config

@@ -62,7 +62,7 @@ class Job:
         return cls(Path(folder), dtype, WorkerConfig(**values), arch)
 
 
-class CompileAhead:
+class Precompile:
     """The helper process of one start; a thread reaps it."""
 
     def __init__(self, child: "subprocess.Popen[bytes]", mark: Path) -> None:
@@ -97,7 +97,7 @@ class CompileAhead:
 
 def start(
     config: WorkerConfig, folder: Path, dtype: str = "", found: Sequence[Gpu] | None = None
-) -> CompileAhead | None:
+) -> Precompile | None:
     """Starts the helper; None if all kernels are compiled, or the GPUs are unknown or differ.
 
     `dtype` overrides the configuration's, `found` are the machine's GPUs. One helper compiles for
@@ -119,7 +119,7 @@ def start(
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
-    return CompileAhead(child, mark)
+    return Precompile(child, mark)
 
 
 def key(job: Job, gpu: Gpu) -> str:

@@ -22,7 +22,7 @@ from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.sampling.grammars import Grammars
 from worker_svc.startup import kv_sizing, precompile
 from worker_svc.startup.description import Description, ModelFacts
-from worker_svc.startup.precompile import CompileAhead
+from worker_svc.startup.precompile import Precompile
 from worker_svc.tuning import attention
 from worker_svc.tuning.attention import Candidates, Measure, choose
 from worker_svc.tuning.attention_timing import Clock
@@ -44,7 +44,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     folder: Path
-    compiling: CompileAhead | None  # see `finish_compiling`
+    compiling: Precompile | None  # see `finish_compiling`
     candidates: Candidates  # attention backends to choose from
 
 
@@ -54,7 +54,7 @@ def load(
     dtype_name: str,
     served_model_name: str,
     group: Group = ALONE,
-    compiling: CompileAhead | None = None,
+    compiling: Precompile | None = None,
 ) -> LoadedModel:
     """Reads a model's weights, or this rank's shard of them, while kernels are compiled."""
     device = device_of(group.rank, group.size, resolve_device(config.device))
@@ -90,8 +90,8 @@ def _compiling(
     dtype_name: str,
     device: torch.device,
     group: Group,
-    begun: CompileAhead | None,
-) -> CompileAhead | None:
+    begun: Precompile | None,
+) -> Precompile | None:
     """The helper that compiles kernels: `begun`, or on rank 0 a new one; None on a CPU."""
     if device.type != "cuda":
         if begun is not None:
@@ -116,7 +116,7 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
     finish_compiling(model)
     group = model.decoder.group
     _choose_attention(config, model)
-    _choose_products(config, model)
+    _choose_gemm_algorithms(config, model)
     num_blocks = num_blocks or group.smallest(lambda: _num_blocks_that_fit(config, model))
     kv_sizing.require_one_sequence(num_blocks, model.facts.max_model_len, config.block_size)
     log.info(
@@ -145,7 +145,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         f"[{limits.num_blocks}, {limits.block_size}, {shape.num_kv_heads}, {shape.head_dim}]",
         attention_backend=model.decoder.attention_backend,
         attention_timings=() if fused is None else fused.attention.timings,
-        product_choices={} if fused is None else fused.product_choices,
+        gemm_choices={} if fused is None else fused.gemm_choices,
         graph_batch_sizes=runner.graph_batch_sizes,
         rank=model.decoder.group.rank,
         world_size=model.decoder.group.size,
@@ -178,10 +178,10 @@ def _choose_attention(config: WorkerConfig, model: LoadedModel) -> None:
     decoder.fused.attention = choose(triton, model.candidates, measure, decoder.group)
 
 
-def _choose_products(config: WorkerConfig, model: LoadedModel) -> None:
+def _choose_gemm_algorithms(config: WorkerConfig, model: LoadedModel) -> None:
     """Must run before a graph is captured, and before the cache takes the memory it needs."""
     fused = model.decoder.fused
-    if config.products == "torch" or fused is None or not cublas_lt.serves(model.dtype):
+    if config.gemm_algorithms == "torch" or fused is None or not cublas_lt.serves(model.dtype):
         return
     from worker_svc.tuning import gemm  # noqa: PLC0415 - needs Triton
 

@@ -95,20 +95,20 @@ def _measure(shapes: WeightShapes, environment: Mapping[str, str]) -> dict[torch
 
 
 def _time_ms(shapes: WeightShapes, dtype: torch.dtype, environment: Mapping[str, str]) -> float:
-    products = _products(shapes, dtype, library.load(dtype, environment))
-    return statistics.geometric_mean(_pass_ms(products, dtype, rows) for rows in ROUNDS)
+    gemms = _gemms(shapes, dtype, library.load(dtype, environment))
+    return statistics.geometric_mean(_pass_ms(gemms, dtype, rows) for rows in ROUNDS)
 
 
-def _products(
+def _gemms(
     shapes: WeightShapes, dtype: torch.dtype, compiled: Library | None
 ) -> list[tuple[Multiply, int]]:
     """All GEMMs of a forward pass, each with its K, as the model would compute them."""
-    products: list[tuple[Multiply, int]] = []
+    gemms: list[tuple[Multiply, int]] = []
     for _ in range(shapes.num_copies):
         for n, k in shapes.shapes:
             weight = torch.full((n, k), 0.5, dtype=dtype)
-            products.append((_multiply(weight, compiled), k))
-    return products
+            gemms.append((_multiply(weight, compiled), k))
+    return gemms
 
 
 def _multiply(weight: Tensor, compiled: Library | None) -> Multiply:
@@ -120,12 +120,12 @@ def _multiply(weight: Tensor, compiled: Library | None) -> Multiply:
     return lambda x: compiled.linear(x, packed, x.new_empty((len(x), packed.num_outputs)))
 
 
-def _pass_ms(products: Sequence[tuple[Multiply, int]], dtype: torch.dtype, rows: int) -> float:
-    inputs = {k: torch.full((rows, k), 0.5, dtype=dtype) for _, k in products}
+def _pass_ms(gemms: Sequence[tuple[Multiply, int]], dtype: torch.dtype, rows: int) -> float:
+    inputs = {k: torch.full((rows, k), 0.5, dtype=dtype) for _, k in gemms}
     taken_s = []
     for _ in range(ROUNDS[rows]):
         began_s = time.thread_time()
-        for multiply, k in products:
+        for multiply, k in gemms:
             multiply(inputs[k])
         taken_s.append(time.thread_time() - began_s)
     return 1e3 * min(taken_s)

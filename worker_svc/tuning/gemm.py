@@ -11,8 +11,8 @@ from worker_svc.parallel.group import Group
 from worker_svc.protocol.step import Limits
 from worker_svc.runner.decode_graphs import batch_sizes
 from worker_svc.tuning import gemm_choice
-from worker_svc.tuning.gemm_cache import ProductMemory
-from worker_svc.tuning.gemm_timing import ProductClock
+from worker_svc.tuning.gemm_cache import GemmCache
+from worker_svc.tuning.gemm_timing import GemmTimer
 
 # Version of the search: after a change, stored results are measured again.
 _SEARCH = 2
@@ -31,10 +31,10 @@ def choose(model: FusedDecoder, device: torch.device, limits: Limits, group: Gro
     if not group.smallest(lambda: 0 if library is None else len(wanted)):
         return
     assert library is not None
-    clock = ProductClock(library, weights, device)
-    memory = ProductMemory(kernel_cache(), _key(library.version, device))
-    choices = gemm_choice.choose(wanted, library, memory, clock.measure, group)
-    model.quicken(choices, gemm_choice.by_kind(choices, library, group))
+    timer = GemmTimer(library, weights, device)
+    cache = GemmCache(kernel_cache(), _key(library.version, device))
+    choices = gemm_choice.choose(wanted, library, cache, timer.measure, group)
+    model.tune(choices, gemm_choice.by_kind(choices, library, group))
 
 
 def _key(library_version: int, device: torch.device) -> str:

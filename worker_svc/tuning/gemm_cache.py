@@ -13,20 +13,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kernels.gemm.cublas_lt import ProductKind, ProductShape
+from kernels.gemm.cublas_lt import GemmKind, GemmShape
 from worker_svc.device.device import DTYPES
 from worker_svc.models.gemm_choices import Choices, GemmChoice
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class ProductMemory:
+class GemmCache:
     """The stored choices for one device, driver and library."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self._key = key
         digest = hashlib.sha256(key.encode()).hexdigest()[:24]
-        self._path = folder / f"pagewire-products-{digest}.json"
+        self._path = folder / f"pagewire-gemms-{digest}.json"
 
     def read(self) -> Choices:
         """All stored choices; empty if the file is missing or invalid."""
@@ -61,16 +61,14 @@ def dump(choices: Choices) -> list[dict[str, Any]]:
     ]
 
 
-def load(entries: list[dict[str, Any]]) -> dict[ProductShape, GemmChoice]:
+def load(entries: list[dict[str, Any]]) -> dict[GemmShape, GemmChoice]:
     """The choices from `dump`'s output. Raises KeyError, TypeError or ValueError otherwise."""
     return {_shape(entry): _choice(entry) for entry in entries}
 
 
-def _shape(entry: dict[str, Any]) -> ProductShape:
+def _shape(entry: dict[str, Any]) -> GemmShape:
     dtype, adds = DTYPES[entry["dtype"]], bool(entry["adds"])
-    return ProductShape(
-        int(entry["rows"]), ProductKind(int(entry["n"]), int(entry["k"]), dtype, adds)
-    )
+    return GemmShape(int(entry["rows"]), GemmKind(int(entry["n"]), int(entry["k"]), dtype, adds))
 
 
 def _choice(entry: dict[str, Any]) -> GemmChoice:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kernels.gemm.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductShape
+from kernels.gemm.cublas_lt import CublasError, GemmKind, GemmShape, LibraryGemm
 from worker_svc.models.gemm_choices import Choices, GemmChoice
 from worker_svc.parallel.group import Group
-from worker_svc.tuning.gemm_cache import ProductMemory, dump, load
+from worker_svc.tuning.gemm_cache import GemmCache, dump, load
 
 log = logging.getLogger(__name__)
 
@@ -33,34 +33,32 @@ class Timing:
     us: float
 
 
-Measure = Callable[[ProductShape], Sequence[Timing]]  # torch's time comes first
-ByRows = dict[int, LibraryProduct]
+Measure = Callable[[GemmShape], Sequence[Timing]]  # torch's time comes first
+ByRows = dict[int, LibraryGemm]
 
 
 class GemmLibrary(Protocol):
     """The part of `CublasLt` that the choice needs."""
 
-    def product(self, shape: ProductShape, algorithm: bytes) -> LibraryProduct:
+    def gemm(self, shape: GemmShape, algorithm: bytes) -> LibraryGemm:
         """Returns a GEMM by this algorithm. Raises CublasError if the library rejects it."""
 
 
 def shapes(
-    kinds: Iterable[ProductKind],
+    kinds: Iterable[GemmKind],
     row_counts: Iterable[int],
-    is_librarys: Callable[[int, ProductKind], bool],
-) -> list[ProductShape]:
+    is_librarys: Callable[[int, GemmKind], bool],
+) -> list[GemmShape]:
     """GEMM shapes worth tuning, in descending order of rows."""
     large = [kind for kind in kinds if kind.n * kind.k >= SMALLEST_WEIGHT]
     counts = sorted(set(row_counts), reverse=True)
-    return [
-        ProductShape(rows, kind) for rows in counts for kind in large if is_librarys(rows, kind)
-    ]
+    return [GemmShape(rows, kind) for rows in counts for kind in large if is_librarys(rows, kind)]
 
 
 def choose(
-    wanted: Sequence[ProductShape],
+    wanted: Sequence[GemmShape],
     library: GemmLibrary,
-    memory: ProductMemory,
+    cache: GemmCache,
     measure: Measure,
     group: Group,
 ) -> Choices:
@@ -68,13 +66,13 @@ def choose(
 
     Stored choices that still work are used; other shapes are measured and stored.
     """
-    told = group.of_first(lambda: json.dumps(dump(_decide(wanted, library, memory, measure))))
+    told = group.of_first(lambda: json.dumps(dump(_decide(wanted, library, cache, measure))))
     choices = load(json.loads(told))
-    log.info("products: %s", summary(choices))
+    log.info("GEMMs: %s", summary(choices))
     return choices
 
 
-def by_kind(choices: Choices, library: GemmLibrary, group: Group) -> dict[ProductKind, ByRows]:
+def by_kind(choices: Choices, library: GemmLibrary, group: Group) -> dict[GemmKind, ByRows]:
     """GEMMs that are faster than torch's, by kind and number of rows; a collective."""
     return group.together(lambda: _by_kind(choices, library))
 
@@ -97,9 +95,9 @@ def summary(choices: Choices) -> str:
 
 
 def _decide(
-    wanted: Sequence[ProductShape], library: GemmLibrary, memory: ProductMemory, measure: Measure
+    wanted: Sequence[GemmShape], library: GemmLibrary, cache: GemmCache, measure: Measure
 ) -> Choices:
-    known = memory.read()
+    known = cache.read()
     choices = {
         shape: known[shape]
         for shape in wanted
@@ -108,22 +106,22 @@ def _decide(
     missing = [shape for shape in wanted if shape not in choices]
     measured = {shape: quickest(measure(shape)) for shape in missing}
     if measured:
-        memory.add(measured)
+        cache.add(measured)
     return choices | measured
 
 
-def _serves(library: GemmLibrary, shape: ProductShape, choice: GemmChoice) -> bool:
+def _serves(library: GemmLibrary, shape: GemmShape, choice: GemmChoice) -> bool:
     try:
-        return choice.algorithm is None or bool(library.product(shape, choice.algorithm))
+        return choice.algorithm is None or bool(library.gemm(shape, choice.algorithm))
     except CublasError as error:
-        log.warning("products: a remembered algorithm is left out: %s", error)
+        log.warning("GEMMs: a remembered algorithm is left out: %s", error)
         return False
 
 
-def _by_kind(choices: Choices, library: GemmLibrary) -> dict[ProductKind, ByRows]:
-    chosen: dict[ProductKind, ByRows] = {}
+def _by_kind(choices: Choices, library: GemmLibrary) -> dict[GemmKind, ByRows]:
+    chosen: dict[GemmKind, ByRows] = {}
     for shape, choice in choices.items():
         if choice.algorithm is not None:
-            product = library.product(shape, choice.algorithm)
-            chosen.setdefault(shape.kind, {})[shape.rows] = product
+            gemm = library.gemm(shape, choice.algorithm)
+            chosen.setdefault(shape.kind, {})[shape.rows] = gemm
     return chosen

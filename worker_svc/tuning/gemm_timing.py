@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from kernels.gemm.cublas_lt import CublasError, CublasLt, ProductKind, ProductShape
+from kernels.gemm.cublas_lt import CublasError, CublasLt, GemmKind, GemmShape
 from worker_svc.device.capture_stream import capture_stream, captured
 from worker_svc.tuning.gemm_choice import Timing
 
@@ -33,13 +33,13 @@ MAX_ERROR = 0.02
 Multiply = Callable[[Tensor], object]  # a GEMM with a weight [N, K]
 
 
-class ProductClock:
+class GemmTimer:
     """Times every algorithm of the library, and torch's call."""
 
     def __init__(
         self,
         library: CublasLt,
-        weights: Mapping[ProductKind, Sequence[Tensor]],
+        weights: Mapping[GemmKind, Sequence[Tensor]],
         device: torch.device,
     ) -> None:
         self._library = library
@@ -47,7 +47,7 @@ class ProductClock:
         self._device = device
 
     @torch.inference_mode()
-    def measure(self, shape: ProductShape) -> list[Timing]:
+    def measure(self, shape: GemmShape) -> list[Timing]:
         """Timings of torch's call, then of each algorithm that works and matches its result."""
         kind = shape.kind
         x = torch.randn((shape.rows, kind.k), dtype=kind.dtype, device=self._device)
@@ -61,8 +61,8 @@ class ProductClock:
             rivals = [rival_of(None, partial(_by_torch, x, out, kind.adds))]
             for algorithm in self._library.candidates(shape):
                 try:
-                    product = partial(self._library.product(shape, algorithm), x, out=out)
-                    rivals.append(rival_of(algorithm, product))
+                    gemm = partial(self._library.gemm(shape, algorithm), x, out=out)
+                    rivals.append(rival_of(algorithm, gemm))
                 except CublasError as error:
                     log.info("an algorithm for %s is left out: %s", shape, error)
             least_us = _least_us([rival.graph for rival in rivals])
@@ -113,7 +113,7 @@ def in_turn(weights: Sequence[Tensor], num_rows: int) -> list[Tensor]:
 
 
 def without_wrong(
-    shape: ProductShape, timings: Sequence[Timing], errors: Sequence[float]
+    shape: GemmShape, timings: Sequence[Timing], errors: Sequence[float]
 ) -> list[Timing]:
     """Keeps torch's timing and algorithms that match its result; logs the others."""
     found = []

@@ -40,7 +40,7 @@ class _Run:
     """Simulated state: time, last decode step per running sequence, free slots and blocks."""
 
     def __init__(self, scheduler: Scheduler, step_time: StepTime) -> None:
-        residency = scheduler.residency
+        state = scheduler.internal_state
         self._config: SchedulerConfig = scheduler.config
         self._step_time = step_time
         self._expected = scheduler.output_lengths
@@ -48,11 +48,11 @@ class _Run:
         self._num_steps = 0
         self._num_context = 0
         self._ends: list[tuple[int, int, int]] = []  # (step, blocks held, tokens at the end)
-        self._free_slots = residency.num_coming_slots
-        self._free_blocks = residency.num_coming_blocks
-        self._usable_blocks = residency.pool.num_usable
-        table, unfinished = residency.table, 0
-        for sequence in residency.roster.sequences:
+        self._free_slots = state.num_coming_slots
+        self._free_blocks = state.num_coming_blocks
+        self._usable_blocks = state.pool.num_usable
+        table, unfinished = state.table, 0
+        for sequence in state.running.sequences:
             slot = sequence.slot
             known, computed = int(table.num_tokens[slot]), int(table.num_computed[slot])
             unfinished += max(known - computed - 1, 0)
@@ -110,7 +110,7 @@ def forecast(scheduler: Scheduler, step_time: StepTime) -> Forecast:
     run = _Run(scheduler, step_time)
     admissions_s: list[float] = []
     num_waiting = scheduler.num_waiting
-    for sequence in scheduler.residency.waiting:
+    for sequence in scheduler.internal_state.waiting:
         if len(admissions_s) == MAX_FORESEEN:
             break
         run.admit(sequence)

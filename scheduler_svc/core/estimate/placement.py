@@ -35,11 +35,11 @@ class Option:
 
 def option_of(scheduler: Scheduler, sequence: Sequence) -> Option:
     """The cost of a scheduler's group for a sequence that is not placed yet."""
-    table, index = scheduler.residency.table, scheduler.residency.roster.index
+    table, index = scheduler.internal_state.table, scheduler.internal_state.running.index
     behind = table.num_tokens[index] - table.num_computed[index] - 1  # excludes the newest
     return Option(
         num_uncached_tokens=len(sequence.token_ids) - scheduler.num_cached_tokens(sequence),
-        num_backlog_tokens=scheduler.residency.waiting.num_tokens
+        num_backlog_tokens=scheduler.internal_state.waiting.num_tokens
         + int(np.maximum(behind, 0).sum()),
         num_live=scheduler.num_running + scheduler.num_waiting,
     )

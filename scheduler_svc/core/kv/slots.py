@@ -29,7 +29,7 @@ class Facts:
     handles: NDArray[np.uint32]
 
 
-class Roster:
+class RunningSet:
     """The running set: sequences in order of admission; replaced, never changed."""
 
     __slots__ = ("_facts", "index", "sequences", "slots")
@@ -81,7 +81,7 @@ class SlotTable:
         self.handle: NDArray[np.uint32] = np.zeros(max_num_seqs, dtype=np.uint32)
         self.last_step: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
         # Slots of the few sequences that sample nothing or have prompt outputs due.
-        self.inquiring: set[int] = set()
+        self.prompt_output_slots: set[int] = set()
         # Column i holds the i-th stop token of every slot; as many columns as needed.
         self.stop_ids: list[NDArray[np.int32]] = []
 
@@ -111,8 +111,8 @@ class SlotTable:
         self.enter_stops(slot, sequence.stop_ids)
         self.sequence[slot] = sequence
         self.is_live[slot] = self.is_prefilling[slot] = True
-        if sequence.request.is_prompt_only or sequence.has_to_report:
-            self.inquiring.add(slot)
+        if sequence.request.is_prompt_only or sequence.has_prompt_outputs_due:
+            self.prompt_output_slots.add(slot)
         sequence.slot = slot
         sequence.status = Status.RUNNING
 
@@ -146,7 +146,7 @@ class SlotTable:
         sequence.status = status
         self.sequence[slot] = None
         self.is_live[slot] = False
-        self.inquiring.discard(slot)
+        self.prompt_output_slots.discard(slot)
         return sequence
 
     def facts(self, index: Index) -> Facts:

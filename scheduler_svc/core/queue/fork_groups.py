@@ -12,7 +12,7 @@ from scheduler_svc.core.request.sequence import Sequence
 _Key = tuple[str, str, str]
 
 
-class Siblings:
+class ForkGroups:
     """Live sequences by fork group."""
 
     def __init__(self) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Container
 
 from scheduler_svc.core.kv.sliding_window import blocks_needed
 from scheduler_svc.core.queue.continuation import continuation_problem
-from scheduler_svc.core.queue.fork_groups import Siblings
-from scheduler_svc.core.queue.reservations import Promises
+from scheduler_svc.core.queue.fork_groups import ForkGroups
+from scheduler_svc.core.queue.reservations import Reservations
 from scheduler_svc.core.queue.waiting import Load, WaitingQueue
 from scheduler_svc.core.request.config import SchedulerConfig
 from scheduler_svc.core.request.request import RefusalKind, Refused, Request
@@ -18,18 +18,20 @@ MAX_FORK_GROUP_BYTES = 256
 class Intake:
     """Checks requests against the model's limits and the load of the queue."""
 
-    def __init__(self, config: SchedulerConfig, waiting: WaitingQueue, siblings: Siblings) -> None:
+    def __init__(
+        self, config: SchedulerConfig, waiting: WaitingQueue, fork_groups: ForkGroups
+    ) -> None:
         self._config = config
-        self._siblings = siblings
+        self._fork_groups = fork_groups
         self._waiting = waiting
-        self.promises = Promises()
+        self.reservations = Reservations()
         self.num_refused = 0  # requests refused for overload
 
     def check(self, request: Request, live: Container[str], num_usable_blocks: int) -> int:
         """Returns the sequence's maximum length, in tokens. Raises Refused, naming the field."""
         problem = (
             self._problem(request)
-            or self._siblings.problem(request)
+            or self._fork_groups.problem(request)
             or continuation_problem(request, self._max_len(request), self._config)
         )
         if problem is not None:
@@ -74,8 +76,9 @@ class Intake:
             return f"prompt_token_ids has an id outside 0..{config.vocab_size - 1}"
         if request.max_tokens is not None and request.max_tokens < 0:
             return f"max_tokens is {request.max_tokens}, must not be negative"
-        if not 0 <= request.report_begin <= request.report_end <= len(prompt):
-            return f"reports {request.report_begin}..{request.report_end} are outside the prompt"
+        if not 0 <= request.prompt_output_begin <= request.prompt_output_end <= len(prompt):
+            outputs = f"{request.prompt_output_begin}..{request.prompt_output_end}"
+            return f"prompt outputs {outputs} are outside the prompt"
         if request.min_tokens < 0:
             return f"min_tokens is {request.min_tokens}, must not be negative"
         if request.max_tokens is not None and request.min_tokens > request.max_tokens:
@@ -95,22 +98,22 @@ class Intake:
         config, waiting, tenant = self._config, self._waiting, request.tenant
         total = Load(len(waiting), waiting.num_tokens)
         own = waiting.load_of(tenant)
-        self.promises.advance(request.arrival_s)
-        is_promised = self.promises.is_due(request.request_id)
-        promised = Load() if is_promised else self.promises.due
-        own_promised = Load() if is_promised else self.promises.due_of(tenant)
+        self.reservations.advance(request.arrival_s)
+        is_reserved = self.reservations.is_due(request.request_id)
+        reserved = Load() if is_reserved else self.reservations.due
+        own_reserved = Load() if is_reserved else self.reservations.due_of(tenant)
         num_tokens = request.num_tokens
         problem = _excess(
             "",
             total,
-            promised,
+            reserved,
             num_tokens,
             config.max_waiting_requests,
             config.max_waiting_tokens,
         ) or _excess(
             f" of tenant {tenant!r}",
             own,
-            own_promised,
+            own_reserved,
             num_tokens,
             config.max_waiting_requests_per_tenant,
             config.max_waiting_tokens_per_tenant,
@@ -118,8 +121,8 @@ class Intake:
         if problem:
             self.num_refused += 1
             raise Refused(RefusalKind.OVERLOADED, problem)
-        if is_promised:
-            self.promises.keep(request.request_id)
+        if is_reserved:
+            self.reservations.keep(request.request_id)
 
     def num_ahead(self, request: Request) -> int:
         """Number of admissions until there is room in the queue for a refused request."""
@@ -137,11 +140,11 @@ class Intake:
             if max_tokens and load.num_tokens:
                 excess = (load.num_tokens + num_tokens - max_tokens) / load.num_tokens
                 ahead = max(ahead, round(share * load.num_sequences * excess))
-        return ahead + len(self.promises)
+        return ahead + len(self.reservations)
 
 
 def _excess(
-    whose: str, load: Load, promised: Load, num_tokens: int, max_requests: int, max_tokens: int
+    whose: str, load: Load, reserved: Load, num_tokens: int, max_requests: int, max_tokens: int
 ) -> str | None:
     """Why a queue has no room for one more request; None when it has.
 
@@ -150,13 +153,13 @@ def _excess(
     """
     if not load.num_sequences:
         return None
-    num_kept = min(promised.num_sequences, max_requests // 2)
+    num_kept = min(reserved.num_sequences, max_requests // 2)
     if max_requests and load.num_sequences + num_kept >= max_requests:
-        kept = f" and {num_kept} places are promised" if num_kept else ""
+        kept = f" and {num_kept} places are reserved" if num_kept else ""
         return f"{load.num_sequences} requests{whose} wait{kept}, at most {max_requests} may"
-    num_kept = min(promised.num_tokens, max_tokens // 2)
+    num_kept = min(reserved.num_tokens, max_tokens // 2)
     if max_tokens and load.num_tokens + num_kept + num_tokens > max_tokens:
-        kept = f" and places for {num_kept} are promised" if num_kept else ""
+        kept = f" and places for {num_kept} are reserved" if num_kept else ""
         return (
             f"{load.num_tokens} tokens{whose} wait{kept}: with {num_tokens} more they would exceed "
             f"the {max_tokens} that may"

@@ -15,26 +15,26 @@ from scheduler_svc.core.request.request import Request
 LEAD_S = 0.5  # a place is kept from this long before its time
 GRACE_S = 1.0  # and until this long after
 EARLY_S = 0.02  # a retry at most this early counts as on time
-MAX_PROMISES = 16_384
+MAX_RESERVATIONS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class _Promise:
+class _Reservation:
     request_id: str
     tenant: str
     num_tokens: int
     due_s: float
 
 
-class Promises:
+class Reservations:
     """Reservations by request id; at most one each."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, _Promise] = {}
+        self._by_id: dict[str, _Reservation] = {}
         # By time, then by number: two may be due at the same time, even of the same request.
-        self._coming: list[tuple[float, int, _Promise]] = []
+        self._coming: list[tuple[float, int, _Reservation]] = []
         self._num_made = 0
-        self._due: deque[_Promise] = deque()  # by due time
+        self._due: deque[_Reservation] = deque()  # by due time
         self._now_s = 0.0
         self.due = Load()  # places kept now
         self._due_by_tenant: dict[str, Load] = {}
@@ -45,32 +45,32 @@ class Promises:
     def make(self, request: Request, due_s: float) -> None:
         """Reserves a place for a refused request; a second reservation replaces the first."""
         self._forget(request.request_id)
-        if len(self._by_id) >= MAX_PROMISES:
+        if len(self._by_id) >= MAX_RESERVATIONS:
             return  # the request retries without a reservation
-        promise = _Promise(request.request_id, request.tenant, request.num_tokens, due_s)
-        self._by_id[promise.request_id] = promise
+        reservation = _Reservation(request.request_id, request.tenant, request.num_tokens, due_s)
+        self._by_id[reservation.request_id] = reservation
         self._num_made += 1
-        heapq.heappush(self._coming, (due_s, self._num_made, promise))
+        heapq.heappush(self._coming, (due_s, self._num_made, reservation))
         self.advance(self._now_s)
 
     def advance(self, now_s: float) -> None:
         """Starts keeping places whose time is near, and drops those whose time has passed."""
         self._now_s = max(self._now_s, now_s)
         while self._coming and self._coming[0][0] - LEAD_S <= self._now_s:
-            promise = heapq.heappop(self._coming)[2]
-            if self._by_id.get(promise.request_id) is promise:
-                self._due.append(promise)
-                self._count(promise, 1)
+            reservation = heapq.heappop(self._coming)[2]
+            if self._by_id.get(reservation.request_id) is reservation:
+                self._due.append(reservation)
+                self._count(reservation, 1)
         while self._due and self._due[0].due_s + GRACE_S < self._now_s:
-            promise = self._due[0]
-            if self._by_id.get(promise.request_id) is promise:
-                self._forget(promise.request_id)
+            reservation = self._due[0]
+            if self._by_id.get(reservation.request_id) is reservation:
+                self._forget(reservation.request_id)
             self._due.popleft()
 
     def is_due(self, request_id: str) -> bool:
         """Whether a place is kept for this request now."""
-        promise = self._by_id.get(request_id)
-        return promise is not None and promise.due_s - EARLY_S <= self._now_s
+        reservation = self._by_id.get(request_id)
+        return reservation is not None and reservation.due_s - EARLY_S <= self._now_s
 
     def due_of(self, tenant: str) -> Load:
         """Places kept for one tenant."""
@@ -81,13 +81,13 @@ class Promises:
         self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        promise = self._by_id.pop(request_id, None)
-        if promise is not None and promise.due_s - LEAD_S <= self._now_s:
-            self._count(promise, -1)
+        reservation = self._by_id.pop(request_id, None)
+        if reservation is not None and reservation.due_s - LEAD_S <= self._now_s:
+            self._count(reservation, -1)
 
-    def _count(self, promise: _Promise, sign: int) -> None:
-        load = self._due_by_tenant.setdefault(promise.tenant, Load())
+    def _count(self, reservation: _Reservation, sign: int) -> None:
+        load = self._due_by_tenant.setdefault(reservation.tenant, Load())
         for counted in (self.due, load):
-            counted.add(sign, sign * promise.num_tokens)
+            counted.add(sign, sign * reservation.num_tokens)
         if not load.num_sequences:
-            del self._due_by_tenant[promise.tenant]
+            del self._due_by_tenant[reservation.tenant]

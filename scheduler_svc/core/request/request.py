@@ -67,8 +67,8 @@ class Request:
     skip_prefix_cache: bool = False  # neither reads nor fills the prefix cache
     fork_group: str = ""  # requests of one prompt, which is computed once
     # Range of prompt positions with outputs (log probabilities, hidden states); empty when equal.
-    report_begin: int = 0
-    report_end: int = 0
+    prompt_output_begin: int = 0
+    prompt_output_end: int = 0
     # Output generated before, after which this request continues. None: it is new.
     output_token_ids: TokenIds | None = None
     resumed_by_client: bool = False  # by the client's word; maybe never accepted

@@ -5,7 +5,7 @@ from enum import Enum
 
 import numpy as np
 
-from scheduler_svc.core.request.blame import Strikes
+from scheduler_svc.core.request.blame import Blame
 from scheduler_svc.core.request.block_hash import chain, root_of
 from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.request.timeline import Timeline
@@ -37,6 +37,7 @@ class Sequence:
 
     __slots__ = (
         "_hashes",
+        "blame",
         "is_private",
         "max_len",
         "min_len",
@@ -45,15 +46,14 @@ class Sequence:
         "num_overtaken",
         "num_preemptions",
         "num_prompt",
-        "num_report_planned",
-        "num_reported",
+        "num_prompt_outputs_delivered",
+        "num_prompt_outputs_planned",
         "number",
         "request",
         "root",
         "slot",
         "status",
         "stop_ids",
-        "strikes",
         "timeline",
         "token_ids",
     )
@@ -80,10 +80,12 @@ class Sequence:
         # Neither reads nor fills the prefix cache.
         self.is_private = request.skip_prefix_cache
         self.root = root_of(request.cache_salt)  # parent of its first block
-        self.strikes: Strikes | None = None  # None: no worker was lost during its steps
-        # Prompt positions before these have no outputs left to deliver; `num_report_planned`
-        # includes the steps in flight.
-        self.num_reported = self.num_report_planned = request.report_begin
+        self.blame: Blame | None = None  # None: no worker was lost during its steps
+        # Prompt positions before these have no outputs left to deliver;
+        # `num_prompt_outputs_planned` includes the steps in flight.
+        self.num_prompt_outputs_delivered = self.num_prompt_outputs_planned = (
+            request.prompt_output_begin
+        )
         self._hashes: list[int] = []
 
     @property
@@ -92,15 +94,15 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt
 
     @property
-    def has_to_report(self) -> bool:
+    def has_prompt_outputs_due(self) -> bool:
         """Whether prompt outputs of some positions are not planned yet."""
-        return self.num_report_planned < self.request.report_end
+        return self.num_prompt_outputs_planned < self.request.prompt_output_end
 
     @property
     def num_skippable(self) -> int:
         """Most tokens that a prefix hit may skip: not the last, and none with outputs due."""
         most = len(self.token_ids) - 1
-        return min(most, self.num_report_planned) if self.has_to_report else most
+        return min(most, self.num_prompt_outputs_planned) if self.has_prompt_outputs_due else most
 
     def append(self, token_id: int) -> None:
         """Appends a token that arrived after the sequence lost its slot."""

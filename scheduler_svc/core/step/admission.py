@@ -11,13 +11,13 @@ from scheduler_svc.core.kv.sealing import seal_slot
 from scheduler_svc.core.request.config import Policy, SchedulerConfig
 from scheduler_svc.core.request.sequence import Sequence, Status
 from scheduler_svc.core.step.draft import Counters, Draft
-from scheduler_svc.core.step.plan import Cause, EnteringSequence, Held
+from scheduler_svc.core.step.plan import AdmissionHold, Cause, EnteringSequence
 from scheduler_svc.core.step.reuse import Reuse
 from scheduler_svc.core.step.start import Start
-from scheduler_svc.core.step.state import Residency
+from scheduler_svc.core.step.state import SchedulerState
 
 MAX_AWAITING = 64  # most sequences examined per step that await their fork group
-_HELD_BY_SLOTS, _HELD_BY_BUDGET = Held(Cause.SLOTS), Held(Cause.BUDGET)
+_HELD_BY_SLOTS, _HELD_BY_BUDGET = AdmissionHold(Cause.SLOTS), AdmissionHold(Cause.BUDGET)
 
 
 class _Outcome(Enum):
@@ -25,7 +25,7 @@ class _Outcome(Enum):
 
     ENTERED = "entered"
     NO_ROOM = "no room"
-    AWAITS_SIBLING = "awaits sibling"  # another sequence of the fork group computes the same prompt
+    AWAITS_FORK_GROUP = "awaits fork group"  # another sequence computes the same prompt
 
 
 class _SetAside:
@@ -50,11 +50,11 @@ class _SetAside:
 class Admission:
     """Moves sequences from the queue into slots."""
 
-    def __init__(self, config: SchedulerConfig, residency: Residency, counters: Counters) -> None:
+    def __init__(self, config: SchedulerConfig, state: SchedulerState, counters: Counters) -> None:
         self._config = config
-        self._residency = residency
+        self._state = state
         self._counters = counters
-        self.reuse = Reuse(config, residency)
+        self.reuse = Reuse(config, state)
         # Per sequence without room: blocks that were free then, and how many more it needed.
         self._blocked: dict[Sequence, tuple[int, int]] = {}
 
@@ -66,13 +66,13 @@ class Admission:
 
     def draft_waiting(self, draft: Draft) -> None:
         """Admits the sequences that fit, overtaking a few that do not."""
-        residency = self._residency
-        if not len(residency.waiting):
+        state = self._state
+        if not len(state.waiting):
             return
         entered: list[Sequence] = []
         aside = _SetAside()
-        while draft.budget > 0 and residency.free_slots and self._may_look_past(aside):
-            sequence = residency.waiting.take()
+        while draft.budget > 0 and state.free_slots and self._may_look_past(aside):
+            sequence = state.waiting.take()
             if sequence is None:
                 break
             if sequence.num_awaited or self._would_rob(aside, sequence):
@@ -85,12 +85,12 @@ class Admission:
             entered.append(sequence)
             for overtaken in aside.passed:
                 overtaken.num_overtaken += 1
-        draft.held = self._why_held(draft, aside)
+        draft.hold = self._why_on_hold(draft, aside)
         for sequence in reversed(aside.everyone):
-            residency.waiting.put_back(sequence)
+            state.waiting.put_back(sequence)
         self._blocked = {s: self._blocked[s] for s in aside.passed if s in self._blocked}
         if entered:
-            residency.join_roster(entered)
+            state.join_running(entered)
 
     def _may_look_past(self, aside: _SetAside) -> bool:
         """Whether to try the next sequence although those in `aside` were not admitted.
@@ -105,47 +105,47 @@ class Admission:
         )
 
     def _would_rob(self, aside: _SetAside, sequence: Sequence) -> bool:
-        order = self._residency.waiting.order
+        order = self._state.waiting.order
         return any(order.is_more_urgent(waiting, sequence) for waiting in aside.everyone)
 
-    def _why_held(self, draft: Draft, aside: _SetAside) -> Held | None:
-        residency, passed = self._residency, aside.passed
-        if not aside.everyone and not len(residency.waiting):
+    def _why_on_hold(self, draft: Draft, aside: _SetAside) -> AdmissionHold | None:
+        state, passed = self._state, aside.passed
+        if not aside.everyone and not len(state.waiting):
             return None
         if passed:
             if passed[0].num_awaited:
-                return Held(Cause.TOKEN, first=passed[0].request.request_id)
-            num_free, short = residency.pool.num_free, {}
+                return AdmissionHold(Cause.TOKEN, first=passed[0].request.request_id)
+            num_free, short = state.pool.num_free, {}
             for sequence, (num_free_then, short_then) in self._blocked.items():
                 if sequence in passed:
                     short[sequence.request.request_id] = short_then + num_free_then - num_free
-            return Held(Cause.BLOCKS, passed[0].request.request_id, short)
+            return AdmissionHold(Cause.BLOCKS, passed[0].request.request_id, short)
         if aside.everyone:
-            return Held(Cause.SIBLING, first=aside.everyone[0].request.request_id)
-        return _HELD_BY_BUDGET if residency.free_slots else _HELD_BY_SLOTS
+            return AdmissionHold(Cause.FORK_GROUP, first=aside.everyone[0].request.request_id)
+        return _HELD_BY_BUDGET if state.free_slots else _HELD_BY_SLOTS
 
     def _admit(self, draft: Draft, sequence: Sequence) -> _Outcome:
         """Moves a sequence into a slot, if there are blocks for its first chunk."""
-        config, residency = self._config, self._residency
-        num_free, is_sibling = residency.pool.num_free, bool(sequence.request.fork_group)
+        config, state = self._config, self._state
+        num_free, is_sibling = state.pool.num_free, bool(sequence.request.fork_group)
         if not is_sibling and sequence in self._blocked and num_free <= self._blocked[sequence][0]:
             return _Outcome.NO_ROOM  # a second cache lookup would cost in proportion to the prompt
         start = self.reuse.find(sequence, draft.admitted)
         if start is None:
-            return _Outcome.AWAITS_SIBLING
+            return _Outcome.AWAITS_FORK_GROUP
         chunk, num_new = self._first_chunk(sequence, start, draft.budget)
         # Shared blocks without a holder leave the free queue as well.
-        short = num_new + residency.pool.num_free_among(start.shared) - num_free
+        short = num_new + state.pool.num_free_among(start.shared) - num_free
         if short > 0:
             self._blocked[sequence] = num_free, short
             return _Outcome.NO_ROOM
         self._blocked.pop(sequence, None)
-        block_ids = residency.enter(sequence, start, num_new)
+        block_ids = state.enter(sequence, start, num_new)
         if sequence.num_cached is None:
             self._count_first(sequence, start)
             if config.policy is Policy.FAIR:
                 num_tokens = len(sequence.token_ids) - start.num_computed
-                residency.share.charge_prompt(sequence.request.tenant, num_tokens)
+                state.share.charge_prompt(sequence.request.tenant, num_tokens)
         if start.sibling is not None and start.sibling.slot is not None:
             # The step reads the blocks of the other sequence, which must not be freed before it
             # ends.
@@ -175,21 +175,21 @@ class Admission:
         self, draft: Draft, sequence: Sequence, num_cached: int, chunk: int, block_ids: list[int]
     ) -> None:
         """Adds the first chunk of a sequence that has just received its slot to the draft."""
-        table, slot = self._residency.table, sequence.slot
+        table, slot = self._state.table, sequence.slot
         assert slot is not None
         table.num_computed[slot] = num_cached + chunk
         table.last_step[slot] = draft.step_id
-        report_begin = sequence.num_report_planned
-        draft.inquire(sequence, slot, num_cached + chunk)
+        prompt_output_begin = sequence.num_prompt_outputs_planned
+        draft.add_prompt_outputs(sequence, slot, num_cached + chunk)
         is_prompt_only = sequence.request.is_prompt_only
-        if not (is_prompt_only or sequence.has_to_report):
-            table.inquiring.discard(slot)
+        if not (is_prompt_only or sequence.has_prompt_outputs_due):
+            table.prompt_output_slots.discard(slot)
         if num_cached + chunk == len(sequence.token_ids) and not is_prompt_only:
             table.num_planned[slot] += 1
             draft.admitted_sampled.append(slot)
         if self._config.enable_prefix_caching:
             # Shareable from now on, even within this step: a layer stores its KV before reading it.
-            seal_slot(table, self._residency.pool.cache, slot)
+            seal_slot(table, self._state.pool.cache, slot)
         draft.admitted.append(
             EnteringSequence(
                 slot=slot,
@@ -199,7 +199,7 @@ class Admission:
                 block_ids=block_ids,
                 num_first_cached_tokens=sequence.num_cached or 0,
                 stop_ids=sequence.stop_ids,
-                report_begin=report_begin,
+                prompt_output_begin=prompt_output_begin,
             )
         )
         draft.admitted_chunks.append(chunk)
@@ -214,27 +214,27 @@ class Admission:
         this way may still be fenced; they count as coming, so that nothing else is preempted for
         the same need.
         """
-        residency = self._residency
-        if self._config.policy is not Policy.PRIORITY or not residency.roster.sequences:
+        state = self._state
+        if self._config.policy is not Policy.PRIORITY or not state.running.sequences:
             return
-        head, running = residency.waiting.peek(), list(residency.roster.sequences)
+        head, running = state.waiting.peek(), list(state.running.sequences)
         if head is None or head.num_awaited:
             return
-        is_more_urgent = residency.waiting.order.is_more_urgent
+        is_more_urgent = state.waiting.order.is_more_urgent
         if not is_more_urgent(head, running[-1]):
             return
         start = self.reuse.find(head, [])
         if start is None:
             return
         _, num_new = self._first_chunk(head, start, self._config.max_num_batched_tokens)
-        need = num_new + residency.pool.num_free_among(start.shared)
+        need = num_new + state.pool.num_free_among(start.shared)
         victims = [s for s in running if is_more_urgent(head, s)]
-        table = residency.table
+        table = state.table
         to_gain = sum(int(table.num_blocks[s.slot] - table.num_null[s.slot]) for s in victims)
-        if need > residency.num_coming_blocks + to_gain:
+        if need > state.num_coming_blocks + to_gain:
             return
-        while need > residency.num_coming_blocks or not residency.num_coming_slots:
+        while need > state.num_coming_blocks or not state.num_coming_slots:
             if not victims:
                 break
-            residency.preempt(victims.pop())
-        residency.renew_roster()
+            state.preempt(victims.pop())
+        state.renew_running()

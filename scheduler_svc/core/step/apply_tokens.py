@@ -17,13 +17,13 @@ from scheduler_svc.core.request.request import FinishReason, TokenIds
 from scheduler_svc.core.request.sequence import End, Sequence, Status
 from scheduler_svc.core.request.timeline import Phase
 from scheduler_svc.core.step.plan import StepPlan, StepResult
-from scheduler_svc.core.step.state import Residency
+from scheduler_svc.core.step.state import SchedulerState
 
 _NOT_FINITE = "the model's logits were not finite"
 
 
 @dataclass(slots=True)  # mutable for speed, as plans are
-class Arrived:
+class TokenUpdate:
     """Tokens of a step as columns, and the sequences that they end."""
 
     clients: NDArray[np.int32]
@@ -33,24 +33,24 @@ class Arrived:
     ends: list[End]
 
 
-class Arrivals:
+class TokenUpdates:
     """Writes sampled tokens into the slot table."""
 
-    def __init__(self, config: SchedulerConfig, residency: Residency) -> None:
+    def __init__(self, config: SchedulerConfig, state: SchedulerState) -> None:
         self._config = config
-        self._residency = residency
+        self._state = state
 
-    def take(self, plan: StepPlan, result: StepResult) -> Arrived:
+    def take(self, plan: StepPlan, result: StepResult) -> TokenUpdate:
         """Appends the tokens of a step, one for each slot that sampled."""
-        table, token_ids, slots = self._residency.table, result.token_ids, plan.sampled_slots
+        table, token_ids, slots = self._state.table, result.token_ids, plan.sampled_slots
         # While the running set is the plan's, no sequence has left.
-        roster = self._residency.roster if plan.roster is self._residency.roster else None
-        everyone = roster if roster is not None and slots is roster.slots else None
+        running = self._state.running if plan.running is self._state.running else None
+        everyone = running if running is not None and slots is running.slots else None
         index = slots.astype(np.intp) if everyone is None else everyone.index
         ends: list[End] = []
         late: list[tuple[Sequence, int]] = []
         sampled_rows: Index | None = None
-        if result.bad_rows or not (roster is not None or table.is_live[index].all()):
+        if result.bad_rows or not (running is not None or table.is_live[index].all()):
             everyone = None
             is_good, late = self._set_aside(slots, result, ends)
             index, token_ids = index[is_good], token_ids[is_good]
@@ -64,7 +64,7 @@ class Arrivals:
         if self._config.enable_prefix_caching:
             # A granted step may still be taken back: only the tokens before this one are surely
             # computed.
-            seal(table, self._residency.pool.cache, index, position)
+            seal(table, self._state.pool.cache, index, position)
         if self._config.policy is Policy.FAIR:
             self._charge(index)
         facts = table.facts(index) if everyone is None else everyone.facts(table)
@@ -77,22 +77,22 @@ class Arrivals:
             clients = np.append(clients, [r.client for r in requests]).astype(np.int32)
             handles = np.append(handles, [r.handle for r in requests]).astype(np.uint32)
             token_ids = np.append(token_ids, late_ids)
-        return Arrived(clients, handles, token_ids, sampled_rows, ends)
+        return TokenUpdate(clients, handles, token_ids, sampled_rows, ends)
 
     def begin_decoding(self, slots: Slots) -> None:
         """Ends the prefill phase of slots that sample their first token since admission."""
-        table = self._residency.table
+        table = self._state.table
         for slot in slots[table.is_prefilling[slots]].tolist():
             table.is_prefilling[slot] = False
             sequence = table.sequence[slot]
             if sequence is not None:
-                sequence.timeline.enter(Phase.DECODE, self._residency.now_s)
+                sequence.timeline.enter(Phase.DECODE, self._state.now_s)
 
     def _charge(self, index: Index) -> None:
-        sequences = [self._residency.table.sequence[slot] for slot in index.tolist()]
+        sequences = [self._state.table.sequence[slot] for slot in index.tolist()]
         tenants = Counter(s.request.tenant for s in sequences if s is not None)
         for tenant, num_tokens in tenants.items():
-            self._residency.share.charge_output(tenant, num_tokens)
+            self._state.share.charge_output(tenant, num_tokens)
 
     def _ended(
         self,
@@ -102,7 +102,7 @@ class Arrivals:
         max_len: NDArray[np.int32],
     ) -> list[End]:
         """Ends of the sequences whose newest token is a stop token or the last allowed."""
-        table = self._residency.table
+        table = self._state.table
         is_full = length >= max_len
         is_stop = None
         for column in table.stop_ids:
@@ -131,18 +131,18 @@ class Arrivals:
         Returns a mask of the good rows [rows], and (sequence, row) for tokens of preempted
         sequences. Adds failed sequences to `ends`; drops the tokens of ended ones.
         """
-        residency = self._residency
+        state = self._state
         is_bad = np.zeros(len(slots), dtype=np.bool_)
         is_bad[list(result.bad_rows)] = True
-        is_good = residency.table.is_live[slots] & ~is_bad
+        is_good = state.table.is_live[slots] & ~is_bad
         late = []
         for row in np.flatnonzero(~is_good).tolist():
             slot = int(slots[row])
-            sequence = residency.table.sequence[slot] or residency.departed.get(slot)
+            sequence = state.table.sequence[slot] or state.departed.get(slot)
             if sequence is None or sequence.status is Status.FINISHED:
                 continue
             if is_bad[row]:
-                residency.forget(slot)
+                state.forget(slot)
                 if (problem := result.dead_ends.get(row)) is None:
                     ends.append(End(sequence, FinishReason.ERROR, _NOT_FINITE))
                 else:
@@ -155,7 +155,7 @@ class Arrivals:
         """Appends tokens to sequences that were preempted while the token was in flight."""
         ends = []
         for (sequence, _), token_id in zip(late, token_ids.tolist(), strict=True):
-            self._residency.waiting.append_token(sequence, token_id)
+            self._state.waiting.append_token(sequence, token_id)
             sequence.num_awaited -= 1
             length = len(sequence.token_ids)
             if token_id in sequence.stop_ids and length >= sequence.min_len:

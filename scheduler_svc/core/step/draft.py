@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.kv.slots import Index, Slots
 from scheduler_svc.core.request.sequence import Sequence
-from scheduler_svc.core.step.plan import EnteringSequence, Held, ReportRange
-from scheduler_svc.core.step.reports import ask
+from scheduler_svc.core.step.plan import AdmissionHold, EnteringSequence, PromptOutputRange
+from scheduler_svc.core.step.prompt_outputs import plan_range
 
 
 @dataclass(slots=True)
@@ -39,19 +39,19 @@ class Draft:
     admitted: list[EnteringSequence] = field(default_factory=list)
     admitted_chunks: list[int] = field(default_factory=list)
     admitted_sampled: list[int] = field(default_factory=list)  # slots
-    asked: list[ReportRange] = field(default_factory=list)
+    due_prompt_outputs: list[PromptOutputRange] = field(default_factory=list)
     prompt_ends: list[Sequence] = field(default_factory=list)
     read_slots: list[int] = field(default_factory=list)  # of shared or copied blocks
-    held: Held | None = None  # why waiting sequences were not admitted; None: none wait
+    hold: AdmissionHold | None = None  # why waiting sequences were not admitted; None: none wait
 
-    def inquire(self, sequence: Sequence, slot: int, end: int) -> None:
+    def add_prompt_outputs(self, sequence: Sequence, slot: int, end: int) -> None:
         """Adds the prompt outputs due from a row that computes up to position `end`.
 
         Also records the end of a prompt-only sequence.
         """
-        asked = ask(sequence, slot, end)
-        if asked is not None:
-            self.asked.append(asked)
+        due = plan_range(sequence, slot, end)
+        if due is not None:
+            self.due_prompt_outputs.append(due)
         if sequence.request.is_prompt_only and end == sequence.num_prompt:
             self.prompt_ends.append(sequence)
 

@@ -11,7 +11,7 @@ from itertools import takewhile
 import numpy as np
 
 from scheduler_svc.core.step.plan import OutOfStep, StepPlan
-from scheduler_svc.core.step.state import Residency
+from scheduler_svc.core.step.state import SchedulerState
 
 MAX_FRAMES = 3  # grants and single steps that a worker may hold unanswered
 _ENDED_PART = 8  # a cut pays once one row in this many computes in vain
@@ -28,9 +28,9 @@ class Cut:
 class Grants:
     """Tracks granted steps in flight; plans nothing and changes no counters."""
 
-    def __init__(self, in_flight: deque[StepPlan], residency: Residency) -> None:
+    def __init__(self, in_flight: deque[StepPlan], state: SchedulerState) -> None:
         self._in_flight = in_flight
-        self._residency = residency
+        self._state = state
         self.pending: Cut | None = None  # sent to the worker, not answered
         self._somebody_left = False
 
@@ -91,8 +91,8 @@ class Grants:
         return [in_flight.pop() for _ in range(first_step_id, last_step_id + 1)]
 
     def _is_outdated(self, newest: StepPlan) -> bool:
-        if len(self._residency.waiting) or self._somebody_left:
+        if len(self._state.waiting) or self._somebody_left:
             return True
         num_rows = len(newest.slots)
-        num_live = np.count_nonzero(self._residency.table.is_live[newest.slots])
+        num_live = np.count_nonzero(self._state.table.is_live[newest.slots])
         return bool((num_rows - num_live) * _ENDED_PART >= num_rows)

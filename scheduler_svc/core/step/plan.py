@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.kv.block_moves import BlockMoves
-from scheduler_svc.core.kv.slots import Index, Roster, Slots
+from scheduler_svc.core.kv.slots import Index, RunningSet, Slots
 from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.request.sequence import Sequence
 
@@ -28,7 +28,7 @@ class EnteringSequence:
     block_ids: list[int]
     num_first_cached_tokens: int  # prompt tokens cached at the first admission
     stop_ids: tuple[int, ...]  # masked by the worker until min_tokens
-    report_begin: int = 0  # no prompt outputs are due before this position
+    prompt_output_begin: int = 0  # no prompt outputs are due before this position
 
 
 class Cause(Enum):
@@ -37,13 +37,13 @@ class Cause(Enum):
     SLOTS = "slots"
     BUDGET = "budget"
     BLOCKS = "blocks"
-    SIBLING = "sibling"  # another of its fork group computes the first's prompt
+    FORK_GROUP = "fork group"  # another of its fork group computes the first's prompt
     TOKEN = "token"  # the first in the queue awaits a token in flight
     PREEMPTION = "preemption"  # a sequence was just preempted and must not be overtaken
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AdmissionHold:
     """Why waiting sequences were not admitted, and which of them did not fit."""
 
     cause: Cause
@@ -52,7 +52,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportRange:
+class PromptOutputRange:
     """Prompt outputs due from a row of a step: positions `begin` to (not including) `end`."""
 
     sequence: Sequence
@@ -62,7 +62,7 @@ class ReportRange:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportedRange:
+class ReceivedPromptOutput:
     """Positions of a slot's prompt that a worker sent outputs for; the shell holds the values."""
 
     slot: int
@@ -72,8 +72,8 @@ class ReportedRange:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportDelivery:
-    """The request that a report is delivered to."""
+class PromptOutputDelivery:
+    """The request that a prompt output is delivered to."""
 
     request: Request
     row: int  # index among the result's reports
@@ -97,13 +97,13 @@ class StepPlan:
     num_scheduled: NDArray[np.int32] | None  # [rows]; None: one token each
     num_computed: NDArray[np.int32]  # [rows], before the step
     sampled_slots: Slots  # slots of the rows that reach their last token and sample
-    roster: Roster  # the running set, in order: for the debug view
+    running: RunningSet  # in order: for the debug view
     preempted: list[str] = field(default_factory=list)
     num_free_blocks: int = 0
-    held: Held | None = None  # None: no sequence waits
+    hold: AdmissionHold | None = None  # None: no sequence waits
     moves: BlockMoves | None = None
     grant_id: int | None = None  # first step id of its grant, if it is of one
-    asked: list[ReportRange] = field(default_factory=list)  # in batch order
+    due_prompt_outputs: list[PromptOutputRange] = field(default_factory=list)  # in batch order
     prompt_ends: list[Sequence] = field(default_factory=list)  # end with this step, unsampled
 
     @property
@@ -113,7 +113,7 @@ class StepPlan:
 
     def sequences(self) -> list[Sequence]:
         """The sequences of the rows, in batch order."""
-        by_slot = dict(zip(self.roster.slots.tolist(), self.roster.sequences, strict=True))
+        by_slot = dict(zip(self.running.slots.tolist(), self.running.sequences, strict=True))
         return [by_slot[slot] for slot in self.slots.tolist()]
 
 
@@ -124,7 +124,7 @@ class StepResult:
     step_id: int
     token_ids: TokenIds  # one per sampled slot of the plan, in order
     bad_rows: tuple[int, ...] = ()  # indices into token_ids that have no token
-    reports: tuple[ReportedRange, ...] = ()  # one per entry of the plan's `asked`
+    prompt_outputs: tuple[ReceivedPromptOutput, ...] = ()  # one per range due
     # Bad row to reason, where a row's own parameters left no token; in other bad rows the logits
     # were not finite.
     dead_ends: Mapping[int, str] = field(default_factory=dict)
@@ -172,4 +172,4 @@ class StepOutputs:
     finished: list[Finished]
     # The row of the step's result per token; None: all rows, in order.
     sampled_rows: Index | None = None
-    told: list[ReportDelivery] = field(default_factory=list)  # delivered before the tokens
+    prompt_outputs: list[PromptOutputDelivery] = field(default_factory=list)  # before the tokens

@@ -18,23 +18,23 @@ from scheduler_svc.core.request.config import SchedulerConfig
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.step.admission import Admission
 from scheduler_svc.core.step.draft import Counters, Draft
-from scheduler_svc.core.step.plan import Cause, Held, StepPlan
-from scheduler_svc.core.step.state import Residency
+from scheduler_svc.core.step.plan import AdmissionHold, Cause, StepPlan
+from scheduler_svc.core.step.state import SchedulerState
 
-_HELD_BY_PREEMPTION = Held(Cause.PREEMPTION)
+_HELD_BY_PREEMPTION = AdmissionHold(Cause.PREEMPTION)
 
 
 class Planner:
     """Plans steps over the scheduler state and numbers them."""
 
-    def __init__(self, config: SchedulerConfig, residency: Residency) -> None:
+    def __init__(self, config: SchedulerConfig, state: SchedulerState) -> None:
         self._config = config
-        self._residency = residency
+        self._state = state
         self._next_step_id = 1
         self._previous_slots: Slots | None = None
         self._reset = True
         self.counters = Counters()
-        self._admission = Admission(config, residency, self.counters)
+        self._admission = Admission(config, state, self.counters)
 
     def reset(self) -> None:
         """Forgets the worker: the next plan is for one that holds no sequences."""
@@ -55,13 +55,13 @@ class Planner:
         """Plans the next step; None when there is nothing to compute now."""
         self._admission.make_way()
         if self._config.sliding_window:
-            self._residency.slide()
-        num_preemptions = self._residency.num_preemptions
+            self._state.slide()
+        num_preemptions = self._state.num_preemptions
         draft = self._draft_running()
-        if self._residency.num_preemptions == num_preemptions:
+        if self._state.num_preemptions == num_preemptions:
             self._admission.draft_waiting(draft)
         else:
-            draft.held = _HELD_BY_PREEMPTION  # none may overtake the preempted one
+            draft.hold = _HELD_BY_PREEMPTION  # none may overtake the preempted one
         if not len(draft.slots) and not draft.admitted:
             return None
         return self._commit(draft)
@@ -72,11 +72,11 @@ class Planner:
         Returns no steps unless the queue is empty, no prompt is left to compute, and there are free
         blocks for every token.
         """
-        residency = self._residency
-        table, roster = residency.table, residency.roster
-        if len(residency.waiting) or self._reset or table.inquiring:
+        state = self._state
+        table, running = state.table, state.running
+        if len(state.waiting) or self._reset or table.prompt_output_slots:
             return ()
-        index, slots = roster.index, roster.slots
+        index, slots = running.index, running.slots
         left = table.max_len[index] - table.num_planned[index]
         if np.count_nonzero(left) < len(left):  # the last token of some is in flight
             index, slots, left = index[left > 0], slots[left > 0], left[left > 0]
@@ -86,7 +86,7 @@ class Planner:
         draft = Draft(self._next_step_id, slots, index, computed, planned)
         draft.num_steps = min(max_steps, int(left.min()))
         if self._config.sliding_window:
-            residency.slide()
+            state.slide()
         if not self._grow_for_grant(draft):
             return ()
         first = self._commit(draft, is_grant=True)
@@ -97,7 +97,7 @@ class Planner:
 
         Their blocks stay with their sequences. Rows of sequences that have ended no longer count.
         """
-        table, departed = self._residency.table, self._residency.departed
+        table, departed = self._state.table, self._state.departed
         for plan in plans:
             is_live = table.is_live[plan.slots]
             index = plan.slots[is_live]
@@ -107,19 +107,19 @@ class Planner:
             for slot in plan.slots[~is_live].tolist():
                 if slot in departed:  # preempted: in the queue it awaits this token
                     departed[slot].num_awaited -= 1
-        self._residency.move_fence(last_step_id)
+        self._state.move_fence(last_step_id)
         self._previous_slots = None  # the worker's last step may not be the last one planned here
         self.counters.num_steps -= len(plans)
 
     def _grow_for_grant(self, draft: Draft) -> bool:
         """Allocates a grant's blocks, halving its steps to fit; False if not even one fits."""
-        room = self._residency.table.capacity[draft.index] - draft.computed
+        room = self._state.table.capacity[draft.index] - draft.computed
         while draft.num_steps:
             rows = (room < draft.num_steps).nonzero()[0]
             shortage = draft.num_steps - room[rows]
             needs = (-(-shortage // self._config.block_size)).tolist()
             total = sum(needs)
-            if total <= self._residency.pool.num_free:
+            if total <= self._state.pool.num_free:
                 chunks = np.full(len(room), draft.num_steps, dtype=np.int32)
                 return not total or self._grow(draft, chunks, rows, needs)
             draft.num_steps //= 2
@@ -142,15 +142,17 @@ class Planner:
     # --- the running -----------------------------------------------------------------------------
 
     def _draft_running(self) -> Draft:
-        table, roster = self._residency.table, self._residency.roster
-        index = roster.index
+        table, running = self._state.table, self._state.running
+        index = running.index
         computed, planned = table.num_computed[index], table.num_planned[index]
-        draft = Draft(self._next_step_id, roster.slots, index, computed, planned)
+        draft = Draft(self._next_step_id, running.slots, index, computed, planned)
         chunks = planned - computed
-        is_last = planned >= roster.facts(table).max_len  # the last token is in flight
+        is_last = planned >= running.facts(table).max_len  # the last token is in flight
         if np.count_nonzero(is_last):
             chunks[is_last] = 0
-        is_decode_step = np.count_nonzero(chunks == 1) == len(chunks) and not table.inquiring
+        is_decode_step = (
+            np.count_nonzero(chunks == 1) == len(chunks) and not table.prompt_output_slots
+        )
         if not is_decode_step:
             self._share_budget(chunks)
             shortage = computed + chunks - table.capacity[index]
@@ -187,22 +189,22 @@ class Planner:
     ) -> bool:
         """Allocates `needs[i]` blocks for `rows[i]`; False when some rows had to do without."""
         total = sum(needs)
-        if total > self._residency.pool.num_free:
+        if total > self._state.pool.num_free:
             self._grow_under_pressure(draft, chunks, zip(rows.tolist(), needs, strict=True))
             return False
         if total > len(rows):
             for slot, need in zip(draft.slots[rows].tolist(), needs, strict=True):
                 self._append(draft, slot, need)
             return True
-        block_ids = self._residency.pool.take(total)
-        self._residency.table.append_block_each(draft.index[rows], block_ids)
+        block_ids = self._state.pool.take(total)
+        self._state.table.append_block_each(draft.index[rows], block_ids)
         draft.appended_slots += draft.slots[rows].tolist()
         draft.appended_block_ids += block_ids
         return True
 
     def _append(self, draft: Draft, slot: int, num_blocks: int) -> None:
-        block_ids = self._residency.pool.take(num_blocks)
-        self._residency.table.append_blocks(slot, block_ids)
+        block_ids = self._state.pool.take(num_blocks)
+        self._state.table.append_blocks(slot, block_ids)
         draft.appended_slots += [slot] * num_blocks
         draft.appended_block_ids += block_ids
 
@@ -213,7 +215,7 @@ class Planner:
 
         A row only ever loses to an earlier one, so a victim has no blocks from this draft yet.
         """
-        running = list(self._residency.roster.sequences)
+        running = list(self._state.running.sequences)
         for row, need in needs:
             if row >= len(running):  # preempted in favour of an earlier row
                 break
@@ -222,17 +224,17 @@ class Planner:
             else:
                 chunks[row] = 0
         chunks[len(running) :] = 0
-        self._residency.renew_roster()
+        self._state.renew_running()
 
     def _make_room(self, row: int, need: int, running: list[Sequence]) -> bool:
         """Preempts from the end of `running`, finally the row itself, until `need` are free."""
-        residency = self._residency
-        while need > residency.pool.num_free:
-            if need <= residency.pool.num_free + residency.num_fenced_blocks:
+        state = self._state
+        while need > state.pool.num_free:
+            if need <= state.pool.num_free + state.num_fenced_blocks:
                 return False  # enough blocks will be free soon: this row skips the step
             if self._may_slide(running):
                 return False
-            residency.preempt(running.pop())
+            state.preempt(running.pop())
             if row >= len(running):
                 return False
         return True
@@ -243,14 +245,14 @@ class Planner:
         Those steps decide how far its window reaches; with none in flight it has room.
         """
         slot = running[-1].slot
-        is_in_flight = self._residency.table.last_step[slot] > self._residency.acked_step
+        is_in_flight = self._state.table.last_step[slot] > self._state.acked_step
         return bool(self._config.sliding_window and len(running) == 1 and is_in_flight)
 
     # --- the plan --------------------------------------------------------------------------------
 
     def _commit(self, draft: Draft, is_grant: bool = False) -> StepPlan:
         """Marks the running rows' tokens as computed and turns the draft into a plan."""
-        residency, step_id = self._residency, draft.step_id
+        state, step_id = self._state, draft.step_id
         sampled = self._book(draft, step_id)
         slots, chunks, computed = draft.slots, draft.chunks, draft.computed
         num_decodes = len(slots) if chunks is None else int((chunks == 1).sum())
@@ -262,9 +264,9 @@ class Planner:
             sampled = _extended(sampled, draft.admitted_sampled)
         plan = StepPlan(
             step_id=step_id,
-            ack_step_id=residency.acked_step,
+            ack_step_id=state.acked_step,
             reset=self._reset,
-            freed_slots=residency.freed_slots,
+            freed_slots=state.freed_slots,
             new_sequences=draft.admitted,
             appended_slots=draft.appended_slots,
             appended_block_ids=draft.appended_block_ids,
@@ -273,16 +275,16 @@ class Planner:
             num_scheduled=chunks,
             num_computed=computed,
             sampled_slots=sampled,
-            roster=residency.roster,
-            preempted=residency.preempted,
-            num_free_blocks=residency.pool.num_free,
-            held=draft.held,
-            moves=residency.take_moves(),
+            running=state.running,
+            preempted=state.preempted,
+            num_free_blocks=state.pool.num_free,
+            hold=draft.hold,
+            moves=state.take_moves(),
             grant_id=step_id if is_grant else None,
-            asked=draft.asked,
+            due_prompt_outputs=draft.due_prompt_outputs,
             prompt_ends=draft.prompt_ends,
         )
-        residency.freed_slots, residency.preempted = [], []
+        state.freed_slots, state.preempted = [], []
         self._next_step_id = step_id + draft.num_steps
         self._previous_slots, self._reset = slots, False
         self.counters.num_steps += draft.num_steps
@@ -292,7 +294,7 @@ class Planner:
 
     def _book(self, draft: Draft, step_id: int) -> Slots:
         """Counts the running rows' chunks as computed; returns the slots that sample."""
-        table, index, chunks = self._residency.table, draft.index, draft.chunks
+        table, index, chunks = self._state.table, draft.index, draft.chunks
         table.last_step[index] = step_id + draft.num_steps - 1
         if draft.read_slots:
             table.last_step[draft.read_slots] = step_id
@@ -303,31 +305,33 @@ class Planner:
         after = draft.computed + chunks
         table.num_computed[index] = after
         samples = after == draft.planned
-        if table.inquiring:
-            self._inquire(draft, after, samples)
+        if table.prompt_output_slots:
+            self._plan_prompt_outputs(draft, after, samples)
         table.num_planned[index[samples]] += 1
         if self._config.enable_prefix_caching:
             # A step that reads these prompt blocks runs no earlier, so they can be shared from now
             # on.
             covered = np.minimum(after, table.num_tokens[index])
-            seal(table, self._residency.pool.cache, index, covered)
+            seal(table, self._state.pool.cache, index, covered)
         sampled: Slots = draft.slots[samples]
         return sampled
 
-    def _inquire(self, draft: Draft, after: NDArray[np.int32], samples: NDArray[np.bool_]) -> None:
+    def _plan_prompt_outputs(
+        self, draft: Draft, after: NDArray[np.int32], samples: NDArray[np.bool_]
+    ) -> None:
         """Handles the few running rows that have prompt outputs to report or sample nothing."""
-        table = self._residency.table
-        of_the_admitted, draft.asked = draft.asked, []
-        for row in np.flatnonzero(np.isin(draft.index, list(table.inquiring))).tolist():
+        table = self._state.table
+        of_the_admitted, draft.due_prompt_outputs = draft.due_prompt_outputs, []
+        for row in np.flatnonzero(np.isin(draft.index, list(table.prompt_output_slots))).tolist():
             slot = int(draft.index[row])
             sequence = table.sequence[slot]
             assert sequence is not None
-            draft.inquire(sequence, slot, int(after[row]))
+            draft.add_prompt_outputs(sequence, slot, int(after[row]))
             if sequence.request.is_prompt_only:
                 samples[row] = False
-            elif not sequence.has_to_report:
-                table.inquiring.discard(slot)
-        draft.asked += of_the_admitted  # admitted sequences come last in the batch
+            elif not sequence.has_prompt_outputs_due:
+                table.prompt_output_slots.discard(slot)
+        draft.due_prompt_outputs += of_the_admitted  # admitted sequences come last in the batch
 
 
 def _extended(column: NDArray[np.int32], values: list[int]) -> NDArray[np.int32]:

@@ -11,15 +11,15 @@ from scheduler_svc.core.request.config import SchedulerConfig
 from scheduler_svc.core.request.sequence import Sequence, Status
 from scheduler_svc.core.step.plan import EnteringSequence
 from scheduler_svc.core.step.start import Start
-from scheduler_svc.core.step.state import Residency
+from scheduler_svc.core.step.state import SchedulerState
 
 
 class Reuse:
     """Finds where sequences begin to compute."""
 
-    def __init__(self, config: SchedulerConfig, residency: Residency) -> None:
+    def __init__(self, config: SchedulerConfig, state: SchedulerState) -> None:
         self._config = config
-        self._residency = residency
+        self._state = state
 
     def find(self, sequence: Sequence, entered: list[EnteringSequence]) -> Start | None:
         """Returns the start that leaves the fewest tokens to compute.
@@ -28,7 +28,7 @@ class Reuse:
         sequences in `entered`, admitted to this very step, can be copied only in the next.
         """
         start = self.cached(sequence)
-        swapped = self._residency.host.find(sequence)
+        swapped = self._state.host.find(sequence)
         if swapped is not None:
             start = self._swapped(sequence, swapped, start)
         if sequence.request.fork_group:
@@ -42,7 +42,7 @@ class Reuse:
             return Start()
         token_ids, size = sequence.token_ids, config.block_size
         hashes = sequence.block_hashes(size)[: sequence.num_skippable // size]
-        cache = self._residency.pool.cache
+        cache = self._state.pool.cache
         if not config.sliding_window:
             shared = cache.lookup(hashes, token_ids, sequence.root)
             return Start(len(shared) * size, shared=shared)
@@ -71,9 +71,9 @@ class Reuse:
         wanted = min(sequence.num_prompt, sequence.num_skippable)
         if start.num_computed >= wanted or self._is_dated(sequence):
             return start
-        table, is_awaited = self._residency.table, False
+        table, is_awaited = self._state.table, False
         entered_slots = {new.slot for new in entered}
-        for sibling in self._residency.siblings.of(sequence):
+        for sibling in self._state.fork_groups.of(sequence):
             slot = sibling.slot
             if sibling.status is not Status.RUNNING or self._is_dated(sibling):
                 continue
@@ -85,7 +85,7 @@ class Reuse:
         return None if is_awaited else start
 
     def _fork(self, sibling: Sequence, slot: int, num_computed: int) -> Start | None:
-        size, table = self._config.block_size, self._residency.table
+        size, table = self._config.block_size, self._state.table
         num_null = first_read(num_computed, self._config.sliding_window) // size
         if table.num_null[slot] > num_null:
             return None  # it has gone on and freed blocks that this one would read

@@ -13,9 +13,9 @@ from scheduler_svc.core.kv.block_moves import BlockMoves
 from scheduler_svc.core.kv.block_pool import BlockPool
 from scheduler_svc.core.kv.host_pool import HostPool
 from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
-from scheduler_svc.core.kv.slots import Roster, SlotTable
+from scheduler_svc.core.kv.slots import RunningSet, SlotTable
 from scheduler_svc.core.queue.fair_share import FairShare
-from scheduler_svc.core.queue.fork_groups import Siblings
+from scheduler_svc.core.queue.fork_groups import ForkGroups
 from scheduler_svc.core.queue.policies import make_order
 from scheduler_svc.core.queue.waiting import WaitingQueue
 from scheduler_svc.core.request.config import Preemption, SchedulerConfig
@@ -33,7 +33,7 @@ class _Fenced:
     block_ids: list[int]
 
 
-class Residency:
+class SchedulerState:
     """Slots, blocks, queue and running set: all state that planning reads and changes."""
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -41,7 +41,7 @@ class Residency:
         self.share = FairShare(config.tenant_weights)
         self.waiting = WaitingQueue(make_order(config, self.share))
         self.table = SlotTable(config.max_num_seqs, config.max_model_len, config.block_size)
-        self.siblings = Siblings()
+        self.fork_groups = ForkGroups()
         self.num_preemptions = 0
         self.num_swapped_out = 0  # blocks
         self.num_swapped_in = 0
@@ -59,7 +59,7 @@ class Residency:
         self._moves = BlockMoves()  # since the last plan
         self._num_evictions_before += self.pool.cache.num_evictions
         self.pool = BlockPool(num_blocks, self.config.block_size)
-        self.roster = Roster(())
+        self.running = RunningSet(())
         self.free_slots = list(reversed(range(self.config.max_num_seqs)))
         self.freed_slots: list[int] = []  # since the last plan, to be reported to the worker
         self.preempted: list[str] = []  # request ids since the last plan, for the debug view
@@ -183,7 +183,7 @@ class Residency:
 
     def slide(self) -> None:
         """Frees the blocks before the attention window of every later token."""
-        table, index = self.table, self.roster.index
+        table, index = self.table, self.running.index
         # Steps in flight compute known tokens and the ones after them.
         computed = np.minimum(table.num_computed[index], table.num_tokens[index] - 1)
         num_null = (computed - self.config.sliding_window + 1) // self.config.block_size
@@ -204,7 +204,7 @@ class Residency:
         """
         for sequence in self.host.sequences:
             sequence.is_private = True
-        for sequence in self.roster.sequences:
+        for sequence in self.running.sequences:
             assert sequence.slot is not None
             sequence.is_private = True
             self.table.never_seal(sequence.slot)
@@ -215,19 +215,19 @@ class Residency:
         changed = replace(sequence.request, priority=priority)
         if sequence.status is Status.RUNNING:
             sequence.request = changed
-            self.roster = Roster(self.waiting.order.by_seniority(self.roster.sequences))
+            self.running = RunningSet(self.waiting.order.by_seniority(self.running.sequences))
         else:
             self.waiting.order.change(sequence, changed)
 
-    def join_roster(self, entered: list[Sequence]) -> None:
+    def join_running(self, entered: list[Sequence]) -> None:
         """Adds sequences that have received a slot to the running set."""
-        running = (*self.roster.sequences, *entered)
-        self.roster = Roster(self.waiting.order.by_seniority(running))
+        running = (*self.running.sequences, *entered)
+        self.running = RunningSet(self.waiting.order.by_seniority(running))
 
-    def renew_roster(self) -> None:
+    def renew_running(self) -> None:
         """Removes sequences that have left from the running set."""
-        running = (s for s in self.roster.sequences if s.status is Status.RUNNING)
-        self.roster = Roster(tuple(running))
+        running = (s for s in self.running.sequences if s.status is Status.RUNNING)
+        self.running = RunningSet(tuple(running))
 
     def acknowledge(self, step_id: int) -> None:
         """Frees slots and blocks fenced by steps up to this one, which have all finished."""
@@ -258,7 +258,7 @@ class Residency:
 
         Returns how many were running.
         """
-        survivors = self.roster.sequences
+        survivors = self.running.sequences
         for sequence in self.departed.values():
             sequence.num_awaited = 0  # these tokens will never arrive; they are sampled again
         for sequence in (*survivors, *self.host.sequences):

@@ -28,7 +28,7 @@ int main(int argc, char **argv) {
         scalar *packed = malloc(packed_size(b, a) * sizeof *packed), *out = malloc(rows * b * sizeof *out);
         input *copy = copy_size(a) ? malloc(rows * copy_size(a)) : NULL;
         pack(weight, packed, b, a, 1);
-        product p = {packed, NULL, a, b};
+        gemm p = {packed, NULL, a, b};
         linear(&p, x, copy, out, NULL, rows, 1);
         give(argv[2], out, rows * b, sizeof *out);
     } else if (head[0] == 1) { /* add_rms_norm: x, residual [rows, a], weight [a] */

@@ -24,7 +24,7 @@ def library(request: pytest.FixtureRequest) -> Library:
 
 
 @pytest.mark.parametrize("case", range(9))
-def test_products(library: Library, assert_close: Check, case: int) -> None:
+def test_gemms(library: Library, assert_close: Check, case: int) -> None:
     rows, (inputs, outputs) = ROWS[case], SIZES[case % len(SIZES)]
     x, weight = randn(library.dtype, rows, inputs), randn(library.dtype, outputs, inputs, seed=1)
     bias = randn(library.dtype, outputs, seed=2) if case % 2 else None

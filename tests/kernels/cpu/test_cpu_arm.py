@@ -91,7 +91,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, torch.d
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"), [(1, 577, 33), (3, 48, 80), (8, 31, 17), (40, 300, 34)]
 )
-def test_products(run: Emulated, assert_close: Check, rows: int, inputs: int, outputs: int) -> None:
+def test_gemms(run: Emulated, assert_close: Check, rows: int, inputs: int, outputs: int) -> None:
     dtype = run.dtype
     x, weight = randn(dtype, rows, inputs), randn(dtype, outputs, inputs, seed=1)
     out = run(LINEAR, rows, inputs, outputs, x, weight).view(rows, outputs)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import isa
-from kernels.cpu.library import Library, PackedLinear, Product
+from kernels.cpu.library import GemmArguments, Library, PackedLinear
 from tests.kernels.cpu.cpu_cases import DTYPES, randn, require
 from tests.pace import patience
 
@@ -40,7 +40,7 @@ def multiply(library: Library, rows: int, inputs: int, outputs: int) -> None:
     packed = library.pack(at_the_end(weight), at_the_end(bias))
     values = at_the_end(packed.weight)
     assert packed.bias is not None
-    arguments = Product(values.data_ptr(), packed.bias.data_ptr(), inputs, outputs)
+    arguments = GemmArguments(values.data_ptr(), packed.bias.data_ptr(), inputs, outputs)
     guarded = PackedLinear(values, packed.bias, arguments)
     x = at_the_end(randn(dtype, rows, inputs, seed=2))
     for out in (torch.zeros(rows, outputs), torch.zeros(rows, outputs, dtype=dtype)):

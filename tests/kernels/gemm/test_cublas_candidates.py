@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.gemm.cublas_lt import CublasLt, ProductKind, ProductShape
+from kernels.gemm.cublas_lt import CublasLt, GemmKind, GemmShape
 from kernels.gemm.cublas_tiles import fitting
 
 NUM_NAMED, MULTIPROCESSORS = 8, 132
 SUCCESS, NOT_SUPPORTED = 0, 15
 TILE, SPLITS, REDUCTION, OPTION, CLUSTER = 1, 2, 3, 5, 8  # attributes of an algorithm
-SHAPE = ProductShape(224, ProductKind(4096, 12288, torch.bfloat16, adds=True))
+SHAPE = GemmShape(224, GemmKind(4096, 12288, torch.bfloat16, adds=True))
 FITTING = fitting(224, 4096, MULTIPROCESSORS)
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from kernels.gemm import cublas_lt
-from kernels.gemm.cublas_lt import CublasError, CublasLt, ProductKind, ProductShape
+from kernels.gemm.cublas_lt import CublasError, CublasLt, GemmKind, GemmShape
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 KINDS = [
-    ProductKind(n, k, dtype, adds)
+    GemmKind(n, k, dtype, adds)
     for n, k, dtype, adds in (
         (6144, 4096, torch.bfloat16, False),
         (4096, 4096, torch.bfloat16, True),
@@ -38,7 +38,7 @@ def library() -> CublasLt:
     return found
 
 
-def make(shape: ProductShape) -> tuple[Tensor, Tensor, Tensor]:
+def make(shape: GemmShape) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, a weight, and the previous content of the output."""
     kind, generator = shape.kind, torch.Generator(CUDA).manual_seed(shape.rows)
 
@@ -49,24 +49,24 @@ def make(shape: ProductShape) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def expected(x: Tensor, weight: Tensor, out: Tensor, adds: bool) -> Tensor:
-    product = x.double() @ weight.double().T
-    return product + out.double() if adds else product
+    expected = x.double() @ weight.double().T
+    return expected + out.double() if adds else expected
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("rows", [2, 17, 40, 192, 1000])
 def test_every_candidate_is_the_product(
-    library: CublasLt, rows: int, kind: ProductKind, assert_close: Callable[[Tensor, Tensor], None]
+    library: CublasLt, rows: int, kind: GemmKind, assert_close: Callable[[Tensor, Tensor], None]
 ) -> None:
-    shape = ProductShape(rows, kind)
+    shape = GemmShape(rows, kind)
     x, weight, held = make(shape)
     want = expected(x, weight, held, kind.adds)
     candidates = library.candidates(shape)
     assert len(set(candidates)) == len(candidates) > 0
     for algorithm in candidates:
         out = held.clone()
-        assert library.product(shape, algorithm)(x, weight, out) is out
+        assert library.gemm(shape, algorithm)(x, weight, out) is out
         assert_close(out, want)
 
 
@@ -74,63 +74,63 @@ def test_every_candidate_is_the_product(
 def test_a_graph_multiplies_whatever_its_tensors_hold_when_it_is_replayed(
     library: CublasLt, assert_close: Callable[[Tensor, Tensor], None]
 ) -> None:
-    shape = ProductShape(40, KINDS[1])
+    shape = GemmShape(40, KINDS[1])
     x, weight, out = make(shape)
-    products = [library.product(shape, algorithm) for algorithm in library.candidates(shape)]
-    for product in products:
-        product(x, weight, out)
+    gemms = [library.gemm(shape, algorithm) for algorithm in library.candidates(shape)]
+    for gemm in gemms:
+        gemm(x, weight, out)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         graph.capture_begin()
-        for product in products:
-            product(x, weight, out)
+        for gemm in gemms:
+            gemm(x, weight, out)
         graph.capture_end()
     torch.cuda.synchronize()
     x.normal_()
     out.zero_()
     graph.replay()
-    assert_close(out, len(products) * (x.double() @ weight.double().T))
+    assert_close(out, len(gemms) * (x.double() @ weight.double().T))
 
 
 @pytest.mark.gpu
 def test_an_algorithm_is_known_again_by_its_bytes(library: CublasLt) -> None:
-    shape = ProductShape(40, KINDS[0])
+    shape = GemmShape(40, KINDS[0])
     x, weight, out = make(shape)
     (algorithm, *_) = library.candidates(shape)
     again = cublas_lt.open_on(CUDA)
     assert again is not None
-    first = library.product(shape, algorithm)(x, weight, out).clone()
-    assert torch.equal(again.product(shape, algorithm)(x, weight, out), first)
+    first = library.gemm(shape, algorithm)(x, weight, out).clone()
+    assert torch.equal(again.gemm(shape, algorithm)(x, weight, out), first)
     with pytest.raises(CublasError, match="cublasLtMatmulAlgoCheck: CUBLAS_STATUS_"):
-        library.product(shape, b"\xff" * 64)
+        library.gemm(shape, b"\xff" * 64)
     with pytest.raises(CublasError, match="an algorithm of 63 bytes, not 64"):
-        library.product(shape, algorithm[:63])
+        library.gemm(shape, algorithm[:63])
 
 
 @pytest.mark.gpu
 def test_tensors_that_are_not_of_the_shape_are_refused_by_name(library: CublasLt) -> None:
-    shape = ProductShape(16, ProductKind(128, 64, torch.bfloat16, adds=False))
-    product = library.product(shape, library.candidates(shape)[0])
+    shape = GemmShape(16, GemmKind(128, 64, torch.bfloat16, adds=False))
+    gemm = library.gemm(shape, library.candidates(shape)[0])
     x, weight, out = make(shape)
     with pytest.raises(ValueError, match=r"x must be contiguous torch.bfloat16 \(16, 64\), got"):
-        product(x[:8], weight, out)
+        gemm(x[:8], weight, out)
     with pytest.raises(ValueError, match=r"weight must be .* with strides \(1, 128\)"):
-        product(x, weight.T.contiguous().T, out)
+        gemm(x, weight.T.contiguous().T, out)
     with pytest.raises(ValueError, match=r"out must be .* got torch.float32"):
-        product(x, weight, out.float())
+        gemm(x, weight, out.float())
     apart = torch.empty(16 * 64 + 8, dtype=x.dtype, device=CUDA)[8:].view(16, 64)
     with pytest.raises(ValueError, match="x must be aligned to 256 bytes"):
-        product(apart, weight, out)
+        gemm(apart, weight, out)
 
 
 @pytest.mark.gpu
 def test_a_product_keeps_none_of_its_tensors(library: CublasLt) -> None:
-    shape = ProductShape(1000, KINDS[0])
-    product = library.product(shape, library.candidates(shape)[0])
+    shape = GemmShape(1000, KINDS[0])
+    gemm = library.gemm(shape, library.candidates(shape)[0])
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    product(*make(shape))
+    gemm(*make(shape))
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before
 

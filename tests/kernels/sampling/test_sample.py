@@ -11,7 +11,7 @@ from kernels.sampling import shortlist
 from kernels.sampling.filtered_draw import draw_filtered
 from kernels.sampling.sample import RING, Tokens, choose, find_candidates, output_ring
 from kernels.sampling.slot_state import NUM_FIELDS
-from worker_svc.sampling.random_numbers import race_keys, race_numbers
+from worker_svc.sampling.random_numbers import gumbel_noise, noise_keys
 
 NUM_SLOTS = 7
 LENGTH = 9
@@ -91,8 +91,8 @@ def kept_weights(logits: Tensor, row: Row) -> Tensor:
 def drawn(logits: Tensor, row: Row) -> int:
     weights = kept_weights(logits.cpu(), row)
     seed = torch.tensor([np.array([row.seed], dtype=np.uint64).view(np.int64)[0]])
-    race = race_keys(seed, torch.tensor([row.num_tokens - row.num_prompt]))
-    numbers = race_numbers(race, torch.arange(len(weights), dtype=torch.int32))
+    row_key = noise_keys(seed, torch.tensor([row.num_tokens - row.num_prompt]))
+    numbers = gumbel_noise(row_key, torch.arange(len(weights), dtype=torch.int32))
     return int((weights.log() + numbers[0].double()).argmax())
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core import BlockMoves, ReportedRange, Request, StepPlan, StepResult
+from scheduler_svc.core import BlockMoves, ReceivedPromptOutput, Request, StepPlan, StepResult
 from scheduler_svc.core.request.block_hash import root_of
 
 Content = int  # hash of a token and all tokens before it
@@ -30,7 +30,7 @@ class _Slot:
     block_ids: list[int]
     root: Content  # parent of the first token
     contents: list[Content] = field(default_factory=list)  # per token
-    report_begin: int = 0
+    prompt_output_begin: int = 0
 
     def content(self, position: int) -> Content:
         """The content that the KV of a position must have been computed from."""
@@ -50,7 +50,9 @@ class FakeWorker:
         self.kv: dict[tuple[int, int], Content] = {}  # (block, offset) to content
         self.host_kv: dict[tuple[int, int], Content] = {}  # (host block, offset) to content
         self.slots: dict[int, _Slot] = {}
-        self.reported: dict[int, list[Request]] = {}  # step id to the requests with prompt outputs
+        self.received_for: dict[
+            int, list[Request]
+        ] = {}  # step id to the requests with prompt outputs
         self.last_step_id: int | None = None
         self.roots: dict[int, Content] = {}  # parent of first blocks by its hash
         self._previous_rows: list[int] = []
@@ -69,17 +71,19 @@ class FakeWorker:
         self._apply_changes(plan)
         rows, counts = self._rows(plan)
         self._write(rows, counts)
-        sampled, reports = [], []
+        sampled, prompt_outputs = [], []
         for row, count in zip(rows, counts, strict=True):
             self._read(row, count)
-            reports += self._report(row, count)
+            prompt_outputs += self._compute_prompt_outputs(row, count)
             if self._advance(row, count):
                 sampled.append(row)
         assert plan.sampled_slots.tolist() == sampled
         token_ids = [self.slots[row].token_ids[-1] for row in sampled]
         tokens = np.array(token_ids, dtype=np.int32)
-        self.reported[plan.step_id] = [self.slots[report.slot].request for report in reports]
-        return StepResult(plan.step_id, tokens, reports=tuple(reports))
+        self.received_for[plan.step_id] = [
+            self.slots[prompt_output.slot].request for prompt_output in prompt_outputs
+        ]
+        return StepResult(plan.step_id, tokens, prompt_outputs=tuple(prompt_outputs))
 
     def _apply_changes(self, plan: StepPlan) -> None:
         for slot in plan.freed_slots:
@@ -96,7 +100,7 @@ class FakeWorker:
                 new.num_computed_tokens,
                 list(new.block_ids),
                 self._root(new.request, is_swapped_in),
-                report_begin=new.report_begin,
+                prompt_output_begin=new.prompt_output_begin,
             )
         for slot, block_id in zip(plan.appended_slots, plan.appended_block_ids, strict=True):
             self.slots[slot].block_ids.append(block_id)
@@ -181,14 +185,14 @@ class FakeWorker:
         assert block_id > 0, "the null block is in use"
         return block_id, position % self.block_size
 
-    def _report(self, row: int, count: int) -> list[ReportedRange]:
+    def _compute_prompt_outputs(self, row: int, count: int) -> list[ReceivedPromptOutput]:
         """The prompt outputs due from the positions that a row computes."""
         slot = self.slots[row]
-        begin = max(slot.num_computed, slot.report_begin)
-        end = min(slot.num_computed + count, slot.request.report_end)
+        begin = max(slot.num_computed, slot.prompt_output_begin)
+        end = min(slot.num_computed + count, slot.request.prompt_output_end)
         if end <= begin:
             return []
-        return [ReportedRange(row, begin, end)]
+        return [ReceivedPromptOutput(row, begin, end)]
 
     def _advance(self, row: int, count: int) -> bool:
         """Whether the row has reached its last token and samples."""

@@ -16,25 +16,25 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_progress(scheduler)
     _check_sharing(scheduler)
     _check_cache(scheduler)
-    _check_promises(scheduler)
+    _check_reservations(scheduler)
     _check_host(scheduler)
-    _check_siblings(scheduler)
+    _check_fork_groups(scheduler)
 
 
 def _check_sequences(scheduler: Scheduler) -> None:
-    residency = scheduler.residency
-    waiting, running = list(residency.waiting), list(residency.roster.sequences)
+    state = scheduler.internal_state
+    waiting, running = list(state.waiting), list(state.running.sequences)
     live = list(scheduler.live())
-    assert len(waiting) == len(residency.waiting)
-    assert residency.waiting.num_tokens == sum(len(s.token_ids) for s in waiting)
+    assert len(waiting) == len(state.waiting)
+    assert state.waiting.num_tokens == sum(len(s.token_ids) for s in waiting)
     for tenant in {s.request.tenant for s in live}:
         own = [s for s in waiting if s.request.tenant == tenant]
-        load = residency.waiting.load_of(tenant)
+        load = state.waiting.load_of(tenant)
         assert (load.num_sequences, load.num_tokens) == (
             len(own),
             sum(len(s.token_ids) for s in own),
         )
-    order = residency.waiting.order
+    order = state.waiting.order
     assert tuple(running) == order.by_seniority(running), "the last would not give way first"
     for sequence in live:
         spent_s = sequence.timeline.spent_s(scheduler.now_s)
@@ -44,56 +44,56 @@ def _check_sequences(scheduler: Scheduler) -> None:
     assert len(waiting) + len(running) == len(live), "a sequence waits and runs, or twice"
     assert all(s.status in (Status.WAITING, Status.PREEMPTED) and s.slot is None for s in waiting)
     assert all(s.status is Status.RUNNING for s in running)
-    moving = scheduler.moving
-    num_came = scheduler.num_accepted + moving.num_adopted
-    assert num_came == scheduler.num_finished + moving.num_handed_over + len(live)
+    migration = scheduler.migration
+    num_came = scheduler.num_accepted + migration.num_migrated_in
+    assert num_came == scheduler.num_finished + migration.num_migrated_out + len(live)
 
 
 def _check_slots(scheduler: Scheduler) -> None:
-    residency = scheduler.residency
-    running = [s.slot for s in residency.roster.sequences if s.slot is not None]
-    fenced = [entry.slot for entry in residency._fenced if entry.slot is not None]
-    everyone = sorted([*running, *fenced, *residency.free_slots])
+    state = scheduler.internal_state
+    running = [s.slot for s in state.running.sequences if s.slot is not None]
+    fenced = [entry.slot for entry in state._fenced if entry.slot is not None]
+    everyone = sorted([*running, *fenced, *state.free_slots])
     assert everyone == list(range(scheduler.config.max_num_seqs)), "a slot is lost or doubled"
-    assert residency.roster.slots.tolist() == running == residency.roster.index.tolist()
+    assert state.running.slots.tolist() == running == state.running.index.tolist()
     in_flight = {slot for plan in scheduler._in_flight for slot in plan.slots.tolist()}
-    assert not in_flight & set(residency.free_slots), "a slot was freed under a step in flight"
-    for sequence in residency.roster.sequences:
+    assert not in_flight & set(state.free_slots), "a slot was freed under a step in flight"
+    for sequence in state.running.sequences:
         assert sequence.slot is not None
-        assert residency.table.sequence[sequence.slot] is sequence
+        assert state.table.sequence[sequence.slot] is sequence
     if not scheduler.num_in_flight:
-        assert not fenced and not residency.departed
+        assert not fenced and not state.departed
 
 
 def _check_blocks(scheduler: Scheduler) -> None:
-    residency = scheduler.residency
-    pool, table = residency.pool, residency.table
-    held: Counter[int] = Counter()
-    for sequence in residency.roster.sequences:
+    state = scheduler.internal_state
+    pool, table = state.pool, state.table
+    hold: Counter[int] = Counter()
+    for sequence in state.running.sequences:
         assert sequence.slot is not None
-        held.update(table.held_blocks(sequence.slot))
+        hold.update(table.held_blocks(sequence.slot))
         num_null = int(table.num_null[sequence.slot])
         assert not any(table.blocks(sequence.slot)[:num_null])
         assert not num_null or scheduler.config.sliding_window
-    fenced = [block_id for entry in residency._fenced for block_id in entry.block_ids]
-    held.update(fenced)
-    assert residency.num_fenced_blocks == len(fenced)
+    fenced = [block_id for entry in state._fenced for block_id in entry.block_ids]
+    hold.update(fenced)
+    assert state.num_fenced_blocks == len(fenced)
     for block_id in range(1, pool.num_blocks):
-        assert pool.ref_count(block_id) == held[block_id]
-    assert held[0] == 0, "the null block is in a table"
+        assert pool.ref_count(block_id) == hold[block_id]
+    assert hold[0] == 0, "the null block is in a table"
     assert pool.ref_count(0) == 0 and pool.cache.hash_of(0) is None, "the null block is in use"
-    in_use = len(held) / pool.num_usable
+    in_use = len(hold) / pool.num_usable
     assert abs(pool.usage - in_use) < 1e-9
     free = list(pool.free_queue())
     assert len(free) == len(set(free)) == pool.num_free
-    assert set(free) == set(range(1, pool.num_blocks)) - set(held)
+    assert set(free) == set(range(1, pool.num_blocks)) - set(hold)
 
 
 def _check_progress(scheduler: Scheduler) -> None:
-    residency = scheduler.residency
-    table, block_size = residency.table, scheduler.config.block_size
+    state = scheduler.internal_state
+    table, block_size = state.table, scheduler.config.block_size
     awaited = Counter(slot for plan in scheduler._in_flight for slot in plan.sampled_slots.tolist())
-    for sequence in residency.roster.sequences:
+    for sequence in state.running.sequences:
         slot = sequence.slot
         known, planned = int(table.num_tokens[slot]), int(table.num_planned[slot])
         computed, num_blocks = int(table.num_computed[slot]), int(table.num_blocks[slot])
@@ -105,23 +105,25 @@ def _check_progress(scheduler: Scheduler) -> None:
         assert int(table.capacity[slot]) == num_blocks * block_size >= computed
         assert num_blocks <= -(-(sequence.max_len - 1) // block_size), "more blocks than ever used"
         request = sequence.request
-        asks = sequence.num_report_planned < request.report_end
-        assert (slot in table.inquiring) == (asks or request.is_prompt_only)
-        assert not asks or computed <= sequence.num_report_planned, "a report was passed over"
-    for slot, sequence in residency.departed.items():
+        asks = sequence.num_prompt_outputs_planned < request.prompt_output_end
+        assert (slot in table.prompt_output_slots) == (asks or request.is_prompt_only)
+        assert not asks or computed <= sequence.num_prompt_outputs_planned, (
+            "a report was passed over"
+        )
+    for slot, sequence in state.departed.items():
         if sequence.status is not Status.FINISHED:
             assert sequence.num_awaited == awaited[slot]
 
 
 def _check_sharing(scheduler: Scheduler) -> None:
     """A block in two tables is at the same index of both, full, with the same tokens before it."""
-    residency = scheduler.residency
+    state = scheduler.internal_state
     owner: dict[int, tuple[Sequence, list[int]]] = {}
-    for sequence in residency.roster.sequences:
+    for sequence in state.running.sequences:
         assert sequence.slot is not None
         size = scheduler.config.block_size
-        token_ids = [sequence.request.cache_salt, *residency.table.tokens(sequence.slot).tolist()]
-        for index, block_id in enumerate(residency.table.blocks(sequence.slot)):
+        token_ids = [sequence.request.cache_salt, *state.table.tokens(sequence.slot).tolist()]
+        for index, block_id in enumerate(state.table.blocks(sequence.slot)):
             if not block_id:
                 continue
             content = token_ids[: 1 + (index + 1) * size]
@@ -133,13 +135,13 @@ def _check_sharing(scheduler: Scheduler) -> None:
 
 
 def _check_cache(scheduler: Scheduler) -> None:
-    residency = scheduler.residency
-    pool, table, size = residency.pool, residency.table, scheduler.config.block_size
+    state = scheduler.internal_state
+    pool, table, size = state.pool, state.table, scheduler.config.block_size
     hashed = [b for b in range(1, pool.num_blocks) if pool.cache.hash_of(b) is not None]
     entries = [*pool.cache._block_of.values(), *itertools.chain(*pool.cache._duplicates.values())]
     assert sorted(entries) == hashed and len(pool.cache) == len(hashed), "a stale or lost entry"
     assert all(pool.cache._duplicates.values()), "an empty list is kept"
-    for sequence in residency.roster.sequences:
+    for sequence in state.running.sequences:
         slot = sequence.slot
         assert slot is not None
         sealed = int(table.num_sealed[slot])
@@ -158,38 +160,40 @@ def _check_cache(scheduler: Scheduler) -> None:
         assert all(h in (e, None) for h, e in zip(found, expected, strict=True))
 
 
-def _check_promises(scheduler: Scheduler) -> None:
+def _check_reservations(scheduler: Scheduler) -> None:
     """The places kept in the queue are those of the reservations that are due."""
-    promises = scheduler.intake.promises
-    due = [p for p in promises._by_id.values() if p.due_s - LEAD_S <= promises._now_s]
-    assert promises.due.num_sequences == len(due), "kept places are not the due reservations"
-    assert promises.due.num_tokens == sum(p.num_tokens for p in due)
+    reservations = scheduler.intake.reservations
+    due = [p for p in reservations._by_id.values() if p.due_s - LEAD_S <= reservations._now_s]
+    assert reservations.due.num_sequences == len(due), "kept places are not the due reservations"
+    assert reservations.due.num_tokens == sum(p.num_tokens for p in due)
     for tenant in {p.tenant for p in due}:
-        assert promises.due_of(tenant).num_sequences == sum(p.tenant == tenant for p in due)
+        assert reservations.due_of(tenant).num_sequences == sum(p.tenant == tenant for p in due)
 
 
 def _check_host(scheduler: Scheduler) -> None:
     """Every host block is either free or held by one waiting sequence."""
-    residency = scheduler.residency
-    host, block_size = residency.host, scheduler.config.block_size
-    held = [block_id for s in host.sequences for block_id in host._held[s].host_blocks]
-    assert sorted([*held, *host._free, *host._freed]) == list(range(host.num_blocks))
-    assert host.num_free == host.num_blocks - len(held)
+    state = scheduler.internal_state
+    host, block_size = state.host, scheduler.config.block_size
+    hold = [block_id for s in host.sequences for block_id in host._held[s].host_blocks]
+    assert sorted([*hold, *host._free, *host._freed]) == list(range(host.num_blocks))
+    assert host.num_free == host.num_blocks - len(hold)
     for sequence in host.sequences:
         swapped = host.find(sequence)
         assert swapped is not None and sequence.status is Status.PREEMPTED
         num_blocks = swapped.num_null + len(swapped.host_blocks)
         assert num_blocks == -(-swapped.num_computed // block_size)
-    assert held == [] or scheduler.config.preemption is Preemption.SWAP
+    assert hold == [] or scheduler.config.preemption is Preemption.SWAP
 
 
-def _check_siblings(scheduler: Scheduler) -> None:
+def _check_fork_groups(scheduler: Scheduler) -> None:
     """A fork group consists of exactly the sequences that name it."""
-    siblings = scheduler.residency.siblings
+    fork_groups = scheduler.internal_state.fork_groups
     named = [s for s in scheduler.live() if s.request.fork_group]
-    assert sum(map(len, siblings._groups.values())) == sum(bool(siblings.of(s)) for s in named)
+    assert sum(map(len, fork_groups._groups.values())) == sum(
+        bool(fork_groups.of(s)) for s in named
+    )
     for sequence in named:
-        members = siblings.of(sequence)
-        assert sequence in members or siblings.problem(sequence.request)
+        members = fork_groups.of(sequence)
+        assert sequence in members or fork_groups.problem(sequence.request)
         prompts = {s.request.prompt_token_ids.tobytes() for s in members}
         assert len(prompts) <= 1, "siblings of different prompts"

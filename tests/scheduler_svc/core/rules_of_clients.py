@@ -33,7 +33,7 @@ def submit_with_room_for_one_token(world: World, draw: Draw) -> None:
 
 @rule(weight=0.5)
 def submit_what_needs_every_block(world: World, draw: Draw) -> None:
-    num_tokens = world.scheduler.residency.pool.num_usable * world.config.block_size
+    num_tokens = world.scheduler.internal_state.pool.num_usable * world.config.block_size
     length = draw.integer(1, min(num_tokens, world.config.max_model_len - 1))
     prompt = world.draw_prompt(draw, length, length)
     world.submit(prompt, max_tokens=num_tokens + 1 - len(prompt))
@@ -208,20 +208,20 @@ def forget_every_prefix(world: World, draw: Draw) -> None:
 @rule(weight=1)
 def submit_a_prompt_to_be_scored(world: World, draw: Draw) -> None:
     prompt = world.draw_prompt(draw, 1, 24)
-    world.submit(prompt, max_tokens=draw.integer(0, 6), report_end=len(prompt) - 1)
+    world.submit(prompt, max_tokens=draw.integer(0, 6), prompt_output_end=len(prompt) - 1)
 
 
 @rule(weight=1)
 def submit_a_prompt_to_be_embedded(world: World, draw: Draw) -> None:
     prompt = world.draw_prompt(draw, 1, 24)
     begin = draw.pick([0, len(prompt) - 1])
-    world.submit(prompt, max_tokens=0, report_begin=begin, report_end=len(prompt))
+    world.submit(prompt, max_tokens=0, prompt_output_begin=begin, prompt_output_end=len(prompt))
 
 
 @rule(weight=0.5, when=lambda world: bool(world.requests))
 def submit_a_known_prompt_to_be_scored(world: World, draw: Draw) -> None:
     prompt = draw.pick(world.requests[-12:]).prompt_token_ids.tolist()
-    world.submit(prompt, max_tokens=draw.integer(0, 6), report_end=len(prompt) - 1)
+    world.submit(prompt, max_tokens=draw.integer(0, 6), prompt_output_end=len(prompt) - 1)
 
 
 @rule(weight=0.3)
@@ -236,8 +236,8 @@ _INVALID: tuple[dict[str, object], ...] = (
     {"prompt_token_ids": [VOCAB_SIZE]},
     {"prompt_token_ids": [3, -1]},
     {"max_tokens": -1},
-    {"report_end": 3},
-    {"report_begin": 2, "report_end": 1},
+    {"prompt_output_end": 3},
+    {"prompt_output_begin": 2, "prompt_output_end": 1},
     {"min_tokens": -1},
     {"min_tokens": 3, "max_tokens": 2},
     {"stop_token_ids": (VOCAB_SIZE,)},
@@ -293,8 +293,8 @@ def come_back_when_told(world: World, draw: Draw) -> None:
     """Makes a reservation; a retry in time is accepted if there is any room."""
     now_s = world.scheduler.now_s
     prompt = np.array(world.draw_prompt(draw, 1, 8), dtype=np.int32)
-    promised = Request(f"r{len(world.requests)}", prompt, 2, tenant=draw.pick("abc"))
-    world.scheduler.promise(promised, now_s + draw.integer(0, 16) / 8)
+    reserved = Request(f"r{len(world.requests)}", prompt, 2, tenant=draw.pick("abc"))
+    world.scheduler.reserve(reserved, now_s + draw.integer(0, 16) / 8)
     world.check()
 
 

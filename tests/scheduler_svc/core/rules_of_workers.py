@@ -169,11 +169,11 @@ def name_who_never_fits(world: World, draw: Draw) -> None:
 @rule(weight=0.4, when=lambda world: world.is_worker_away)
 def hand_everybody_over_and_take_them_back(world: World, draw: Draw) -> None:
     """Hands over all sequences and adopts them, as when no other group has room."""
-    leaving = world.scheduler.moving.hand_over()
+    leaving = world.scheduler.migration.migrate_out()
     world.check()
     if draw.integer(0, 1):
         leaving.reverse()
     for sequence in leaving:
-        assert world.scheduler.moving.can_hold(sequence)
-        world.scheduler.moving.adopt(sequence)
+        assert world.scheduler.migration.can_hold(sequence)
+        world.scheduler.migration.migrate_in(sequence)
         world.check()

@@ -75,12 +75,12 @@ class Simulation:
         result = self.results.popleft()
         bad_rows = tuple(row for row in bad_rows if row < len(result.token_ids))
         outputs = self.scheduler.update(replace(result, bad_rows=bad_rows))
-        for told in outputs.told:
+        for told in outputs.prompt_outputs:
             handle = told.request.handle
             assert handle not in self.ends and not self.outputs[handle], "a report too late"
-            whose = self.worker.reported[result.step_id][told.row]
+            whose = self.worker.received_for[result.step_id][told.row]
             assert whose.handle == handle, "a report on another request's prompt"
-            report = result.reports[told.row]
+            report = result.prompt_outputs[told.row]
             self.told[handle] += range(report.begin, report.end)
         for handle, token_id in zip(outputs.handles, outputs.token_ids, strict=True):
             assert handle not in self.ends, "a token after the end"
@@ -116,7 +116,7 @@ class Simulation:
     def reset_prefix_cache(self) -> None:
         """Empties the prefix cache of scheduler and worker."""
         self.scheduler.reset_prefix_cache()
-        assert not len(self.scheduler.residency.pool.cache)
+        assert not len(self.scheduler.internal_state.pool.cache)
         self.worker.forget_prefixes()
         self.check(may_forget=True)
 
@@ -172,7 +172,7 @@ class Simulation:
     def _check_plan(self, plan: StepPlan, in_flight: list[StepPlan]) -> None:
         assert 0 < len(plan.slots) <= self.config.max_num_seqs
         assert plan.num_tokens <= self.config.max_num_batched_tokens
-        assert plan.num_free_blocks == self.scheduler.residency.pool.num_free
+        assert plan.num_free_blocks == self.scheduler.internal_state.pool.num_free
         threshold = self.config.long_prefill_token_threshold
         if threshold and plan.num_scheduled is not None:
             assert plan.num_scheduled.max() <= threshold
@@ -192,7 +192,7 @@ class Simulation:
             assert got == expected[: len(got)]
         else:
             assert (got, finished.reason) == (expected, reason)
-            asked = range(finished.request.report_begin, finished.request.report_end)
+            asked = range(finished.request.prompt_output_begin, finished.request.prompt_output_end)
             assert self.told[handle] == list(asked)
 
     def expected(self, request: Request) -> tuple[list[int], FinishReason]:

@@ -42,7 +42,7 @@ class Tally:
         self.num_requests += len(world.requests)
         self.num_tokens += world.scheduler.num_output_tokens
         self.num_steps += world.scheduler.counters.num_steps
-        self.num_preemptions += world.scheduler.residency.num_preemptions
+        self.num_preemptions += world.scheduler.internal_state.num_preemptions
         self.ends.update(reason.value for reason in world.ends.values())
 
 

@@ -87,7 +87,7 @@ def test_an_abort_works_in_every_state(state: str, status: Status) -> None:
         seen += ends(outputs).values()
         check_invariants(scheduler)
     assert seen == ([] if state == "waiting" else [FinishReason.LENGTH])
-    assert scheduler.residency.pool.num_free == 4
+    assert scheduler.internal_state.pool.num_free == 4
 
 
 def test_an_aborted_running_request_says_what_it_had() -> None:
@@ -152,7 +152,7 @@ def test_the_token_of_a_request_preempted_meanwhile_still_counts(
         9: token,
     }
     assert ends(outputs).get("b") is reason
-    waiting = list(scheduler.residency.waiting)
+    waiting = list(scheduler.internal_state.waiting)
     assert [s.token_ids.tolist() for s in waiting] == ([] if reason else [[*range(1, 9), token]])
     check_invariants(scheduler)
 
@@ -173,7 +173,7 @@ def test_the_only_request_never_preempts_itself_for_ever() -> None:
     scheduler.add(make_request("a", 4, max_tokens=13))
     for _ in range(13):
         assert step(scheduler, 500).token_ids.tolist() == [500]
-    assert scheduler.find("a") is None and scheduler.residency.num_preemptions == 0
+    assert scheduler.find("a") is None and scheduler.internal_state.num_preemptions == 0
 
 
 # --- failures ------------------------------------------------------------------------------------
@@ -260,8 +260,8 @@ def test_a_lost_worker_costs_no_token_that_was_received(depth: int) -> None:
         plan_step(scheduler)
     assert scheduler.worker_lost() == 2
     assert (scheduler.num_in_flight, scheduler.num_waiting) == (0, 2)
-    assert scheduler.residency.pool.num_free == 16
-    assert len(scheduler.residency.pool.cache) == 0
+    assert scheduler.internal_state.pool.num_free == 16
+    assert len(scheduler.internal_state.pool.cache) == 0
     check_invariants(scheduler)
     plan = plan_step(scheduler)
     assert plan.reset and plan.freed_slots == []
@@ -296,7 +296,7 @@ def test_everyone_waits_in_the_old_order_after_a_loss() -> None:
         scheduler.add(make_request(name, 4))
     step(scheduler)
     scheduler.worker_lost()
-    assert [s.request.request_id for s in scheduler.residency.waiting] == ["a", "b", "c"]
+    assert [s.request.request_id for s in scheduler.internal_state.waiting] == ["a", "b", "c"]
 
 
 def test_requests_too_large_for_a_smaller_worker_are_named() -> None:

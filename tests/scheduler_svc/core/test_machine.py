@@ -23,11 +23,11 @@ from scheduler_svc.core.kv.prefix_cache import PrefixCache
 from scheduler_svc.core.kv.slots import SlotTable
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.step.apply_tokens import Arrivals
+from scheduler_svc.core.step.apply_tokens import TokenUpdates
 from scheduler_svc.core.step.planner import Planner
 from scheduler_svc.core.step.reuse import Reuse
 from scheduler_svc.core.step.start import Start
-from scheduler_svc.core.step.state import Residency
+from scheduler_svc.core.step.state import SchedulerState
 from tests.scheduler_svc.core.draws import HypothesisDraw
 from tests.scheduler_svc.core.soak import Failed, Tally, run_episode
 from tests.scheduler_svc.core.world import RULES, Rule, World, draw_config
@@ -101,14 +101,14 @@ def test_an_episode_can_be_told_again() -> None:
 
 
 def _without_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(self: Residency, sequence: Sequence, status: Any) -> None:
+    def leave(self: SchedulerState, sequence: Sequence, status: Any) -> None:
         slot = sequence.slot
         assert slot is not None
         block_ids = self.table.blocks(slot)
         self.table.leave(slot, status)
         self._recycle(slot, block_ids)
 
-    monkeypatch.setattr(Residency, "leave", leave)
+    monkeypatch.setattr(SchedulerState, "leave", leave)
 
 
 def _release_head_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def _take_a_full_hit(monkeypatch: pytest.MonkeyPatch) -> None:
         if not self._config.enable_prefix_caching:
             return Start()
         hashes = sequence.block_hashes(self._config.block_size)
-        shared = self._residency.pool.cache.lookup(hashes, sequence.token_ids)
+        shared = self._state.pool.cache.lookup(hashes, sequence.token_ids)
         return Start(len(shared) * self._config.block_size, shared=shared)
 
     monkeypatch.setattr(Reuse, "cached", cached)
@@ -142,7 +142,7 @@ def _forget_that_hits_leave_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _drop_late_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Arrivals, "_append_late", lambda self, late, token_ids: [])
+    monkeypatch.setattr(TokenUpdates, "_append_late", lambda self, late, token_ids: [])
 
 
 def _skip_what_is_to_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +152,8 @@ def _skip_what_is_to_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _count_lost_reports_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts prompt outputs lost with a worker as delivered, so that they are never sent."""
-    told = property(lambda self: self.num_report_planned, lambda self, value: None)
-    monkeypatch.setattr(Sequence, "num_reported", told)
+    told = property(lambda self: self.num_prompt_outputs_planned, lambda self, value: None)
+    monkeypatch.setattr(Sequence, "num_prompt_outputs_delivered", told)
 
 
 def _stop_before_min_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,14 +167,14 @@ def _stop_before_min_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _lose_the_fenced_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    acknowledge = Residency.acknowledge
+    acknowledge = SchedulerState.acknowledge
 
-    def forgetful(self: Residency, step_id: int) -> None:
+    def forgetful(self: SchedulerState, step_id: int) -> None:
         before = self.num_fenced_blocks
         acknowledge(self, step_id)
         self.num_fenced_blocks = before
 
-    monkeypatch.setattr(Residency, "acknowledge", forgetful)
+    monkeypatch.setattr(SchedulerState, "acknowledge", forgetful)
 
 
 def _leave_a_trace_of_a_refused_result(monkeypatch: pytest.MonkeyPatch) -> None:

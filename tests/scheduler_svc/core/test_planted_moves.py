@@ -9,28 +9,28 @@ import pytest
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.step.reuse import Reuse
 from scheduler_svc.core.step.start import Start
-from scheduler_svc.core.step.state import Residency
+from scheduler_svc.core.step.state import SchedulerState
 from tests.scheduler_svc.core.soak import Failed, Tally, run_episode
 
 Monkeypatch = pytest.MonkeyPatch
 
 
-def _change(monkeypatch: Monkeypatch, name: str, change: Callable[[Residency], None]) -> None:
-    """Makes a method of Residency run `change` afterwards."""
-    original = getattr(Residency, name)
+def _change(monkeypatch: Monkeypatch, name: str, change: Callable[[SchedulerState], None]) -> None:
+    """Makes a method of SchedulerState run `change` afterwards."""
+    original = getattr(SchedulerState, name)
 
-    def changed(self: Residency, *arguments: Any) -> Any:
+    def changed(self: SchedulerState, *arguments: Any) -> Any:
         answer = original(self, *arguments)
         change(self)
         return answer
 
-    monkeypatch.setattr(Residency, name, changed)
+    monkeypatch.setattr(SchedulerState, name, changed)
 
 
 def _copy_nothing(monkeypatch: Monkeypatch) -> None:
-    def forget(residency: Residency) -> None:
-        residency._moves.copied_from.clear()
-        residency._moves.copied_to.clear()
+    def forget(state: SchedulerState) -> None:
+        state._moves.copied_from.clear()
+        state._moves.copied_to.clear()
 
     _change(monkeypatch, "_fill", forget)
 
@@ -46,55 +46,55 @@ def _fork_without_holding_what_is_shared(monkeypatch: Monkeypatch) -> None:
     def weak(self: Reuse, sibling: Sequence, slot: int, num_computed: int) -> Start | None:
         start = fork(self, sibling, slot, num_computed)
         if start is not None:
-            held = [b for b in start.shared if self._residency.pool.ref_count(b)]
+            hold = [b for b in start.shared if self._state.pool.ref_count(b)]
             start.shared.clear()
-            start.shared.extend(reversed(held))
+            start.shared.extend(reversed(hold))
         return start
 
     monkeypatch.setattr(Reuse, "_fork", weak)
 
 
 def _swap_out_in_another_order(monkeypatch: Monkeypatch) -> None:
-    _change(monkeypatch, "_swap_out", lambda residency: residency._moves.swapped_out.reverse())
+    _change(monkeypatch, "_swap_out", lambda state: state._moves.swapped_out.reverse())
 
 
 def _forget_to_swap_in(monkeypatch: Monkeypatch) -> None:
-    def forget(residency: Residency) -> None:
-        residency._moves.from_host.clear()
-        residency._moves.swapped_in.clear()
+    def forget(state: SchedulerState) -> None:
+        state._moves.from_host.clear()
+        state._moves.swapped_in.clear()
 
     _change(monkeypatch, "_fill", forget)
 
 
 def _keep_the_host_over_a_loss(monkeypatch: Monkeypatch) -> None:
-    clear = Residency.clear
+    clear = SchedulerState.clear
 
-    def keep(self: Residency, num_blocks: int, num_host_blocks: int) -> None:
+    def keep(self: SchedulerState, num_blocks: int, num_host_blocks: int) -> None:
         host = getattr(self, "host", None)
         clear(self, num_blocks, num_host_blocks)
         if host is not None:
             self.host = host
 
-    monkeypatch.setattr(Residency, "clear", keep)
+    monkeypatch.setattr(SchedulerState, "clear", keep)
 
 
 def _slide_too_far(monkeypatch: Monkeypatch) -> None:
-    slide = Residency.slide
+    slide = SchedulerState.slide
 
-    def too_far(self: Residency) -> None:
+    def too_far(self: SchedulerState) -> None:
         config = self.config
         self.config = replace(config, sliding_window=config.sliding_window - 2)
         slide(self)
         self.config = config
 
-    monkeypatch.setattr(Residency, "slide", too_far)
+    monkeypatch.setattr(SchedulerState, "slide", too_far)
 
 
 def _build_on_what_was_to_be_forgotten(monkeypatch: Monkeypatch) -> None:
-    def forget(self: Residency) -> int:
+    def forget(self: SchedulerState) -> int:
         return self.pool.cache.clear()
 
-    monkeypatch.setattr(Residency, "forget_prefixes", forget)
+    monkeypatch.setattr(SchedulerState, "forget_prefixes", forget)
 
 
 # Each with an episode that finds it soon; any seed finds it eventually.

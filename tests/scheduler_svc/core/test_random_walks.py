@@ -44,8 +44,8 @@ def random_request(rng: random.Random, config: SchedulerConfig, handle: int) -> 
         tenant=rng.choice("abc"),
         cache_salt=rng.choice(["", "", "", "red", "blue"]),
         skip_prefix_cache=rng.random() < 0.1,
-        report_begin=report[0],
-        report_end=report[1],
+        prompt_output_begin=report[0],
+        prompt_output_end=report[1],
     )
 
 
@@ -112,7 +112,7 @@ def test_the_books_agree_after_every_action(seed: int, max_depth: int) -> None:
     simulation.drain(depth=rng.randint(0, max_depth))
     scheduler = simulation.scheduler
     assert scheduler.num_finished == len(simulation.requests) == len(simulation.ends)
-    assert scheduler.residency.pool.num_free == scheduler.residency.pool.num_usable
+    assert scheduler.internal_state.pool.num_free == scheduler.internal_state.pool.num_usable
     assert scheduler.num_output_tokens == sum(map(len, simulation.outputs))
 
 

@@ -29,8 +29,8 @@ from scheduler_svc.core import (
     BlockMoves,
     Policy,
     Preemption,
+    ReceivedPromptOutput,
     Refused,
-    ReportedRange,
     Request,
     Scheduler,
     SchedulerConfig,
@@ -154,8 +154,8 @@ class Story:
         yield f"step {plan.step_id}{' (reset)' if plan.reset else ''}: {plan.num_tokens} {noun}"
         if plan.preempted:
             yield f"  preempted: {' '.join(plan.preempted)}"
-        if plan.held is not None:
-            yield f"  the queue stops: {plan.held.cause.value}{tell_short(plan.held.blocks_short)}"
+        if plan.hold is not None:
+            yield f"  the queue stops: {plan.hold.cause.value}{tell_short(plan.hold.blocks_short)}"
         if plan.freed_slots:
             yield f"  freed slots: {' '.join(map(str, plan.freed_slots))}"
         if plan.moves is not None:
@@ -178,8 +178,10 @@ class Story:
             appended = zip(plan.appended_slots, plan.appended_block_ids, strict=True)
             gained = [block_id for owner, block_id in appended if owner == slot]
             line += f"; gains {tell_ids(gained)}" if gained else ""
-            asked = [range(one.begin, one.end) for one in plan.asked if one.slot == slot]
-            line += f"; reports {tell_ids(list(asked[0]))}" if asked else ""
+            asked = [
+                range(one.begin, one.end) for one in plan.due_prompt_outputs if one.slot == slot
+            ]
+            line += f"; outputs due {tell_ids(list(asked[0]))}" if asked else ""
             yield line
 
     def on_grant(self, words: list[str]) -> Iterator[str]:
@@ -208,15 +210,15 @@ class Story:
         bad = [int(word[4:]) for word in words if word.startswith("bad=")]
         token_ids = [int(word) for word in words if not word.startswith("bad")]
         reports = tuple(
-            ReportedRange(one.slot, one.begin, one.end, "bad-report" not in words)
-            for one in plan.asked
+            ReceivedPromptOutput(one.slot, one.begin, one.end, "bad-report" not in words)
+            for one in plan.due_prompt_outputs
         )
         tokens = np.array(token_ids, dtype=np.int32)
         result = StepResult(plan.step_id, tokens, tuple(bad), reports)
         outputs = self.scheduler.update(result)
         yield f"step {plan.step_id} is done"
-        for told in outputs.told:
-            asked = plan.asked[told.row]
+        for told in outputs.prompt_outputs:
+            asked = plan.due_prompt_outputs[told.row]
             told_of = tell_ids(list(range(asked.begin, asked.end)))
             yield f"  {told.request.request_id} is told of {told_of}"
         for handle, token_id in zip(outputs.handles, outputs.token_ids, strict=True):
@@ -263,26 +265,26 @@ class Story:
 
     def on_state(self, words: list[str]) -> Iterator[str]:
         assert not words
-        residency = self.scheduler.residency
+        state = self.scheduler.internal_state
         running = [
-            f"{s.request.request_id}({residency.table.num_tokens[s.slot]})"
-            for s in residency.roster.sequences
+            f"{s.request.request_id}({state.table.num_tokens[s.slot]})"
+            for s in state.running.sequences
         ]
-        waiting = [f"{s.request.request_id}({len(s.token_ids)})" for s in residency.waiting]
+        waiting = [f"{s.request.request_id}({len(s.token_ids)})" for s in state.waiting]
         yield (
             f"running [{' '.join(running)}] waiting [{' '.join(waiting)}] "
-            f"free {residency.pool.num_free} fenced {residency.num_fenced_blocks} "
+            f"free {state.pool.num_free} fenced {state.num_fenced_blocks} "
             f"in flight {self.scheduler.num_in_flight}"
         )
 
     def on_blocks(self, words: list[str]) -> Iterator[str]:
         assert not words
-        residency = self.scheduler.residency
-        for sequence in residency.roster.sequences:
+        state = self.scheduler.internal_state
+        for sequence in state.running.sequences:
             assert sequence.slot is not None
-            block_ids = residency.table.blocks(sequence.slot)
+            block_ids = state.table.blocks(sequence.slot)
             yield f"  {sequence.request.request_id}: {tell_ids(block_ids)}"
-        yield f"  free: {tell_ids(list(residency.pool.free_queue()))}"
+        yield f"  free: {tell_ids(list(state.pool.free_queue()))}"
 
 
 def retell(text: str) -> str:

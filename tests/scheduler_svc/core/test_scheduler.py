@@ -42,7 +42,7 @@ def ends(outputs: StepOutputs) -> dict[str, FinishReason]:
         ([-1], {}, "prompt_token_ids has an id outside 0..999"),
         (4, {"max_tokens": -1}, "max_tokens is -1, must not be negative"),
         (65, {"max_tokens": 0}, "prompt_token_ids has 65 tokens; with max_model_len 64 at most 64"),
-        (4, {"report_end": 5}, r"reports 0\.\.5 are outside the prompt"),
+        (4, {"prompt_output_end": 5}, r"prompt outputs 0\.\.5 are outside the prompt"),
         (4, {"min_tokens": -1}, "min_tokens is -1, must not be negative"),
         (4, {"max_tokens": 2, "min_tokens": 3}, r"min_tokens \(3\) exceeds max_tokens \(2\)"),
         (4, {"stop_token_ids": (1000,)}, "stop_token_ids has an id outside 0..999"),
@@ -208,7 +208,7 @@ def test_the_block_of_the_last_token_is_not_cached_because_it_has_no_kv() -> Non
     scheduler.add(make_request("a", 6, max_tokens=2))
     step(scheduler, 70)
     step(scheduler, 71)  # eight tokens, seven of them with KV
-    assert len(scheduler.residency.pool.cache) == 1
+    assert len(scheduler.internal_state.pool.cache) == 1
     scheduler.add(make_request("b", [1, 2, 3, 4, 5, 6, 70, 71, 9]))
     assert plan_step(scheduler).new_sequences[0].num_computed_tokens == 4
 

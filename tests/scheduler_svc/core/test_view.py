@@ -24,9 +24,9 @@ MAY_LOOK_INSIDE = {"scheduler_svc/journal/calls.py"}
 
 
 def looks_inside(source: str) -> Iterator[int]:
-    """Lines that read a core's `residency`."""
+    """Lines that read a core's `state`."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute) and node.attr == "residency":
+        if isinstance(node, ast.Attribute) and node.attr == "internal_state":
             yield node.lineno
 
 
@@ -81,9 +81,9 @@ def test_the_view_knows_each_sequences_tokens_and_blocks() -> None:
     assert view.num_computed_tokens(first) == 5 == view.num_computed[first.slot]
     assert len(view.block_ids(first)) == view.num_blocks_of(first) == 2
     assert view.sequence_in(first.slot) is first
-    held = {use.block_id: use for use in view.blocks()}
+    hold = {use.block_id: use for use in view.blocks()}
     for block_id in view.block_ids(first):
-        assert (held[block_id].ref_count, held[block_id].request_ids) == (1, ["r0"])
+        assert (hold[block_id].ref_count, hold[block_id].request_ids) == (1, ["r0"])
     assert view.num_cached_blocks >= 1
 
 

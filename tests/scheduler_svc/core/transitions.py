@@ -23,7 +23,7 @@ class FreeQueueWatch:
 
     def check(self, scheduler: Scheduler, may_forget: bool) -> None:
         """Compares the queue with the last one; with `may_forget`, hashes may have been dropped."""
-        pool = scheduler.residency.pool
+        pool = scheduler.internal_state.pool
         free = list(pool.free_queue())
         if pool is self._pool:
             self._check_order(free, is_sliding=bool(scheduler.config.sliding_window))
@@ -48,14 +48,14 @@ class FreeQueueWatch:
                 if block_id not in freed or following not in freed:
                     continue
                 # A prompt that was computed twice has two chains, and a third may mix them.
-                if all(block_id in held for held in self._holders if following in held):
+                if all(block_id in hold for hold in self._holders if following in hold):
                     assert place[following] < place[block_id], "a chain's head was freed first"
 
 
 def _holders(scheduler: Scheduler) -> list[list[int]]:
-    residency = scheduler.residency
-    running = [residency.table.held_blocks(s.slot) for s in residency.roster.sequences]
-    return running + [list(entry.block_ids) for entry in residency._fenced]
+    state = scheduler.internal_state
+    running = [state.table.held_blocks(s.slot) for s in state.running.sequences]
+    return running + [list(entry.block_ids) for entry in state._fenced]
 
 
 class CacheTruth:
@@ -70,8 +70,8 @@ class CacheTruth:
         """Compares every entry of the prefix cache with the worker's memory."""
         if worker.roots is not self._roots:  # another worker, or the cache was emptied
             self._roots, self._contents = worker.roots, {}
-        cache = scheduler.residency.pool.cache
-        entries = {b: cache.hash_of(b) for b in range(1, scheduler.residency.pool.num_blocks)}
+        cache = scheduler.internal_state.pool.cache
+        entries = {b: cache.hash_of(b) for b in range(1, scheduler.internal_state.pool.num_blocks)}
         unknown = {b: h for b, h in entries.items() if h is not None and h not in self._contents}
         while unknown:
             known = [b for b in unknown if self._learn(scheduler, b, unknown[b])]
@@ -91,7 +91,9 @@ class CacheTruth:
             slot, size = sequence.slot, self._block_size
             if sequence.is_private or sequence.root not in self._roots:
                 continue
-            tokens = sequence.token_ids if slot is None else scheduler.residency.table.tokens(slot)
+            tokens = (
+                sequence.token_ids if slot is None else scheduler.internal_state.table.tokens(slot)
+            )
             content = self._roots[sequence.root]
             for index, block_hash in enumerate(chain(tokens, size, sequence.root or None)):
                 contents = []
@@ -101,7 +103,7 @@ class CacheTruth:
                 self._contents.setdefault(block_hash, contents)
 
     def _learn(self, scheduler: Scheduler, block_id: int, block_hash: int) -> bool:
-        cache = scheduler.residency.pool.cache
+        cache = scheduler.internal_state.pool.cache
         parent = int(cache._parents[block_id])
         if parent not in self._roots and parent not in self._contents:
             return False

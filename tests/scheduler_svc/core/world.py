@@ -98,7 +98,7 @@ class World(Granting):
             return None
 
     def _check_refusal(self, request: Request, refused: Refused) -> None:
-        config, num_usable = self.config, self.scheduler.residency.pool.num_usable
+        config, num_usable = self.config, self.scheduler.internal_state.pool.num_usable
         if refused.kind is RefusalKind.NEVER_FITS:
             longest = config.max_model_len
             if request.max_tokens is not None:
@@ -107,7 +107,7 @@ class World(Granting):
             assert blocks_needed(config, longest) > num_usable, refused
         else:
             assert refused.kind is RefusalKind.OVERLOADED, refused
-            assert len(self.scheduler.residency.waiting), "an empty queue takes anything"
+            assert len(self.scheduler.internal_state.waiting), "an empty queue takes anything"
 
     def live_in(self, *statuses: Status) -> list[str]:
         """Ids of the requests with one of these statuses."""
@@ -131,12 +131,12 @@ class World(Granting):
             self.begin()
         self.drain(self.max_depth)
         scheduler = self.scheduler
-        assert scheduler.residency.pool.num_free == scheduler.residency.pool.num_usable
+        assert scheduler.internal_state.pool.num_free == scheduler.internal_state.pool.num_usable
         assert len(self.ends) == len(self.requests) == scheduler.num_finished
         brought = [r.output_token_ids for r in self.requests if r.output_token_ids is not None]
         num_outputs = sum(map(len, self.outputs)) - sum(map(len, brought))
         assert scheduler.num_output_tokens == num_outputs
-        assert not len(scheduler.residency.waiting) and scheduler.next_deadline_s is None
+        assert not len(scheduler.internal_state.waiting) and scheduler.next_deadline_s is None
 
     def answer_cut(self) -> None:
         """The worker skips the steps that it has not begun, unless it did so before."""

@@ -219,12 +219,12 @@ def test_the_command_names_the_first_plan_that_a_change_of_code_changes(recorded
     assert "every plan is equal" in equal.stdout
     changed = (
         "import sys\n"
-        "from scheduler_svc.core.step.state import Residency\n"
-        "clear = Residency.clear\n"
+        "from scheduler_svc.core.step.state import SchedulerState\n"
+        "clear = SchedulerState.clear\n"
         "def other(self, *blocks):\n"
         "    clear(self, *blocks)\n"
         "    self.free_slots.reverse()\n"
-        "Residency.clear = other\n"
+        "SchedulerState.clear = other\n"
         "from scheduler_svc.journal.__main__ import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )

@@ -14,7 +14,7 @@ from pagewire.v1 import scheduler_pb2, types_pb2
 from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.journal.start import RecordOptions
 from simulator import simulate
-from simulator.capacity.recorded import read_past
+from simulator.capacity.recorded import read_recorded
 from simulator.capacity.step_times import fit
 from simulator.workers.fake_worker import FakeModel
 
@@ -50,12 +50,12 @@ async def recorded(make_cluster: MakeCluster, tmp_path: Path) -> Path:
 
 
 async def test_a_recording_tells_who_came_and_how_long_steps_took(recorded: Path) -> None:
-    past = read_past(recorded)
-    told = [(a.prompt_tokens, a.output_tokens, a.tenant) for a in past.arrivals]
+    workload = read_recorded(recorded)
+    told = [(a.prompt_tokens, a.output_tokens, a.tenant) for a in workload.arrivals]
     assert sorted(told, key=lambda each: each[1]) == [(20, 5 + n, "ab"[n % 2]) for n in range(10)]
-    assert past.arrivals[0].arrival_s == 0.0 and past.config.num_blocks == 99
-    assert median(step.duration_s for step in past.steps) > 0.9 * BASE_S
-    assert fit(past.steps).of(4, 80) == pytest.approx(BASE_S, rel=0.5)
+    assert workload.arrivals[0].arrival_s == 0.0 and workload.config.num_blocks == 99
+    assert median(step.duration_s for step in workload.steps) > 0.9 * BASE_S
+    assert fit(workload.steps).of(4, 80) == pytest.approx(BASE_S, rel=0.5)
 
 
 async def test_it_can_be_asked_what_if(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,12 +55,12 @@ def test_what_moves_to_another_scheduler_replays_on_both_sides(
     lost, other = (Run(tmp_path / name, "move", is_masked=is_masked) for name in names)
     while lost.world.scheduler.num_running < 2 or not lost.world.scheduler.num_output_tokens:
         lost.act(5)
-    scheduler, moving = lost.world.scheduler, other.world.scheduler.moving
+    scheduler, migration = lost.world.scheduler, other.world.scheduler.migration
     scheduler.worker_lost()
-    leaving = scheduler.moving.hand_over()
+    leaving = scheduler.migration.migrate_out()
     for sequence in reversed(leaving):
-        moving.adopt(sequence)
-    assert len(leaving) >= 2 and "adopt" in other.calls
+        migration.migrate_in(sequence)
+    assert len(leaving) >= 2 and "migrate_in" in other.calls
     for _ in range(300):
         other.world.schedule()
         while other.world.results:

@@ -11,13 +11,13 @@ import pytest
 from scheduler_svc.clients.registry import Clients
 from scheduler_svc.core import Finished, FinishReason, Request
 from scheduler_svc.core.kv.slots import SlotTable
-from scheduler_svc.core.step.state import Residency
+from scheduler_svc.core.step.state import SchedulerState
 from scheduler_svc.group import WorkerGroup
 from scheduler_svc.sampling import Sampling
 from simulator.chaos import story
 from simulator.chaos.history import ClientHistory, HistoryRules, expected, judge
 from simulator.chaos.scenario import MISHAPS, Mishap, Scenario, draw
-from simulator.chaos.story import Wrong, run_seed, run_story
+from simulator.chaos.story import Wrong, run_scenario, run_seed
 from tests.scheduler_svc.core.invariants import check_invariants
 
 FIRST, COUNT, PART = 0, 100, 25
@@ -55,23 +55,23 @@ def calm_story(*mishaps: Mishap, seed: int = 5) -> Scenario:
 
 
 def test_nothing_is_lost_where_nothing_goes_wrong() -> None:
-    told = run_story(calm_story())
-    assert told.num_recoveries == 0 and told.num_requests > 5
-    assert not told.ends[FinishReason.ERROR.value]
+    counts = run_scenario(calm_story())
+    assert counts.num_recoveries == 0 and counts.num_requests > 5
+    assert not counts.ends[FinishReason.ERROR.value]
 
 
 def test_the_workers_state_is_what_the_scheduler_believes_after_every_step() -> None:
     for seed in range(10):
         scenario = replace(draw(seed), mishaps=(), loss=0.0, repeat=0.0, reorder=0.0)
         config = replace(scenario.config, state_check_interval=1, max_grant=16)
-        assert run_story(replace(scenario, config=config)).num_recoveries == 0
+        assert run_scenario(replace(scenario, config=config)).num_recoveries == 0
 
 
 @pytest.mark.parametrize("name", [name for name in MISHAPS if name != "death"])
 def test_each_mishap_is_survived(name: str) -> None:
-    told = run_story(calm_story(Mishap(at_s=0.3, worker=0, name=name, lasts_s=4.0)))
+    counts = run_scenario(calm_story(Mishap(at_s=0.3, worker=0, name=name, lasts_s=4.0)))
     is_seen = name not in ("slow", "bad row")
-    assert bool(told.num_recoveries) == is_seen
+    assert bool(counts.num_recoveries) == is_seen
 
 
 def two_groups(mishap: Mishap, seed: int) -> Scenario:
@@ -86,21 +86,21 @@ def two_groups(mishap: Mishap, seed: int) -> Scenario:
 def test_of_two_groups_one_dies_and_the_other_ends_everything(
     name: str, lasts_s: float, seed: int
 ) -> None:
-    told = run_story(two_groups(Mishap(at_s=0.2, worker=1, name=name, lasts_s=lasts_s), seed))
-    assert told.num_recoveries == 1 and not told.ends[FinishReason.ERROR.value]
+    counts = run_scenario(two_groups(Mishap(at_s=0.2, worker=1, name=name, lasts_s=lasts_s), seed))
+    assert counts.num_recoveries == 1 and not counts.ends[FinishReason.ERROR.value]
 
 
 def test_a_worker_that_took_the_epoch_and_never_greeted_is_attached_again() -> None:
     """No other scheduler has taken it: a step hangs for longer than an attach waits."""
-    told = run_story(calm_story(Mishap(at_s=0.3, worker=0, name="hang", lasts_s=30.0)))
-    assert told.num_recoveries >= 1
+    counts = run_scenario(calm_story(Mishap(at_s=0.3, worker=0, name="hang", lasts_s=30.0)))
+    assert counts.num_recoveries >= 1
 
 
 @pytest.mark.parametrize("fault", ["loss", "repeat", "reorder"])
 def test_frames_lost_repeated_or_out_of_order_are_survived(fault: str) -> None:
     """Over all scenarios every kind of frame is hit, steps as well as answers."""
     stories = [replace(calm_story(seed=seed), **{fault: 0.03}) for seed in range(4)]
-    assert sum(run_story(each).num_recoveries for each in stories) >= 4
+    assert sum(run_scenario(each).num_recoveries for each in stories) >= 4
 
 
 # --- the judge -----------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def _tell_ends_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Residency, "_recycle", lambda self, slot, block_ids: None)
+    monkeypatch.setattr(SchedulerState, "_recycle", lambda self, slot, block_ids: None)
 
 
 def _believe_every_higher_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import reference
-from worker_svc.models.fused_gemms import Hidden, NormedProduct
+from worker_svc.models.fused_gemms import Hidden, NormedLinear
 from worker_svc.models.layers import RMSNorm
 from worker_svc.models.linear import Linear
 
@@ -37,18 +37,18 @@ def test_a_product_divided_by_root_mean_squares_is_that_of_the_norm(
 ) -> None:
     norm, linear, x = make(dtype)
     want = expected(norm, linear, x)
-    product, rms_of = NormedProduct.of(norm, linear)(Hidden(x), EPS)
+    y, rms_of = NormedLinear.of(norm, linear)(Hidden(x), EPS)
     assert rms_of is x
     rms = (x.double().square().mean(-1, keepdim=True) + EPS).sqrt()
-    assert ((product.double() / rms - want).norm(dim=1) / want.norm(dim=1)).max() < distance
+    assert ((y.double() / rms - want).norm(dim=1) / want.norm(dim=1)).max() < distance
 
 
 def test_a_norm_made_on_the_way_is_taken_and_nothing_is_left_to_divide_by() -> None:
     norm, linear, x = make(torch.float32)
     want = expected(norm, linear, x)
-    product = NormedProduct.of(norm, linear)
-    normed = reference.rms_norm(x, product.norm, EPS)
-    got, rms_of = product(Hidden(x, normed), EPS)
+    fused = NormedLinear.of(norm, linear)
+    normed = reference.rms_norm(x, fused.norm, EPS)
+    got, rms_of = fused(Hidden(x, normed), EPS)
     assert rms_of is None
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
 
@@ -60,6 +60,6 @@ def test_what_a_later_division_would_spoil_is_normed_first(
     norm, linear, x = make(dtype, has_bias)
     x = (x * 30).clamp(-6e4, 6e4)  # near the float16 maximum, which GEMMs would exceed
     want = expected(norm, linear, x)
-    got, rms_of = NormedProduct.of(norm, linear)(Hidden(x), EPS)
+    got, rms_of = NormedLinear.of(norm, linear)(Hidden(x), EPS)
     assert rms_of is None
     assert (got.double() - want).norm() < 2e-3 * want.norm()

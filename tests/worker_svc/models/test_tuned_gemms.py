@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.gemm.cublas_lt import ProductKind
+from kernels.gemm.cublas_lt import GemmKind
 from worker_svc.models.fused import FusedLayer
-from worker_svc.models.fused_gemms import Hidden, NormedProduct, WeightProduct
+from worker_svc.models.fused_gemms import FusedLinear, Hidden, NormedLinear
 
 HIDDEN, WIDTH, INNER, EPS = 32, 48, 40, 1e-5
 ROWS = 20  # more than the Triton kernels take
 DTYPE = torch.float32
-QKV = ProductKind(WIDTH, HIDDEN, DTYPE, adds=False)
-GATE_UP = ProductKind(2 * INNER, HIDDEN, DTYPE, adds=False)
+QKV = GemmKind(WIDTH, HIDDEN, DTYPE, adds=False)
+GATE_UP = GemmKind(2 * INNER, HIDDEN, DTYPE, adds=False)
 
 
 class Quick:
@@ -28,16 +28,16 @@ class Quick:
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         assert len(x) == ROWS
         self.num_calls += 1
-        product = x @ weight.T
-        return out.copy_(out + product if self._adds else product)
+        output = x @ weight.T
+        return out.copy_(out + output if self._adds else output)
 
 
-def quick(*kinds: ProductKind) -> dict[ProductKind, Any]:
+def gemms(*kinds: GemmKind) -> dict[GemmKind, Any]:
     return {kind: {ROWS: Quick(kind.adds)} for kind in kinds}
 
 
-def behind(k: int, adds: bool) -> ProductKind:
-    return ProductKind(HIDDEN, k, DTYPE, adds)
+def behind(k: int, adds: bool) -> GemmKind:
+    return GemmKind(HIDDEN, k, DTYPE, adds)
 
 
 @pytest.fixture
@@ -46,12 +46,12 @@ def layer() -> FusedLayer:
     torch.manual_seed(0)
     ones = torch.ones(HIDDEN)
     return FusedLayer(
-        qkv=NormedProduct(torch.randn(WIDTH, HIDDEN), torch.randn(WIDTH), ones, False),
+        qkv=NormedLinear(torch.randn(WIDTH, HIDDEN), torch.randn(WIDTH), ones, False),
         q_norm=None,
         k_norm=None,
-        o=WeightProduct(torch.randn(HIDDEN, WIDTH), torch.randn(HIDDEN)),
-        gate_up=NormedProduct(torch.randn(2 * INNER, HIDDEN), None, ones, True),
-        down=WeightProduct(torch.randn(HIDDEN, INNER), None),
+        o=FusedLinear(torch.randn(HIDDEN, WIDTH), torch.randn(HIDDEN)),
+        gate_up=NormedLinear(torch.randn(2 * INNER, HIDDEN), None, ones, True),
+        down=FusedLinear(torch.randn(HIDDEN, INNER), None),
     )
 
 
@@ -73,8 +73,8 @@ def test_chosen_products_serve_their_numbers_of_rows_and_torch_the_others(
     layer: FusedLayer,
 ) -> None:
     kinds = (behind(WIDTH, True), GATE_UP, behind(INNER, True))
-    chosen = quick(*kinds)
-    changed = layer.quickened(True, chosen)
+    chosen = gemms(*kinds)
+    changed = layer.tuned(True, chosen)
     for num_rows in (ROWS, ROWS + 1):
         x = torch.randn(num_rows, HIDDEN)
         wide, inner = torch.randn(num_rows, WIDTH), torch.randn(num_rows, INNER)
@@ -95,11 +95,11 @@ def test_chosen_products_serve_their_numbers_of_rows_and_torch_the_others(
 def test_a_rank_adds_its_part_to_nothing(layer: FusedLayer) -> None:
     """With an all-reduce after the GEMM, the GEMM must not add to the output."""
     kind = behind(INNER, False)
-    chosen = quick(kind, behind(INNER, True), QKV)
-    changed = layer.quickened(False, chosen)
+    chosen = gemms(kind, behind(INNER, True), QKV)
+    changed = layer.tuned(False, chosen)
     x = torch.randn(ROWS, INNER)
     torch.testing.assert_close(changed.down(x), x @ layer.down.weight.T)
     assert chosen[kind][ROWS].num_calls == 1
     assert chosen[behind(INNER, True)][ROWS].num_calls == 0
-    assert changed.o.quick == {}
-    assert changed.qkv.quick == {}
+    assert changed.o.gemms == {}
+    assert changed.qkv.gemms == {}

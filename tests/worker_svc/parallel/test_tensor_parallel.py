@@ -183,11 +183,11 @@ def assert_same(ours: list[StepOutput], theirs: list[StepOutput]) -> None:
         assert one.error == other.error == ""
         assert one.token_ids.tolist() == other.token_ids.tolist()
         assert_alike(one.logprobs, other.logprobs)
-        for report, expected in zip(one.prompt_reports, other.prompt_reports, strict=True):
-            assert_alike(report.logprobs, expected.logprobs)
+        for prompt_output, expected in zip(one.prompt_outputs, other.prompt_outputs, strict=True):
+            assert_alike(prompt_output.logprobs, expected.logprobs)
             if expected.hidden_sum is not None:
-                np.testing.assert_allclose(report.hidden_sum, expected.hidden_sum, atol=1e-3)
-    assert any(output.prompt_reports for output in theirs)
+                np.testing.assert_allclose(prompt_output.hidden_sum, expected.hidden_sum, atol=1e-3)
+    assert any(output.prompt_outputs for output in theirs)
     assert ours[-1].state is not None
     assert theirs[-1].state is not None
     assert ours[-1].state.hashes.tolist() == theirs[-1].state.hashes.tolist()

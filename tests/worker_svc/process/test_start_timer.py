@@ -1,14 +1,14 @@
-"""StartClock: phases and the time before it was created."""
+"""StartTimer: phases and the time before it was created."""
 
 import subprocess
 import sys
 import time
 
-from worker_svc.process.start_timer import StartClock, process_age_s
+from worker_svc.process.start_timer import StartTimer, process_age_s
 
 
 def test_phases_add_up_to_no_more_than_the_whole():
-    clock = StartClock(imports_s=1.5)
+    clock = StartTimer(imports_s=1.5)
     with clock.phase("weights"):
         time.sleep(0.02)
     with clock.phase("cache"):
@@ -24,7 +24,7 @@ def test_phases_add_up_to_no_more_than_the_whole():
 
 
 def test_a_phase_that_fails_is_counted():
-    clock = StartClock(imports_s=0.0)
+    clock = StartTimer(imports_s=0.0)
     try:
         with clock.phase("weights"):
             raise OSError("no such checkpoint")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.worker_svc.conftest import TIMEOUT_S
-from worker_svc.process.exit_codes import Ending, meaning
+from worker_svc.process.exit_codes import ExitCode, meaning
 from worker_svc.process.heartbeat import BEAT_S, LONGEST_TICK_S, Silence, hear, make_pair
 
 REPOSITORY = Path(__file__).parents[3]
@@ -30,10 +30,10 @@ def test_a_supervisor_that_stood_still_itself_blames_nobody() -> None:
 
 RANK = """
 import signal, socket, sys
-from worker_svc.process.heartbeat import Lifeline
-lifeline = Lifeline(socket.socket(fileno=int(sys.argv[1])))
-lifeline.say_ready(50053)
-lifeline.start()
+from worker_svc.process.heartbeat import RankHeartbeat
+heartbeat = RankHeartbeat(socket.socket(fileno=int(sys.argv[1])))
+heartbeat.say_ready(50053)
+heartbeat.start()
 signal.pause()
 """
 
@@ -55,7 +55,7 @@ def test_the_end_of_a_rank_is_heard() -> None:
         assert hear(ours) is None
 
 
-@pytest.mark.parametrize("ending", Ending)
-def test_an_exit_code_of_ours_is_told_by_name(ending: Ending) -> None:
-    assert meaning(ending.value) == f"{ending.value}, {ending.name}"
+@pytest.mark.parametrize("code", ExitCode)
+def test_an_exit_code_of_ours_is_told_by_name(code: ExitCode) -> None:
+    assert meaning(code.value) == f"{code.value}, {code.name}"
     assert meaning(-9) == "-9"

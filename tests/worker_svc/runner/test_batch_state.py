@@ -114,7 +114,7 @@ def test_sampling_rows_carry_position_seed_and_masks(state: BatchState) -> None:
     assert rows.output_position.tolist() == [4, 2]
     assert rows.seed.tolist() == [-1, -1]
     assert rows.temperature.tolist() == [0.5, 0.5]
-    masked = rows.adjustments.masked
+    masked = rows.logits_processors.masked
     assert list(zip(masked.rows, masked.ids, strict=True)) == [(1, 7), (1, 9)]
 
 

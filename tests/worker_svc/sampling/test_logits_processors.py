@@ -13,7 +13,7 @@ from worker_svc.protocol.step import Limits, NewSequence, RowSampling, StepInput
 from worker_svc.runner.batch_state import BatchState
 from worker_svc.sampling import logits_processors
 from worker_svc.sampling.grammars import Grammars
-from worker_svc.sampling.logits_processors import adjust
+from worker_svc.sampling.logits_processors import process_logits
 from worker_svc.sampling.sampler import SamplingRows, sample
 
 VOCAB_SIZE = 61
@@ -123,16 +123,16 @@ def test_a_batch_of_every_kind_of_rule_is_adjusted_as_the_reference_does(
     samplings[4] = RowSampling(bad_words_token_ids=((outputs[4][-1] + 20, 5), (6,)))
     logits = (generator.normal(size=(40, VOCAB_SIZE)) * 3).astype(np.float32)
     rows = rows_for(samplings, prompts, outputs)
-    adjusted = torch.from_numpy(logits.copy())
-    adjust(adjusted, rows.adjustments)
+    processed = torch.from_numpy(logits.copy())
+    process_logits(processed, rows.logits_processors)
     expected = np.stack(
         [
             reference(*row)
             for row in zip(logits.astype(np.float64), samplings, prompts, outputs, strict=True)
         ]
     )
-    assert np.array_equal(np.isinf(adjusted.numpy()), np.isinf(expected))
-    np.testing.assert_allclose(adjusted.numpy(), expected, rtol=2e-5, atol=2e-5)
+    assert np.array_equal(np.isinf(processed.numpy()), np.isinf(expected))
+    np.testing.assert_allclose(processed.numpy(), expected, rtol=2e-5, atol=2e-5)
     assert np.isinf(expected[3, 5]) and np.isfinite(expected[4, 5]) and np.isinf(expected[4, 6])
 
 
@@ -141,7 +141,7 @@ def test_penalties_have_the_values_of_the_formulas() -> None:
     rows = rows_for([sampling], [[1, 2]], [[2, 3, 3]])
     logits = torch.ones(1, VOCAB_SIZE)
     logits[0, 2] = -1.0
-    adjust(logits, rows.adjustments)
+    process_logits(logits, rows.logits_processors)
     # Tokens in the prompt only, in both, twice in the output, in neither.
     assert logits[0, 1:5].tolist() == [0.5, -2.75, -0.5, 1.0]
 
@@ -149,13 +149,13 @@ def test_penalties_have_the_values_of_the_formulas() -> None:
 def test_rows_without_rules_are_left_alone_and_cost_no_adjustment() -> None:
     plain = RowSampling(temperature=0.7, top_p=0.5, min_tokens=2, stop_token_ids=(1,))
     rows = rows_for([plain], [[1, 2]], [[2, 3, 3]])
-    assert not rows.adjustments
+    assert not rows.logits_processors
     mixed = rows_for([plain, RowSampling(presence_penalty=2.0)], [[1], [1]], [[5, 6], [5, 6]])
     logits = torch.randn(2, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
-    adjusted = logits.clone()
-    adjust(adjusted, mixed.adjustments)
-    assert torch.equal(adjusted[0], logits[0])
-    assert (adjusted[1] != logits[1]).nonzero().flatten().tolist() == [5, 6]
+    processed = logits.clone()
+    process_logits(processed, mixed.logits_processors)
+    assert torch.equal(processed[0], logits[0])
+    assert (processed[1] != logits[1]).nonzero().flatten().tolist() == [5, 6]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -204,14 +204,14 @@ def test_a_hundred_thousand_draws_follow_the_penalized_distribution() -> None:
     )
     logits = generator.normal(size=VOCAB_SIZE).astype(np.float32)
     rows = rows_for([sampling], [prompt], [output])
-    adjusted = torch.from_numpy(logits.copy())[None]
-    adjust(adjusted, rows.adjustments)
-    adjusted.clamp_(min=-1e4)  # the model's logits must be finite
+    processed = torch.from_numpy(logits.copy())[None]
+    process_logits(processed, rows.logits_processors)
+    processed.clamp_(min=-1e4)  # the model's logits must be finite
     count = 100_000
     alike = SamplingRows.alike(count, temperature=0.9, top_p=1.0)
     seed, position = np.divmod(np.arange(count), 1000)
     many = replace(alike, seed=seed, output_position=position)
-    counts = np.bincount(sample(adjusted.repeat(count, 1), many).token_ids, minlength=VOCAB_SIZE)
+    counts = np.bincount(sample(processed.repeat(count, 1), many).token_ids, minlength=VOCAB_SIZE)
     weights = np.exp(reference(logits.astype(np.float64), sampling, prompt, output) / 0.9)
     expected = weights / weights.sum() * count
     assert counts[12] == counts[13] == 0

@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, types_pb2, worker_pb2
 from tests.worker_svc.conftest import VOCAB_SIZE, Attachment, Worker, make_prompt, make_sequence
-from wire.prompt_outputs import HiddenMean, PromptReport
+from wire.prompt_outputs import HiddenMean, PromptOutput
 from worker_svc.sampling import prompt_outputs
 
 Logits = Callable[[list[int]], tuple[torch.Tensor, torch.Tensor]]
@@ -34,23 +34,23 @@ def theirs(llama_folder: Path) -> Logits:
     return run
 
 
-def reports_of(attachment: Attachment) -> list[PromptReport]:
+def prompt_outputs_of(attachment: Attachment) -> list[PromptOutput]:
     output = attachment.receive()
     assert output.error == ""
-    return [PromptReport.unpack(report) for report in output.prompt_reports]
+    return [PromptOutput.unpack(prompt_output) for prompt_output in output.prompt_outputs]
 
 
-def check_scores(reports: list[PromptReport], prompt: list[int], theirs: Logits, k: int) -> None:
+def check_scores(received: list[PromptOutput], prompt: list[int], theirs: Logits, k: int) -> None:
     """Asserts equal values, ranks and top tokens, for all positions in order."""
     expected, _ = theirs(prompt)
     at = 0
-    for report in reports:
-        assert report.begin == at and report.logprobs is not None
-        at = report.end
-        rows = expected[report.begin : report.end]
-        token_ids = torch.tensor(prompt[report.begin + 1 : report.end + 1])
+    for prompt_output in received:
+        assert prompt_output.begin == at and prompt_output.logprobs is not None
+        at = prompt_output.end
+        rows = expected[prompt_output.begin : prompt_output.end]
+        token_ids = torch.tensor(prompt[prompt_output.begin + 1 : prompt_output.end + 1])
         chosen = rows.gather(1, token_ids[:, None])
-        columns = report.logprobs
+        columns = prompt_output.logprobs
         assert columns.logprobs == pytest.approx(chosen[:, 0].numpy(), abs=1e-4)
         assert columns.ranks.tolist() == (rows >= chosen).sum(-1).tolist()
         assert columns.top_token_ids.tolist() == rows.topk(k).indices.tolist()
@@ -64,15 +64,15 @@ def test_scores_equal_transformers_however_the_prompt_is_cut(
 ) -> None:
     prompt = make_prompt(70)
     attachment = worker.attach()
-    reports = []
+    received = []
     for step, chunk in enumerate(chunks):
         new = [make_sequence(0, prompt, [1, 2, 3, 4, 5], sampling=scoring(5))] * (step == 0)
         attachment.send(new_sequences=new, slots=[0], num_scheduled=[chunk])
-        reports += reports_of(attachment)
+        received += prompt_outputs_of(attachment)
     attachment.send(slots=[0])  # a decode step
-    assert reports_of(attachment) == []
+    assert prompt_outputs_of(attachment) == []
     attachment.cancel()
-    check_scores(reports, prompt, theirs, k=5)
+    check_scores(received, prompt, theirs, k=5)
 
 
 def test_logits_of_a_long_prompt_are_made_a_few_rows_at_a_time(
@@ -91,10 +91,10 @@ def test_logits_of_a_long_prompt_are_made_a_few_rows_at_a_time(
     attachment = worker.attach()
     new = [make_sequence(0, prompt, [1, 2, 3, 4, 5], sampling=scoring(3))]
     attachment.send(new_sequences=new, slots=[0], num_scheduled=[70])
-    reports = reports_of(attachment)
+    received = prompt_outputs_of(attachment)
     attachment.cancel()
     assert max(sizes) == most_bytes and len(sizes) == 10
-    check_scores(reports, prompt, theirs, k=3)
+    check_scores(received, prompt, theirs, k=3)
 
 
 @pytest.mark.parametrize("chunks", [[70], [1, 69], [33, 36, 1]])
@@ -108,11 +108,11 @@ def test_hidden_states_equal_transformers_however_the_prompt_is_cut(
         attachment = worker.attach()
         mean = HiddenMean()
         for step, chunk in enumerate(chunks):
-            entering = {"sampling": MEAN, "prompt_only": True, "report_begin": begin}
+            entering = {"sampling": MEAN, "prompt_only": True, "prompt_output_begin": begin}
             new = [make_sequence(0, prompt, blocks, **entering)] * (step == 0)
             attachment.send(new_sequences=new, slots=[0], num_scheduled=[chunk])
-            for report in reports_of(attachment):
-                mean.add(report)
+            for prompt_output in prompt_outputs_of(attachment):
+                mean.add(prompt_output)
         attachment.cancel()
         found = mean.value()
         assert found is not None
@@ -136,7 +136,7 @@ def test_questions_of_all_kinds_share_a_step_with_decodes(worker: Worker, theirs
     output = attachment.receive()
     attachment.cancel()
     assert output.error == "" and len(output.token_ids) == 8  # of slots 0 and 1
-    scored_only, pooled, scored = map(PromptReport.unpack, output.prompt_reports)
+    scored_only, pooled, scored = map(PromptOutput.unpack, output.prompt_outputs)
     assert [scored_only.owner, pooled.owner, scored.owner] == [3, 2, 1]
     check_scores([scored_only], prompts[3], theirs, k=2)
     check_scores([scored], prompts[1], theirs, k=0)
@@ -151,14 +151,14 @@ def test_a_sequence_that_enters_again_reports_from_where_it_was(
     attachment = worker.attach()
     entering = make_sequence(0, prompt, [1, 2, 3], sampling=scoring(1))
     attachment.send(new_sequences=[entering], slots=[0], num_scheduled=[21])
-    reports = reports_of(attachment)
+    received = prompt_outputs_of(attachment)
     again = make_sequence(
-        1, prompt, [1, 4, 5], sampling=scoring(1), num_computed_tokens=16, report_begin=21
+        1, prompt, [1, 4, 5], sampling=scoring(1), num_computed_tokens=16, prompt_output_begin=21
     )
     attachment.send(freed_slots=[0], new_sequences=[again], slots=[1], num_scheduled=[24])
-    reports += reports_of(attachment)
+    received += prompt_outputs_of(attachment)
     attachment.cancel()
-    check_scores(reports, prompt, theirs, k=1)
+    check_scores(received, prompt, theirs, k=1)
 
 
 def test_a_row_that_samples_nothing_stays_as_it_is(worker: Worker) -> None:
@@ -185,8 +185,8 @@ def test_a_row_that_samples_nothing_stays_as_it_is(worker: Worker) -> None:
         ),
         ({"prompt_only": True, "num_prompt_tokens": 39}, "prompt_only: there is output already"),
         (
-            {"sampling": scoring(0), "num_computed_tokens": 16, "report_begin": 15},
-            "report_begin: 15 is among the 16 tokens",
+            {"sampling": scoring(0), "num_computed_tokens": 16, "prompt_output_begin": 15},
+            "prompt_output_begin: 15 is among the 16 tokens",
         ),
     ],
 )
@@ -209,12 +209,14 @@ def test_states_that_are_not_finite_are_told_apart() -> None:
         prompt_outputs.Part(2, 0, 3, first_row=3, num_top=2),
     ]
     rows = torch.zeros(3, 8, dtype=torch.int32)
-    found = prompt_outputs.find_out(parts, hidden, rows, lambda some: some @ torch.ones(4, 9), 9)
-    reports = [one.to_host() for one in found]
-    assert [report.is_finite for report in reports] == [True, False, False]
-    assert reports[0].hidden_sum is not None
-    assert np.array_equal(reports[0].hidden_sum, [3, 3, 3, 3])
-    assert reports[1].hidden_sum is None and reports[2].logprobs is None
+    found = prompt_outputs.compute_prompt_outputs(
+        parts, hidden, rows, lambda some: some @ torch.ones(4, 9), 9
+    )
+    received = [one.to_host() for one in found]
+    assert [prompt_output.is_finite for prompt_output in received] == [True, False, False]
+    assert received[0].hidden_sum is not None
+    assert np.array_equal(received[0].hidden_sum, [3, 3, 3, 3])
+    assert received[1].hidden_sum is None and received[2].logprobs is None
 
 
 def test_the_debug_view_names_the_question(worker: Worker) -> None:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from tests.worker_svc.sampling_reference import reference_distribution
 from worker_svc.sampling import sampler
-from worker_svc.sampling.logits_processors import Adjustments, Entries
-from worker_svc.sampling.random_numbers import race_keys, race_numbers
+from worker_svc.sampling.logits_processors import Entries, LogitsProcessors
+from worker_svc.sampling.random_numbers import gumbel_noise, noise_keys
 from worker_svc.sampling.sampler import SamplingRows, sample
 
 
@@ -26,8 +26,8 @@ def rows_of(*rows: dict[str, float], masked: list[tuple[int, int]] | None = None
         for name in ("top_k", "seed", "output_position")
     }
     pairs = np.array(masked or [], dtype=np.int64).reshape(-1, 2)
-    adjustments = Adjustments(masked=Entries(pairs[:, 0], pairs[:, 1]))
-    return SamplingRows(**floats, **ints, adjustments=adjustments)
+    logits_processors = LogitsProcessors(masked=Entries(pairs[:, 0], pairs[:, 1]))
+    return SamplingRows(**floats, **ints, logits_processors=logits_processors)
 
 
 def draws(logits: torch.Tensor, count: int, **parameters: float) -> NDArray[np.int64]:
@@ -192,11 +192,11 @@ def test_a_row_that_is_not_finite_is_told_apart_and_the_others_are_untouched(bad
 def uniforms(seeds: torch.Tensor, positions: torch.Tensor, num_tokens: int) -> np.ndarray:
     """The uniform numbers [R, N] that the Gumbel noise is computed from."""
     token_ids = torch.arange(num_tokens, dtype=torch.int32)
-    return (-(-race_numbers(race_keys(seeds, positions), token_ids).double()).exp()).exp().numpy()
+    return (-(-gumbel_noise(noise_keys(seeds, positions), token_ids).double()).exp()).exp().numpy()
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 1 << 62])
-def test_race_numbers_are_even_and_uncorrelated_in_every_direction(seed: int) -> None:
+def test_gumbel_noise_is_even_and_uncorrelated_in_every_direction(seed: int) -> None:
     positions = torch.arange(400)
     numbers = uniforms(torch.full_like(positions, seed), positions, 500)  # [positions, tokens]
     assert numbers.min() > 0 and numbers.max() < 1
@@ -210,7 +210,7 @@ def test_race_numbers_are_even_and_uncorrelated_in_every_direction(seed: int) ->
         assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.01
 
 
-def test_neighbouring_seeds_run_unrelated_races() -> None:
+def test_neighbouring_seeds_have_unrelated_noise() -> None:
     seeds = torch.arange(400)
     numbers = uniforms(seeds, torch.zeros_like(seeds), 500)
     assert abs(np.corrcoef(numbers[:-1].ravel(), numbers[1:].ravel())[0, 1]) < 0.01
@@ -231,12 +231,12 @@ def test_a_last_bit_of_difference_between_batches_changes_no_token() -> None:
 def test_seeds_a_stride_apart_share_no_numbers() -> None:
     gamma = 0x9E3779B97F4A7C15 - (1 << 64)
     positions = torch.arange(100)
-    first = race_keys(torch.zeros(100, dtype=torch.int64), positions).tolist()
-    second = race_keys(torch.full((100,), gamma), positions).tolist()
+    first = noise_keys(torch.zeros(100, dtype=torch.int64), positions).tolist()
+    second = noise_keys(torch.full((100,), gamma), positions).tolist()
     assert not set(first) & set(second)
 
 
-def test_race_numbers_are_pinned_so_that_an_upgrade_changes_no_output() -> None:
+def test_gumbel_noise_is_pinned_so_that_an_upgrade_changes_no_output() -> None:
     def mix(value: int) -> int:
         value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
         value = (value ^ (value >> 27)) * 0x94D049BB133111EB % (1 << 64)
@@ -254,8 +254,8 @@ def test_race_numbers_are_pinned_so_that_an_upgrade_changes_no_output() -> None:
     for seed, position in ((0, 0), (42, 7), ((1 << 64) - 1, 100_000)):
         key = mix((mix((seed + gamma) % (1 << 64)) + (position + 1) * gamma) % (1 << 64))
         signed = seed - (1 << 64) if seed >> 63 else seed
-        keys = race_keys(torch.tensor([signed]), torch.tensor([position]))
+        keys = noise_keys(torch.tensor([signed]), torch.tensor([position]))
         assert keys.item() % (1 << 64) == key
-        found = race_numbers(keys, torch.tensor([0, 1, 49_151, 151_935], dtype=torch.int32))
+        found = gumbel_noise(keys, torch.tensor([0, 1, 49_151, 151_935], dtype=torch.int32))
         expected = [number(key, token_id) for token_id in (0, 1, 49_151, 151_935)]
         assert found[0].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)

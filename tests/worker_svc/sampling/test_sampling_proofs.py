@@ -45,12 +45,12 @@ def kept_tokens(
 ) -> set[int]:
     """Tokens that can be drawn: for each token, one row in which it gets the largest noise."""
     count = len(logits)
-    monkeypatch.setattr(sampler, "race_keys", lambda seeds, positions: seeds)
+    monkeypatch.setattr(sampler, "noise_keys", lambda seeds, positions: seeds)
 
     def put_first(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         return (token_ids == keys[:, None]).float() * 1e6
 
-    monkeypatch.setattr(sampler, "race_numbers", put_first)
+    monkeypatch.setattr(sampler, "gumbel_noise", put_first)
     rows = rows_alike(count, parameters, np.arange(count))
     winners = sample(logits.repeat(count, 1), rows).token_ids
     return set(np.flatnonzero(winners.numpy() == np.arange(count)).tolist())

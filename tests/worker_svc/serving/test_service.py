@@ -8,7 +8,7 @@ import grpc
 import pytest
 import torch
 
-from kernels.gemm.cublas_lt import ProductKind, ProductShape
+from kernels.gemm.cublas_lt import GemmKind, GemmShape
 from pagewire.v1 import debug_pb2, debug_pb2_grpc, timing_pb2, worker_pb2
 from tests.worker_svc.conftest import (
     VOCAB_SIZE,
@@ -280,12 +280,12 @@ def test_what_is_served_is_described(worker: Worker, llama_folder: Path) -> None
 def test_what_was_measured_of_products_is_told(worker: Worker) -> None:
     described = worker.server.lifecycle.description
     assert described is not None
-    assert to_description(described).product_timings == []
-    shape = ProductShape(224, ProductKind(4096, 12288, torch.bfloat16, adds=True))
+    assert to_description(described).gemm_timings == []
+    shape = GemmShape(224, GemmKind(4096, 12288, torch.bfloat16, adds=True))
     choices = {shape: GemmChoice(b"quick", 36.5, 47.1)}
-    told = to_description(dataclasses.replace(described, product_choices=choices)).product_timings
+    told = to_description(dataclasses.replace(described, gemm_choices=choices)).gemm_timings
     assert told == [
-        timing_pb2.ProductTiming(
+        timing_pb2.GemmTiming(
             num_rows=224, num_outputs=4096, num_inputs=12288, adds=True, torch_us=47.1, us=36.5
         )
     ]

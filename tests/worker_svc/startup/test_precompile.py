@@ -19,7 +19,7 @@ from worker_svc.config import WorkerConfig
 from worker_svc.device.gpu_facts import Gpu, only_kind
 from worker_svc.startup import precompile, startup
 from worker_svc.startup.kernel_compiler import Forks
-from worker_svc.startup.precompile import CompileAhead, Job
+from worker_svc.startup.precompile import Job, Precompile
 
 H200 = Gpu("NVIDIA H200", 90)
 CONFIG = WorkerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=128)
@@ -113,7 +113,7 @@ def test_every_kernel_of_a_worker_is_found_once_and_compiled_without_a_device(fo
 
 def test_a_helper_that_did_its_part_leaves_a_mark_and_the_next_start_needs_none(folder):
     mark = folder / "cache" / f"pagewire-{precompile.key(Job(folder, 'auto', CONFIG, 90), H200)}"
-    CompileAhead(ending(0), mark).wait()
+    Precompile(ending(0), mark).wait()
     assert marks(folder) == [mark.name]
     assert precompile.start(CONFIG, folder, found=[H200]) is None
 
@@ -121,7 +121,7 @@ def test_a_helper_that_did_its_part_leaves_a_mark_and_the_next_start_needs_none(
 def test_a_helper_that_nobody_waits_for_is_reaped_and_leaves_its_mark(folder):
     child = ending(0)
     pid, mark = child.pid, folder / "cache" / "pagewire-x"
-    CompileAhead(child, mark)
+    Precompile(child, mark)
     del child
     gc.collect()  # a child that is not reaped raises a ResourceWarning
     deadline_s = time.monotonic() + patience(30)
@@ -133,7 +133,7 @@ def test_a_helper_that_nobody_waits_for_is_reaped_and_leaves_its_mark(folder):
 
 
 def test_waiting_twice_is_waiting_once(folder):
-    compiling = CompileAhead(ending(0), folder / "cache" / "pagewire-x")
+    compiling = Precompile(ending(0), folder / "cache" / "pagewire-x")
     compiling.wait()
     compiling.wait()
     assert compiling.stop() == 0
@@ -143,10 +143,10 @@ def test_a_model_that_is_loaded_and_run_without_a_life_cycle_waits_for_its_helpe
     folder, monkeypatch
 ):
     """As in tests and benchmarks: only `load`, then `build_runner`."""
-    begun: list[CompileAhead] = []
+    begun: list[Precompile] = []
 
-    def begin(*_: object) -> CompileAhead:
-        begun.append(CompileAhead(ending(0), folder / "cache" / "pagewire-x"))
+    def begin(*_: object) -> Precompile:
+        begun.append(Precompile(ending(0), folder / "cache" / "pagewire-x"))
         return begun[0]
 
     monkeypatch.setattr(startup, "_compiling", begin)
@@ -161,7 +161,7 @@ def test_a_model_that_is_loaded_and_run_without_a_life_cycle_waits_for_its_helpe
 
 def test_a_helper_that_fails_leaves_no_mark_and_says_so(folder, caplog):
     with caplog.at_level(logging.WARNING):
-        CompileAhead(ending(3), folder / "cache" / "pagewire-x").wait()
+        Precompile(ending(3), folder / "cache" / "pagewire-x").wait()
     assert marks(folder) == []
     assert "ended with exit code 3: the worker compiles the rest" in caplog.text
 
@@ -174,7 +174,7 @@ def test_a_helper_that_is_stopped_takes_its_forks_along_and_leaves_no_mark(folde
     assert child.stdout is not None
     with child.stdout as said:
         assert said.read(len("ready;ready;")) == b"ready;ready;"
-        assert CompileAhead(child, folder / "cache" / "pagewire-x").stop() < 0
+        assert Precompile(child, folder / "cache" / "pagewire-x").stop() < 0
         assert said.read() == b""  # end of file: both processes have ended
     assert marks(folder) == []
 

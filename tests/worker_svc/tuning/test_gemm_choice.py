@@ -10,32 +10,32 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.gemm.cublas_lt import CublasError, LibraryProduct, ProductKind, ProductShape
+from kernels.gemm.cublas_lt import CublasError, GemmKind, GemmShape, LibraryGemm
 from tests.worker_svc.two_ranks import on_two_ranks
-from worker_svc.config import PRODUCTS, WorkerConfig, parse
+from worker_svc.config import GEMM_ALGORITHMS, WorkerConfig, parse
 from worker_svc.models.gemm_choices import GemmChoice
 from worker_svc.parallel.group import ALONE, Group, RankFailed
 from worker_svc.tuning import gemm_choice
-from worker_svc.tuning.gemm_cache import ProductMemory
+from worker_svc.tuning.gemm_cache import GemmCache
 from worker_svc.tuning.gemm_choice import ByRows, Measure, Timing, quickest, shapes, summary
 from worker_svc.tuning.gemm_timing import MANY_ROWS, in_turn, without_wrong
 
 SLOW, QUICK, QUICKER = (bytes([i]) * 64 for i in range(3))
-UP = ProductKind(24576, 4096, torch.bfloat16, adds=False)
-DOWN = ProductKind(4096, 12288, torch.bfloat16, adds=True)
-SMALL = ProductKind(1024, 1024, torch.bfloat16, adds=False)
-SHAPES = [ProductShape(rows, kind) for rows in (40, 32) for kind in (UP, DOWN)]
+UP = GemmKind(24576, 4096, torch.bfloat16, adds=False)
+DOWN = GemmKind(4096, 12288, torch.bfloat16, adds=True)
+SMALL = GemmKind(1024, 1024, torch.bfloat16, adds=False)
+SHAPES = [GemmShape(rows, kind) for rows in (40, 32) for kind in (UP, DOWN)]
 
 
 def choose(
-    wanted: Sequence[ProductShape],
+    wanted: Sequence[GemmShape],
     library: "Library",
-    memory: ProductMemory,
+    cache: GemmCache,
     measure: Measure,
     group: Group,
-) -> dict[ProductKind, ByRows]:
+) -> dict[GemmKind, ByRows]:
     """The GEMMs chosen in place of torch's."""
-    choices = gemm_choice.choose(wanted, library, memory, measure, group)
+    choices = gemm_choice.choose(wanted, library, cache, measure, group)
     assert set(choices) == set(wanted)
     return gemm_choice.by_kind(choices, library, group)
 
@@ -46,11 +46,11 @@ class Library:
     def __init__(self, *unknown: bytes) -> None:
         self._unknown = unknown
 
-    def product(self, shape: ProductShape, algorithm: bytes) -> LibraryProduct:
+    def gemm(self, shape: GemmShape, algorithm: bytes) -> LibraryGemm:
         if algorithm in self._unknown:
             raise CublasError("cublasLtMatmulAlgoCheck: CUBLAS_STATUS_NOT_SUPPORTED (15)")
-        product: Any = (shape, algorithm)
-        return product  # type: ignore[no-any-return]
+        gemm: Any = (shape, algorithm)
+        return gemm  # type: ignore[no-any-return]
 
 
 class Clock:
@@ -59,16 +59,16 @@ class Clock:
     def __init__(self, us: dict[bytes, float], torch_us: float = 100.0) -> None:
         self._us = us
         self._torch_us = torch_us
-        self.asked: list[ProductShape] = []
+        self.asked: list[GemmShape] = []
 
-    def __call__(self, shape: ProductShape) -> list[Timing]:
+    def __call__(self, shape: GemmShape) -> list[Timing]:
         self.asked.append(shape)
         return [Timing(None, self._torch_us), *(Timing(*pair) for pair in self._us.items())]
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> ProductMemory:
-    return ProductMemory(tmp_path / "cache", "H200, driver 580, cuBLASLt 130100")
+def cache(tmp_path: Path) -> GemmCache:
+    return GemmCache(tmp_path / "cache", "H200, driver 580, cuBLASLt 130100")
 
 
 def file_of(folder: Path) -> Path:
@@ -76,14 +76,13 @@ def file_of(folder: Path) -> Path:
     return path
 
 
-def never(shape: ProductShape) -> Sequence[Timing]:
+def never(shape: GemmShape) -> Sequence[Timing]:
     raise AssertionError(f"{shape} is measured")
 
 
-def all_by(algorithm: bytes) -> dict[ProductKind, dict[int, Any]]:
+def all_by(algorithm: bytes) -> dict[GemmKind, dict[int, Any]]:
     return {
-        kind: {rows: (ProductShape(rows, kind), algorithm) for rows in (40, 32)}
-        for kind in (UP, DOWN)
+        kind: {rows: (GemmShape(rows, kind), algorithm) for rows in (40, 32)} for kind in (UP, DOWN)
     }
 
 
@@ -115,57 +114,57 @@ def test_an_algorithm_that_gives_another_product_is_out_and_said_so(
 
 def test_only_what_is_left_to_the_library_and_large_is_asked_for() -> None:
     found = shapes([UP, SMALL, DOWN], [8, 32, 512, 32], lambda rows, kind: rows > 16)
-    assert found == [ProductShape(rows, kind) for rows in (512, 32) for kind in (UP, DOWN)]
+    assert found == [GemmShape(rows, kind) for rows in (512, 32) for kind in (UP, DOWN)]
 
 
-def test_shapes_for_which_torch_is_the_quickest_are_left_to_it(memory: ProductMemory) -> None:
-    def clock(shape: ProductShape) -> list[Timing]:
+def test_shapes_for_which_torch_is_the_quickest_are_left_to_it(cache: GemmCache) -> None:
+    def clock(shape: GemmShape) -> list[Timing]:
         return [Timing(None, 100), Timing(QUICK, 90 if shape.kind is UP else 100)]
 
-    chosen = choose(SHAPES, Library(), memory, clock, ALONE)
+    chosen = choose(SHAPES, Library(), cache, clock, ALONE)
     assert chosen == {UP: all_by(QUICK)[UP]}
 
 
-def test_what_was_measured_is_remembered_and_not_measured_again(memory: ProductMemory) -> None:
+def test_what_was_measured_is_remembered_and_not_measured_again(cache: GemmCache) -> None:
     first = Clock({SLOW: 120, QUICK: 90})
-    assert choose(SHAPES, Library(), memory, first, ALONE) == all_by(QUICK)
+    assert choose(SHAPES, Library(), cache, first, ALONE) == all_by(QUICK)
     assert first.asked == SHAPES
-    assert choose(SHAPES, Library(), memory, never, ALONE) == all_by(QUICK)
+    assert choose(SHAPES, Library(), cache, never, ALONE) == all_by(QUICK)
 
 
-def test_torchs_own_is_remembered_as_well(memory: ProductMemory) -> None:
-    assert choose(SHAPES, Library(), memory, Clock({SLOW: 120}), ALONE) == {}
-    assert choose(SHAPES, Library(), memory, never, ALONE) == {}
+def test_torchs_own_is_remembered_as_well(cache: GemmCache) -> None:
+    assert choose(SHAPES, Library(), cache, Clock({SLOW: 120}), ALONE) == {}
+    assert choose(SHAPES, Library(), cache, never, ALONE) == {}
 
 
-def test_only_shapes_that_are_new_are_measured_and_others_stay(memory: ProductMemory) -> None:
-    choose(SHAPES[:2], Library(), memory, Clock({QUICK: 90}), ALONE)
+def test_only_shapes_that_are_new_are_measured_and_others_stay(cache: GemmCache) -> None:
+    choose(SHAPES[:2], Library(), cache, Clock({QUICK: 90}), ALONE)
     clock = Clock({QUICKER: 50})
-    chosen = choose(SHAPES[1:], Library(), memory, clock, ALONE)
+    chosen = choose(SHAPES[1:], Library(), cache, clock, ALONE)
     assert clock.asked == SHAPES[2:]
     assert chosen[DOWN] == {
-        40: (ProductShape(40, DOWN), QUICK),
-        32: (ProductShape(32, DOWN), QUICKER),
+        40: (GemmShape(40, DOWN), QUICK),
+        32: (GemmShape(32, DOWN), QUICKER),
     }
-    assert set(memory.read()) == set(SHAPES)
+    assert set(cache.read()) == set(SHAPES)
 
 
 def test_an_algorithm_that_no_longer_serves_is_measured_anew(
-    memory: ProductMemory, caplog: pytest.LogCaptureFixture
+    cache: GemmCache, caplog: pytest.LogCaptureFixture
 ) -> None:
-    choose(SHAPES, Library(), memory, Clock({QUICK: 90}), ALONE)
+    choose(SHAPES, Library(), cache, Clock({QUICK: 90}), ALONE)
     clock = Clock({QUICKER: 80})
-    assert choose(SHAPES, Library(QUICK), memory, clock, ALONE) == all_by(QUICKER)
+    assert choose(SHAPES, Library(QUICK), cache, clock, ALONE) == all_by(QUICKER)
     assert clock.asked == SHAPES
     assert "a remembered algorithm is left out: cublasLtMatmulAlgoCheck" in caplog.text
-    assert choose(SHAPES, Library(QUICK), memory, never, ALONE) == all_by(QUICKER)
+    assert choose(SHAPES, Library(QUICK), cache, never, ALONE) == all_by(QUICKER)
 
 
 def test_what_holds_for_another_device_or_library_is_not_taken(
-    memory: ProductMemory, tmp_path: Path
+    cache: GemmCache, tmp_path: Path
 ) -> None:
-    choose(SHAPES, Library(), memory, Clock({QUICK: 90}), ALONE)
-    other = ProductMemory(tmp_path / "cache", "H200, driver 580, cuBLASLt 130200")
+    choose(SHAPES, Library(), cache, Clock({QUICK: 90}), ALONE)
+    other = GemmCache(tmp_path / "cache", "H200, driver 580, cuBLASLt 130200")
     assert other.read() == {}
     # Even if two keys have the same file.
     other._path = file_of(tmp_path)
@@ -208,43 +207,43 @@ def as_a_list(text: str) -> str:
     ],
 )
 def test_a_file_that_does_not_say_it_is_measured_anew_and_mended(
-    memory: ProductMemory, tmp_path: Path, harm: Callable[[str], str]
+    cache: GemmCache, tmp_path: Path, harm: Callable[[str], str]
 ) -> None:
-    choose(SHAPES, Library(), memory, Clock({QUICK: 90}), ALONE)
+    choose(SHAPES, Library(), cache, Clock({QUICK: 90}), ALONE)
     path = file_of(tmp_path)
     text = path.read_text()
     path.write_text(harm(text))
     assert path.read_text() != text
     clock = Clock({QUICKER: 80})
-    assert choose(SHAPES, Library(), memory, clock, ALONE) == all_by(QUICKER)
+    assert choose(SHAPES, Library(), cache, clock, ALONE) == all_by(QUICKER)
     assert clock.asked == SHAPES
-    assert choose(SHAPES, Library(), memory, never, ALONE) == all_by(QUICKER)
+    assert choose(SHAPES, Library(), cache, never, ALONE) == all_by(QUICKER)
 
 
 def test_where_nothing_can_be_written_each_start_measures(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file in place of the folder")
-    memory = ProductMemory(tmp_path / "cache", "key")
+    cache = GemmCache(tmp_path / "cache", "key")
     for _ in range(2):
         clock = Clock({QUICK: 90})
-        assert choose(SHAPES, Library(), memory, clock, ALONE) == all_by(QUICK)
+        assert choose(SHAPES, Library(), cache, clock, ALONE) == all_by(QUICK)
         assert clock.asked == SHAPES
 
 
-def test_writing_leaves_nothing_but_the_file(memory: ProductMemory, tmp_path: Path) -> None:
+def test_writing_leaves_nothing_but_the_file(cache: GemmCache, tmp_path: Path) -> None:
     for us in (90, 80):
-        memory.add({SHAPES[0]: GemmChoice(QUICK, us, 100.0)})
+        cache.add({SHAPES[0]: GemmChoice(QUICK, us, 100.0)})
     assert file_of(tmp_path).suffix == ".json"
-    assert memory.read() == {SHAPES[0]: GemmChoice(QUICK, 80.0, 100.0)}
+    assert cache.read() == {SHAPES[0]: GemmChoice(QUICK, 80.0, 100.0)}
 
 
 def choices_of_ranks(
     folder: Path, clocks: Sequence[Measure], libraries: Sequence[Library]
-) -> list[dict[ProductKind, ByRows] | RuntimeError]:
+) -> list[dict[GemmKind, ByRows] | RuntimeError]:
     """Result or exception of `choose` on each of two ranks; the second has no folder."""
 
-    def work(group: Group) -> dict[ProductKind, ByRows]:
-        memory = ProductMemory(folder / str(group.rank), "key")
-        return choose(SHAPES, libraries[group.rank], memory, clocks[group.rank], group)
+    def work(group: Group) -> dict[GemmKind, ByRows]:
+        cache = GemmCache(folder / str(group.rank), "key")
+        return choose(SHAPES, libraries[group.rank], cache, clocks[group.rank], group)
 
     return on_two_ranks(work)
 
@@ -265,7 +264,7 @@ def test_a_rank_whose_library_cannot_do_as_rank_0_does_says_so_on_all(tmp_path: 
 
 
 def test_a_clock_that_fails_on_rank_0_fails_on_all(tmp_path: Path) -> None:
-    def broken(shape: ProductShape) -> Sequence[Timing]:
+    def broken(shape: GemmShape) -> Sequence[Timing]:
         raise torch.OutOfMemoryError("no room for 8192 rows")
 
     first, second = choices_of_ranks(tmp_path, [broken, never], [Library(), Library()])
@@ -274,14 +273,14 @@ def test_a_clock_that_fails_on_rank_0_fails_on_all(tmp_path: Path) -> None:
     assert "no room for 8192 rows" in str(second)
 
 
-def test_what_was_chosen_is_told(memory: ProductMemory, caplog: pytest.LogCaptureFixture) -> None:
-    def clock(shape: ProductShape) -> list[Timing]:
+def test_what_was_chosen_is_told(cache: GemmCache, caplog: pytest.LogCaptureFixture) -> None:
+    def clock(shape: GemmShape) -> list[Timing]:
         return [Timing(None, 50), Timing(QUICK, 40 if shape.rows == 40 else 50)]
 
     with caplog.at_level(logging.INFO):
-        choose(SHAPES, Library(), memory, clock, ALONE)
+        choose(SHAPES, Library(), cache, clock, ALONE)
     assert (
-        "products: 2 of 4 shapes by another algorithm than torch's, which take 80 us in place of "
+        "GEMMs: 2 of 4 shapes by another algorithm than torch's, which take 80 us in place of "
         "100" in caplog.text
     )
     assert summary({SHAPES[0]: GemmChoice(None, 9, 9)}) == (
@@ -301,8 +300,8 @@ def test_weights_are_multiplied_in_turn_so_that_no_cache_holds_them() -> None:
 
 
 def test_the_option_is_one_of_two() -> None:
-    assert parse([]).products == "auto"
-    for name in PRODUCTS:
-        assert parse(["--products", name]).products == name
-    with pytest.raises(ValueError, match="products: cublas must be one of auto, torch"):
-        WorkerConfig(products="cublas")
+    assert parse([]).gemm_algorithms == "auto"
+    for name in GEMM_ALGORITHMS:
+        assert parse(["--gemm-algorithms", name]).gemm_algorithms == name
+    with pytest.raises(ValueError, match="gemm_algorithms: cublas must be one of auto, torch"):
+        WorkerConfig(gemm_algorithms="cublas")

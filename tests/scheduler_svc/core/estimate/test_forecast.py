@@ -61,7 +61,7 @@ def test_too_few_steps_tell_nothing() -> None:
 def run_truly(scheduler: Scheduler) -> Forecast:
     """Runs all requests to the end with the step times that the forecast assumes."""
     now_s = 0.0
-    waiting = {sequence.request.request_id for sequence in scheduler.residency.waiting}
+    waiting = {sequence.request.request_id for sequence in scheduler.internal_state.waiting}
     admissions_s: list[float] = []
     while list(scheduler.live()):
         plan = plan_step(scheduler)

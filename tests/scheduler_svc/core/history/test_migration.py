@@ -17,11 +17,11 @@ from tests.scheduler_svc.core.invariants import check_invariants
 
 def move_all(source: Scheduler, target: Scheduler) -> None:
     """Migrates all as the engine does: those that have run last first, which keeps their order."""
-    leaving = source.moving.hand_over()
+    leaving = source.migration.migrate_out()
     ran = [sequence for sequence in leaving if sequence.num_cached is not None]
     for sequence in (*reversed(ran), *(s for s in leaving if s not in ran)):
-        assert target.moving.can_hold(sequence)
-        target.moving.adopt(sequence)
+        assert target.migration.can_hold(sequence)
+        target.migration.migrate_in(sequence)
     check_invariants(source)
     check_invariants(target)
 
@@ -55,7 +55,7 @@ def test_who_ran_goes_first_and_everybody_keeps_the_order() -> None:
     step(source)
     source.worker_lost()
     move_all(source, target)
-    waiting = [s.request.request_id for s in target.residency.waiting]
+    waiting = [s.request.request_id for s in target.internal_state.waiting]
     assert waiting == ["a", "b", "t", "c", "d"]
 
 
@@ -87,13 +87,13 @@ def test_what_does_not_fit_is_not_held() -> None:
     source = make_scheduler()
     sequence = source.add(make_request("a", 3, max_tokens=40))
     source.worker_lost()
-    source.moving.hand_over()
-    assert make_scheduler(blocks=11).moving.can_hold(sequence)  # the last token needs no room
-    assert not make_scheduler(blocks=10).moving.can_hold(sequence)
-    assert not make_scheduler(max_model_len=42).moving.can_hold(sequence)
+    source.migration.migrate_out()
+    assert make_scheduler(blocks=11).migration.can_hold(sequence)  # the last token needs no room
+    assert not make_scheduler(blocks=10).migration.can_hold(sequence)
+    assert not make_scheduler(max_model_len=42).migration.can_hold(sequence)
     twin = make_scheduler()
     twin.add(make_request("a", 3))
-    assert not twin.moving.can_hold(sequence)
+    assert not twin.migration.can_hold(sequence)
 
 
 def lose_in_step(scheduler: Scheduler, num_steps: int = 0) -> None:

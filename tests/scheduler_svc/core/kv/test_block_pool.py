@@ -29,8 +29,8 @@ def test_asking_for_more_than_is_free_takes_nothing() -> None:
 
 def test_blocks_come_back_tail_first_so_that_heads_live_longest() -> None:
     pool = BlockPool(7, 4)
-    held = pool.take(3)
-    pool.release(held)
+    hold = pool.take(3)
+    pool.release(hold)
     assert free(pool) == [4, 5, 6, 3, 2, 1]
 
 
@@ -78,27 +78,27 @@ def test_taking_no_block_changes_nothing() -> None:
 def test_the_linked_queue_agrees_with_an_ordered_dict(seed: int) -> None:
     rng = random.Random(seed)
     pool, model = BlockPool(12, 4), OrderedDict.fromkeys(range(1, 12))
-    held: list[int] = []
+    hold: list[int] = []
     for _ in range(500):
         action = rng.choice(["take", "share", "release"])
         if action == "take":
             count = rng.randint(0, len(model))
             taken = pool.take(count)
             assert taken == [model.popitem(last=False)[0] for _ in range(count)]
-            held += taken
+            hold += taken
         elif action == "share":
             block_id = rng.randint(1, 11)
             pool.share([block_id])
             model.pop(block_id, None)
-            held.append(block_id)
-        elif held:
-            some = rng.sample(sorted(set(held)), rng.randint(1, len(set(held))))
+            hold.append(block_id)
+        elif hold:
+            some = rng.sample(sorted(set(hold)), rng.randint(1, len(set(hold))))
             for block_id in some:
-                held.remove(block_id)
+                hold.remove(block_id)
             pool.release(some)
             for block_id in reversed(some):
-                if block_id not in held:
+                if block_id not in hold:
                     model[block_id] = None
         assert free(pool) == list(model)
-        assert all(pool.ref_count(b) == held.count(b) for b in range(1, 12))
-        assert NULL_BLOCK not in held
+        assert all(pool.ref_count(b) == hold.count(b) for b in range(1, 12))
+        assert NULL_BLOCK not in hold

@@ -102,8 +102,8 @@ def test_evicting_what_was_never_cached_does_nothing() -> None:
 def test_the_index_never_holds_more_than_the_pool_has_blocks() -> None:
     pool = BlockPool(3, SIZE)
     for request in range(1000):
-        held = pool.take(2)
-        insert(pool.cache, held, request, 1, request, 2)
-        pool.release(held)
+        hold = pool.take(2)
+        insert(pool.cache, hold, request, 1, request, 2)
+        pool.release(hold)
         assert len(pool.cache) == 2
     assert len(pool.cache._block_of) == 2 and not pool.cache._duplicates

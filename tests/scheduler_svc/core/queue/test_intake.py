@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.core import RefusalKind, Refused, Scheduler
-from scheduler_svc.core.queue.reservations import GRACE_S, LEAD_S, Promises
+from scheduler_svc.core.queue.reservations import GRACE_S, LEAD_S, Reservations
 from tests.scheduler_svc.core.builders import make_request, make_scheduler, plan_step
 
 
@@ -45,18 +45,18 @@ def test_one_tenant_cannot_fill_the_queue_of_all() -> None:
 def test_a_place_that_was_promised_is_kept_for_its_request() -> None:
     scheduler = full(4)
     refused(scheduler, "early")
-    scheduler.intake.promises.make(make_request("early", 2), due_s=5.0)
+    scheduler.intake.reservations.make(make_request("early", 2), due_s=5.0)
     scheduler.abort("w0")
-    assert "promised" in refused(scheduler, "late", now_s=5.0)
+    assert "reserved" in refused(scheduler, "late", now_s=5.0)
     scheduler.add(make_request("early", 2, max_tokens=2, arrival_s=5.0))
     assert scheduler.num_waiting == 4
-    assert len(scheduler.intake.promises) == 0
+    assert len(scheduler.intake.reservations) == 0
 
 
 def test_a_place_is_kept_only_around_its_time() -> None:
     for now_s in (5.0 - LEAD_S - 0.01, 5.0 + GRACE_S + 0.01):
         scheduler = full(4)
-        scheduler.intake.promises.make(make_request("early", 2), due_s=5.0)
+        scheduler.intake.reservations.make(make_request("early", 2), due_s=5.0)
         scheduler.abort("w0")
         scheduler.add(make_request("late", 2, max_tokens=2, arrival_s=now_s))
 
@@ -64,7 +64,7 @@ def test_a_place_is_kept_only_around_its_time() -> None:
 def test_promises_that_nobody_keeps_never_take_more_than_half_of_the_queue() -> None:
     scheduler = full(4)
     for index in range(50):
-        scheduler.intake.promises.make(make_request(f"never {index}", 2), due_s=1.0)
+        scheduler.intake.reservations.make(make_request(f"never {index}", 2), due_s=1.0)
     for index in range(3):
         scheduler.abort(f"w{index}")
     scheduler.add(make_request("a", 2, max_tokens=2, arrival_s=1.0))
@@ -74,7 +74,7 @@ def test_promises_that_nobody_keeps_never_take_more_than_half_of_the_queue() -> 
 
 def test_a_promise_is_no_ticket_before_its_time_or_past_a_full_queue() -> None:
     scheduler = full(4)
-    scheduler.intake.promises.make(make_request("early", 2), due_s=5.0)
+    scheduler.intake.reservations.make(make_request("early", 2), due_s=5.0)
     refused(scheduler, "early", now_s=3.0)
     refused(scheduler, "early", now_s=5.0)
     scheduler.abort("w0")
@@ -82,35 +82,39 @@ def test_a_promise_is_no_ticket_before_its_time_or_past_a_full_queue() -> None:
 
 
 def test_the_books_of_promises_return_to_zero() -> None:
-    promises = Promises()
+    reservations = Reservations()
     for index in range(100):
         request = make_request(f"r{index % 60}", 1 + index % 7, tenant="ab"[index % 2])
-        promises.make(request, due_s=index / 10)
-        promises.advance(index / 20)
+        reservations.make(request, due_s=index / 10)
+        reservations.advance(index / 20)
         if index % 3 == 0:
-            promises.keep(f"r{index % 60}")
-        assert promises.due.num_sequences == sum(
-            promises.due_of(tenant).num_sequences for tenant in "ab"
+            reservations.keep(f"r{index % 60}")
+        assert reservations.due.num_sequences == sum(
+            reservations.due_of(tenant).num_sequences for tenant in "ab"
         )
-    promises.advance(1000.0)
-    assert (len(promises), promises.due.num_sequences, promises.due.num_tokens) == (0, 0, 0)
+    reservations.advance(1000.0)
+    assert (len(reservations), reservations.due.num_sequences, reservations.due.num_tokens) == (
+        0,
+        0,
+        0,
+    )
 
 
 def test_a_promise_made_twice_for_the_same_moment_keeps_one_place() -> None:
-    promises = Promises()
+    reservations = Reservations()
     for _ in range(2):
-        promises.make(make_request("x", 3), due_s=5.0)
-    promises.advance(5.0)
-    assert (promises.due.num_sequences, promises.due.num_tokens) == (1, 3)
-    promises.keep("x")
-    assert promises.due.num_sequences == 0
+        reservations.make(make_request("x", 3), due_s=5.0)
+    reservations.advance(5.0)
+    assert (reservations.due.num_sequences, reservations.due.num_tokens) == (1, 3)
+    reservations.keep("x")
+    assert reservations.due.num_sequences == 0
 
 
 def test_who_is_refused_hears_how_many_go_first() -> None:
     scheduler = full(4)
     request = make_request("x", 2, max_tokens=2)
     assert scheduler.intake.num_ahead(request) == 1
-    scheduler.intake.promises.make(make_request("y", 2), due_s=3.0)
+    scheduler.intake.reservations.make(make_request("y", 2), due_s=3.0)
     assert scheduler.intake.num_ahead(request) == 2
 
 

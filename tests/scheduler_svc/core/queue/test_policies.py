@@ -89,7 +89,7 @@ def test_a_slot_is_given_up_for_somebody_more_urgent_and_for_nobody_else() -> No
     assert scheduler.schedule() is None, "its slot is still touched by the step in flight"
     answer(scheduler, 500)
     assert rows(plan_step(scheduler)) == {"c": 4}
-    assert [s.request.request_id for s in scheduler.residency.waiting] == ["a", "b"]
+    assert [s.request.request_id for s in scheduler.internal_state.waiting] == ["a", "b"]
 
 
 def test_nobody_is_sent_back_when_that_would_not_make_room_enough() -> None:

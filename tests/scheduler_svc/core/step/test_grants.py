@@ -77,7 +77,7 @@ def test_the_books_agree_whatever_happens_to_a_grant(seed: int) -> None:
         elif action == "lose":
             simulation.lose_worker()
     simulation.finish(8, 1, rng)
-    pool = simulation.scheduler.residency.pool
+    pool = simulation.scheduler.internal_state.pool
     assert pool.num_free == pool.num_usable
 
 
@@ -138,7 +138,7 @@ def test_a_grant_is_shorter_when_blocks_are_short_and_preempts_nobody() -> None:
     assert len(scheduler.grant(12)) == 1
     answer(scheduler, 500, 500)
     assert scheduler.grant(12) == (), "one block for two rows"
-    assert scheduler.residency.num_preemptions == 0
+    assert scheduler.internal_state.num_preemptions == 0
 
 
 def test_a_worker_is_sent_three_frames_at_most() -> None:
@@ -184,14 +184,14 @@ def test_steps_planned_behind_a_grant_keep_it_from_being_cut() -> None:
 def test_an_abort_cuts_and_frees_what_was_held() -> None:
     scheduler = decoding(30, 30, 30, 30, 30, 30, 30, 30, 30, max_num_seqs=9, blocks=60)
     scheduler.grant(8)
-    num_free = scheduler.residency.pool.num_free
+    num_free = scheduler.internal_state.pool.num_free
     scheduler.abort("a")
     assert scheduler.cut(1) == Cut(2, 9)
     answer(scheduler, *[500] * 9)
     scheduler.skip(4, 9)
-    assert scheduler.residency.pool.num_free == num_free, "step 3 still computes it"
+    assert scheduler.internal_state.pool.num_free == num_free, "step 3 still computes it"
     answer(scheduler, *[500] * 9)
-    assert scheduler.residency.pool.num_free > num_free
+    assert scheduler.internal_state.pool.num_free > num_free
     check_invariants(scheduler)
 
 

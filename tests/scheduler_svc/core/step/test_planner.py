@@ -126,13 +126,13 @@ def test_cached_blocks_that_nobody_holds_count_as_needed() -> None:
     step(scheduler)
     scheduler.add(make_request("c", range(100, 108), max_tokens=8))
     step(scheduler)
-    assert scheduler.residency.pool.num_free == 4
-    free_before = list(scheduler.residency.pool.free_queue())
+    assert scheduler.internal_state.pool.num_free == 4
+    free_before = list(scheduler.internal_state.pool.free_queue())
     scheduler.add(make_request("b", 17, max_tokens=4))
     assert "b" not in rows(plan_step(scheduler))
     answer(scheduler, 500)
-    left = [b for b in free_before if scheduler.residency.pool.ref_count(b) == 0]
-    assert list(scheduler.residency.pool.free_queue()) == left, "a refusal moved blocks"
+    left = [b for b in free_before if scheduler.internal_state.pool.ref_count(b) == 0]
+    assert list(scheduler.internal_state.pool.free_queue()) == left, "a refusal moved blocks"
 
 
 def test_the_queue_waits_for_its_head() -> None:
@@ -142,7 +142,7 @@ def test_the_queue_waits_for_its_head() -> None:
     scheduler.add(make_request("big", range(100, 112), max_tokens=4))
     scheduler.add(make_request("small", range(200, 202), max_tokens=2))
     assert rows(plan_step(scheduler)) == {"a": 1}
-    assert [s.request.request_id for s in scheduler.residency.waiting] == ["big", "small"]
+    assert [s.request.request_id for s in scheduler.internal_state.waiting] == ["big", "small"]
 
 
 def test_a_blocked_head_is_not_looked_up_again_until_blocks_come_free(
@@ -153,7 +153,7 @@ def test_a_blocked_head_is_not_looked_up_again_until_blocks_come_free(
     step(scheduler)
     scheduler.add(make_request("big", range(100, 120), max_tokens=4))
     lookups = []
-    cache = scheduler.residency.pool.cache
+    cache = scheduler.internal_state.pool.cache
     original = cache.lookup
 
     def counted(hashes: list[int], *rest: object) -> list[int]:
@@ -182,7 +182,7 @@ def test_nothing_is_shared_when_prefix_caching_is_off() -> None:
     for name in "ab":
         scheduler.add(make_request(name, 9))
     assert rows(plan_step(scheduler)) == {"a": 9, "b": 9}
-    assert len(scheduler.residency.pool.cache) == 0
+    assert len(scheduler.internal_state.pool.cache) == 0
 
 
 def test_the_newest_gives_way_and_whoever_waits_does_not_overtake_it() -> None:
@@ -194,7 +194,7 @@ def test_the_newest_gives_way_and_whoever_waits_does_not_overtake_it() -> None:
     plan = plan_step(scheduler)
     assert rows(plan) == {"a": 1}
     assert plan.preempted == ["b"]
-    assert [s.request.request_id for s in scheduler.residency.waiting] == ["b", "c"]
+    assert [s.request.request_id for s in scheduler.internal_state.waiting] == ["b", "c"]
 
 
 def test_a_victim_does_not_come_back_in_the_step_that_sent_it_away() -> None:

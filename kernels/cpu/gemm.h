@@ -8,8 +8,8 @@
  * pairs of bfloat16. Every sum adds its inputs one by one in order (pairs in order, in that case)
  * in all tile sizes: a row's result depends neither on other rows nor on the number of threads.
  */
-#ifndef PRODUCT_H
-#define PRODUCT_H
+#ifndef GEMM_H
+#define GEMM_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -58,7 +58,7 @@ typedef struct {
     const scalar *weight;
     const scalar *bias; /* [N] or NULL */
     long inputs, outputs;
-} product;
+} gemm;
 
 /* ---- inputs ----------------------------------------------------------------------------------- */
 
@@ -101,7 +101,7 @@ typedef struct {
 } tile;
 
 /* sum[r][v] += weights[v] * x[r]; keeps in registers the smaller of the two operands. */
-INLINED void add_products(const int rows, const int vecs, vec (*sum)[4], const vec *weights,
+INLINED void multiply_add(const int rows, const int vecs, vec (*sum)[4], const vec *weights,
                           const float *x, long stride) {
     if (vecs > rows) {
         vec inputs[STRIP];
@@ -124,7 +124,7 @@ INLINED void add_floats(const int rows, const int vecs, vec (*sum)[4], const flo
     vec weights[4];
 #pragma GCC unroll 4
     for (int v = 0; v < vecs; v++) weights[v] = load_float(w + v * LANES);
-    add_products(rows, vecs, sum, weights, x, stride);
+    multiply_add(rows, vecs, sum, weights, x, stride);
 }
 
 #if defined(MULTIPLIES_PAIRS)
@@ -162,7 +162,7 @@ INLINED void add_packed(const int rows, const int vecs, vec (*sum)[4], const sca
         vec weights[4];
 #pragma GCC unroll 4
         for (int v = 0; v < vecs; v++) weights[v] = load_weights(w + v * LANES * GROUP, which);
-        add_products(rows, vecs, sum, weights, x + which, stride);
+        multiply_add(rows, vecs, sum, weights, x + which, stride);
     }
 }
 #endif
@@ -290,7 +290,7 @@ static void multiply_panel(const scalar *panel, const input *x, long stride, lon
 /* ---- a GEMM ----------------------------------------------------------------------------------- */
 
 /* x [rows, stride]; exactly one of out and out_floats [rows, N] is given. */
-static void linear_part(const product *p, const input *x, scalar *out, float *out_floats, long rows,
+static void linear_part(const gemm *p, const input *x, scalar *out, float *out_floats, long rows,
                         team me) {
     long n = p->outputs, stride = input_stride(p->inputs);
     long panels = ceil_div(n, PANEL), blocks = ceil_div(rows, BLOCK_ROWS);
