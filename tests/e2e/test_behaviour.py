@@ -21,18 +21,23 @@ def product(tiny_product: Product) -> Product:
     return tiny_product
 
 
+def generate(
+    token_ids: list[int], sampling: types_pb2.SamplingParams
+) -> inference_pb2.GenerateStreamRequest:
+    return inference_pb2.GenerateStreamRequest(
+        prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=token_ids)),
+        options=inference_pb2.GenerationOptions(sampling=sampling),
+    )
+
+
 def stream(
     stub: inference_pb2_grpc.InferenceServiceStub,
     token_ids: list[int],
     sampling: types_pb2.SamplingParams = GREEDY,
 ) -> tuple[list[int], types_pb2.Usage]:
-    request = inference_pb2.GenerateStreamRequest(
-        prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=token_ids)),
-        options=inference_pb2.GenerationOptions(sampling=sampling),
-    )
     output: list[int] = []
     usage = types_pb2.Usage()
-    for message in stub.GenerateStream(request, timeout=patience(120)):
+    for message in stub.GenerateStream(generate(token_ids, sampling), timeout=patience(120)):
         output += message.delta.token_ids
         usage = message.delta.usage
     return output, usage
@@ -58,12 +63,18 @@ def test_sixteen_streams_share_steps_that_hold_prefill_and_decodes(product: Prod
         def run(index: int) -> None:
             outputs[index] = stream(stub, prompt(40 + index, index))[0]
 
+        # Long streams decode while the sixteen arrive, however fast the machine is.
+        long = types_pb2.SamplingParams(temperature=0, max_tokens=1200, ignore_eos=True)
+        calls = [stub.GenerateStream(generate(prompt(30, 100 + i), long)) for i in range(8)]
+        for call in calls:
+            next(call)
         threads = [threading.Thread(target=run, args=(i,)) for i in range(16)]
         for thread in threads:
             thread.start()
-            time.sleep(0.03)
         for thread in threads:
             thread.join(patience(120))
+        for call in calls:
+            call.cancel()
         alone = [stream(stub, prompt(40 + index, index))[0] for index in (0, 15)]
     with grpc.insecure_channel(f"127.0.0.1:{product.scheduler_port}") as channel:
         debug = debug_pb2_grpc.DebugServiceStub(channel)

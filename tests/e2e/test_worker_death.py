@@ -214,7 +214,7 @@ def test_streams_survive_the_death_for_good_of_one_of_two_workers(
     assert_unnoticed(seen, calm)
     lost, other = two_groups.status()["groups"]
     assert "ready" not in lost and other["ready"] and two_groups.status()["ready"]
-    assert int(other["num_migrated_in"]) == int(lost["num_handed_over"]) >= 1
+    assert int(other["num_migrated_in"]) == int(lost["num_migrated_out"]) >= 1
     assert_all_is_free(two_groups)
     again = Streams(two_groups, NUM_TOKENS).run()
     assert_unnoticed(again, calm)

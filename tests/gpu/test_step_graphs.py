@@ -20,7 +20,7 @@ from tests.gpu.test_cuda_runner import (
     make_runner,
 )
 from tests.worker_svc.random_models import save_random_model
-from worker_svc.protocol.step import BlockMoves, RowSampling
+from worker_svc.protocol.step import RowSampling, StepMoves
 from worker_svc.runner.cuda_runner import CudaRunner
 
 pytestmark = [
@@ -174,7 +174,7 @@ def test_cached_prefixes_and_forks_are_read_from_their_blocks(runner: CudaRunner
             block_ids=np.concatenate([blocks[:6], own[1][6:]]),
         )
         nothing = column([])
-        moves = BlockMoves(
+        moves = StepMoves(
             nothing, nothing, nothing, nothing, column([blocks[6]]), column([own[1][6]])
         )
         client.launch({3: 1, 8: 31, 9: 1}, new_sequences=(cached, forked), moves=moves)

@@ -68,7 +68,7 @@ def interpreted(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     from worker_svc.runner.cuda_runner import CudaRunner  # noqa: PLC0415 - Triton must interpret
 
     monkeypatch.setattr(compiled, "supports", lambda config: False)
-    monkeypatch.setattr(linear, "_packs", lambda weight: False)
+    monkeypatch.setattr(linear, "pack", lambda weight, bias: None)
     config = model_config.load(llama_folder)
     model = Decoder(config, torch.float32, CPU, LIMITS.max_model_len)
     load_weights(llama_folder, dict(model.destinations()), frozenset(), model.sharding.share)
