@@ -39,6 +39,20 @@ class AttentionBatch:
     parts: "tuple[AttentionBatch, AttentionBatch] | None" = None
     mixed: MixedBatch | None = None  # in place of parts and lengths, in a graph
 
+    @classmethod
+    def of_decodes(
+        cls, slot_mapping: Tensor, block_tables: Tensor, context_lens: Tensor, max_context_len: int
+    ) -> "AttentionBatch":
+        """A batch of sequences that compute one token each, so T = B."""
+        return cls(
+            slot_mapping=slot_mapping,
+            block_tables=block_tables,
+            context_lens=context_lens,
+            cu_seqlens_q=context_lens,  # a decode batch does not look at it
+            max_seqlen_q=1,
+            max_context_len=max_context_len,
+        )
+
     @property
     def is_decode(self) -> bool:
         """Whether every sequence computes exactly one token."""

@@ -220,9 +220,9 @@ class CudaRunner(ModelRunner):
     def _rehearse(self, lengths: list[int]) -> None:
         idle = inputs.build_idle(self.limits, lengths, self._device)
         hidden = self._forward(idle)[: len(lengths)]
-        nobody = np.full(len(lengths), -1, dtype=np.int64)
+        no_slots = np.full(len(lengths), -1, dtype=np.int64)
         for filters in (False, True):
-            self.slots.sample(self._model.vocab_part(hidden), nobody, filters)
+            self.slots.sample(self._model.vocab_part(hidden), no_slots, filters)
 
     def _launch(self, staged: Staged, queue_us: int, started: float) -> InFlight:
         rows = staged.rows

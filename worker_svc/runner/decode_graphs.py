@@ -134,12 +134,10 @@ class DecodeGraphs:
             rows, held.slot_state, held.token_rows, held.block_tables, self._limits.block_size,
             held.num_steps, inputs,
         )  # fmt: skip
-        batch = AttentionBatch(
-            slot_mapping=inputs.slot_mapping,
-            block_tables=inputs.block_tables,
-            context_lens=inputs.context_lens,
-            cu_seqlens_q=inputs.context_lens,  # a decode batch does not look at it
-            max_seqlen_q=1,
-            max_context_len=self._limits.max_model_len,
+        batch = AttentionBatch.of_decodes(
+            inputs.slot_mapping,
+            inputs.block_tables,
+            inputs.context_lens,
+            self._limits.max_model_len,
         )
         return layers.forward(inputs.token_ids, inputs.positions, self._kv_cache, batch)

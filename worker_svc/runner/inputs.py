@@ -82,14 +82,11 @@ def _slots_and_positions(rows: Rows, cu_seqlens: IntColumn) -> tuple[IntColumn, 
 
 def last_tokens(rows: Tensor, sequences: Tensor, batch: AttentionBatch) -> LastTokens:
     """The last tokens [R] of these sequences [R] of a batch."""
-    lengths = batch.context_lens.index_select(0, sequences)
-    attention = AttentionBatch(
-        slot_mapping=batch.slot_mapping.index_select(0, rows),
-        block_tables=batch.block_tables.index_select(0, sequences),
-        context_lens=lengths,
-        cu_seqlens_q=lengths,  # a decode batch does not look at it
-        max_seqlen_q=1,
-        max_context_len=batch.max_context_len,
+    attention = AttentionBatch.of_decodes(
+        batch.slot_mapping.index_select(0, rows),
+        batch.block_tables.index_select(0, sequences),
+        batch.context_lens.index_select(0, sequences),
+        batch.max_context_len,
     )
     return LastTokens(rows, attention)
 

@@ -193,14 +193,11 @@ class StepGraphs:
     def _decode_batch(self, num_rows: int) -> AttentionBatch:
         """The first sequences, of each its last token."""
         inputs = self._inputs
-        lengths = inputs.context_lens[:num_rows]
-        return AttentionBatch(
-            slot_mapping=inputs.slot_mapping[:num_rows],
-            block_tables=inputs.block_tables[:num_rows],
-            context_lens=lengths,
-            cu_seqlens_q=lengths,  # a decode batch does not look at it
-            max_seqlen_q=1,
-            max_context_len=self._limits.max_model_len,
+        return AttentionBatch.of_decodes(
+            inputs.slot_mapping[:num_rows],
+            inputs.block_tables[:num_rows],
+            inputs.context_lens[:num_rows],
+            self._limits.max_model_len,
         )
 
     def _rehearse_end(self, num_rows: int) -> None:
