@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,9 +56,7 @@ class Deployment:
 
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds per process, including its children; "client" is this process."""
-        parents = dict(_parents())
-        used = {name: _tree_cpu_s(pid, parents) for name, pid in self.pids.items()}
-        return used | {"client": time.process_time()}
+        return cpu_s_of(self.pids) | {"client": time.process_time()}
 
 
 @contextlib.contextmanager
@@ -92,6 +90,12 @@ def attached(specs: Sequence[ServiceSpec], scheduler: str) -> Iterator[Services]
 def own_pid(service: Service) -> int:
     """The process of a service that is ready; its parent is its guard."""
     return next(pid for pid, parent in _parents() if parent == service.guard_pid)
+
+
+def cpu_s_of(pids: Mapping[str, int]) -> dict[str, float]:
+    """CPU seconds per named process, including its children."""
+    parents = dict(_parents())
+    return {name: _tree_cpu_s(pid, parents) for name, pid in pids.items()}
 
 
 def _tree_cpu_s(root: int, parents: dict[int, int]) -> float:

@@ -39,7 +39,10 @@ def free_ports() -> Ports:
 
 
 def settings(
-    ports: Ports, worker_options: Sequence[str] = (), scheduler_options: Sequence[str] = ()
+    ports: Ports,
+    worker_options: Sequence[str] = (),
+    scheduler_options: Sequence[str] = (),
+    gateway_options: Sequence[str] = (),
 ) -> services.Settings:
     """The product on these ports of this machine."""
     return services.Settings(
@@ -50,6 +53,7 @@ def settings(
         worker_port=ports.worker,
         worker_options=tuple(worker_options),
         scheduler_options=tuple(scheduler_options),
+        gateway_options=tuple(gateway_options),
     )
 
 
