@@ -24,7 +24,7 @@ from bench.harness import checkpoints, vocabulary
 from bench.harness.deployment import cpu_s_of
 from bench.harness.records import Results, add_json
 from bench.harness.services import free_ports, launched, settings
-from bench.serving.clients import APIS, Load, Target, run
+from bench.serving.clients import APIS, OfferedLoad, Target, run
 from bench.serving.waterfall import prompt_steps, table
 from pagewire.cli.benchmark.load import Summary, summarize
 from pagewire.cli.launcher.services import LOOPBACK, plan
@@ -35,20 +35,20 @@ IDLE = "idle"
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RunningProduct:
     """A running product: an address for each API, and the process of each service."""
 
     addresses: dict[str, str]
     pids: dict[str, int]
 
 
-def loads(options: argparse.Namespace) -> list[Load]:
+def loads(options: argparse.Namespace) -> list[OfferedLoad]:
     """The loads in the order in which they are sent."""
     sizes = {"input_len": options.input_len, "output_len": options.output_len}
     return [
-        Load(IDLE, options.idle, options.input_len, 8, concurrency=1),
+        OfferedLoad(IDLE, options.idle, options.input_len, 8, concurrency=1),
         *(
-            Load(
+            OfferedLoad(
                 f"{rate:g}/s",
                 max(1, round(rate * options.seconds)),
                 rate_per_s=rate,
@@ -57,12 +57,12 @@ def loads(options: argparse.Namespace) -> list[Load]:
             )
             for rate in options.rates
         ),
-        Load("burst", options.burst, num_clients=options.clients, **sizes),
+        OfferedLoad("burst", options.burst, num_clients=options.clients, **sizes),
     ]
 
 
 @contextlib.contextmanager
-def serving(model: Path, options: argparse.Namespace) -> Iterator[Served]:
+def serving(model: Path, options: argparse.Namespace) -> Iterator[RunningProduct]:
     """The three services, ready; ended after the block."""
     ports = free_ports()
     chosen = settings(ports, options.worker, gateway_options=options.gateway)
@@ -84,10 +84,12 @@ def serving(model: Path, options: argparse.Namespace) -> Iterator[Served]:
 
         with launched(specs, is_served) as services:
             pids = {spec.name: services[spec.name].guard_pid for spec in specs}
-            yield Served(addresses, pids)
+            yield RunningProduct(addresses, pids)
 
 
-def measure(served: Served, api: str, load: Load) -> tuple[Summary, dict[str, float]]:
+def measure(
+    served: RunningProduct, api: str, load: OfferedLoad
+) -> tuple[Summary, dict[str, float]]:
     """What the clients of one load saw, and the cores that each service used."""
     before = cpu_s_of(served.pids)
     samples = run(Target(api, served.addresses[api]), load)
@@ -105,7 +107,7 @@ TITLE = (
 )
 
 
-def line(api: str, load: Load, summary: Summary, cores: dict[str, float]) -> str:
+def line(api: str, load: OfferedLoad, summary: Summary, cores: dict[str, float]) -> str:
     """One row of the table; times in milliseconds."""
     used = " ".join(f"{name} {value:.2f}" for name, value in cores.items())
     return (
@@ -136,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _round(served: Served, options: argparse.Namespace, results: Results) -> None:
+def _round(served: RunningProduct, options: argparse.Namespace, results: Results) -> None:
     ttft_ms: dict[str, float] = {}
     for load in loads(options):
         for api in options.apis:

@@ -27,7 +27,7 @@ _begin: Barrier | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedLoad:
     """Requests of one length, at a rate per second, or so many in flight."""
 
     name: str
@@ -39,7 +39,7 @@ class Load:
     num_clients: int = 1
     seed: int = 0
 
-    def share(self, index: int) -> "Load":
+    def share(self, index: int) -> "OfferedLoad":
         """What one of the clients sends; independent Poisson processes add up to one."""
         first, end = (self.num_requests * i // self.num_clients for i in (index, index + 1))
         return replace(
@@ -59,7 +59,7 @@ class Target:
     address: str  # HOST:PORT
 
 
-def run(target: Target, load: Load) -> list[Sample]:
+def run(target: Target, load: OfferedLoad) -> list[Sample]:
     """Sends the load and returns every request's sample; all clients begin together."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(load.num_clients)
@@ -76,11 +76,11 @@ def _keep(barrier: Barrier) -> None:
     _begin = barrier
 
 
-def _send(target: Target, load: Load) -> list[Sample]:
+def _send(target: Target, load: OfferedLoad) -> list[Sample]:
     return asyncio.run(_drive(target, load))
 
 
-async def _drive(target: Target, load: Load) -> list[Sample]:
+async def _drive(target: Target, load: OfferedLoad) -> list[Sample]:
     generator = random.Random(load.seed)
     prompts: list[Prompt] = [
         [generator.randrange(VOCABULARY) for _ in range(load.input_len)]

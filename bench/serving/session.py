@@ -27,13 +27,15 @@ class SchedulerSession:
         self, prompt: Prompt, num_tokens: int, model: str
     ) -> AsyncGenerator[StreamArrival, None]:
         """Submits one request; yields an arrival for each message that has tokens of it."""
+        if isinstance(prompt, str):
+            raise RequestFailed("the scheduler takes token ids, no text")
         handle, arrivals, received = len(self._arrivals), Arrivals(), 0
         self._arrivals.append(arrivals)
         sampling = types_pb2.SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
         submit = scheduler_pb2.Submit(
             handle=handle,
             request_id=f"{self._tag}-{handle}",
-            prompt_token_ids=pack(prompt),
+            prompt_token_ids=pack(list(prompt)),
             sampling=sampling,
         )
         self._frames.put_nowait(scheduler_pb2.SessionRequest(submit=submit))
