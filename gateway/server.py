@@ -29,6 +29,7 @@ from wire.health_port import aio_health_server
 from wire.identity.access import Access
 from wire.identity.certificates import Certificates, certificates_of
 from wire.identity.interceptors import AioAccessInterceptor
+from wire.identity.options import is_loopback
 from wire.identity.peers import peer_opener
 from wire.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
 
@@ -128,6 +129,8 @@ class Gateway:
         log.info("HTTP on %s:%d, gRPC on %s:%d", config.host, ports.http, config.host, ports.grpc)
         if config.api_key is not None:
             log.info("one API key, with all roles; --api-keys has several, with tenants and roles")
+        elif config.identity.api_keys is None and not is_loopback(config.host):
+            log.warning("no API keys: all who reach %s may use this gateway", config.host)
         return ports
 
     def _bind_grpc(self) -> int:

@@ -2,6 +2,8 @@
 
 import importlib
 import pkgutil
+import re
+from pathlib import Path
 
 import pytest
 from google.protobuf import descriptor_pool
@@ -35,6 +37,22 @@ def all_methods() -> set[str]:
 
 def test_every_method_has_a_role_and_every_role_a_method() -> None:
     assert set(METHOD_ROLES) == all_methods()
+
+
+def test_the_document_has_the_same_table() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    told = {
+        (service, method, role)
+        for service, methods, role in re.findall(r"^\| (\w+) \| ([\w, ]+) \| (\w+) \|$", text, re.M)
+        if service.endswith(("Service", "Health", "ServerReflection"))
+        for method in methods.split(", ")
+    }
+    names = {method: method.split("/") for method in METHOD_ROLES}
+    held = {
+        (path[1].rpartition(".")[2], path[2], METHOD_ROLES[method].value)
+        for method, path in names.items()
+    }
+    assert told == held
 
 
 def test_only_probes_and_reflection_are_open() -> None:
