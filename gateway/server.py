@@ -25,7 +25,7 @@ from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.readiness import Readiness, ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import debug_pb2_grpc, embedding_pb2_grpc, inference_pb2_grpc
-from wire.health_port import aio_health_server
+from wire.health_port import LIVENESS, aio_health_server
 from wire.identity.access import Access
 from wire.identity.certificates import Certificates, certificates_of
 from wire.identity.interceptors import AioAccessInterceptor
@@ -117,6 +117,7 @@ class Gateway:
             raise
         for name in HEALTH_NAMES:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         if self._probes is not None:
             await self._probes.start()
         await self._grpc.start()

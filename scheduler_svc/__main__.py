@@ -17,7 +17,7 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.journal.recorder import SWITCH_INTERVAL_S
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker.link import FencedOut, open_channel
-from wire.health_port import aio_health_server
+from wire.health_port import LIVENESS, aio_health_server
 from wire.identity.certificates import certificates_of
 from wire.identity.interceptors import AioAccessInterceptor
 from wire.identity.peers import peer_opener
@@ -80,7 +80,8 @@ def _servers(
 
 
 async def _report_health(engine: Engine, service: health.aio.HealthServicer) -> None:
-    """Reports SERVING exactly while a worker is attached."""
+    """Reports SERVING exactly while a worker is attached, and liveness in any case."""
+    await service.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
     while True:
         engine.readiness_changed.clear()
         status = (

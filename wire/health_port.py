@@ -10,6 +10,7 @@ from grpc_health.v1 import health, health_pb2
 from wire.server import SERVER_OPTIONS, bind
 
 THREADS = 2
+LIVENESS = "liveness"  # a health service's name that is SERVING as long as the process answers
 Check = Callable[[Any, Any], health_pb2.HealthCheckResponse]
 AioCheck = Callable[[Any, Any], Awaitable[health_pb2.HealthCheckResponse]]
 

@@ -24,6 +24,7 @@ from pagewire.v1 import (
 from pagewire.v1 import inference_pb2 as pb
 from tests.pace import patience
 from tests.ports import free_port
+from wire.health_port import LIVENESS
 from wire.identity.keys import new_key
 from wire.identity.options import IdentityOptions
 from wire.identity.roles import Role
@@ -51,10 +52,11 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
     return file, {name: f"Bearer {key}" for name, (key, _) in made.items()}
 
 
-async def health(channel: grpc.aio.Channel) -> None:
+async def health(channel: grpc.aio.Channel, service: str = "") -> health_pb2.HealthCheckResponse:
     """Raises AioRpcError unless health answers."""
     stub = health_pb2_grpc.HealthStub(channel)
-    await stub.Check(health_pb2.HealthCheckRequest(), timeout=patience(5))
+    request = health_pb2.HealthCheckRequest(service=service)
+    return await stub.Check(request, timeout=patience(5))
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -196,6 +198,8 @@ async def test_tls_on_both_ports_and_health_in_plaintext_on_a_third(
         await health(channel)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as probes:
         await health(probes)
+        answer = await health(probes, LIVENESS)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
         stub = inference_pb2_grpc.InferenceServiceStub(probes)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.ListModels(pb.ListModelsRequest())

@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pagewire.v1 import debug_pb2_grpc
-from wire.health_port import health_server
+from wire.health_port import LIVENESS, health_server
 from wire.identity.certificates import certificates_of
 from wire.identity.interceptors import AccessInterceptor
 from wire.server import SERVER_OPTIONS, add_reflection, bind
@@ -43,6 +43,7 @@ class RankServer:
         self._step_limit = StepLimit(config.step_limit_s)
         self._health = health.HealthServicer()
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         self._on_failure = on_failure
         access, certificates = config.identity.peer_access(), certificates_of(config.identity)
         self._server = grpc.server(
