@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import pagewire
 from pagewire.cli.launcher.certificates import make_certificates
@@ -44,6 +45,7 @@ class Secured:
     ports: dict[str, int] = field(
         default_factory=lambda: {name: free_port() for name in ("http", *SERVICES)}
     )
+    probes: dict[str, int] = field(default_factory=lambda: {name: free_port() for name in SERVICES})
     keys: dict[str, str] = field(default_factory=dict)
     printed: str = ""
 
@@ -117,7 +119,9 @@ def up(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     secured = Secured(tmp_path_factory.mktemp("secured"), tiny_model)
     words = ["--tls", "--api-keys", str(secured.write_keys()), "--model", str(tiny_model)]
     words += ["--device", "cpu", "--dtype", "float32", "--log-dir", str(secured.folder)]
-    words += ["--worker-options=--threads 1 --kv-cache-gib 0.2"]
+    probes = {name: f"--health-port {port}" for name, port in secured.probes.items()}
+    words += [f"--worker-options=--threads 1 --kv-cache-gib 0.2 {probes['worker']}"]
+    words += [f"--scheduler-options={probes['scheduler']}", f"--gateway-options={probes['grpc']}"]
     for name, port in secured.ports.items():
         words += [f"--{name}-port", str(port)]
     run = subprocess.Popen(
@@ -183,6 +187,22 @@ def test_plaintext_and_another_ca_reach_no_port(up: Secured, tmp_path: Path) -> 
         urllib.request.urlopen(
             f"https://localhost:{up.ports['http']}/health", timeout=patience(5), context=context
         )
+
+
+@pytest.mark.parametrize("service", OF_SERVICE)
+def test_a_health_port_answers_probes_in_plaintext_and_nothing_else(
+    service: str, up: Secured
+) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{up.probes[service]}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for name in ("", "liveness"):
+            request = health_pb2.HealthCheckRequest(service=name)
+            answer = stub.Check(request, timeout=patience(20))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        for method in METHOD_ROLES:
+            if method != "/grpc.health.v1.Health/Check":
+                call = channel.unary_stream(method)(b"", timeout=patience(20))
+                assert call.code() is Code.UNIMPLEMENTED, method
 
 
 @pytest.mark.parametrize("service", OF_SERVICE)

@@ -82,6 +82,18 @@ def certificates_of(identity: IdentityOptions) -> Certificates | None:
     return Certificates(files)
 
 
+def check_client_files(ca: Path, cert: Path | None, key: Path | None) -> None:
+    """Raises OSError, or ValueError for files of a client that do not fit together."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(ca)
+        if cert is not None and key is not None:
+            context.load_cert_chain(cert, key, password=partial(_no_password, key))
+    except ssl.SSLError as error:
+        names = ", ".join(str(path) for path in (ca, cert, key) if path)
+        raise ValueError(f"{names}: {error.reason or error}") from error
+
+
 def _grpc_configuration(loaded: LoadedCertificates) -> grpc.ServerCertificateConfiguration:
     pairs = [(loaded.key, loaded.cert)]
     return grpc.ssl_server_certificate_configuration(pairs, root_certificates=loaded.client_ca)

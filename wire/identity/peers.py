@@ -14,6 +14,7 @@ from typing import Any, Self
 import grpc
 
 from wire.identity.access import watched_tokens
+from wire.identity.certificates import check_client_files
 from wire.identity.options import IdentityOptions
 from wire.identity.watched import Watched
 
@@ -38,16 +39,16 @@ def peer_opener(identity: IdentityOptions) -> OpenPeer:
     tokens = None if token is None else watched_tokens(token)
     credentials = None
     if ca is not None:
-        files = (ca, identity.tls_client_key, identity.tls_client_cert)
-        paths = [path for path in files if path is not None]
-        credentials = Watched("--tls-ca", paths, partial(_credentials, files))
+        cert, key = identity.tls_client_cert, identity.tls_client_key
+        paths = [path for path in (ca, cert, key) if path is not None]
+        credentials = Watched("--tls-ca", paths, partial(_credentials, ca, cert, key))
     return lambda address, options: PeerChannel(address, options, credentials, tokens)
 
 
-def _credentials(files: Sequence[Path | None]) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(
-        *(None if path is None else path.read_bytes() for path in files)
-    )
+def _credentials(ca: Path, cert: Path | None, key: Path | None) -> grpc.ChannelCredentials:
+    check_client_files(ca, cert, key)
+    read = [None if path is None else path.read_bytes() for path in (ca, key, cert)]
+    return grpc.ssl_channel_credentials(*read)
 
 
 class PeerChannel(grpc.aio.Channel):

@@ -108,6 +108,8 @@ async def test_a_new_certificate_is_shown_on_the_next_call_and_streams_go_on(
         stream: Any = channel.stream_stream(f"/{SERVICE}/Attach")()
         await stream.write(b"before")
         assert await stream.read() == b"before"
+        served.cert.write_text("half")
+        assert await outcome(channel) == "a service"  # by the last good one
         client_ca.write_bytes(second.ca.read_bytes())
         copy(second, served)
         assert await outcome(channel) == "a service"  # by the new certificate
@@ -115,6 +117,20 @@ async def test_a_new_certificate_is_shown_on_the_next_call_and_streams_go_on(
         assert await asyncio.wait_for(stream.read(), patience(5)) == b"after"
         served.ca.write_bytes(second.ca.read_bytes())
         assert await outcome(channel) == "UNAVAILABLE"  # the server's is not of this authority
+
+
+def test_client_files_that_cannot_be_used_at_the_start_are_named(
+    authorities: dict[str, MadeCertificates], tmp_path: Path
+) -> None:
+    first, second = authorities["first"], authorities["second"]
+    (nonsense := tmp_path / "nonsense.pem").write_text("nonsense")
+    for options in (
+        IdentityOptions(tls_ca=nonsense),
+        IdentityOptions(tls_ca=tmp_path / "none.pem"),
+        IdentityOptions(tls_ca=first.ca, tls_client_cert=first.cert, tls_client_key=second.key),
+    ):
+        with pytest.raises(BadIdentityFile, match="--tls-ca"):
+            peer_opener(options)
 
 
 def test_a_token_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
