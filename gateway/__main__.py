@@ -11,6 +11,7 @@ from gateway.config import parse_args
 from gateway.server import serve
 from gateway.supervisor import die_with_parent, supervise
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
+from wire.identity.watched import BadIdentityFile
 from wire.server import PortInUse
 
 
@@ -26,7 +27,7 @@ def main() -> int:
         if config.share_ports:
             die_with_parent()
         uvloop.run(serve(config, Tokenizer.from_folder(config.model)))
-    except (NoUseForParser, PortInUse, TokenizerFolderError) as error:
+    except (BadIdentityFile, NoUseForParser, PortInUse, TokenizerFolderError) as error:
         logging.getLogger("gateway").error("%s", error)
         return 1
     return 0

@@ -3,10 +3,16 @@
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from wire.identity.options import (
+    IdentityOptions,
+    add_peer_options,
+    add_server_options,
+    take_identity,
+)
 from worker_svc.process.failpoints import FAULTS_OF_CUDA, Failpoint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -49,8 +55,10 @@ class WorkerConfig:
     rank_timeout_s: float = 5.0
     all_reduce: str = "auto"
     failpoints: tuple[Failpoint, ...] = ()
+    identity: IdentityOptions = field(default_factory=IdentityOptions)
 
     def __post_init__(self) -> None:
+        self.identity.check_host(self.host)
         for name in (
             "num_kv_blocks",
             "host_blocks",
@@ -97,6 +105,7 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
     options = vars(parser.parse_args(arguments))
     try:
         options["failpoints"] = tuple(map(Failpoint.parse, options["failpoints"]))
+        options["identity"] = take_identity(options)
         return WorkerConfig(**options)
     except ValueError as error:
         parser.error(str(error))
@@ -148,6 +157,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_sizes(parser)
     _add_rank_options(parser)
+    add_server_options(parser)
+    add_peer_options(parser, serves=True, calls=False)
     parser.add_argument(
         "--failpoint",
         dest="failpoints",

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,10 @@ from pagewire._channel import Connection, open_channel
 from pagewire._client import Client
 from pagewire._terminal import StatusLine, Style
 from pagewire.cli import health
+from pagewire.cli.launcher.identity import LocalIdentity, check_options, local_identity
+from pagewire.cli.launcher.invitation import invitation
 from pagewire.cli.launcher.processes import POLL_S, Services
-from pagewire.cli.launcher.services import ServiceSpec, Settings, check_ports, find_checkout, plan
+from pagewire.cli.launcher.services import Settings, check_ports, find_checkout, plan
 from pagewire.cli.options import CommandError, add_command
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ def add_parser(commands: "Subparsers") -> None:
             metavar="WORDS",
             help=f"further options of the {service}, split as by a shell; write =WORDS",
         )
+    add("--tls", action="store_true", help="TLS on all ports, with test certificates made at start")
+    add("--api-keys", type=Path, metavar="FILE", help="API keys, from `pagewire keys new`")
     add("--once", action="store_true", help="stop after the sample answer")
     add("--no-sample", action="store_true", help="do not ask the sample question")
     add(
@@ -117,18 +121,23 @@ def run(options: argparse.Namespace) -> int:
     )
     checkout = find_checkout(options.checkout.resolve())
     check_ports(settings.ports)
+    check_options(settings, options)
     journal = Journal()
     has_answered = False
     try:
         with _stop_signals():
             model = _model_folder(options.model, checkout, journal)
-            with Services(checkout, _log_folder(options.log_dir, journal)) as services:
-                _start(services, plan(settings, model), options.startup_timeout_s, journal)
-                if not options.no_sample:
-                    _ask(settings, options.startup_timeout_s, journal)
+            logs = _log_folder(options.log_dir, journal)
+            with (
+                local_identity(settings, options, logs) as identity,
+                Services(checkout, logs) as services,
+            ):
+                _start(services, identity, model, options.startup_timeout_s, journal)
+                if not options.no_sample and identity.can_ask:
+                    _ask(identity, options.startup_timeout_s, journal)
                     has_answered = True
                 if not options.once:
-                    journal.say(_invitation(settings, model.name, journal.style))
+                    journal.say(invitation(identity, model.name, journal.style))
                     _serve(services, journal)
                 journal.say("stopping")
     except StopRequested:
@@ -222,11 +231,15 @@ def _log_folder(given: Path | None, journal: Journal) -> Path:
 
 
 def _start(
-    services: Services, specs: Sequence[ServiceSpec], timeout_s: float, journal: Journal
+    services: Services, identity: LocalIdentity, model: Path, timeout_s: float, journal: Journal
 ) -> None:
     """Starts all services and waits until each serves. Raises CommandError."""
+    if identity.ca is not None:
+        journal.done("tls", f"test certificates, signed by {identity.ca}")
+    specs = plan(identity.settings, model)
     services.start(specs)
-    channels = {spec.name: open_channel(Connection(spec.address)) for spec in specs}
+    reached = {spec.name: Connection(spec.address, tls=identity.tls) for spec in specs}
+    channels = {name: open_channel(connection) for name, connection in reached.items()}
     try:
         for spec in specs:
             services.wait_until(
@@ -245,11 +258,17 @@ def _probe(channel: grpc.Channel, address: str) -> Callable[[], bool]:
     return lambda: health.check_on(channel, address, timeout_s=PROBE_S).is_serving
 
 
-def _ask(settings: Settings, timeout_s: float, journal: Journal) -> None:
+def _ask(identity: LocalIdentity, timeout_s: float, journal: Journal) -> None:
     """Streams the sample answer. Raises CommandError if it is empty."""
     journal.say(f"\n{journal.style.bold(QUESTION)}")
-    target = f"{settings.reachable_host}:{settings.grpc_port}"
-    with Client(target, timeout_s=timeout_s) as client:
+    target = f"{identity.settings.reachable_host}:{identity.settings.grpc_port}"
+    with Client(
+        target,
+        api_key=identity.api_key,
+        tls=identity.tls,
+        timeout_s=timeout_s,
+        allow_insecure_key=True,  # to this machine
+    ) as client:
         stream = client.stream_chat(QUESTION, temperature=0, max_tokens=MAX_SAMPLE_TOKENS)
         for delta in stream:
             sys.stdout.write(delta.text)
@@ -266,22 +285,3 @@ def _serve(services: Services, journal: Journal) -> NoReturn:
             journal.say(event)
         services.check()
         time.sleep(POLL_S)
-
-
-def _invitation(settings: Settings, model: str, style: Style) -> str:
-    host, http, rpc = settings.reachable_host, settings.http_port, settings.grpc_port
-    turns = '[{"role": "user", "content": "Hello!"}]'
-    target = "" if rpc == 50051 else f" --target {host}:{rpc}"
-    return f"""
-{style.bold("Ready.")} Ctrl-C stops everything. How to go on:
-
-  pagewire chat{target}
-  curl http://{host}:{http}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"messages": {turns}, "max_tokens": 64}}'
-  python -c 'from openai import OpenAI; client = OpenAI(base_url="http://{host}:{http}/v1", \\
-    api_key="none"); print(client.chat.completions.create(model="{model}", \\
-    max_tokens=64, messages={turns}).choices[0].message.content)'
-  grpcurl -plaintext \\
-    -d '{{"messages": {turns}, "options": {{"sampling": {{"max_tokens": 64}}}}}}' \\
-    {host}:{rpc} pagewire.v1.InferenceService/Chat
-"""
