@@ -1,4 +1,4 @@
-"""Attention backends beside each other: ours and every installed version of flash-attn.
+"""Attention backends compared: ours and every installed version of flash-attn.
 
     python -m bench.gpu.attention --block-sizes 16 128
 
