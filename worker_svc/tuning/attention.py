@@ -17,6 +17,7 @@ from worker_svc.attention import flash_attn
 from worker_svc.attention.backend import KINDS, AttentionChoice, AttentionTiming, Backend
 from worker_svc.attention.batch import fuses
 from worker_svc.attention.flash_attn import InstalledVersions, Setup
+from worker_svc.config import UnsupportedOption
 from worker_svc.parallel.group import Group
 
 log = logging.getLogger(__name__)
@@ -49,12 +50,14 @@ def candidates(
 ) -> Candidates:
     """Installed backends that `--attention-backend` allows.
 
-    Raises ValueError if the configured backend cannot be used. `setup` is called on CUDA only.
+    Raises UnsupportedOption if the configured one cannot be used. `setup` is called on CUDA only.
     """
     if option != "auto" and device.type != "cuda":
-        raise ValueError(f"attention_backend: {option} needs device cuda, this is {device.type}")
+        raise UnsupportedOption(
+            f"attention_backend: {option} needs device cuda, this is {device.type}"
+        )
     if option != "auto" and not fuses(head_dim):
-        raise ValueError(
+        raise UnsupportedOption(
             f"attention_backend: {option} needs a head_dim that is a power of 2 and at least "
             f"16, not {head_dim}"
         )
@@ -62,7 +65,7 @@ def candidates(
         return Candidates()
     found = find(setup())
     if option == "flash-attn" and not found.backends:
-        raise ValueError(
+        raise UnsupportedOption(
             "attention_backend: flash-attn cannot be used: " + "; ".join(found.refusals)
         )
     log.info("attention backends that cannot be used: %s", "; ".join(found.refusals) or "none")
