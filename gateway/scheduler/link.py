@@ -165,9 +165,9 @@ class SchedulerLink:
         """
         if self._live:
             log.warning(
-                "lost the scheduler at %s with %d requests live: %s",
-                self._address,
+                "lost the scheduler with %d requests live, at %s: %s",
                 len(self._live),
+                self._address,
                 problem,
             )
         for live in list(self._live.values()):
