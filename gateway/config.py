@@ -14,6 +14,7 @@ MAX_PORT = 65535
 MAX_PROCESSES = 128
 MAX_TIMEOUT_S = 3600.0
 SCHEDULER_TIMEOUT_S = 30.0
+DRAIN_TIMEOUT_S = 60.0
 _STARTS = 20.0  # times what it took this process to start, a scheduler may be gone
 
 
@@ -30,7 +31,7 @@ class GatewayConfig:
     api_key: str | None = None
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
-    shutdown_grace_s: float = 30.0
+    drain_timeout_s: float = DRAIN_TIMEOUT_S
     scheduler_timeout_s: float = SCHEDULER_TIMEOUT_S
     processes: int = 1
     share_ports: bool = False  # with the other gateways of a supervisor
@@ -55,6 +56,9 @@ class GatewayConfig:
         if not 0 <= self.scheduler_timeout_s <= MAX_TIMEOUT_S:
             problem = f"{self.scheduler_timeout_s} is outside [0, {MAX_TIMEOUT_S}]"
             raise ValueError(f"--scheduler-timeout-s: {problem}")
+        if not 0 <= self.drain_timeout_s <= MAX_TIMEOUT_S:
+            problem = f"{self.drain_timeout_s} is outside [0, {MAX_TIMEOUT_S}]"
+            raise ValueError(f"--drain-timeout-s: {problem}")
         if self.api_key is not None and not _is_header_text(self.api_key):
             raise ValueError("--api-key: must be visible ASCII characters, at least one")
 
@@ -108,6 +112,13 @@ def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> G
         metavar="S",
         help="seconds that requests wait for a lost scheduler (0: fail at once); by default 30, or "
         "20 times the CPU time of this process's start if that is longer",
+    )
+    add(
+        "--drain-timeout-s",
+        type=float,
+        default=DRAIN_TIMEOUT_S,
+        metavar="S",
+        help="seconds that running requests have after SIGTERM; what is left ends with an error",
     )
     add(
         "--processes",

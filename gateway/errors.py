@@ -112,7 +112,7 @@ class RequestError(Exception):
     @property
     def retry_after_s(self) -> float | None:
         """Seconds after which to retry; None when a retry cannot help."""
-        if self.kind is not ErrorKind.OVERLOADED:
+        if self.kind not in (ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE):
             return None
         return RETRY_AFTER_S if self._retry_after_s is None else self._retry_after_s
 

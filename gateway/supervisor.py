@@ -21,7 +21,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0
 SETTLED_S = 30.0  # a child that lived this long is restarted at once
-KILL_AFTER_S = 10.0  # after the grace period of a gateway's own requests
+KILL_AFTER_S = 10.0  # after the time that a gateway's own requests have
 
 log = logging.getLogger("gateway.supervisor")
 
@@ -51,15 +51,15 @@ def die_with_parent() -> None:
 class Supervisor:
     """Keeps a number of children alive until stopped."""
 
-    def __init__(self, command: Sequence[str], num_children: int, grace_s: float) -> None:
+    def __init__(self, command: Sequence[str], num_children: int, drain_timeout_s: float) -> None:
         self._command = [*command]
         self._num_children = num_children
-        self._grace_s = grace_s
+        self._drain_timeout_s = drain_timeout_s
         self._stopping = asyncio.Event()
         self._children: dict[int, asyncio.subprocess.Process] = {}
 
     def stop(self) -> None:
-        """Sends SIGTERM to every child and restarts none."""
+        """Sends SIGTERM to every child and restarts none; a second call ends their drain."""
         self._stopping.set()
         for child in self._children.values():
             with contextlib.suppress(ProcessLookupError):
@@ -77,7 +77,10 @@ class Supervisor:
         backoff_s = FIRST_BACKOFF_S
         while True:
             began_s = asyncio.get_running_loop().time()
-            child = self._children[index] = await asyncio.create_subprocess_exec(*self._command)
+            # In a session of its own: Ctrl-C would be a second signal besides the one of stop().
+            child = self._children[index] = await asyncio.create_subprocess_exec(
+                *self._command, start_new_session=True
+            )
             if self._stopping.is_set():
                 child.terminate()
             code = await self._end_of(child)
@@ -108,7 +111,7 @@ class Supervisor:
 
     @property
     def _patience_s(self) -> float | None:
-        return self._grace_s + KILL_AFTER_S if self._stopping.is_set() else None
+        return self._drain_timeout_s + KILL_AFTER_S if self._stopping.is_set() else None
 
 
 async def supervise(config: GatewayConfig, arguments: Sequence[str]) -> int:
@@ -120,7 +123,7 @@ async def supervise(config: GatewayConfig, arguments: Sequence[str]) -> int:
         own = ("--processes", "1", "--share-ports")
         where = ("--http-port", str(ports[0]), "--grpc-port", str(ports[1]))
         command = [sys.executable, "-m", "gateway", *arguments, *own, *where]
-        supervisor = Supervisor(command, config.processes, config.shutdown_grace_s)
+        supervisor = Supervisor(command, config.processes, config.drain_timeout_s)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, supervisor.stop)

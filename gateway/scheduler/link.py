@@ -84,6 +84,7 @@ class SchedulerLink:
         self._handles = itertools.count(1)
         self._wakes = WakeQueue()
         self._problem = ""  # of the last stream that broke
+        self._refusal: RequestError | None = None  # of every request, since end_all
         self._outbox: Outbox | None = None  # set while a stream is open
         self.changed = asyncio.Event()  # set when a stream opens or breaks; the waiter clears it
 
@@ -94,6 +95,8 @@ class SchedulerLink:
 
     def submit(self, submission: Submission) -> LiveRequest:
         """Submits a request; its reader must close() it. Raises RequestError without a stream."""
+        if self._refusal is not None:
+            raise self._refusal
         if self._outbox is None:
             raise unavailable(f"no connection to the scheduler at {self._address}")
         live = LiveRequest(self._free_handle(), submission, time.monotonic())
@@ -105,6 +108,14 @@ class SchedulerLink:
         """Removes a request; aborts it if it still runs."""
         if self._live.pop(live.handle, None) is not None and self._outbox is not None:
             self._outbox.put_nowait(abort_to_proto(live.handle))
+
+    def end_all(self, error: RequestError) -> None:
+        """Ends all requests with an error, and refuses new ones with it."""
+        self._refusal = error
+        for live in list(self._live.values()):
+            self.close(live)
+            live.end(error)
+            live.wake()
 
     def _free_handle(self) -> int:
         # Handles wrap around after 2**32 requests; those of live requests are skipped.
