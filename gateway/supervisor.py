@@ -7,7 +7,6 @@ belongs to one of them for as long as it lasts. Signals are forwarded to the chi
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import signal
 import socket
@@ -17,7 +16,6 @@ from collections.abc import Sequence
 from gateway.config import GatewayConfig
 from wire.server import PortInUse
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0
 SETTLED_S = 30.0  # a child that lived this long is restarted at once
@@ -40,12 +38,6 @@ def reserve(host: str, port: int, what: str) -> socket.socket:
         held.close()
         raise PortInUse(f"{what} cannot listen on {host}:{port}: is the port in use?") from error
     return held
-
-
-def die_with_parent() -> None:
-    """Makes the kernel send SIGTERM to this process when its supervisor ends in any way."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 class Supervisor:

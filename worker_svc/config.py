@@ -1,6 +1,7 @@
 """Options of the worker, parsed once from the command line."""
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class WorkerConfig:
     tensor_parallel_size: int = 1
     step_limit_s: float | None = None  # 0: none; None: by measured step times
     rank_timeout_s: float = 5.0
+    drain_timeout_s: float = 60.0
     all_reduce: str = "auto"
     failpoints: tuple[Failpoint, ...] = ()
 
@@ -71,6 +73,8 @@ class WorkerConfig:
         limit_s = self.step_limit_s
         _require(limit_s is None or limit_s >= 0, "step_limit_s", limit_s, "0 or more")
         _require(self.rank_timeout_s >= 2, "rank_timeout_s", self.rank_timeout_s, "2 or more")
+        drain_s = self.drain_timeout_s
+        _require(0 <= drain_s < math.inf, "drain_timeout_s", drain_s, "0 or more")
         _require(0 <= self.port < 65536, "port", self.port, "0 to 65535")
         share = self.gpu_memory_utilization
         _require(0 < share <= 1, "gpu_memory_utilization", share, "above 0, at most 1")
@@ -132,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--served-model-name", str, "model name for requests; empty: the folder's name")
     add("--host", str, "address to listen on")
     add("--port", int, "port to listen on, and for other ranks the ports after it; 0: any free one")
+    add("--drain-timeout-s", float, "seconds that the scheduler may go on for after SIGTERM")
     add("--dtype", str, "type of weights and activations", DTYPES)
     add("--device", str, "device to compute on", DEVICES)
     add(
