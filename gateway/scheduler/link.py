@@ -33,6 +33,7 @@ from wire.prompt_outputs import PromptOutput
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
 RETRY_S = 0.1  # between attempts to submit lost requests again
+WORKER_STARTS = 10.0  # times the limit without a scheduler: the one with a scheduler that waits
 MAX_LOSSES = 3  # in a row without a token; the request may crash schedulers
 WAKES_PER_ROUND = 16  # wakes per round of the event loop: about 0.5 ms of work
 
@@ -79,6 +80,8 @@ class SchedulerLink:
         )
         self._address = address
         self._timeout_s = scheduler_timeout_s  # live requests wait this long for the next scheduler
+        # And this long if that waits for its worker, which may have a large model to load.
+        self.worker_timeout_s = WORKER_STARTS * scheduler_timeout_s
         self._recovering: asyncio.Task[None] | None = None
         self._live: dict[int, LiveRequest] = {}
         self._handles = itertools.count(1)
@@ -199,8 +202,9 @@ class SchedulerLink:
             if standing.timeout_s is not None and standing.timeout_s <= 0:
                 problem = "the deadline passed while there was no scheduler"
                 return self._fail(live, RequestError(ErrorKind.DEADLINE_EXCEEDED, problem))
-        if lost_s is not None and now_s - lost_s > self._timeout_s:
-            problem = f"{self._problem}; no other was found within {self._timeout_s:g} s"
+        limit_s = self._timeout_s if self._outbox is None else self.worker_timeout_s
+        if lost_s is not None and now_s - lost_s > limit_s:
+            problem = f"{self._problem}; no other was found within {limit_s:g} s"
             return self._fail(live, unavailable(problem))
         if self._outbox is not None:
             output = tuple(live.output_token_ids)
