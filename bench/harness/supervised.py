@@ -1,5 +1,6 @@
 """`pagewire up` as a process, and the processes of its services."""
 
+import contextlib
 import http.client
 import subprocess
 import sys
@@ -66,12 +67,12 @@ class Supervised:
 
     def is_ready(self) -> bool:
         """Whether the gateway says so."""
+        opened = http.client.HTTPConnection("127.0.0.1", self.ports.gateway_http, timeout=_PROBE_S)
         try:
-            connection = http.client.HTTPConnection(
-                "127.0.0.1", self.ports.gateway_http, timeout=_PROBE_S
-            )
-            connection.request("GET", "/ready")
-            return connection.getresponse().status == http.HTTPStatus.OK
+            with contextlib.closing(opened) as connection:
+                connection.request("GET", "/ready")
+                with connection.getresponse() as response:
+                    return response.status == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException):
             return False
 

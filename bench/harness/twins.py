@@ -1,5 +1,6 @@
 """Streams of every kind, over HTTP and through the SDK, each compared with its undisturbed twin."""
 
+import contextlib
 import http.client
 import json
 import threading
@@ -104,9 +105,15 @@ class Streams:
             thread.start()
 
     @property
-    def are_over(self) -> bool:
-        """Whether every stream has ended."""
-        return not any(thread.is_alive() for thread in self._threads)
+    def num_running(self) -> int:
+        """Streams that have not ended."""
+        return sum(thread.is_alive() for thread in self._threads)
+
+    def wait_for_share(self, share: float, twins: Sequence[Seen]) -> None:
+        """Waits until the streams have shown this share of all text, by their twins; or ended."""
+        wanted = share * _num_characters(twins)
+        while self.num_running and _num_characters(self.seen) < wanted:
+            time.sleep(_POLL_S)
 
     def wait_until_all_have_begun(self) -> None:
         """Waits for a first piece of each, or its end."""
@@ -136,6 +143,10 @@ class Streams:
             seen.problem = f"{error.code}: {error}"
 
 
+def _num_characters(seen: Sequence[Seen]) -> int:
+    return sum(len(text) for one in seen for text in list(one.texts.values()))
+
+
 def _follow_sdk(ask: Ask, seen: Seen, client: pagewire.Client) -> None:
     options = dict(ask.options)
     if regex := options.pop("regex", None):
@@ -149,10 +160,15 @@ def _follow_http(ask: Ask, seen: Seen, port: int) -> None:
     body = {"prompt": ask.prompt, "stream": True, **ask.options}
     if regex := body.pop("regex", None):
         body["structured_outputs"] = {"regex": regex}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
     headers = {"content-type": "application/json"}
-    connection.request("POST", "/v1/completions", json.dumps(body), headers)
-    response = connection.getresponse()
+    opened = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+    with contextlib.closing(opened) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        with connection.getresponse() as response:
+            _read_events(response, seen)
+
+
+def _read_events(response: http.client.HTTPResponse, seen: Seen) -> None:
     if response.status != http.HTTPStatus.OK:
         seen.problem = f"HTTP {response.status}: {response.read()[:200]!r}"
         return
