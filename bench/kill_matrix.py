@@ -27,7 +27,7 @@ from pathlib import Path
 from bench.harness.checkpoints import temporary
 from bench.harness.services import commit, hardware
 from bench.harness.supervised import SERVICES, ReadyWatch, Supervised
-from bench.harness.twins import Ask, Seen, Streams, Verdict, asks
+from bench.harness.twins import Seen, Streams, TwinRequest, Verdict, asks
 from default_model.folder import ensure
 
 LATEST = 0.8  # of all text has been shown when the victim is hit
@@ -87,16 +87,8 @@ class Cell:
 
 
 COLUMNS = (
-    *(
-        "service",
-        "signal",
-        "rounds",
-        "streams hit",
-        "HTTP: as the twin",
-        "cut",
-        "lost or different",
-    ),
-    *("SDK: as the twin", "lost or different", "ready again after s: median, most"),
+    *("service", "signal", "rounds", "streams hit", "HTTP: same text", "cut", "lost or different"),
+    *("SDK: same text", "lost or different", "ready again after s: median, most"),
 )
 
 
@@ -109,7 +101,9 @@ def all_cells() -> list[Cell]:
 class Matrix:
     """One product, its requests and their twins."""
 
-    def __init__(self, product: Supervised, requests: list[Ask], rng: random.Random) -> None:
+    def __init__(
+        self, product: Supervised, requests: list[TwinRequest], rng: random.Random
+    ) -> None:
         self._product = product
         self._requests = requests
         self._rng = rng

@@ -105,21 +105,7 @@ def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> G
         help="format of the model's reasoning (auto: from its chat template)",
     )
     add("--api-key", metavar="KEY", help="bearer token that clients must send")
-    add(
-        "--scheduler-timeout-s",
-        type=float,
-        default=scheduler_patience_s(own_start_s),
-        metavar="S",
-        help="seconds that requests wait for a lost scheduler (0: fail at once); by default 30, or "
-        "20 times the CPU time of this process's start if that is longer",
-    )
-    add(
-        "--drain-timeout-s",
-        type=float,
-        default=DRAIN_TIMEOUT_S,
-        metavar="S",
-        help="seconds that running requests have after SIGTERM; what is left ends with an error",
-    )
+    _add_limits(parser, own_start_s)
     add(
         "--processes",
         type=int,
@@ -132,3 +118,21 @@ def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> G
         return GatewayConfig(**vars(parser.parse_args(argv)))
     except ValueError as error:
         parser.error(str(error))
+
+
+def _add_limits(parser: argparse.ArgumentParser, own_start_s: float) -> None:
+    parser.add_argument(
+        "--scheduler-timeout-s",
+        type=float,
+        default=scheduler_patience_s(own_start_s),
+        metavar="S",
+        help="seconds that requests wait for a lost scheduler (0: fail at once); by default 30, or "
+        "20 times the CPU time of this process's start if that is longer",
+    )
+    parser.add_argument(
+        "--drain-timeout-s",
+        type=float,
+        default=DRAIN_TIMEOUT_S,
+        metavar="S",
+        help="seconds that running requests have after SIGTERM; what is left ends with an error",
+    )

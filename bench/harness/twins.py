@@ -41,7 +41,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class TwinRequest:
     """One request, of some kind."""
 
     kind: str
@@ -78,7 +78,7 @@ class Seen:
         return Verdict.CUT if self.is_cut else Verdict.ERROR
 
 
-def asks(count: int, num_tokens: int) -> list[Ask]:
+def asks(count: int, num_tokens: int) -> list[TwinRequest]:
     """So many requests over HTTP, and as many through the SDK, of all kinds in turn."""
     made = []
     for number in range(count):
@@ -86,14 +86,14 @@ def asks(count: int, num_tokens: int) -> list[Ask]:
         for over_http in (True, False):
             options = _KINDS[kind] | {"max_tokens": num_tokens, "seed": 1000 + number}
             words = " ".join(str(number * 37 + i) for i in range(8 + number % 16))
-            made.append(Ask(kind, over_http, f"Count on from {words},", options))
+            made.append(TwinRequest(kind, over_http, f"Count on from {words},", options))
     return made
 
 
 class Streams:
     """All requests, running at once, each in a thread of its own."""
 
-    def __init__(self, requests: Sequence[Ask], http_port: int, grpc_port: int) -> None:
+    def __init__(self, requests: Sequence[TwinRequest], http_port: int, grpc_port: int) -> None:
         self.seen = [Seen() for _ in requests]
         self._http_port = http_port
         self._client = pagewire.Client(f"127.0.0.1:{grpc_port}", timeout_s=LIMIT_S)
@@ -131,7 +131,7 @@ class Streams:
         self._client.close()
         return self.seen
 
-    def _follow(self, ask: Ask, seen: Seen) -> None:
+    def _follow(self, ask: TwinRequest, seen: Seen) -> None:
         try:
             if ask.over_http:
                 _follow_http(ask, seen, self._http_port)
@@ -147,7 +147,7 @@ def _num_characters(seen: Sequence[Seen]) -> int:
     return sum(len(text) for one in seen for text in list(one.texts.values()))
 
 
-def _follow_sdk(ask: Ask, seen: Seen, client: pagewire.Client) -> None:
+def _follow_sdk(ask: TwinRequest, seen: Seen, client: pagewire.Client) -> None:
     options = dict(ask.options)
     if regex := options.pop("regex", None):
         options["structured_output"] = pagewire.Regex(regex)
@@ -156,7 +156,7 @@ def _follow_sdk(ask: Ask, seen: Seen, client: pagewire.Client) -> None:
         seen.add(delta.index, delta.text, end)
 
 
-def _follow_http(ask: Ask, seen: Seen, port: int) -> None:
+def _follow_http(ask: TwinRequest, seen: Seen, port: int) -> None:
     body = {"prompt": ask.prompt, "stream": True, **ask.options}
     if regex := body.pop("regex", None):
         body["structured_outputs"] = {"regex": regex}

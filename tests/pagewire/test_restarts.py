@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagewire.cli.launcher.health_watch import Silence
+from pagewire.cli.launcher.health_watch import HealthSilence
 from pagewire.cli.launcher.restarts import Restarts
 
 
@@ -35,7 +35,7 @@ def test_a_start_that_succeeds_ends_the_row_of_starts_that_did_not():
 
 
 def test_a_silence_may_be_longer_where_answers_come_late_up_to_a_bound():
-    silence = Silence(10.0)
+    silence = HealthSilence(10.0)
     assert silence.limit_s == 10.0
     for _ in range(7):
         silence.tick(1.0)
@@ -49,7 +49,7 @@ def test_a_silence_may_be_longer_where_answers_come_late_up_to_a_bound():
 
 
 def test_late_answers_are_forgotten():
-    silence = Silence(10.0)
+    silence = HealthSilence(10.0)
     for _ in range(9):
         silence.tick(1.0)
     silence.end()
@@ -60,6 +60,6 @@ def test_late_answers_are_forgotten():
 
 
 def test_time_in_which_this_process_stood_still_is_no_silence():
-    silence = Silence(10.0)
+    silence = HealthSilence(10.0)
     silence.tick(3600.0)
     assert silence.seconds == 1.0

@@ -54,7 +54,7 @@ class Stopping(SessionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StreamProgress:
     """How far a stream has come."""
 
     next_step_id: int
@@ -86,9 +86,9 @@ class SchedulerStream:
         self._running = (0, 0.0)  # (id of the running step or 0, start time in s)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> StreamProgress:
         """What has come and what runs, without a lock: a moment's view."""
-        return Progress(self._next_step_id, self._num_received, self._running[0] == 0)
+        return StreamProgress(self._next_step_id, self._num_received, self._running[0] == 0)
 
     # --- the reader and the writer ---------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class Session:
                 log.info("scheduler with epoch %d detached", stream.epoch)
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> StreamProgress | None:
         """Of the attached scheduler's stream; None when none is attached."""
         stream = self._stream
         return None if stream is None else stream.progress

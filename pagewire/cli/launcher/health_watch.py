@@ -22,7 +22,7 @@ HALF_LIFE_S = 60.0  # in which half of what was learned is forgotten
 NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-class Silence:
+class HealthSilence:
     """How long a service has not answered, and how long it may. Knows no clock."""
 
     def __init__(self, least_s: float) -> None:
@@ -55,7 +55,7 @@ class HealthWatch:
     """One process's health; another process needs another watch."""
 
     def __init__(self, address: str, least_s: float) -> None:
-        self.silence = Silence(least_s)
+        self.silence = HealthSilence(least_s)
         self.is_serving = False
         self._channel = open_channel(Connection(address))
         self._ask = self._channel.unary_unary(

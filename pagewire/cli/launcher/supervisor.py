@@ -21,7 +21,7 @@ MARGIN_S = 5.0  # for the services to end, after the time that the drain has
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimeLimits:
     """In seconds: silence while a service starts, silence of a ready one, and for a drain."""
 
     startup_timeout_s: float
@@ -32,7 +32,7 @@ class Limits:
 class KeptService:
     """One service that is kept alive, over its processes."""
 
-    def __init__(self, services: Services, spec: ServiceSpec, limits: Limits) -> None:
+    def __init__(self, services: Services, spec: ServiceSpec, limits: TimeLimits) -> None:
         self.name = spec.name
         self._services = services
         self._address = spec.address
@@ -116,14 +116,14 @@ class KeptService:
         self._watch.close()
 
 
-class Supervisor:
+class ServiceSupervisor:
     """All services of one `pagewire up`, which it starts; in the order of what needs what."""
 
     def __init__(
         self,
         services: Services,
         specs: Sequence[ServiceSpec],
-        limits: Limits,
+        limits: TimeLimits,
         say: Callable[[str], None],
         check: Callable[[], None],
     ) -> None:

@@ -21,7 +21,7 @@ from pagewire._client import Client
 from pagewire._terminal import StatusLine, Style
 from pagewire.cli.launcher.processes import POLL_S, Services
 from pagewire.cli.launcher.services import ServiceSpec, Settings, check_ports, find_checkout, plan
-from pagewire.cli.launcher.supervisor import Limits, Supervisor
+from pagewire.cli.launcher.supervisor import ServiceSupervisor, TimeLimits
 from pagewire.cli.options import CommandError, add_command
 
 if TYPE_CHECKING:
@@ -75,6 +75,14 @@ def add_parser(commands: "Subparsers") -> None:
         )
     add("--once", action="store_true", help="stop after the sample answer")
     add("--no-sample", action="store_true", help="do not ask the sample question")
+    _add_limits(parser)
+    add("--log-dir", type=Path, metavar="DIR", help="folder for logs (default: a new one)")
+    add("--checkout", type=Path, default=HERE, metavar="DIR", help="folder with the services' code")
+    parser.set_defaults(run=run)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--startup-timeout-s",
         type=float,
@@ -96,9 +104,6 @@ def add_parser(commands: "Subparsers") -> None:
         help="seconds without an answer to health checks after which a service is killed and "
         "restarted; up to six times as long where answers come late",
     )
-    add("--log-dir", type=Path, metavar="DIR", help="folder for logs (default: a new one)")
-    add("--checkout", type=Path, default=HERE, metavar="DIR", help="folder with the services' code")
-    parser.set_defaults(run=run)
 
 
 def seconds(text: str) -> float:
@@ -139,7 +144,7 @@ def run(options: argparse.Namespace) -> int:
     )
     checkout = find_checkout(options.checkout.resolve())
     check_ports(settings.ports)
-    limits = Limits(options.startup_timeout_s, options.hang_timeout_s, options.drain_timeout_s)
+    limits = TimeLimits(options.startup_timeout_s, options.hang_timeout_s, options.drain_timeout_s)
     journal = Journal()
     has_answered = False
     try:
@@ -270,13 +275,13 @@ def _log_folder(given: Path | None, journal: Journal) -> Path:
 def _supervised(
     services: Services,
     specs: Sequence[ServiceSpec],
-    limits: Limits,
+    limits: TimeLimits,
     journal: Journal,
     signals: StopSignals,
-) -> Iterator[Supervisor]:
+) -> Iterator[ServiceSupervisor]:
     """Starts the services and keeps them alive; a stop signal inside the block drains them."""
     signals.interrupts = False
-    supervisor = Supervisor(services, specs, limits, journal.say, signals.check)
+    supervisor = ServiceSupervisor(services, specs, limits, journal.say, signals.check)
     try:
         yield supervisor
     except StopRequested:
@@ -290,7 +295,7 @@ def _supervised(
         supervisor.close()
 
 
-def _start(supervisor: Supervisor, specs: Sequence[ServiceSpec], journal: Journal) -> None:
+def _start(supervisor: ServiceSupervisor, specs: Sequence[ServiceSpec], journal: Journal) -> None:
     """Waits until each service serves. Raises CommandError."""
     for spec in specs:
         waiting = partial(journal.waiting, f"waiting for the {spec.name}")
@@ -298,7 +303,9 @@ def _start(supervisor: Supervisor, specs: Sequence[ServiceSpec], journal: Journa
         journal.done(spec.name, spec.address)
 
 
-def _ask(settings: Settings, timeout_s: float, journal: Journal, supervisor: Supervisor) -> None:
+def _ask(
+    settings: Settings, timeout_s: float, journal: Journal, supervisor: ServiceSupervisor
+) -> None:
     """Streams the sample answer while the services are watched. Raises what went wrong."""
     asked: Future[None] = Future()
 
@@ -331,7 +338,7 @@ def _stream_sample(settings: Settings, timeout_s: float, journal: Journal) -> No
         raise CommandError("the model gave an empty answer")
 
 
-def _serve(supervisor: Supervisor) -> NoReturn:
+def _serve(supervisor: ServiceSupervisor) -> NoReturn:
     """Keeps the services alive until a stop signal, or until one dies again and again."""
     while True:
         supervisor.tick()
