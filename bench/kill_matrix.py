@@ -12,6 +12,7 @@ a stream was lost or differs; that a killed gateway cuts its HTTP streams is wha
 
 import argparse
 import contextlib
+import math
 import os
 import random
 import shutil
@@ -181,6 +182,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--streams", type=int, default=32, help="over HTTP, and as many through the SDK")
     add("--repetitions", type=int, default=10, help="rounds per service and signal")
+    add("--minutes", type=float, default=math.inf, help="begin no round after so long")
     add("--tokens", type=int, default=256, help="tokens per output")
     add("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     add("--model", type=Path, metavar="DIR", help="model folder (default: a tiny random one)")
@@ -205,7 +207,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = ("--dtype", options.dtype, *options.up_options.split())
         with Supervised(model, words) as product:
             matrix = Matrix(product, asks(options.streams, options.tokens), rng)
+            end_s = time.monotonic() + options.minutes * 60.0
             for number, cell in enumerate(rounds, 1):
+                if time.monotonic() > end_s:
+                    break
                 matrix.round(cell)
                 after_s = cell.ready_after_s[-1]
                 print(

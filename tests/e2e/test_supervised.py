@@ -49,6 +49,7 @@ def matrix(supervised: Supervised) -> Matrix:
         ("worker", "stop"),
         ("scheduler", "stop"),
         ("gateway", "stop"),
+        ("worker", "term"),
         ("scheduler", "term"),
         ("gateway", "term"),
     ],
