@@ -12,6 +12,7 @@ from gateway.config import parse_args
 from gateway.server import serve
 from gateway.supervisor import supervise
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
+from wire.identity.watched import BadIdentityFile
 from wire.processes import die_with_parent
 from wire.server import PortInUse
 
@@ -28,7 +29,7 @@ def main() -> int:
         if config.share_ports:
             die_with_parent(signal.SIGTERM)
         uvloop.run(serve(config, Tokenizer.from_folder(config.model)))
-    except (NoUseForParser, PortInUse, TokenizerFolderError) as error:
+    except (BadIdentityFile, NoUseForParser, PortInUse, TokenizerFolderError) as error:
         logging.getLogger("gateway").error("%s", error)
         return 1
     return 0

@@ -1,12 +1,20 @@
 """Options of the gateway process, read once from the command line."""
 
 import argparse
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.chat.answer import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
+from wire.identity.options import (
+    IdentityOptions,
+    add_peer_options,
+    add_server_options,
+    take_identity,
+)
 
+API_KEY_VARIABLE = "PAGEWIRE_API_KEY"
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_HTTP_PORT = 8000
 DEFAULT_GRPC_PORT = 50051
@@ -35,6 +43,7 @@ class GatewayConfig:
     scheduler_timeout_s: float = SCHEDULER_TIMEOUT_S
     processes: int = 1
     share_ports: bool = False  # with the other gateways of a supervisor
+    identity: IdentityOptions = field(default_factory=IdentityOptions)
 
     def __post_init__(self) -> None:
         if not self.model.is_dir():
@@ -56,6 +65,8 @@ class GatewayConfig:
         if not 0 <= self.scheduler_timeout_s <= MAX_TIMEOUT_S:
             problem = f"{self.scheduler_timeout_s} is outside [0, {MAX_TIMEOUT_S}]"
             raise ValueError(f"--scheduler-timeout-s: {problem}")
+        if self.api_key is not None and self.identity.api_keys is not None:
+            raise ValueError("--api-key and --api-keys exclude each other")
         if not 0 <= self.drain_timeout_s <= MAX_TIMEOUT_S:
             problem = f"{self.drain_timeout_s} is outside [0, {MAX_TIMEOUT_S}]"
             raise ValueError(f"--drain-timeout-s: {problem}")
@@ -79,6 +90,18 @@ def scheduler_patience_s(own_start_s: float) -> float:
 
 def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> GatewayConfig:
     """The configuration of this process; exits with a usage message on an invalid option."""
+    parser = _parser(own_start_s)
+    options = vars(parser.parse_args(argv))
+    try:
+        identity = take_identity(options)
+        if options["api_key"] is None and identity.api_keys is None:
+            options["api_key"] = os.environ.get(API_KEY_VARIABLE) or None
+        return GatewayConfig(**options, identity=identity)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _parser(own_start_s: float) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m gateway",
         description="Serves text over OpenAI-compatible HTTP and gRPC, in front of a scheduler.",
@@ -104,7 +127,13 @@ def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> G
         default=AUTO,
         help="format of the model's reasoning (auto: from its chat template)",
     )
-    add("--api-key", metavar="KEY", help="bearer token that clients must send")
+    add(
+        "--api-key",
+        metavar="KEY",
+        help=f"one bearer token with all roles; without --api-keys, by default ${API_KEY_VARIABLE}",
+    )
+    add_server_options(parser)
+    add_peer_options(parser, serves=False, calls=True)
     _add_limits(parser, own_start_s)
     add(
         "--processes",
@@ -114,10 +143,7 @@ def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> G
         help="number of gateway processes on the same ports; each uses about one core",
     )
     add("--share-ports", action="store_true", help=argparse.SUPPRESS)  # set by the supervisor
-    try:
-        return GatewayConfig(**vars(parser.parse_args(argv)))
-    except ValueError as error:
-        parser.error(str(error))
+    return parser
 
 
 def _add_limits(parser: argparse.ArgumentParser, own_start_s: float) -> None:

@@ -80,7 +80,7 @@ class RequestError(Exception):
     """Refuses or fails one request, without effect on others.
 
     `field` is the caller's name of the field at fault, if it is one; `retry_after_s` is the
-    scheduler's estimate, if it made one.
+    scheduler's estimate, if it made one. The message is for clients: it tells no address of ours.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
 """Requests and results of generation, independent of any wire format."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -117,10 +118,25 @@ class Standing:
     priority: int = 0  # smaller is more urgent
     tenant: str = ""
     timeout_s: float | None = None  # from submission
+    is_own_tenant: bool = False  # the tenant is the caller's by its key, and not only named
 
     def __post_init__(self) -> None:
         _check_range("priority", self.priority, -(2**31), 2**31 - 1)
         limits.check_bytes("tenant", self.tenant, limits.MAX_TENANT_BYTES)
+
+    def scoped(self, request_id: str) -> str:
+        """The id for the scheduler: tenants with keys see and block no ids of each other."""
+        return f"{self.tenant}/{request_id}" if self.is_own_tenant else request_id
+
+    def scoped_salt(self, cache_salt: str) -> str:
+        """The salt for the scheduler: tenants with keys share no cached prefixes.
+
+        What a tenant can choose is hashed together with its name, so no choice of it leads to the
+        prefixes of another.
+        """
+        if not self.is_own_tenant:
+            return cache_salt
+        return hashlib.sha256(f"{self.tenant}/{cache_salt}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +186,8 @@ class GenerationRequest:
         if self.structure is not None and self.sampling.ignore_eos:
             problem = "cannot go with a structured output, which an end-of-sequence token ends"
             raise invalid("ignore_eos", problem)
-        limits.check_bytes("request_id", self.request_id, limits.MAX_REQUEST_ID_BYTES)
+        scoped_id = self.standing.scoped(self.request_id)
+        limits.check_bytes("request_id", scoped_id, limits.MAX_REQUEST_ID_BYTES)
         limits.check_count("stop", len(self.stop), limits.MAX_STOP_STRINGS)
         for index, text in enumerate(self.stop):
             limits.check_bytes(f"stop[{index}]", text, limits.MAX_STOP_STRING_BYTES)

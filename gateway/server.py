@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,7 +13,6 @@ import uvicorn
 from fastapi import FastAPI
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from gateway.auth import ApiKey, ApiKeyInterceptor
 from gateway.chat.answer import choose
 from gateway.config import GatewayConfig
 from gateway.errors import unavailable
@@ -25,6 +25,12 @@ from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.readiness import Readiness, ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import debug_pb2_grpc, embedding_pb2_grpc, inference_pb2_grpc
+from wire.health_port import LIVENESS, aio_health_server
+from wire.identity.access import Access
+from wire.identity.certificates import Certificates, certificates_of
+from wire.identity.interceptors import AioAccessInterceptor
+from wire.identity.options import is_loopback
+from wire.identity.peers import peer_opener
 from wire.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
 from wire.stop_signals import stop_signals
 
@@ -70,7 +76,7 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer) -> None:
         self._config = config
-        self._channel = grpc.aio.insecure_channel(config.scheduler, options=LINK_OPTIONS)
+        self._channel = peer_opener(config.identity)(config.scheduler, LINK_OPTIONS)
         self._link = SchedulerLink(self._channel, config.scheduler, config.scheduler_timeout_s)
         self._readiness = ReadinessWatch(
             self._channel, self._link, tokenizer, config.served_model_name
@@ -78,15 +84,17 @@ class Gateway:
         chat_format = choose(tokenizer.template, config.tool_call_parser, config.reasoning_parser)
         self._pipeline = Pipeline(tokenizer, self._link, self._readiness, chat_format)
         self._health = health.aio.HealthServicer()
-        api_key = None if config.api_key is None else ApiKey(config.api_key)
-        app = create_app(self._pipeline, tokenizer, self._readiness, api_key)
-        self._http = HttpServer(_uvicorn_config(app))
-        self._grpc = self._grpc_server(tokenizer, api_key)
+        access = config.identity.public_access(config.api_key)
+        self._certificates = certificates_of(config.identity)
+        app = create_app(self._pipeline, tokenizer, self._readiness, access)
+        self._http = HttpServer(_uvicorn_config(app, self._certificates))
+        self._grpc = self._grpc_server(tokenizer, access)
+        self._probes: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._http_task: asyncio.Task[None] | None = None
 
-    def _grpc_server(self, tokenizer: Tokenizer, api_key: ApiKey | None) -> grpc.aio.Server:
-        interceptors = [] if api_key is None else [ApiKeyInterceptor(api_key)]
+    def _grpc_server(self, tokenizer: Tokenizer, access: Access | None) -> grpc.aio.Server:
+        interceptors = [] if access is None else [AioAccessInterceptor(access)]
         # If an option is given twice, gRPC uses the first.
         options = [("grpc.so_reuseport", int(self._config.share_ports)), *SERVER_OPTIONS]
         server = grpc.aio.server(options=options, interceptors=interceptors)
@@ -106,12 +114,15 @@ class Gateway:
         config = self._config
         listener = _listen(config.host, config.http_port, shares=config.share_ports)
         try:
-            grpc_port = bind(self._grpc, f"{config.host}:{config.grpc_port}", "the gRPC API")
+            grpc_port = self._bind_grpc()
         except PortInUse:
             listener.close()
             raise
         for name in HEALTH_NAMES:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        if self._probes is not None:
+            await self._probes.start()
         await self._grpc.start()
         self._http_task = asyncio.create_task(self._http.serve(sockets=[listener]))
         self._tasks = [
@@ -120,7 +131,23 @@ class Gateway:
         ]
         ports = ListenPorts(listener.getsockname()[1], grpc_port)
         log.info("HTTP on %s:%d, gRPC on %s:%d", config.host, ports.http, config.host, ports.grpc)
+        if config.api_key is not None:
+            log.info("one API key, with all roles; --api-keys has several, with tenants and roles")
+        elif config.identity.api_keys is None and not is_loopback(config.host):
+            log.warning("no API keys: all who reach %s may use this gateway", config.host)
         return ports
+
+    def _bind_grpc(self) -> int:
+        """Binds the API and the health port; returns the API's. Raises PortInUse."""
+        config, health_port = self._config, self._config.identity.health_port
+        credentials = self._certificates.grpc_credentials() if self._certificates else None
+        address = f"{config.host}:{config.grpc_port}"
+        port = bind(self._grpc, address, "the gRPC API", credentials)
+        if health_port is not None:
+            self._probes = aio_health_server(
+                self._health.Check, f"{config.host}:{health_port}", shares_port=config.share_ports
+            )
+        return port
 
     async def _on_readiness(self, readiness: Readiness) -> None:
         serving = health_pb2.HealthCheckResponse.SERVING
@@ -137,6 +164,8 @@ class Gateway:
         self._http.should_exit = True
         # Health watchers never end; only generations have been waited for.
         await self._grpc.stop(FLUSH_S if self._pipeline.num_open else LAST_BYTES_S)
+        if self._probes is not None:
+            await self._probes.stop(None)
         if self._http_task is not None:
             await self._http_task
         for task in self._tasks:
@@ -167,7 +196,11 @@ class Gateway:
             task.result()
 
 
-def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI, certificates: Certificates | None) -> uvicorn.Config:
+    def tls(*_: object) -> ssl.SSLContext:
+        assert certificates is not None
+        return certificates.ssl_context()
+
     return uvicorn.Config(
         app,
         log_config=None,
@@ -178,6 +211,7 @@ def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=int(FLUSH_S),
+        ssl_context_factory=None if certificates is None else tls,
     )
 
 

@@ -108,16 +108,28 @@ class Supervisor:
 
 async def supervise(config: GatewayConfig, arguments: Sequence[str]) -> int:
     """Runs `config.processes` gateways until SIGTERM or SIGINT; returns the exit code."""
-    http = reserve(config.host, config.http_port, "the HTTP API")
-    with http, reserve(config.host, config.grpc_port, "the gRPC API") as grpc_port:
-        ports = [held.getsockname()[1] for held in (http, grpc_port)]
+    wanted = {
+        "--http-port": (config.http_port, "the HTTP API"),
+        "--grpc-port": (config.grpc_port, "the gRPC API"),
+        "--health-port": (config.identity.health_port, "the health port"),
+    }
+    with contextlib.ExitStack() as held:
+        ports: dict[str, int] = {}
+        for option, (port, what) in wanted.items():
+            if port is not None:
+                reserved = held.enter_context(reserve(config.host, port, what))
+                ports[option] = reserved.getsockname()[1]
         # If an option is given twice, the last one counts.
         own = ("--processes", "1", "--share-ports")
-        where = ("--http-port", str(ports[0]), "--grpc-port", str(ports[1]))
+        where = [word for option, port in ports.items() for word in (option, str(port))]
         command = [sys.executable, "-m", "gateway", *arguments, *own, *where]
         supervisor = Supervisor(command, config.processes, config.drain_timeout_s)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, supervisor.stop)
-        log.info("%d gateways, HTTP on port %d, gRPC on port %d", config.processes, *ports)
+        log.info(
+            "%d gateways, HTTP on port %d, gRPC on port %d",
+            config.processes,
+            *list(ports.values())[:2],
+        )
         return await supervisor.run()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+from functools import partial
 
 import grpc
 import uvloop
@@ -15,7 +16,12 @@ from scheduler_svc.debug import DebugService
 from scheduler_svc.engine import Engine
 from scheduler_svc.journal.recorder import SWITCH_INTERVAL_S
 from scheduler_svc.service import SchedulerService
-from scheduler_svc.worker.link import FencedOut
+from scheduler_svc.worker.link import FencedOut, open_channel
+from wire.health_port import LIVENESS, aio_health_server
+from wire.identity.certificates import certificates_of
+from wire.identity.interceptors import AioAccessInterceptor
+from wire.identity.peers import peer_opener
+from wire.identity.watched import BadIdentityFile
 from wire.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
 from wire.stop_signals import stop_signals
 
@@ -33,17 +39,11 @@ async def serve(config: ServiceConfig) -> int:
     The signal begins a drain, and a second one ends it.
     """
     first_signal, second_signal = stop_signals()
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    engine = Engine(config)
-    health_service = health.aio.HealthServicer()
-    service = SchedulerService(engine)
-    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)
-    debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(engine), server)
-    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    add_reflection(server, (*SERVICES, health.SERVICE_NAME), aio=True)
-    port = bind(server, f"{config.host}:{config.port}", "the scheduler (--port)")
-    await server.start()
-    logger.info("scheduler listens on %s:%d", config.host, port)
+    engine = Engine(config, partial(open_channel, opener=peer_opener(config.identity)))
+    service, health_service = SchedulerService(engine), health.aio.HealthServicer()
+    servers = _servers(config, service, engine, health_service)
+    for server in servers:
+        await server.start()
 
     running = asyncio.create_task(engine.run())
     reporting = asyncio.create_task(_report_health(engine, health_service))
@@ -60,14 +60,39 @@ async def serve(config: ServiceConfig) -> int:
     for task in (running, reporting, stopping):
         task.cancel()
     await asyncio.gather(running, reporting, stopping, return_exceptions=True)
-    await server.stop(_GRACE_S)
+    await asyncio.gather(*(server.stop(_GRACE_S) for server in servers))
     if fenced_out:
         return _EXIT_FENCED
     return 1 if running.done() and not running.cancelled() and running.exception() else 0
 
 
+def _servers(
+    config: ServiceConfig,
+    service: SchedulerService,
+    engine: Engine,
+    health_service: health.aio.HealthServicer,
+) -> list[grpc.aio.Server]:
+    """The scheduler's server and that of its health port, bound. Raises PortInUse."""
+    identity = config.identity
+    access, certificates = identity.peer_access(), certificates_of(identity)
+    interceptors = [] if access is None else [AioAccessInterceptor(access)]
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)
+    debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(engine), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    add_reflection(server, (*SERVICES, health.SERVICE_NAME), aio=True)
+    credentials = None if certificates is None else certificates.grpc_credentials()
+    port = bind(server, f"{config.host}:{config.port}", "the scheduler (--port)", credentials)
+    logger.info("scheduler listens on %s:%d", config.host, port)
+    if identity.health_port is None:
+        return [server]
+    address = f"{config.host}:{identity.health_port}"
+    return [server, aio_health_server(health_service.Check, address)]
+
+
 async def _report_health(engine: Engine, service: health.aio.HealthServicer) -> None:
-    """Reports SERVING exactly while a worker is attached."""
+    """Reports SERVING exactly while a worker is attached, and liveness in any case."""
+    await service.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
     while True:
         engine.readiness_changed.clear()
         status = (
@@ -106,7 +131,7 @@ def main() -> int:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         return uvloop.run(serve(config))
-    except PortInUse as error:
+    except (BadIdentityFile, PortInUse) as error:
         logger.error("%s", error)
         return 1
 

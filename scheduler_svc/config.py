@@ -2,12 +2,18 @@
 
 import argparse
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from scheduler_svc.core import Policy, Preemption
 from scheduler_svc.journal.start import RecordOptions
+from wire.identity.options import (
+    IdentityOptions,
+    add_peer_options,
+    add_server_options,
+    take_identity,
+)
 
 MAX_GRANT = 64
 DEFAULT_WORKER = "127.0.0.1:50053"
@@ -54,8 +60,10 @@ class ServiceConfig:
     max_waiting_tokens_per_tenant: int = 0
     record: RecordOptions | None = None
     drain_timeout_s: float = 60.0  # that running requests have after SIGTERM
+    identity: IdentityOptions = field(default_factory=IdentityOptions)
 
     def __post_init__(self) -> None:
+        self.identity.check_host(self.host)
         if not 0 <= self.max_grant <= MAX_GRANT:
             raise ValueError(f"max_grant is {self.max_grant}, must be 0 to {MAX_GRANT}")
         if not self.workers or len(set(self.workers)) < len(self.workers):
@@ -91,11 +99,14 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
     _add_policy_options(parser)
     _add_admission_options(parser)
     _add_record_options(parser)
+    add_server_options(parser)
+    add_peer_options(parser, serves=True, calls=True)
     options = vars(parser.parse_args(arguments))
     options["workers"] = tuple(options.get("workers", [DEFAULT_WORKER]))
     options["tenant_weights"] = tuple(options["tenant_weights"])
     try:
         options["record"] = _record_options(options)
+        options["identity"] = take_identity(options)
         return ServiceConfig(**options)
     except ValueError as error:
         parser.error(str(error))

@@ -38,6 +38,7 @@ from wire.prompt_outputs import HiddenMean
 MAX_REQUEST_ID_BYTES = 256
 SHUTTING_DOWN = "this scheduler is shutting down"
 SHUT_DOWN = "this scheduler has shut down before the output ended"
+NO_WORKER = "no worker has attached yet; GetStatus says why"  # clients of a gateway read this too
 _REFUSALS = {
     RefusalKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     RefusalKind.DUPLICATE: grpc.StatusCode.ALREADY_EXISTS,
@@ -233,8 +234,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             return _Refusal(code, str(error), error.retry_after_s)
         except Refused as error:
             return _Refusal(_REFUSALS[error.kind], str(error))
-        except NotReady as error:
-            return _Refusal(grpc.StatusCode.UNAVAILABLE, f"no worker yet: {error}")
+        except NotReady:
+            return _Refusal(grpc.StatusCode.UNAVAILABLE, NO_WORKER)
         return None
 
     # --- the rest --------------------------------------------------------------------------------

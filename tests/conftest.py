@@ -20,6 +20,9 @@ if not Path("/dev/nvidiactl").exists():
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The gateways of tests would require it, and no test knows it.
+os.environ.pop("PAGEWIRE_API_KEY", None)
+
 # A shell that starts this in the background has SIGINT ignored, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -35,13 +35,18 @@ class PortInUse(RuntimeError):
     """Raised when the address cannot be bound."""
 
 
-def bind(server: Any, address: str, what: str) -> int:
-    """Binds a grpc or grpc.aio server to host:port and returns the port.
+def bind(
+    server: Any, address: str, what: str, credentials: grpc.ServerCredentials | None = None
+) -> int:
+    """Binds a grpc or grpc.aio server to host:port and returns the port; plaintext by default.
 
     Raises PortInUse, naming the address and `what`.
     """
     try:
-        port = server.add_insecure_port(address)
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise PortInUse(f"{what} cannot listen on {address}: is the port in use?") from error
     if port == 0:

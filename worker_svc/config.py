@@ -4,10 +4,16 @@ import argparse
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from wire.identity.options import (
+    IdentityOptions,
+    add_peer_options,
+    add_server_options,
+    take_identity,
+)
 from worker_svc.process.failpoints import FAULTS_OF_CUDA, Failpoint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -15,6 +21,7 @@ DEVICES = ("auto", "cpu", "cuda")
 ALL_REDUCES = ("auto", "peer", "nccl")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
 GEMM_ALGORITHMS = ("auto", "torch")
+GPU_MEMORY_UTILIZATION = 0.9  # unless told otherwise
 CHOICES = {
     "dtype": DTYPES,
     "device": DEVICES,
@@ -22,6 +29,23 @@ CHOICES = {
     "gemm_algorithms": GEMM_ALGORITHMS,
     "all_reduce": ALL_REDUCES,
 }
+
+# Options with an effect on one kind of device alone, and what does the same on the other.
+DEVICE_OF = {
+    "kv_cache_gib": "cpu",
+    "gpu_memory_utilization": "cuda",
+    "attention_backend": "cuda",
+    "gemm_algorithms": "cuda",
+    "all_reduce": "cuda",
+}
+HINT = {
+    "kv_cache_gib": "; gpu_memory_utilization or num_kv_blocks limits its cache",
+    "gpu_memory_utilization": "; kv_cache_gib or num_kv_blocks limits its cache",
+}
+
+
+class UnsupportedOption(ValueError):
+    """An option cannot be served on this device or with this model; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +67,19 @@ class WorkerConfig:
     max_model_len: int = 0
     kv_cache_gib: float | None = None
     host_blocks: int = 0
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float | None = None
     threads: int = 0
     tensor_parallel_size: int = 1
     step_limit_s: float | None = None  # 0: none; None: by measured step times
     rank_timeout_s: float = 5.0
     drain_timeout_s: float = 60.0
     all_reduce: str = "auto"
+    ignore_config_keys: tuple[str, ...] = ()
     failpoints: tuple[Failpoint, ...] = ()
+    identity: IdentityOptions = field(default_factory=IdentityOptions)
 
     def __post_init__(self) -> None:
+        self.identity.check_host(self.host)
         for name in (
             "num_kv_blocks",
             "host_blocks",
@@ -76,8 +103,6 @@ class WorkerConfig:
         drain_s = self.drain_timeout_s
         _require(0 <= drain_s < math.inf, "drain_timeout_s", drain_s, "0 or more")
         _require(0 <= self.port < 65536, "port", self.port, "0 to 65535")
-        share = self.gpu_memory_utilization
-        _require(0 < share <= 1, "gpu_memory_utilization", share, "above 0, at most 1")
         for failpoint in self.failpoints:
             needs_cuda = failpoint.fault in FAULTS_OF_CUDA
             _require(
@@ -86,8 +111,36 @@ class WorkerConfig:
                 self.device,
                 f"cuda for failpoint {failpoint.fault.value}",
             )
-        if self.kv_cache_gib is not None:
-            _require(self.kv_cache_gib > 0, "kv_cache_gib", self.kv_cache_gib, "above 0")
+        self._check_sizes()
+        if self.device != "auto":
+            require_device(self, self.device)
+
+    def _check_sizes(self) -> None:
+        """Refuses sizes that contradict each other, of which one would have to be ignored."""
+        share, gib = self.gpu_memory_utilization, self.kv_cache_gib
+        _require(share is None or 0 < share <= 1, "gpu_memory_utilization", share, "in (0, 1]")
+        _require(gib is None or gib > 0, "kv_cache_gib", gib, "above 0")
+        if self.num_kv_blocks:
+            for name, value in (("gpu_memory_utilization", share), ("kv_cache_gib", gib)):
+                _require(value is None, name, value, "left out where num_kv_blocks is given")
+        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        _require(
+            not seqs or not tokens or seqs <= tokens,
+            "max_num_batched_tokens",
+            tokens,
+            f"at least max_num_seqs ({seqs}): each sequence may decode a token in a step",
+        )
+
+
+def require_device(config: WorkerConfig, device: str) -> None:
+    """Raises UnsupportedOption for an option that has no effect on this device, cpu or cuda."""
+    default = WorkerConfig()
+    for name, needed in DEVICE_OF.items():
+        value = getattr(config, name)
+        if needed != device and value != getattr(default, name):
+            raise UnsupportedOption(
+                f"{name}: {value} needs device {needed}, this is {device}{HINT.get(name, '')}"
+            )
 
 
 def _require(ok: bool, name: str, value: object, wanted: str) -> None:
@@ -99,8 +152,12 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
     """Parses the command line; exits with a usage message if it is invalid."""
     parser = _parser()
     options = vars(parser.parse_args(arguments))
+    model = options["model"]
+    if model is not None and model.is_file():
+        parser.error(f"--model: {model} is a file, not a Hugging Face folder")
     try:
         options["failpoints"] = tuple(map(Failpoint.parse, options["failpoints"]))
+        options["identity"] = take_identity(options)
         return WorkerConfig(**options)
     except ValueError as error:
         parser.error(str(error))
@@ -137,6 +194,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", str, "address to listen on")
     add("--port", int, "port to listen on, and for other ranks the ports after it; 0: any free one")
     add("--drain-timeout-s", float, "seconds that the scheduler may go on for after SIGTERM")
+    parser.add_argument(
+        "--ignore-config-keys",
+        type=_names,
+        default=(),
+        metavar="KEY,KEY",
+        help="keys of config.json to ignore although the output may then not be the model's",
+    )
     add("--dtype", str, "type of weights and activations", DTYPES)
     add("--device", str, "device to compute on", DEVICES)
     add(
@@ -153,6 +217,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_sizes(parser)
     _add_rank_options(parser)
+    add_server_options(parser)
+    add_peer_options(parser, serves=True, calls=False)
     parser.add_argument(
         "--failpoint",
         dest="failpoints",
@@ -162,6 +228,10 @@ def _parser() -> argparse.ArgumentParser:
         help="for tests: a fault to inject once; may be repeated; see docs/failures.md",
     )
     return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _add(
@@ -179,12 +249,25 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     add = partial(_add, parser)
     add("--block-size", int, "tokens per KV block")
     add("--num-kv-blocks", int, "KV blocks, including the null block; 0: as many as fit")
-    add("--max-num-seqs", int, "maximum number of running sequences; 0: 64 on cpu, 256 on cuda")
-    add("--max-num-batched-tokens", int, "maximum tokens per step; 0: 512 on cpu, 8192 on cuda")
+    add(
+        "--max-num-seqs",
+        int,
+        "maximum number of running sequences; 0: 64 on cpu, 256 on cuda, "
+        "or max_num_batched_tokens if that is less",
+    )
+    add(
+        "--max-num-batched-tokens",
+        int,
+        "maximum tokens per step; 0: 512 on cpu, 8192 on cuda, or max_num_seqs if that is more",
+    )
     add("--max-model-len", int, "maximum tokens of prompt plus output; 0: the model's own limit")
     add("--kv-cache-gib", float, "KV cache on cpu, GiB; None: up to 4 or a quarter of free memory")
     add("--host-blocks", int, "KV blocks in host memory for preemption by swap; 0: none")
-    add("--gpu-memory-utilization", float, "fraction of the device's memory to use, 0 to 1")
+    add(
+        "--gpu-memory-utilization",
+        float,
+        f"fraction of a cuda device's memory to use, 0 to 1; None: {GPU_MEMORY_UTILIZATION}",
+    )
     add("--threads", int, "torch threads per process on cpu; 0: all cores, divided among the ranks")
 
 

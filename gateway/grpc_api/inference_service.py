@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from gateway import limits
+from gateway.auth import check_tenant, tenant_of_key
 from gateway.chat.convert import conversation_from_proto
 from gateway.choices import expand, resume
 from gateway.errors import invalid
@@ -171,7 +172,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
 
 def standing_of(priority: int, tenant: str, context: Context) -> Standing:
-    """The standing of a call; metadata names the tenant if the request does not."""
+    """The standing of a call; the key names the tenant, else the request or the metadata."""
     metadata = dict(context.invocation_metadata() or ())
     tenant = tenant or str(metadata.get("x-tenant", ""))
+    if (own := tenant_of_key()) is not None:
+        check_tenant("tenant", tenant)
+        return Standing(priority, own, context.time_remaining(), is_own_tenant=True)
     return Standing(priority, tenant, context.time_remaining())

@@ -12,7 +12,7 @@ from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
-from gateway.errors import RequestError
+from gateway.errors import ErrorKind, RequestError
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -54,7 +54,8 @@ class RefusalsAsStatuses:
         if isinstance(error, RequestError):
             status = to_status(error)
             metadata = tuple(status.trailing_metadata or ())
-            if error.retry_after_s is not None:
+            # Clients retry UNAVAILABLE by a policy of their own, with shorter pauses.
+            if error.retry_after_s is not None and error.kind is ErrorKind.OVERLOADED:
                 pushback_ms = math.ceil(error.retry_after_s * 1e3)
                 metadata += (("grpc-retry-pushback-ms", str(pushback_ms)),)
             await self._context.abort(status.code, error.message, metadata)

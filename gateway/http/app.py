@@ -10,7 +10,6 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from gateway import limits
-from gateway.auth import ApiKey
 from gateway.errors import (
     ErrorKind,
     RequestError,
@@ -35,6 +34,7 @@ from gateway.http.schema import (
 from gateway.pipeline import Pipeline
 from gateway.scheduler.readiness import ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
+from wire.identity.access import Access
 
 OWNER = "pagewire"
 API_VERSION = "1"
@@ -69,7 +69,7 @@ def create_app(
     pipeline: Pipeline,
     tokenizer: Tokenizer,
     readiness: ReadinessWatch,
-    api_key: ApiKey | None = None,
+    access: Access | None = None,
 ) -> FastAPI:
     """The application; the caller starts and stops the pipeline."""
     # No documentation pages: they would load scripts from a foreign host. The schema alone is
@@ -84,8 +84,8 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.add_middleware(BodyLimit)
-    if api_key is not None:
-        app.add_middleware(ApiKeyGuard, api_key=api_key)
+    if access is not None:
+        app.add_middleware(ApiKeyGuard, access=access)
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(RequestValidationError, _on_bad_body)
     app.add_exception_handler(HTTPException, _on_http_exception)

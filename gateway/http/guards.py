@@ -6,26 +6,29 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import limits
-from gateway.auth import ApiKey
-from gateway.errors import RequestError
+from gateway.auth import authenticate
+from gateway.errors import ErrorKind, RequestError
 from gateway.http.events import error_body
+from wire.identity.access import CALLER, Access
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 
 
 class ApiKeyGuard:
-    """Refuses requests without the key; probes need none."""
+    """Refuses requests without a user's key; probes need none."""
 
-    def __init__(self, app: ASGIApp, api_key: ApiKey) -> None:
+    def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
-        self._api_key = api_key
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
-                self._api_key.check(Headers(scope=scope).get("authorization"))
+                given = Headers(scope=scope).getlist("authorization")
+                CALLER.set(authenticate(self._access, ", ".join(given) or None, scope["path"]))
             except RequestError as error:
-                challenge = {"www-authenticate": "Bearer"}
+                is_unknown = error.kind is ErrorKind.UNAUTHENTICATED
+                challenge = {"www-authenticate": "Bearer"} if is_unknown else {}
                 body = error_body(error)
                 refusal = JSONResponse(body, error.wire.http_status, headers=challenge)
                 await refusal(scope, receive, send)

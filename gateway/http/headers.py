@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
+from gateway.auth import check_tenant, tenant_of_key
 from gateway.errors import RequestError, invalid
 from gateway.generation import Standing
 
@@ -20,11 +21,15 @@ class Asking(Protocol):
 
 
 def standing_of(body: Asking, headers: Mapping[str, str]) -> Standing:
-    """The standing of a request; the tenant is the header's, else the body's `user`."""
+    """The standing of a request; the tenant is the key's, the header's or else the `user`."""
+    timeout_s = _timeout_s(headers.get(TIMEOUT_S))
+    if (own := tenant_of_key()) is not None:  # `user` then is a user within it
+        check_tenant(TENANT, headers.get(TENANT, ""))
+        return Standing(body.priority or 0, own, timeout_s, is_own_tenant=True)
     is_named = TENANT in headers
     tenant = headers[TENANT] if is_named else body.user or ""
     try:
-        return Standing(body.priority or 0, tenant, _timeout_s(headers.get(TIMEOUT_S)))
+        return Standing(body.priority or 0, tenant, timeout_s)
     except RequestError as error:
         if error.field != "tenant":
             raise

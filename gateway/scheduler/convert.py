@@ -108,7 +108,7 @@ def submit_to_proto(
         sampling = replace(sampling, num_prompt_logprobs=None)
     submit = scheduler_pb2.Submit(
         handle=handle,
-        request_id=wanted.request_id,
+        request_id=standing.scoped(wanted.request_id),
         prompt_token_ids=columns.pack([*wanted.prompt_token_ids, *output]),
         num_prompt_tokens=len(wanted.prompt_token_ids) if output or is_again else None,
         resumed_by_client=bool(output) and not is_again,
@@ -116,7 +116,7 @@ def submit_to_proto(
         priority=standing.priority,
         tenant=standing.tenant,
         timeout_s=standing.timeout_s,
-        cache_salt=reuse.cache_salt,
+        cache_salt=standing.scoped_salt(reuse.cache_salt),
         skip_prefix_cache=reuse.skip_prefix_cache,
         fork_group="" if output else reuse.fork_group,
         pooling=POOLING_TO_PROTO[wanted.pooling],

@@ -34,6 +34,7 @@ FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
 RETRY_S = 0.1  # between attempts to submit lost requests again
 WORKER_STARTS = 10.0  # times the limit without a scheduler: the one with a scheduler that waits
+LOST = "lost the scheduler"
 MAX_LOSSES = 3  # in a row without a token; the request may crash schedulers
 WAKES_PER_ROUND = 16  # wakes per round of the event loop: about 0.5 ms of work
 
@@ -86,7 +87,6 @@ class SchedulerLink:
         self._live: dict[int, LiveRequest] = {}
         self._handles = itertools.count(1)
         self._wakes = WakeQueue()
-        self._problem = ""  # of the last stream that broke
         self._refusal: RequestError | None = None  # of every request, since end_all
         self._outbox: Outbox | None = None  # set while a stream is open
         self.changed = asyncio.Event()  # set when a stream opens or breaks; the waiter clears it
@@ -101,7 +101,7 @@ class SchedulerLink:
         if self._refusal is not None:
             raise self._refusal
         if self._outbox is None:
-            raise unavailable(f"no connection to the scheduler at {self._address}")
+            raise unavailable("no connection to the scheduler")
         live = LiveRequest(self._free_handle(), submission, time.monotonic())
         self._live[live.handle] = live
         self._outbox.put_nowait(submit_to_proto(live.handle, submission))
@@ -178,12 +178,16 @@ class SchedulerLink:
         time.
         """
         if self._live:
-            log.warning("lost the scheduler with %d requests live: %s", len(self._live), problem)
-        self._problem = f"lost the scheduler at {self._address}: {problem}"
+            log.warning(
+                "lost the scheduler with %d requests live, at %s: %s",
+                len(self._live),
+                self._address,
+                problem,
+            )
         for live in list(self._live.values()):
             live.lose(time.monotonic())
             if live.num_losses >= MAX_LOSSES or not self._timeout_s:
-                self._fail(live, unavailable(self._problem))
+                self._fail(live, unavailable(LOST))
         self.changed.set()
         if self._live and (self._recovering is None or self._recovering.done()):
             self._recovering = asyncio.create_task(self._recover())
@@ -204,7 +208,7 @@ class SchedulerLink:
                 return self._fail(live, RequestError(ErrorKind.DEADLINE_EXCEEDED, problem))
         limit_s = self._timeout_s if self._outbox is None else self.worker_timeout_s
         if lost_s is not None and now_s - lost_s > limit_s:
-            problem = f"{self._problem}; no other was found within {limit_s:g} s"
+            problem = f"{LOST}; no other was found within {limit_s:g} s"
             return self._fail(live, unavailable(problem))
         if self._outbox is not None:
             output = tuple(live.output_token_ids)

@@ -34,8 +34,9 @@ class Readiness:
     """
 
     is_ready: bool
-    reason: str  # why it is not ready
+    reason: str  # why it is not ready, for clients: without addresses
     model: ServedModel | None  # requests may be submitted for it
+    detail: str = ""  # of the reason, for the log
 
 
 Listener = Callable[[Readiness], Awaitable[None]]
@@ -91,7 +92,8 @@ class ReadinessWatch:
             self._link.changed.clear()
             found = await self._poll()
             if found != self.current and not self._is_draining:
-                log.info("ready" if found.is_ready else f"not ready: {found.reason}")
+                why = ": ".join(filter(None, (found.reason, found.detail)))
+                log.info("ready" if found.is_ready else f"not ready: {why}")
                 self._warn_of_grammars(found.model)
                 self.current = found
                 await listener(found)
@@ -117,16 +119,14 @@ class ReadinessWatch:
             status = await self._stub.GetStatus(request, timeout=self._patience.limit_s)
         except grpc.aio.AioRpcError as error:
             problem = f"{error.code().name}: {error.details()}"
-            reason, is_late = f"the scheduler does not answer: {problem}", is_timeout(error)
-            if is_late:
+            if is_late := is_timeout(error):
                 self._patience.gave_up()
             # Its stream tells whether it is gone. If it is slow, requests wait there.
             model = self.current.model if is_late and self._link.is_open else None
-            return Readiness(False, reason, model)
+            return Readiness(False, "the scheduler does not answer", model, problem)
         self._patience.fade(self._poll_interval_s)
         if not status.HasField("model"):
-            reason = status.reason or "no worker has attached yet"
-            return Readiness(False, f"the scheduler is not ready: {reason}", None)
+            return Readiness(False, "no worker has attached yet", None, status.reason)
         model = model_from_proto(status.model, self._served_name)
         wrong_tokenizer = mismatch(self._tokenizer, model)
         if wrong_tokenizer is not None:
@@ -134,7 +134,7 @@ class ReadinessWatch:
         if not self._link.is_open:
             return Readiness(False, "the stream to the scheduler is not open", model)
         if not status.ready:
-            return Readiness(False, f"the scheduler is not ready: {status.reason}", model)
+            return Readiness(False, "no worker is attached", model, status.reason)
         return Readiness(True, "", model)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pagewire import __version__
 from pagewire._errors import PagewireError
 from pagewire._terminal import Style
-from pagewire.cli import chat, complete, explain, replay, simulate, status
+from pagewire.cli import chat, complete, explain, keys, replay, simulate, status
 from pagewire.cli.benchmark import bench
 from pagewire.cli.launcher import up
 from pagewire.cli.options import CommandError
@@ -53,6 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pagewire {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (up, chat, complete, status, explain, bench, simulate, replay):
+    for command in (up, chat, complete, status, explain, keys, bench, simulate, replay):
         command.add_parser(commands)
     return parser

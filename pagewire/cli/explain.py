@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from google.protobuf import json_format
@@ -11,8 +10,8 @@ from google.protobuf import json_format
 from pagewire._channel import open_channel
 from pagewire._errors import translated
 from pagewire._terminal import Style, bar
-from pagewire.cli.options import add_command, add_connection, to_connection
-from pagewire.cli.status import ASK_TIMEOUT_S, DEFAULT_SCHEDULER
+from pagewire.cli.options import add_command, add_connection, add_scheduler, to_scheduler
+from pagewire.cli.status import ASK_TIMEOUT_S
 from pagewire.v1 import debug_pb2
 from pagewire.v1.debug_pb2_grpc import DebugServiceStub
 
@@ -35,18 +34,19 @@ def add_parser(commands: "Subparsers") -> None:
     )
     add = parser.add_argument
     add("request_id", metavar="REQUEST_ID", help="from the answer, or the header x-request-id")
-    add("--scheduler", default=DEFAULT_SCHEDULER, metavar="HOST:PORT", help="its address")
     add("--json", action="store_true", help="one JSON line instead of a table")
+    add_scheduler(parser)
     add_connection(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the explanation."""
-    connection = replace(to_connection(options), target=options.scheduler, api_key=None)
+    connection = to_scheduler(options)
     with open_channel(connection) as channel, translated(options.scheduler):
         answer = DebugServiceStub(channel).Explain(
-            debug_pb2.ExplainRequest(request_id=options.request_id), timeout=ASK_TIMEOUT_S
+            debug_pb2.ExplainRequest(request_id=options.request_id),
+            **connection.terms(ASK_TIMEOUT_S),
         )
     fields = json_format.MessageToDict(answer, preserving_proto_field_name=True)
     text = json.dumps(fields) if options.json else as_text(answer, Style(sys.stdout))

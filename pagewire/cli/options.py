@@ -3,15 +3,19 @@
 import argparse
 import os
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagewire._channel import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Connection
+from pagewire._channel import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Connection, is_local
 from pagewire._client import Client
 from pagewire._types import TLS, SamplingParams
+from pagewire.cli.peer_token import first_token, found_token
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
+DEFAULT_SCHEDULER = "localhost:50052"
 API_KEY_VARIABLE = "PAGEWIRE_API_KEY"
 
 
@@ -65,6 +69,31 @@ def to_connection(
         timeout_s=options.timeout_s,
         allow_insecure_key=options.allow_insecure_key,
     )
+
+
+def add_scheduler(parser: argparse.ArgumentParser) -> None:
+    """Adds the options for the address of the scheduler, and the token for it."""
+    add = parser.add_argument
+    add("--scheduler", default=DEFAULT_SCHEDULER, metavar="HOST:PORT", help="its address")
+    add(
+        "--peer-token-file",
+        type=Path,
+        metavar="FILE",
+        help="the services' shared token (default: that of `pagewire up` on this machine, else the "
+        "API key is sent)",
+    )
+
+
+def to_scheduler(options: argparse.Namespace) -> Connection:
+    """The connection to the scheduler, from the options of add_connection and add_scheduler."""
+    gateway, target = to_connection(options), options.scheduler
+    if options.peer_token_file is not None:
+        token: str | None = first_token(options.peer_token_file)
+    else:
+        token = found_token(target)
+        if token is None and (gateway.tls or gateway.allow_insecure_key or is_local(target)):
+            token = gateway.api_key
+    return replace(gateway, target=target, api_key=token)
 
 
 def to_client(options: argparse.Namespace) -> Client:

@@ -14,14 +14,19 @@ from pagewire._errors import PagewireError, translated
 from pagewire._terminal import Style, bar, is_terminal
 from pagewire.cli import health
 from pagewire.cli.health import Health
-from pagewire.cli.options import add_command, add_connection, to_connection
+from pagewire.cli.options import (
+    add_command,
+    add_connection,
+    add_scheduler,
+    to_connection,
+    to_scheduler,
+)
 from pagewire.v1 import scheduler_pb2
 from pagewire.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 if TYPE_CHECKING:
     from pagewire.cli.options import Subparsers
 
-DEFAULT_SCHEDULER = "localhost:50052"
 ASK_TIMEOUT_S = 2.0
 HOME_AND_CLEAR = "\x1b[H\x1b[2J"
 
@@ -32,7 +37,7 @@ def add_parser(commands: "Subparsers") -> None:
         commands, "status", "Show queue, KV cache and readiness; exits with 1 unless all is ready."
     )
     add = parser.add_argument
-    add("--scheduler", default=DEFAULT_SCHEDULER, metavar="HOST:PORT", help="its address")
+    add_scheduler(parser)
     add("--worker", metavar="HOST:PORT", help="its address (default: the scheduler's)")
     add("--watch", type=float, nargs="?", const=1.0, metavar="SECONDS", help="repeat until Ctrl-C")
     add("--json", action="store_true", help="one JSON line instead of a table")
@@ -42,9 +47,9 @@ def add_parser(commands: "Subparsers") -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints one report, or one every `--watch` seconds."""
-    gateway = to_connection(options)
+    gateway, scheduler = to_connection(options), to_scheduler(options)
     while True:
-        report = ask(gateway, options.scheduler, options.worker)
+        report = ask(gateway, scheduler, options.worker)
         text = json.dumps(report.as_json()) if options.json else report.as_text(Style(sys.stdout))
         if options.watch is not None and is_terminal(sys.stdout) and not options.json:
             sys.stdout.write(HOME_AND_CLEAR)
@@ -55,14 +60,13 @@ def run(options: argparse.Namespace) -> int:
         time.sleep(max(options.watch, 0.1))
 
 
-def ask(gateway: Connection, scheduler: str, worker: str | None) -> "Report":
+def ask(gateway: Connection, inside: Connection, worker: str | None) -> "Report":
     """Queries all three services; missing answers are part of the report."""
-    inside = replace(gateway, target=scheduler, api_key=None)
     status: scheduler_pb2.GetStatusResponse | None = None
     try:
-        with open_channel(inside) as channel, translated(scheduler):
+        with open_channel(inside) as channel, translated(inside.target):
             status = SchedulerServiceStub(channel).GetStatus(
-                scheduler_pb2.GetStatusRequest(), timeout=ASK_TIMEOUT_S
+                scheduler_pb2.GetStatusRequest(), **inside.terms(ASK_TIMEOUT_S)
             )
     except PagewireError as error:
         scheduler_health = Health(is_serving=False, reason=str(error))
@@ -70,11 +74,11 @@ def ask(gateway: Connection, scheduler: str, worker: str | None) -> "Report":
         scheduler_health = Health(status.ready, status.reason)
     services = {
         f"gateway {gateway.target}": health.check(replace(gateway, api_key=None)),
-        f"scheduler {scheduler}": scheduler_health,
+        f"scheduler {inside.target}": scheduler_health,
     }
     addresses = [worker] if worker else _workers(status)
     for address in addresses:
-        services[f"worker {address}"] = health.check(replace(inside, target=address))
+        services[f"worker {address}"] = health.check(replace(inside, target=address, api_key=None))
     return Report(services, status)
 
 

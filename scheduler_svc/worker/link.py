@@ -12,6 +12,7 @@ import grpc
 
 from pagewire.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.worker.watch import Watch, silence_patience
+from wire.identity.peers import OpenPeer, open_plain
 from wire.patience import Patience
 from wire.server import CHANNEL_OPTIONS
 
@@ -136,11 +137,11 @@ class WorkerLink:
 OpenChannel = Callable[[str], grpc.aio.Channel]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
+def open_channel(address: str, opener: OpenPeer = open_plain) -> grpc.aio.Channel:
     """A channel that reconnects soon after the worker returns."""
     options = [*CHANNEL_OPTIONS, ("grpc.initial_reconnect_backoff_ms", 200)]
     options.append(("grpc.max_reconnect_backoff_ms", 1_000))
-    return grpc.aio.insecure_channel(address, options=options)
+    return opener(address, options)
 
 
 class WorkerClient:

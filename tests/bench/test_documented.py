@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from bench import documented
 from bench.documented import DocumentedBench, run_all
+from tests.pace import patience
 
 HANGS = """
 import contextlib, subprocess, sys, time
@@ -43,7 +45,9 @@ def test_what_is_stopped_ends_as_by_ctrl_c_and_cleans_up() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"up\n"
+        started_s = time.monotonic()
         documented.stop(child)
         assert child.returncode != 0
         # The pipe ends with the last process that holds it, so the grandchild has ended, too.
         assert child.stdout.read() == b""
+        assert time.monotonic() - started_s < patience(30)

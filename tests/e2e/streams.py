@@ -24,8 +24,11 @@ def _request(
     return inference_pb2.GenerateStreamRequest(prompt=prompt, options=options)
 
 
-def requests(max_tokens: int) -> list[inference_pb2.GenerateStreamRequest]:
-    """32 greedy requests, and one for each kind of state that must survive a disturbance."""
+def requests(max_tokens: int, stop: str = "") -> list[inference_pb2.GenerateStreamRequest]:
+    """32 greedy requests, and one for each kind of state that must survive a disturbance.
+
+    The last one ends at `stop`, if that is not empty; without it, it is the one before.
+    """
     made = []
     for index in range(NUM_GREEDY):
         ids = [(index * 7919 + i * 104729) % 40000 + 1000 for i in range(4 + index // 2)]
@@ -42,19 +45,21 @@ def requests(max_tokens: int) -> list[inference_pb2.GenerateStreamRequest]:
         {"temperature": 0.0},
     ]
     made += [_request(text, [], max_tokens=max_tokens, **kind) for kind in kinds]
-    made.append(_request(text, [" twelve"], max_tokens=max_tokens, temperature=0))
+    stops = [stop] if stop else []
+    made.append(_request(text, stops, max_tokens=max_tokens, temperature=0, ignore_eos=True))
     return made
 
 
 class Streams:
     """One run of all requests."""
 
-    def __init__(self, product: Product, max_tokens: int) -> None:
+    def __init__(self, product: Product, max_tokens: int, stop: str = "") -> None:
         self.product = product
-        self.histories = [History() for _ in requests(max_tokens)]
+        asked = requests(max_tokens, stop)
+        self.histories = [History() for _ in asked]
         self._threads = [
             threading.Thread(target=self._follow, args=pair)
-            for pair in zip(requests(max_tokens), self.histories, strict=True)
+            for pair in zip(asked, self.histories, strict=True)
         ]
 
     @property

@@ -38,10 +38,33 @@ def rng() -> random.Random:
     return random.Random(seed)
 
 
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """A run without a disturbance."""
+
+    stop: str  # ends the last request in the middle of its text
+    histories: list[History]
+    step_s: float  # time between two tokens of a client
+
+
 @pytest.fixture(scope="module")
-def calm(product: Product) -> list[History]:
-    """The histories of the clients without a disturbance."""
-    return Streams(product, NUM_TOKENS).run()
+def calm(product: Product) -> Calm:
+    # The text without a stop string tells which string will occur, between two tokens if need be.
+    text = Streams(product, NUM_TOKENS).run()[-1].text
+    stop = text[len(text) // 2 :][:5]
+    began_s = time.monotonic()
+    histories = Streams(product, NUM_TOKENS, stop).run()
+    step_s = (time.monotonic() - began_s) / NUM_TOKENS
+    last = histories[-1]
+    assert last.text == text[: text.index(stop)] and last.ends[0].stop_string == stop
+    return Calm(stop, histories, step_s)
+
+
+def until_a_moment(streams: Streams, rng: random.Random, calm: Calm, low: int, high: int) -> bool:
+    """Waits until a random moment after so many tokens; False if all requests ended before."""
+    is_there = streams.wait_for_tokens(rng.randint(low, high))
+    time.sleep(rng.uniform(0, 3 * calm.step_s))  # anywhere in a step, in any state of the services
+    return is_there and not streams.are_over
 
 
 def worker_of(product: Product) -> "subprocess.Popen[bytes]":
@@ -65,7 +88,7 @@ def assert_all_is_free(product: Product) -> None:
 
 
 def test_streams_survive_ten_kills_of_the_worker(
-    product: Product, calm: list[History], rng: random.Random
+    product: Product, calm: Calm, rng: random.Random
 ) -> None:
     killed_at = []
 
@@ -73,44 +96,44 @@ def test_streams_survive_ten_kills_of_the_worker(
         for number in range(NUM_KILLS):
             # At least one token in between, or ten kills would count as three losses in a row for
             # some request.
-            if not streams.wait_for_tokens(rng.randint(1, 40) if number else 1):
+            if not until_a_moment(streams, rng, calm, 1, 40 if number else 1):
                 return
             killed_at.append(streams.num_tokens)
             kill_worker(product)
             product.start_worker()
 
     before = num_losses(product)
-    seen = Streams(product, NUM_TOKENS).run(kill_ten_times)
+    seen = Streams(product, NUM_TOKENS, calm.stop).run(kill_ten_times)
     print(f"killed when the clients had seen {killed_at} tokens")
     assert len(killed_at) == NUM_KILLS
-    assert_unnoticed(seen, calm)
+    assert_unnoticed(seen, calm.histories)
     assert_all_is_free(product)
     assert num_losses(product) - before == NUM_KILLS
 
 
 def test_streams_survive_a_kill_of_the_scheduler(
-    product: Product, calm: list[History], rng: random.Random
+    product: Product, calm: Calm, rng: random.Random
 ) -> None:
     def kill(streams: Streams) -> None:
-        assert streams.wait_for_tokens(rng.randint(100, 700))
+        assert until_a_moment(streams, rng, calm, 100, 700)
         product.processes["scheduler_svc"].kill()
         product.processes["scheduler_svc"].wait()
         product.start_scheduler()
 
-    seen = Streams(product, NUM_TOKENS).run(kill)
-    assert_unnoticed(seen, calm)
+    seen = Streams(product, NUM_TOKENS, calm.stop).run(kill)
+    assert_unnoticed(seen, calm.histories)
     assert "lost the scheduler with" in product.read_log("gateway")
     assert_all_is_free(product)
 
 
 @pytest.mark.parametrize("then", [signal.SIGCONT, signal.SIGKILL])
 def test_streams_survive_a_worker_that_is_stopped(
-    product: Product, calm: list[History], rng: random.Random, then: signal.Signals
+    product: Product, calm: Calm, rng: random.Random, then: signal.Signals
 ) -> None:
     took_s = []
 
     def stop(streams: Streams) -> None:
-        assert streams.wait_for_tokens(rng.randint(100, 700))
+        assert until_a_moment(streams, rng, calm, 100, 700)
         worker_of(product).send_signal(signal.SIGSTOP)
         began_s = time.monotonic()
         while product.status().get("ready"):
@@ -121,10 +144,10 @@ def test_streams_survive_a_worker_that_is_stopped(
             worker_of(product).wait()
             product.start_worker()
 
-    seen = Streams(product, NUM_TOKENS).run(stop)
+    seen = Streams(product, NUM_TOKENS, calm.stop).run(stop)
     # Not at the first late heartbeat, and at the latest when the widened limit of 15 s is over.
     assert 2.0 < took_s[0] < patience(30)
-    assert_unnoticed(seen, calm)
+    assert_unnoticed(seen, calm.histories)
     assert_all_is_free(product)
 
 
@@ -143,7 +166,7 @@ FAILPOINTS = (
 )
 
 
-def test_streams_survive_each_failpoint(product: Product, calm: list[History]) -> None:
+def test_streams_survive_each_failpoint(product: Product, calm: Calm) -> None:
     before = num_losses(product)
     kill_worker(product)
     logged = len(product.read_log("worker_svc"))
@@ -159,9 +182,9 @@ def test_streams_survive_each_failpoint(product: Product, calm: list[History]) -
     def fired() -> list[str]:
         return re.findall(r"failpoint (\S+) fires", product.read_log("worker_svc")[logged:])
 
-    seen = Streams(product, NUM_TOKENS).run(restart_after_exit)
+    seen = Streams(product, NUM_TOKENS, calm.stop).run(restart_after_exit)
     assert sorted(fired()) == sorted(name.partition("@")[0] for name in FAILPOINTS)
-    assert_unnoticed(seen, calm)
+    assert_unnoticed(seen, calm.histories)
     assert_all_is_free(product)
     assert num_losses(product) - before > len(FAILPOINTS)  # and the first kill
 
@@ -199,22 +222,22 @@ def two_groups(tiny_model: Path, tmp_path: Path) -> Iterator[TwoGroups]:
 
 
 def test_streams_survive_the_death_for_good_of_one_of_two_workers(
-    two_groups: TwoGroups, calm: list[History], rng: random.Random
+    two_groups: TwoGroups, calm: Calm, rng: random.Random
 ) -> None:
     running = []
 
     def kill_one(streams: Streams) -> None:
-        assert streams.wait_for_tokens(rng.randint(100, 600))
+        assert until_a_moment(streams, rng, calm, 100, 600)
         running.extend(int(g.get("num_running", 0)) for g in two_groups.status()["groups"])
         kill_worker(two_groups)
         del two_groups.processes["worker_svc"]
 
-    seen = Streams(two_groups, NUM_TOKENS).run(kill_one)
-    assert min(running) >= len(calm) // 3  # both have run requests
-    assert_unnoticed(seen, calm)
+    seen = Streams(two_groups, NUM_TOKENS, calm.stop).run(kill_one)
+    assert min(running) >= len(calm.histories) // 3  # both have run requests
+    assert_unnoticed(seen, calm.histories)
     lost, other = two_groups.status()["groups"]
     assert "ready" not in lost and other["ready"] and two_groups.status()["ready"]
     assert int(other["num_migrated_in"]) == int(lost["num_migrated_out"]) >= 1
     assert_all_is_free(two_groups)
-    again = Streams(two_groups, NUM_TOKENS).run()
-    assert_unnoticed(again, calm)
+    again = Streams(two_groups, NUM_TOKENS, calm.stop).run()
+    assert_unnoticed(again, calm.histories)

@@ -327,11 +327,15 @@ def test_a_row_that_is_not_finite_fails_alone(
 def test_the_cache_is_sized_so_that_serving_fits(
     checkpoint: Callable[[str], Checkpoint],
 ) -> None:
-    config = dataclasses.replace(CONFIG, num_kv_blocks=0, gpu_memory_utilization=0.2)
-    runner = make_runner(checkpoint("qwen3").folder, config)
+    """A fifth of what is free is taken, whatever other processes hold of the device."""
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
     free, total = torch.cuda.mem_get_info()
+    share = 1 - 0.8 * free / total
+    config = dataclasses.replace(CONFIG, num_kv_blocks=0, gpu_memory_utilization=share)
+    runner = make_runner(checkpoint("qwen3").folder, config)
     assert runner.limits.num_blocks > 1000
-    assert total - free < 0.25 * total
+    assert torch.cuda.memory_reserved() - reserved < 0.25 * free
     del runner
     torch.cuda.empty_cache()
 

@@ -39,7 +39,13 @@ if mood == "hang":
     time.sleep(600)
 
 
+key = arguments.get("--api-key") or os.environ.get("PAGEWIRE_API_KEY")
+
+
 def answer(request, context):
+    given = dict(context.invocation_metadata()).get("authorization")
+    if key and given != f"Bearer {{key}}":
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "no key")
     words = [""] if mood == "mute" else WORDS
     for word in words:
         delta = pb.OutputDelta(text=word, token_ids=[1])

@@ -104,6 +104,16 @@ def test_simulate_runs_the_simulator_of_a_checkout_and_returns_its_status(tmp_pa
     assert "holds no simulator" in capfd.readouterr().err
 
 
+def test_keys_prints_a_key_and_the_line_for_the_file(tmp_path, capfd):
+    line = "keys new --name alice --tenant acme --role user"
+    assert cli.main(line.split()) == 0
+    key, entry = capfd.readouterr().out.splitlines()
+    assert key.startswith("pw_alice_")
+    assert entry.startswith("alice acme user sha256:")
+    assert cli.main([*line.split(), "--checkout", str(tmp_path)]) == 1
+    assert "holds no services" in capfd.readouterr().err
+
+
 def test_replay_runs_the_scheduler_of_a_checkout_and_returns_its_status(tmp_path, capfd):
     assert cli.main(["replay", str(tmp_path)]) == 2
     assert "holds no recording" in capfd.readouterr().err

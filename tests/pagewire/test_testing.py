@@ -2,13 +2,16 @@
 
 import asyncio
 import doctest
+import time
+from itertools import accumulate
 
 import pytest
 
 import pagewire
 import pagewire.testing
+from pagewire._resume import FIRST_PAUSE_S, MAX_PAUSE_S
 from pagewire.testing import FakeServer
-from tests.pace import paced
+from tests.pace import paced, patience
 
 TEXT = "The capital of France is Paris, which lies on the Seine."
 
@@ -125,14 +128,19 @@ def test_a_stream_that_never_began_or_may_not_go_on_fails_at_once() -> None:
 
 def test_patience_ends_when_nothing_comes_for_so_long() -> None:
     with FakeServer(TEXT) as server:
-        with pagewire.Client(server.target, resume_timeout_s=paced(1.5)) as client:
+        limit_s = paced(1.5)
+        with pagewire.Client(server.target, resume_timeout_s=limit_s) as client:
             server.fail_next(pagewire.Unavailable("gone"), after_words=1)
             for _ in range(20):
                 server.fail_next(pagewire.Unavailable("still gone"))
+            began_s = time.monotonic()
             with pytest.raises(pagewire.Unavailable, match="still gone"):
                 client.stream("a").completion()
-        # The pauses double from 0.1 s, so few attempts fit into the limit.
-        assert 2 <= len(server.received) <= 8
+            assert time.monotonic() - began_s < limit_s + patience(5)
+        # The pauses double up to the longest, and all of them fit into the limit.
+        pauses_s = [min(FIRST_PAUSE_S * 2**i, MAX_PAUSE_S) for i in range(20)]
+        most = 1 + sum(total_s <= limit_s for total_s in accumulate(pauses_s))
+        assert 2 <= len(server.received) <= most
 
 
 def test_a_failure_without_a_status_is_refused() -> None:

@@ -39,7 +39,7 @@ class Up:
         self._runs: list[subprocess.Popen[str]] = []
         self._limits: list[threading.Timer] = []
 
-    def start(self, *options: str, fake: str = "") -> "subprocess.Popen[str]":
+    def start(self, *options: str, fake: str = "", **environ: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "pagewire", "up", "--checkout", str(self.folder)]
         for option, port in zip(PORT_OPTIONS, self.ports, strict=True):
             command += [option, str(port)]
@@ -48,7 +48,7 @@ class Up:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "FAKE": fake},
+            env={**os.environ, "XDG_CACHE_HOME": str(self.folder), "FAKE": fake, **environ},
         )
         self._runs.append(run)
         # What waits for its output then sees the end.
@@ -57,8 +57,8 @@ class Up:
         self._limits.append(limit)
         return run
 
-    def finish(self, *options: str, fake: str = "") -> tuple[int, str, str]:
-        run = self.start(*options, fake=fake)
+    def finish(self, *options: str, fake: str = "", **environ: str) -> tuple[int, str, str]:
+        run = self.start(*options, fake=fake, **environ)
         out, err = run.communicate(timeout=patience(60))
         return run.returncode, out, err
 
@@ -102,7 +102,10 @@ def test_once_starts_everything_prints_the_answer_and_leaves_nothing_behind(up):
     assert_gone(up.pids())
     http, rpc, scheduler, worker = (str(port) for port in up.ports)
     model = str(up.folder / "model")
+    token = str(up.folder / "pagewire" / "peers" / f"{scheduler}.token")
+    assert not Path(token).exists()
     assert up.note("worker")["arguments"] == {
+        "--peer-token-file": token,
         "--model": model,
         "--host": "127.0.0.1",
         "--port": worker,
@@ -118,6 +121,7 @@ def test_once_starts_everything_prints_the_answer_and_leaves_nothing_behind(up):
         "--port": scheduler,
         "--max-num-seqs": "8",
         "--drain-timeout-s": "60.0",
+        "--peer-token-file": token,
     }
     assert up.note("gateway")["arguments"] == {
         "--model": model,
@@ -126,7 +130,44 @@ def test_once_starts_everything_prints_the_answer_and_leaves_nothing_behind(up):
         "--http-port": http,
         "--grpc-port": rpc,
         "--drain-timeout-s": "60.0",
+        "--peer-token-file": token,
     }
+
+
+def test_the_sample_question_sends_the_key_that_the_gateway_requires(up):
+    for options, environ in (
+        (["--gateway-options=--api-key secret"], {}),
+        (["--gateway-options=--api-key secret"], {"PAGEWIRE_API_KEY": "another"}),
+        ([], {"PAGEWIRE_API_KEY": "secret"}),
+    ):
+        status, out, err = up.finish("--once", *options, **environ)
+        assert status == 0, err
+        assert "France is Paris." in out
+        assert "secret" not in out + err
+
+
+def test_without_a_key_of_the_file_there_is_no_sample_and_once_is_refused(up):
+    keys = up.folder / "keys"
+    keys.write_text("")
+    status, _, err = up.finish("--once", "--api-keys", str(keys))
+    assert status == 1
+    assert "PAGEWIRE_API_KEY" in err
+    run = up.start("--api-keys", str(keys))
+    assert "capital of France" not in up.wait_for(run, "Ready.")
+    assert up.note("scheduler")["arguments"]["--api-keys"] == str(keys)
+
+
+@pytest.mark.parametrize("service", NAMES)
+def test_certificates_for_one_service_alone_are_refused(service, up):
+    status, _, err = up.finish(f"--{service}-options=--tls-cert=a --tls-key b")
+    assert status == 1
+    assert f"--{service}-options: --tls-cert is" in err
+
+
+def test_without_openssl_there_are_no_test_certificates(up):
+    status, _, err = up.finish("--tls", PATH="")
+    assert status == 1
+    assert "openssl" in err
 
 
 def test_every_service_gets_the_options_that_are_meant_for_it(up):
@@ -160,7 +201,7 @@ def test_a_signal_stops_everything_with_status_0(up, number):
     assert all(is_alive(pid) for pid in up.pids())
     run.send_signal(number)
     assert run.wait(patience(20)) == 0
-    assert_gone(up.pids())
+    assert_gone(up.pids(), within_s=patience(0.5))  # it waited for them, and nothing is left over
 
 
 def test_killing_up_itself_takes_the_services_along(up):

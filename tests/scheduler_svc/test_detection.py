@@ -12,11 +12,12 @@ import pytest
 from pagewire.v1 import scheduler_pb2, types_pb2
 from scheduler_svc.core.estimate.step_time import StepTime
 from simulator.workers.slots import token_at
-from tests.pace import paced
+from tests.pace import paced, patience
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]
 NUM_TOKENS = 40
 SILENCE_S = paced(1.0)
+LONGEST_SILENCE_S = 5 * SILENCE_S  # where heartbeats come late, as docs/failures.md says
 IMPATIENT = {"heartbeat_timeout_s": SILENCE_S, "step_timeout_s": paced(0.5)}
 
 
@@ -53,7 +54,7 @@ async def test_a_worker_that_falls_silent_is_lost_and_attached_again(
         began_s = time.monotonic()
         cluster.worker.is_silent = True
         await cluster.until(lambda: group.num_recoveries)
-        assert time.monotonic() - began_s > 0.8 * SILENCE_S
+        assert 0.8 * SILENCE_S < time.monotonic() - began_s < LONGEST_SILENCE_S + patience(1)
         assert "no message" in group.why_lost
         cluster.worker.is_silent = False
         assert await (running or generate(cluster)) == expected()
@@ -68,7 +69,7 @@ async def test_a_step_that_hangs_is_lost_although_heartbeats_come(
         cluster.worker.hang_steps = 1
         began_s = time.monotonic()
         assert await generate(cluster) == expected()
-        assert time.monotonic() - began_s > 0.8 * IMPATIENT["step_timeout_s"]
+        assert 0.8 * IMPATIENT["step_timeout_s"] < time.monotonic() - began_s < patience(3)
         assert group.num_recoveries == 1
 
 

@@ -101,11 +101,15 @@ async def test_an_arrival_ends_the_grant_and_is_computed_next(
 
 
 async def test_a_deadline_is_told_in_the_middle_of_a_grant(make_cluster: MakeCluster) -> None:
-    async with make_cluster(step_time=STEP, max_grant=64) as cluster:
+    slow = StepTime(base_s=paced(0.02))
+    async with make_cluster(step_time=slow, max_grant=64) as cluster:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await tokens_of(generate(cluster, 5000, timeout_s=paced(0.3)))
+            await tokens_of(generate(cluster, 5000, timeout_s=paced(0.5)))
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        num_steps = cluster.worker.num_steps
+        assert granted(cluster)
         await cluster.until(lambda: cluster.core.num_in_flight == 0)
+        assert cluster.worker.num_steps - num_steps < 20, "64 steps were granted"
         assert cluster.core.internal_state.pool.num_free == 4095
 
 

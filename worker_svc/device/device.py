@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from worker_svc.config import UnsupportedOption
 from worker_svc.process.exit_codes import ExitCode, end_process
 
 DTYPES = {
@@ -19,7 +20,7 @@ def resolve_device(name: str) -> torch.device:
         raise ValueError(f"device: {name!r} is none of auto, cpu, cuda")
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
-        raise ValueError("device: cuda is not available, torch finds no CUDA device")
+        raise UnsupportedOption("device: cuda is not available, torch finds no CUDA device")
     return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
 
 

@@ -5,24 +5,30 @@ Both forms are read: `torch_dtype`, `rope_theta`, `rope_scaling` (transformers 4
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from worker_svc.models import config_keys
 from worker_svc.models.rope import LinearScaling, Llama3Scaling, RotaryConfig, Scaling, YarnScaling
 
-ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
+ARCHITECTURES = {  # and the model_type of each
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+# Where `sliding_window` says nothing without `use_sliding_window`, which is refused.
+USE_SLIDING_WINDOW = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
 SCALINGS: dict[str, type[LinearScaling | Llama3Scaling | YarnScaling]] = {
     "linear": LinearScaling,
     "llama3": Llama3Scaling,
     "yarn": YarnScaling,
 }
+
+
+WANTED = "a model is a Hugging Face folder with config.json and safetensors"
 
 
 class UnsupportedModel(ValueError):
@@ -77,20 +83,25 @@ class ModelConfig:
             )
 
 
-def load(folder: Path) -> ModelConfig:
-    """Reads the configuration of a Hugging Face folder. Raises UnsupportedModel."""
+def load(folder: Path, ignored_keys: Collection[str] = ()) -> ModelConfig:
+    """Reads the configuration of a Hugging Face folder. Raises UnsupportedModel.
+
+    Every key of config.json must be known and served, apart from `ignored_keys`.
+    """
+    if not folder.is_dir():
+        raise UnsupportedModel(f"model: {folder} is not a folder; {WANTED}")
     raw = _read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     defaults = _read_json(generation) if generation.exists() else {}
     architecture = _architecture(raw)
-    _refuse_variants(raw)
+    _refuse_variants(raw, architecture, ignored_keys)
     num_heads = _positive(raw, "num_attention_heads")
     num_kv_heads = _positive(raw, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise UnsupportedModel(
             f"num_key_value_heads: {num_kv_heads} does not divide {num_heads} attention heads"
         )
-    has_bias = bool(raw.get("attention_bias"))
+    has_bias = _flag(raw, "attention_bias")
     is_llama, is_qwen2, is_qwen3 = (
         architecture == f"{family}ForCausalLM" for family in ("Llama", "Qwen2", "Qwen3")
     )
@@ -107,10 +118,10 @@ def load(folder: Path) -> ModelConfig:
         rope=_rotary(raw),
         max_position_embeddings=_positive(raw, "max_position_embeddings"),
         sliding_window=_sliding_window(raw, architecture),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
         qkv_bias=is_qwen2 or (has_bias and (is_llama or is_qwen3)),
         o_bias=has_bias and (is_llama or is_qwen3),
-        mlp_bias=is_llama and bool(raw.get("mlp_bias")),
+        mlp_bias=is_llama and _flag(raw, "mlp_bias"),
         qk_norm=is_qwen3,
         checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         eos_token_ids=_eos_token_ids(raw, defaults),
@@ -121,7 +132,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UnsupportedModel(f"{path} does not exist") from None
+        raise UnsupportedModel(f"{path} does not exist; {WANTED}") from None
+    except OSError as error:
+        raise UnsupportedModel(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UnsupportedModel(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
@@ -134,6 +147,13 @@ def _required(raw: Mapping[str, Any], name: str) -> Any:
     if value is None:
         raise UnsupportedModel(f"config.json: {name} is missing")
     return value
+
+
+def _flag(raw: Mapping[str, Any], name: str) -> bool:
+    value = raw.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise UnsupportedModel(f"config.json: {name} is {value!r}, neither true nor false")
+    return bool(value)
 
 
 def _positive(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -152,16 +172,22 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     return str(names[0])
 
 
-def _refuse_variants(raw: Mapping[str, Any]) -> None:
+def _refuse_variants(
+    raw: Mapping[str, Any], architecture: str, ignored_keys: Collection[str]
+) -> None:
+    model_type = raw.get("model_type")
+    if model_type not in (None, ARCHITECTURES[architecture]):
+        raise UnsupportedModel(f"model_type: {model_type!r} is not that of {architecture}")
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModel(f"hidden_act: {activation!r} is not supported, only 'silu' is")
-    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if raw.get(name):
-            raise UnsupportedModel(f"{name}: mixtures of experts are not supported")
-    for name in ("quantization_config", "is_encoder_decoder", "alibi"):
-        if raw.get(name):
-            raise UnsupportedModel(f"{name}: {raw[name]!r} is not supported")
+    if raw.get("use_sliding_window") and architecture in USE_SLIDING_WINDOW:
+        raise UnsupportedModel("use_sliding_window: attention over a window is not supported")
+    for kind in raw.get("layer_types") or ():
+        if kind != config_keys.FULL_ATTENTION:
+            raise UnsupportedModel(f"layer_types: {kind!r} is not supported")
+    if (reason := config_keys.refusal(raw, architecture, ignored_keys)) is not None:
+        raise UnsupportedModel(reason)
 
 
 def _head_dim(raw: Mapping[str, Any], num_heads: int) -> int:
@@ -177,19 +203,33 @@ def _head_dim(raw: Mapping[str, Any], num_heads: int) -> int:
 
 
 def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
-    if architecture == "MistralForCausalLM":
-        # A Mistral config without this field means the window of the first Mistral model.
-        window = raw.get("sliding_window", 4096)
-        return None if window is None else int(window)
-    if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") and raw.get("use_sliding_window"):
-        raise UnsupportedModel("use_sliding_window: attention over a window is not supported")
-    return None
+    if architecture in USE_SLIDING_WINDOW:
+        return None
+    if architecture != "MistralForCausalLM" and raw.get("use_sliding_window") is False:
+        return None
+    # A Mistral config without this field means the window of the first Mistral model.
+    window = raw.get("sliding_window", 4096 if architecture == "MistralForCausalLM" else None)
+    if window is None:
+        return None
+    if not isinstance(window, int | float) or window < 1:
+        raise UnsupportedModel(f"config.json: sliding_window is {window!r}, not a positive integer")
+    return int(window)
 
 
 def _rotary(raw: Mapping[str, Any]) -> RotaryConfig:
     """The rotary embedding, from one field (transformers 5) or from two (transformers 4)."""
-    where = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
-    given = dict(raw.get(where) or {})
+    given = [name for name in ("rope_parameters", "rope_scaling") if raw.get(name)]
+    read = [_rotary_in(raw, name) for name in given or ["rope_scaling"]]
+    if any(other.scaling != read[0].scaling for other in read):
+        raise UnsupportedModel("rope_scaling: differs from rope_parameters, and only one can hold")
+    return read[0]
+
+
+def _rotary_in(raw: Mapping[str, Any], where: str) -> RotaryConfig:
+    value = raw.get(where) or {}
+    if not isinstance(value, dict):
+        raise UnsupportedModel(f"config.json: {where} is {value!r}, not an object")
+    given = dict(value)
     theta = float(given.pop("rope_theta", None) or raw.get("rope_theta") or 10_000.0)
     kind = given.pop("rope_type", None) or given.pop("type", None) or "default"
     given.pop("type", None)

@@ -7,6 +7,7 @@ the logits of its part of the vocabulary; hidden states are complete and equal o
 
 import logging
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -225,10 +226,14 @@ def load_model(
     device: torch.device,
     max_model_len: int,
     group: Group = ALONE,
+    ignored_keys: Collection[str] = (),
 ) -> Decoder:
-    """Loads the model of a Hugging Face folder, or this rank's shard of it, ready to run."""
+    """Loads the model of a Hugging Face folder, or this rank's shard of it, ready to run.
+
+    `ignored_keys` of its config.json are read as if they were not there.
+    """
     started = time.monotonic()
-    config = model_config.load(folder)
+    config = model_config.load(folder, ignored_keys)
     model = Decoder(config, dtype, device, max_model_len, group)
     tied = frozenset({"lm_head.weight"}) if config.tie_word_embeddings else frozenset[str]()
     load_weights(folder, dict(model.destinations()), tied, model.sharding.share)

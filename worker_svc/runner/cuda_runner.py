@@ -167,7 +167,7 @@ class CudaRunner(ModelRunner):
         """Runs the largest prefill and captures every decode step; touches no state."""
         self.state.grammars.prepare()
         self._rehearse_prefills(self._prefill_lengths())
-        self.slots.rehearse_entering()
+        self.slots.rehearse()
         free = torch.cuda.mem_get_info(self._device)[0]
         pool = torch.cuda.graph_pool_handle()
         self._step_graphs.capture(pool)
@@ -194,7 +194,7 @@ class CudaRunner(ModelRunner):
         prefills: list[Callable[[], None]] = [
             partial(self._rehearse, lengths) for lengths in self._prefill_lengths()
         ]
-        prefills += [*self._step_graphs.rehearsals(), self.slots.rehearse_entering]
+        prefills += [*self._step_graphs.rehearsals(), self.slots.rehearse]
         return prefills, self._decode_graphs.rehearsals()
 
     def _largest_prefills(self) -> list[list[int]]:
@@ -374,7 +374,7 @@ class CudaRunner(ModelRunner):
     def _adjust(self, logits: Tensor, logits_processors: LogitsProcessors) -> Tensor:
         """Changes logits [R, V] float32 for the kernels; returns `has_choice` of changed rows."""
         rows = upload_array(self._device, logits_processors.rows)
-        checked = process_and_check(logits, logits_processors, rows)
+        checked = process_and_check(logits, logits_processors, rows, self.slots.penalize)
         assert checked.has_choice is not None
         # A masked token weighs nothing; for the kernel, only a row that failed is not finite.
         changed = logits.index_select(0, rows).clamp_(min=torch.finfo(torch.float32).min)

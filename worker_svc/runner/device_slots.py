@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernels.sampling.enter_slots import HEADER_WORDS, STATE_AT, enter_slots
 from kernels.sampling.filtered_draw import draw_filtered
+from kernels.sampling.penalties import penalize
 from kernels.sampling.sample import RING, Tokens, choose, find_candidates, output_ring
 from kernels.sampling.slot_state import (
     MIN_P,
@@ -31,6 +32,7 @@ from worker_svc.device.transfer import upload, upload_array
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import IntColumn
 from worker_svc.runner.batch_state import BatchState, HostSlots, Staged
+from worker_svc.sampling.logits_processors import History, Penalties
 
 
 class SlotsOnDevice:
@@ -48,6 +50,7 @@ class SlotsOnDevice:
         self.ring = output_ring(max_num_seqs, self.device)
         self._tokens = Tokens(self.slot_state, self.token_rows, self.num_steps, self.ring)
         self._num_launched = 0
+        self._vocab_size = state.limits.vocab_size
         weights = block_weights(self.block_tables.shape[1]).view(np.int64)
         self._block_weights = torch.from_numpy(weights).to(self.device)
 
@@ -77,10 +80,25 @@ class SlotsOnDevice:
         """The kernel alone, for words that are on the device; see `enter_slots`."""
         enter_slots(words, most, self.token_rows, self.block_tables, self.slot_state, count)
 
-    def rehearse_entering(self) -> None:
-        """Lets a sequence enter no slot."""
+    def rehearse(self) -> None:
+        """Lets a sequence enter no slot, and penalizes a sequence without tokens."""
         words = torch.zeros(HEADER_WORDS, dtype=torch.int32, device=self.device)
         self.write_entering(words.sub_(1), 1)
+        none, off = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.float32)
+        history = History(self.token_rows, none, none, none)
+        logits = torch.zeros((1, self._vocab_size), device=self.device)
+        self.penalize(logits, Penalties(none, off, off, off + 1, history))
+
+    def penalize(self, logits: Tensor, penalties: Penalties) -> None:
+        """Applies penalties to logits [R, V] float32 in place: two copies, one kernel."""
+        for part in penalties.parts():
+            history = part.history
+            columns = part.rows, history.slots, history.num_prompt, history.num_tokens
+            rows = upload_array(self.device, np.stack(columns).astype(np.int64))
+            factors = np.stack((part.presence, part.frequency, part.repetition))
+            factors_there = upload_array(self.device, factors.astype(np.float32))
+            longest = max(1, int(history.num_tokens.max()))
+            penalize(logits, self.token_rows, rows, factors_there, longest)
 
     def sample(self, part: VocabPart, slots: IntColumn, filters: bool) -> None:
         """Samples one row of logits per slot, as a step of its own."""

@@ -5,6 +5,7 @@ from its token row on the device, so penalties need no counters that a preemptio
 lose. Stateless and independent of requests.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,6 +75,22 @@ class Penalties:
     repetition: NDArray[np.float32]  # [N], 1 is off
     history: History  # [N]
 
+    def parts(self) -> "Iterator[Penalties]":
+        """The same rows, so many at once as memory is meant for."""
+        for start in range(0, len(self.rows), ROWS_AT_ONCE):
+            end = start + ROWS_AT_ONCE
+            yield Penalties(
+                self.rows[start:end],
+                self.presence[start:end],
+                self.frequency[start:end],
+                self.repetition[start:end],
+                self.history.part(start, end),
+            )
+
+
+# Applies penalties to logits [R, V] float32 in place.
+Penalize = Callable[[Tensor, Penalties], None]
+
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessors:
@@ -103,8 +120,10 @@ class LogitsProcessors:
         return {} if self.grammars is None else self.grammars.problems()
 
 
-def process_logits(logits: Tensor, logits_processors: LogitsProcessors) -> None:
-    """Applies all logits processors to logits [R, V] in place."""
+def process_logits(
+    logits: Tensor, logits_processors: LogitsProcessors, penalize: Penalize | None = None
+) -> None:
+    """Applies all logits processors to logits [R, V] in place; penalties as told, or by torch."""
     if logits_processors.grammars is not None:
         _keep_grammatical(logits, logits_processors.grammars)
     if len(logits_processors.allowed):
@@ -117,7 +136,7 @@ def process_logits(logits: Tensor, logits_processors: LogitsProcessors) -> None:
         biases = upload_array(logits.device, logits_processors.biases)
         logits.index_put_(logits_processors.biased.on(logits.device), biases, accumulate=True)
     if logits_processors.penalties is not None:
-        _penalize(logits, logits_processors.penalties)
+        (penalize or penalize_by_torch)(logits, logits_processors.penalties)
 
 
 def _keep_grammatical(logits: Tensor, grammars: GrammarRows) -> None:
@@ -151,20 +170,14 @@ def _mask_bad_words(logits: Tensor, words: BadWords) -> None:
     logits.index_put_(index, change, accumulate=True)
 
 
-def _penalize(logits: Tensor, penalties: Penalties) -> None:
+def penalize_by_torch(logits: Tensor, penalties: Penalties) -> None:
     """Applies penalties in place; changes only the logits of tokens in the row's sequence."""
-    for start in range(0, len(penalties.rows), ROWS_AT_ONCE):
-        end = start + ROWS_AT_ONCE
+    for part in penalties.parts():
         rows, presence, frequency, repetition = (
-            upload_array(logits.device, column[start:end])[:, None]
-            for column in (
-                penalties.rows,
-                penalties.presence,
-                penalties.frequency,
-                penalties.repetition,
-            )
+            upload_array(logits.device, column)[:, None]
+            for column in (part.rows, part.presence, part.frequency, part.repetition)
         )
-        said, count = _said(penalties.history.part(start, end), logits)  # [N, L]
+        said, count = _said(part.history, logits)  # [N, L]
         chosen = logits[rows, said]
         chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
         chosen -= frequency * count

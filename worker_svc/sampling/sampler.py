@@ -20,7 +20,11 @@ from wire.sampling import GREEDY_TEMPERATURE
 from worker_svc.parallel.vocab_part import VocabPart
 from worker_svc.protocol.step import IntColumn, no_entries
 from worker_svc.sampling import logprobs
-from worker_svc.sampling.logits_processors import LogitsProcessors, process_logits
+from worker_svc.sampling.logits_processors import (
+    LogitsProcessors,
+    Penalize,
+    process_logits,
+)
 from worker_svc.sampling.logprobs import Logprobs
 from worker_svc.sampling.random_numbers import gumbel_noise, noise_keys
 
@@ -143,11 +147,15 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
 
 
 def process_and_check(
-    logits: Tensor, logits_processors: LogitsProcessors, rows: Tensor | None = None
+    logits: Tensor,
+    logits_processors: LogitsProcessors,
+    rows: Tensor | None = None,
+    penalize: Penalize | None = None,
 ) -> Checked:
     """Applies logits processors to logits [R, V] in place and checks the rows.
 
-    With `rows` [N], which must include every row that changes, only these are checked.
+    With `rows` [N], which must include every row that changes, only these are checked. `penalize`
+    applies the penalties; None: torch does.
     """
 
     def checked() -> Tensor:
@@ -157,7 +165,7 @@ def process_and_check(
     finite = checked().sum(-1).isfinite()  # [R]
     if not logits_processors:
         return Checked(finite)
-    process_logits(logits, logits_processors)
+    process_logits(logits, logits_processors, penalize)
     largest = checked().amax(-1)
     has_choice = largest != float("-inf")
     finite &= largest.isfinite() | ~has_choice

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from types import FrameType
 
+from wire.identity.watched import BadIdentityFile
 from wire.server import PortInUse
 from worker_svc.config import WorkerConfig
 from worker_svc.device.device import set_num_threads
@@ -56,7 +57,7 @@ def run(
     try:
         make_server = make_server or partial(WorkerServer, config)
         server = make_server(on_failure)
-    except PortInUse as error:
+    except (BadIdentityFile, PortInUse) as error:
         log.error("%s", error)
         return 1
     server.start()

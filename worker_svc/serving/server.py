@@ -11,6 +11,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pagewire.v1 import debug_pb2_grpc
+from wire.health_port import LIVENESS, health_server
+from wire.identity.certificates import certificates_of
+from wire.identity.interceptors import AccessInterceptor
 from wire.server import SERVER_OPTIONS, add_reflection, bind
 from worker_svc.config import WorkerConfig
 from worker_svc.parallel.leader import Ranks
@@ -43,11 +46,16 @@ class RankServer:
         self._step_limit = StepLimit(config.step_limit_s)
         self._health = health.HealthServicer()
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         self._on_failure = on_failure
+        access, certificates = config.identity.peer_access(), certificates_of(config.identity)
         self._server = grpc.server(
-            ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"), options=SERVER_OPTIONS
+            ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"),
+            options=SERVER_OPTIONS,
+            interceptors=[] if access is None else [AccessInterceptor(access)],
         )
-        self.port = bind(self._server, f"{config.host}:{port}", "the worker")
+        credentials = None if certificates is None else certificates.grpc_credentials()
+        self.port = bind(self._server, f"{config.host}:{port}", "the worker", credentials)
         self.address = f"{config.host}:{self.port}"
         self.lifecycle = Lifecycle(config, self._compute, self._on_phase, ranks, self.address)
         debug_pb2_grpc.add_DebugServiceServicer_to_server(
@@ -106,6 +114,9 @@ class WorkerServer(RankServer):
         super().__init__(config, on_failure, ranks or Ranks(), config.port)
         self._compiling = compiling
         self._on_ready = on_ready
+        self._probes: grpc.Server | None = None
+        if (health_port := config.identity.health_port) is not None:
+            self._probes = health_server(self._health.Check, f"{config.host}:{health_port}")
         failpoints = Failpoints(config.failpoints) if config.failpoints else None
         self._session = Session(
             self.lifecycle,
@@ -120,6 +131,8 @@ class WorkerServer(RankServer):
     def start(self) -> None:
         """Starts to accept calls; a configured model is loaded in the background (NOT_SERVING)."""
         super().start()
+        if self._probes is not None:
+            self._probes.start()
         if (folder := self._config.model) is not None:
             start_up = partial(self.lifecycle.start_up, folder, self._compiling)
             threading.Thread(target=start_up, name="start-up", daemon=True).start()
@@ -138,7 +151,10 @@ class WorkerServer(RankServer):
 
     def stop(self, grace_s: float) -> bool:
         self._session.stop()
-        return super().stop(grace_s)
+        stopped = super().stop(grace_s)
+        if self._probes is not None:
+            self._probes.stop(None).wait()
+        return stopped
 
     def _service_names(self) -> tuple[str, ...]:
         return service.SERVICE_NAME, *super()._service_names()

@@ -128,7 +128,8 @@ def rehearse(job: Job, on_new: Callable[[Specialization], None]) -> None:
     """Calls `on_new` for each kernel that the worker will launch, in launch order."""
     compile_only.note_launches(job.arch, on_new)
     # Two layers are enough: one followed by another layer, and the last.
-    shape = dataclasses.replace(model_config.load(job.folder), num_layers=2)
+    config = model_config.load(job.folder, job.config.ignore_config_keys)
+    shape = dataclasses.replace(config, num_layers=2)
     dtype = resolve_dtype(job.dtype, torch.device("cuda"), shape.checkpoint_dtype)
     max_model_len = job.config.max_model_len or shape.max_model_len
     limits = startup.shape_limits(job.config, "cuda", max_model_len, shape.vocab_size)

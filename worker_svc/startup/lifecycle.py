@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from worker_svc.config import WorkerConfig
+from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models.config import UnsupportedModel
 from worker_svc.models.weights import WeightError
 from worker_svc.parallel.group import Group
@@ -31,7 +31,7 @@ from worker_svc.startup.startup import LoadedModel
 T = TypeVar("T")
 
 # Errors of a request that cannot be satisfied: the message is enough, no traceback is logged.
-REFUSALS = (UnsupportedModel, WeightError, CacheTooSmall, FileNotFoundError)
+REFUSALS = (UnsupportedModel, UnsupportedOption, WeightError, CacheTooSmall, FileNotFoundError)
 
 log = logging.getLogger(__name__)
 

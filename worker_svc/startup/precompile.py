@@ -39,6 +39,7 @@ SHAPING = (
     "max_model_len",
     "tensor_parallel_size",
     "all_reduce",
+    "ignore_config_keys",
 )
 _MODULE = "worker_svc.startup.kernel_compiler"
 
@@ -59,6 +60,7 @@ class Job:
     @classmethod
     def parse(cls, text: str) -> "Job":
         folder, dtype, values, arch = json.loads(text)
+        values["ignore_config_keys"] = tuple(values["ignore_config_keys"])  # JSON has lists
         return cls(Path(folder), dtype, WorkerConfig(**values), arch)
 
 

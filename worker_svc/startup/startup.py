@@ -11,7 +11,7 @@ from kernels.gemm import cublas_lt
 from wire.grammar import Vocabulary, read_vocabulary
 from worker_svc.attention.flash_attn import Setup
 from worker_svc.attention.kv_cache import KVCache, block_bytes
-from worker_svc.config import WorkerConfig
+from worker_svc.config import GPU_MEMORY_UTILIZATION, WorkerConfig, require_device
 from worker_svc.device.device import resolve_device, resolve_dtype
 from worker_svc.models import Decoder, load_model
 from worker_svc.models import config as model_config
@@ -58,7 +58,8 @@ def load(
 ) -> LoadedModel:
     """Reads a model's weights, or this rank's shard of them, while kernels are compiled."""
     device = device_of(group.rank, group.size, resolve_device(config.device))
-    shape = model_config.load(folder)
+    require_device(config, device.type)
+    shape = model_config.load(folder, config.ignore_config_keys)
     dtype = resolve_dtype(
         dtype_name,
         device,
@@ -70,7 +71,7 @@ def load(
     candidates = _candidates(config, device, dtype, shape.head_dim)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     compiling = _compiling(config, folder, dtype_name, device, group, compiling)
-    decoder = load_model(folder, dtype, device, max_model_len, group)
+    decoder = load_model(folder, dtype, device, max_model_len, group, config.ignore_config_keys)
     facts = ModelFacts(
         name=served_model_name or folder.resolve().name,
         architecture=shape.architecture,
@@ -203,7 +204,8 @@ def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
     torch.cuda.empty_cache()
     memory = kv_sizing.measure_cuda(model.device)
     log.info("largest step measured: %s", memory)
-    return kv_sizing.num_blocks_on_cuda(memory, config.gpu_memory_utilization, block_bytes)
+    utilization = config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
+    return kv_sizing.num_blocks_on_cuda(memory, utilization, block_bytes)
 
 
 def _runner(
@@ -251,12 +253,17 @@ def _limits(
 
 
 def shape_limits(config: WorkerConfig, kind: str, max_model_len: int, vocab_size: int) -> Limits:
-    """Limits without the sizes of the caches, which are not known yet; `kind` is cpu or cuda."""
+    """Limits without the sizes of the caches, which are not known yet; `kind` is cpu or cuda.
+
+    A step has room for a token of each sequence: without it a scheduler would refuse the worker.
+    """
+    seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    max_num_seqs = seqs or min(MAX_NUM_SEQS[kind], tokens or MAX_NUM_BATCHED_TOKENS[kind])
     return Limits(
         num_blocks=1,
         block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs or MAX_NUM_SEQS[kind],
-        max_num_batched_tokens=config.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS[kind],
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=tokens or max(MAX_NUM_BATCHED_TOKENS[kind], max_num_seqs),
         max_model_len=max_model_len,
         vocab_size=vocab_size,
     )

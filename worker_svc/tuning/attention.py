@@ -6,10 +6,10 @@ decide for all ranks.
 """
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import geometric_mean
 
 import torch
 
@@ -17,7 +17,9 @@ from worker_svc.attention import flash_attn
 from worker_svc.attention.backend import KINDS, AttentionChoice, AttentionTiming, Backend
 from worker_svc.attention.batch import fuses
 from worker_svc.attention.flash_attn import InstalledVersions, Setup
+from worker_svc.config import UnsupportedOption
 from worker_svc.parallel.group import Group
+from worker_svc.tuning.stopwatch import vote
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +51,14 @@ def candidates(
 ) -> Candidates:
     """Installed backends that `--attention-backend` allows.
 
-    Raises ValueError if the configured backend cannot be used. `setup` is called on CUDA only.
+    Raises UnsupportedOption if the configured one cannot be used. `setup` is called on CUDA only.
     """
     if option != "auto" and device.type != "cuda":
-        raise ValueError(f"attention_backend: {option} needs device cuda, this is {device.type}")
+        raise UnsupportedOption(
+            f"attention_backend: {option} needs device cuda, this is {device.type}"
+        )
     if option != "auto" and not fuses(head_dim):
-        raise ValueError(
+        raise UnsupportedOption(
             f"attention_backend: {option} needs a head_dim that is a power of 2 and at least "
             f"16, not {head_dim}"
         )
@@ -62,7 +66,7 @@ def candidates(
         return Candidates()
     found = find(setup())
     if option == "flash-attn" and not found.backends:
-        raise ValueError(
+        raise UnsupportedOption(
             "attention_backend: flash-attn cannot be used: " + "; ".join(found.refusals)
         )
     log.info("attention backends that cannot be used: %s", "; ".join(found.refusals) or "none")
@@ -80,8 +84,9 @@ def choose(
         return AttentionChoice(triton, triton)
     offered = [triton, *candidates.flash] if candidates.has_triton else [*candidates.flash]
     timings = group.together(lambda: measure_all(offered, measure()))
-    votes = [partial(_vote, group, offered, timings, kind) for kind in KINDS]
-    chosen = [offered[group.smallest(vote)] for vote in votes]
+    names = [backend.name for backend in offered]
+    votes = [partial(quickest, names, timings, kind) for kind in KINDS]
+    chosen = [offered[names.index(group.of_first(each))] for each in votes]
     group.together(partial(_require, chosen, timings))
     choice = AttentionChoice(chosen[0], chosen[1], tuple(timings))
     log.info("attention backend %s", choice.name)
@@ -113,24 +118,10 @@ def quickest(names: Sequence[str], timings: Sequence[AttentionTiming], kind: str
     """
     means = {}
     for name in names:
-        logs = [math.log(t.us) for t in timings if (t.kind, t.backend) == (kind, name)]
-        if logs:
-            means[name] = sum(logs) / len(logs)
-    best, *others = means
-    for name in others:
-        if means[name] < means[best] + math.log(1 - WORTHWHILE):
-            best = name
-    return best
-
-
-def _vote(
-    group: Group, offered: Sequence[Backend], timings: Sequence[AttentionTiming], kind: str
-) -> int:
-    """On rank 0 the index of its choice; on other ranks a larger number, for the minimum."""
-    if group.rank > 0:
-        return len(offered)
-    names = [backend.name for backend in offered]
-    return names.index(quickest(names, timings, kind))
+        times_us = [t.us for t in timings if (t.kind, t.backend) == (kind, name)]
+        if times_us:
+            means[name] = geometric_mean(times_us)
+    return list(means)[vote(list(means.values()), WORTHWHILE)]
 
 
 def _require(chosen: Sequence[Backend], timings: Sequence[AttentionTiming]) -> None:

@@ -18,6 +18,7 @@ from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.device.capture_stream import capture_stream, captured
 from worker_svc.protocol.step import Limits
 from worker_svc.tuning.attention import Unfit
+from worker_svc.tuning.stopwatch import least_us
 
 CONTEXT = 1024
 LONG_CONTEXT = 4096
@@ -25,7 +26,6 @@ CHUNK = 2048
 # Larger than any cache of the device, so that keys and values are read from memory.
 POOL_TOKENS = 1 << 16
 CALLS = 4
-ROUNDS = 3
 # Maximum relative error of 16-bit results: each rounds by up to 2^-9 several times.
 TOLERANCE = 2e-2
 
@@ -159,10 +159,10 @@ class Clock:
         with torch.cuda.stream(stream):
             graph = captured(partial(_call, attend))
         torch.cuda.current_stream(self._device).wait_stream(stream)
-        return _least_us(graph.replay)
+        return _call_us(graph.replay)
 
     def _called_us(self, attend: Callable[[], Tensor]) -> float:
-        return _least_us(partial(_call, attend))
+        return _call_us(partial(_call, attend))
 
 
 def _call(attend: Callable[[], Tensor]) -> None:
@@ -170,21 +170,9 @@ def _call(attend: Callable[[], Tensor]) -> None:
         attend()
 
 
-def _least_us(work: Callable[[], None]) -> float:
-    """Shortest time of one call in `work`, in microseconds, after a warm-up round."""
-    found = []
-    for _ in range(1 + ROUNDS):
-        start, end = _event(), _event()
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        found.append(1e3 * float(start.elapsed_time(end)) / CALLS)
-    return min(found[1:])
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def _call_us(work: Callable[[], None]) -> float:
+    """Shortest time of one of the calls in `work`, in microseconds."""
+    return least_us([work], waits=True)[0] / CALLS
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:

@@ -16,6 +16,7 @@ from kernels.gemm.cublas_lt import CublasError, GemmKind, GemmShape, LibraryGemm
 from worker_svc.models.gemm_choices import Choices, GemmChoice
 from worker_svc.parallel.group import Group
 from worker_svc.tuning.gemm_cache import GemmCache, dump, load
+from worker_svc.tuning.stopwatch import vote
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +81,8 @@ def by_kind(choices: Choices, library: GemmLibrary, group: Group) -> dict[GemmKi
 def quickest(timings: Sequence[Timing]) -> GemmChoice:
     """The fastest algorithm; torch's unless another is faster by more than `WORTHWHILE`."""
     torchs = timings[0]
-    best = min(timings, key=lambda timing: timing.us)
-    if best.us >= torchs.us * (1 - WORTHWHILE):
-        best = torchs
+    offered = [torchs, min(timings, key=lambda timing: timing.us)]
+    best = offered[vote([timing.us for timing in offered], WORTHWHILE)]
     return GemmChoice(best.algorithm, best.us, torchs.us)
 
 

@@ -18,6 +18,7 @@ from torch.linalg import vector_norm
 from kernels.gemm.cublas_lt import CublasError, CublasLt, GemmKind, GemmShape
 from worker_svc.device.capture_stream import capture_stream, captured
 from worker_svc.tuning.gemm_choice import Timing
+from worker_svc.tuning.stopwatch import least_us
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,6 @@ COLD_BYTES = 1 << 28
 MAX_CALLS = 8
 # From this number of rows on, one call takes long enough to be timed alone.
 MANY_ROWS = 1024
-ROUNDS = 3
 # Sums in another order differ in the last bit of bfloat16, a relative error of 2⁻⁸.
 MAX_ERROR = 0.02
 
@@ -65,12 +65,12 @@ class GemmTimer:
                     rivals.append(rival_of(algorithm, gemm))
                 except CublasError as error:
                     log.info("an algorithm for %s is left out: %s", shape, error)
-            least_us = _least_us([rival.graph for rival in rivals])
+            times_us = least_us([rival.graph.replay for rival in rivals], waits=False)
             differences = torch.stack([rival.difference for rival in rivals])
             errors = (differences / vector_norm(expected, inf)).tolist()
         timings = [
             Timing(rival.algorithm, us / len(weights))
-            for rival, us in zip(rivals, least_us, strict=True)
+            for rival, us in zip(rivals, times_us, strict=True)
         ]
         return without_wrong(shape, timings, errors)
 
@@ -130,22 +130,3 @@ def _by_torch(x: Tensor, out: Tensor, adds: bool, weight: Tensor) -> None:
         out.addmm_(x, weight.t())
     else:
         torch.mm(x, weight.t(), out=out)
-
-
-def _least_us(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:
-    """Shortest time of each graph in microseconds; interleaved, so clock changes affect all."""
-    rounds = [[_replayed(graph) for graph in graphs] for _ in range(1 + ROUNDS)]
-    torch.cuda.current_stream().synchronize()
-    warm = [[1e3 * float(start.elapsed_time(end)) for start, end in one] for one in rounds[1:]]
-    return [min(found) for found in zip(*warm, strict=True)]
-
-
-def _replayed(graph: torch.cuda.CUDAGraph) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    start, end = (
-        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        for _ in range(2)
-    )
-    start.record()
-    graph.replay()
-    end.record()
-    return start, end

@@ -54,10 +54,10 @@ class HealthSilence:
 class HealthWatch:
     """One process's health; another process needs another watch."""
 
-    def __init__(self, address: str, least_s: float) -> None:
+    def __init__(self, connection: Connection, least_s: float) -> None:
         self.silence = HealthSilence(least_s)
         self.is_serving = False
-        self._channel = open_channel(Connection(address))
+        self._channel = open_channel(connection)
         self._ask = self._channel.unary_unary(
             METHOD,
             request_serializer=StringValue.SerializeToString,

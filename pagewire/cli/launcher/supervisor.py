@@ -5,9 +5,10 @@ in one line each what died and why, and that it is back.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from pagewire._channel import Connection
 from pagewire.cli.launcher.health_watch import HealthWatch
 from pagewire.cli.launcher.processes import POLL_S, Quiet, Services
 from pagewire.cli.launcher.restarts import Restarts
@@ -32,10 +33,12 @@ class TimeLimits:
 class KeptService:
     """One service that is kept alive, over its processes."""
 
-    def __init__(self, services: Services, spec: ServiceSpec, limits: TimeLimits) -> None:
-        self.name = spec.name
+    def __init__(
+        self, services: Services, name: str, connection: Connection, limits: TimeLimits
+    ) -> None:
+        self.name = name
         self._services = services
-        self._address = spec.address
+        self._connection = connection
         self._limits = limits
         self._restarts = Restarts()
         self._has_been_ready = False
@@ -46,7 +49,7 @@ class KeptService:
 
     def _begin(self, now_s: float) -> None:
         """A new process has been started."""
-        self._watch = HealthWatch(self._address, self._limits.hang_timeout_s)
+        self._watch = HealthWatch(self._connection, self._limits.hang_timeout_s)
         self._quiet = Quiet(now_s)
         self._before_s = now_s
         self._ready_s: float | None = None  # since when this process is ready
@@ -122,18 +125,22 @@ class ServiceSupervisor:
     def __init__(
         self,
         services: Services,
-        specs: Sequence[ServiceSpec],
+        specs: Mapping[ServiceSpec, Connection],
         limits: TimeLimits,
         say: Callable[[str], None],
         check: Callable[[], None],
     ) -> None:
-        """`say` prints a line, `check` raises when the user wants an end."""
-        services.start(specs)
+        """`specs` says how to reach each; `say` prints a line, `check` raises for a stop signal."""
+        services.start(list(specs))
+        self.connections = {spec.name: connection for spec, connection in specs.items()}
         self._services = services
         self._limits = limits
         self._say = say
         self._check = check
-        self._kept = [KeptService(services, spec, limits) for spec in specs]
+        self._kept = [
+            KeptService(services, spec.name, connection, limits)
+            for spec, connection in specs.items()
+        ]
 
     def tick(self) -> None:
         """Looks at every service once. Raises CommandError for a crash loop."""

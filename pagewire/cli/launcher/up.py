@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -17,10 +17,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, Self
 
+from pagewire._channel import Connection
 from pagewire._client import Client
 from pagewire._terminal import StatusLine, Style
+from pagewire.cli.launcher.identity import LocalIdentity, check_options, local_identity
+from pagewire.cli.launcher.invitation import invitation
 from pagewire.cli.launcher.processes import POLL_S, Services
-from pagewire.cli.launcher.services import ServiceSpec, Settings, check_ports, find_checkout, plan
+from pagewire.cli.launcher.services import Settings, check_ports, find_checkout, plan
 from pagewire.cli.launcher.supervisor import ServiceSupervisor, TimeLimits
 from pagewire.cli.options import CommandError, add_command
 
@@ -73,6 +76,8 @@ def add_parser(commands: "Subparsers") -> None:
             metavar="WORDS",
             help=f"further options of the {service}, split as by a shell; write =WORDS",
         )
+    add("--tls", action="store_true", help="TLS on all ports, with test certificates made at start")
+    add("--api-keys", type=Path, metavar="FILE", help="API keys, from `pagewire keys new`")
     add("--once", action="store_true", help="stop after the sample answer")
     add("--no-sample", action="store_true", help="do not ask the sample question")
     _add_limits(parser)
@@ -145,22 +150,24 @@ def run(options: argparse.Namespace) -> int:
     checkout = find_checkout(options.checkout.resolve())
     check_ports(settings.ports)
     limits = TimeLimits(options.startup_timeout_s, options.hang_timeout_s, options.drain_timeout_s)
+    check_options(settings, options)
     journal = Journal()
     has_answered = False
     try:
         with StopSignals() as signals:
             model = _model_folder(options.model, checkout, journal)
-            specs = plan(settings, model)
+            logs = _log_folder(options.log_dir, journal)
             with (
-                Services(checkout, _log_folder(options.log_dir, journal)) as services,
-                _supervised(services, specs, limits, journal, signals) as up,
+                local_identity(settings, options, logs) as identity,
+                Services(checkout, logs) as services,
+                _supervised(services, identity, model, limits, journal, signals) as up,
             ):
-                _start(up, specs, journal)
-                if not options.no_sample:
-                    _ask(settings, options.startup_timeout_s, journal, up)
+                _start(up, identity, journal)
+                if not options.no_sample and identity.can_ask:
+                    _ask(identity, options.startup_timeout_s, journal, up)
                     has_answered = True
                 if not options.once:
-                    journal.say(_invitation(settings, model.name, journal.style))
+                    journal.say(invitation(identity, model.name, journal.style))
                     _serve(up)
                 journal.say("stopping")
     except StopRequested:
@@ -274,13 +281,17 @@ def _log_folder(given: Path | None, journal: Journal) -> Path:
 @contextmanager
 def _supervised(
     services: Services,
-    specs: Sequence[ServiceSpec],
+    identity: LocalIdentity,
+    model: Path,
     limits: TimeLimits,
     journal: Journal,
     signals: StopSignals,
 ) -> Iterator[ServiceSupervisor]:
     """Starts the services and keeps them alive; a stop signal inside the block drains them."""
     signals.interrupts = False
+    specs = {
+        spec: Connection(spec.address, tls=identity.tls) for spec in plan(identity.settings, model)
+    }
     supervisor = ServiceSupervisor(services, specs, limits, journal.say, signals.check)
     try:
         yield supervisor
@@ -295,23 +306,24 @@ def _supervised(
         supervisor.close()
 
 
-def _start(supervisor: ServiceSupervisor, specs: Sequence[ServiceSpec], journal: Journal) -> None:
+def _start(supervisor: ServiceSupervisor, identity: LocalIdentity, journal: Journal) -> None:
     """Waits until each service serves. Raises CommandError."""
-    for spec in specs:
-        waiting = partial(journal.waiting, f"waiting for the {spec.name}")
-        supervisor.wait_until_ready(spec.name, waiting)
-        journal.done(spec.name, spec.address)
+    if identity.ca is not None:
+        journal.done("tls", f"test certificates, signed by {identity.ca}")
+    for name, connection in supervisor.connections.items():
+        supervisor.wait_until_ready(name, partial(journal.waiting, f"waiting for the {name}"))
+        journal.done(name, connection.target)
 
 
 def _ask(
-    settings: Settings, timeout_s: float, journal: Journal, supervisor: ServiceSupervisor
+    identity: LocalIdentity, timeout_s: float, journal: Journal, supervisor: ServiceSupervisor
 ) -> None:
     """Streams the sample answer while the services are watched. Raises what went wrong."""
     asked: Future[None] = Future()
 
     def ask() -> None:
         try:
-            _stream_sample(settings, timeout_s, journal)
+            _stream_sample(identity, timeout_s, journal)
         except BaseException as error:
             asked.set_exception(error)
         else:
@@ -324,11 +336,17 @@ def _ask(
     asked.result()
 
 
-def _stream_sample(settings: Settings, timeout_s: float, journal: Journal) -> None:
+def _stream_sample(identity: LocalIdentity, timeout_s: float, journal: Journal) -> None:
     """Streams the sample answer. Raises CommandError if it is empty."""
     journal.say(f"\n{journal.style.bold(QUESTION)}")
-    target = f"{settings.reachable_host}:{settings.grpc_port}"
-    with Client(target, timeout_s=timeout_s) as client:
+    target = f"{identity.settings.reachable_host}:{identity.settings.grpc_port}"
+    with Client(
+        target,
+        api_key=identity.api_key,
+        tls=identity.tls,
+        timeout_s=timeout_s,
+        allow_insecure_key=True,  # to this machine
+    ) as client:
         stream = client.stream_chat(QUESTION, temperature=0, max_tokens=MAX_SAMPLE_TOKENS)
         for delta in stream:
             sys.stdout.write(delta.text)
@@ -343,22 +361,3 @@ def _serve(supervisor: ServiceSupervisor) -> NoReturn:
     while True:
         supervisor.tick()
         time.sleep(POLL_S)
-
-
-def _invitation(settings: Settings, model: str, style: Style) -> str:
-    host, http, rpc = settings.reachable_host, settings.http_port, settings.grpc_port
-    turns = '[{"role": "user", "content": "Hello!"}]'
-    target = "" if rpc == 50051 else f" --target {host}:{rpc}"
-    return f"""
-{style.bold("Ready.")} Ctrl-C stops everything. How to go on:
-
-  pagewire chat{target}
-  curl http://{host}:{http}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"messages": {turns}, "max_tokens": 64}}'
-  python -c 'from openai import OpenAI; client = OpenAI(base_url="http://{host}:{http}/v1", \\
-    api_key="none"); print(client.chat.completions.create(model="{model}", \\
-    max_tokens=64, messages={turns}).choices[0].message.content)'
-  grpcurl -plaintext \\
-    -d '{{"messages": {turns}, "options": {{"sampling": {{"max_tokens": 64}}}}}}' \\
-    {host}:{rpc} pagewire.v1.InferenceService/Chat
-"""

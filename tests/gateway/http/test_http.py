@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 
 from pagewire.v1 import types_pb2
@@ -332,12 +334,39 @@ async def test_alive_is_not_ready(start: Callable[..., Any], scheduler_server: A
     scheduler.is_ready = False
     running = await start(wait=False)
     assert (await running.http.get("/health")).status_code == 200
-    async with asyncio.timeout(patience(5)):
-        while scheduler.reason not in (response := await running.http.get("/ready")).text:
-            await asyncio.sleep(0.02)
+    response = await until_told(running, "no worker is attached")
     error_of(response, 503)
 
 
-async def test_the_schema_is_served(running: Any) -> None:
-    schema = (await running.http.get("/openapi.json")).json()
-    assert "/v1/chat/completions" in schema["paths"]
+async def test_before_the_first_worker_clients_are_told_to_wait_and_no_address(
+    start: Callable[..., Any], scheduler_server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler, _ = scheduler_server
+    scheduler.is_ready, scheduler.model = False, None
+    scheduler.reason = "UNAVAILABLE: failed to connect to all addresses; ipv4:10.9.8.7:50053"
+    running = await start(wait=False)
+    with caplog.at_level(logging.INFO):
+        await until_told(running, "no worker has attached yet")
+    assert "10.9.8.7" in caplog.text
+    for response in (
+        await running.http.get("/ready"),
+        await running.http.post("/v1/completions", json=PROMPT),
+    ):
+        assert error_of(response, 503)["message"] == "no worker has attached yet"
+        assert response.headers["retry-after"] == "1"
+
+
+async def test_a_scheduler_that_is_away_is_not_told_by_its_address(
+    start: Callable[..., Any],
+) -> None:
+    running = await start(wait=False, scheduler="127.0.0.1:9")
+    response = await until_told(running, "the scheduler does not answer")
+    assert error_of(response, 503)["message"] == "the scheduler does not answer"
+    assert response.headers["retry-after"] == "1"
+
+
+async def until_told(running: Any, reason: str) -> httpx.Response:
+    async with asyncio.timeout(patience(5)):
+        while reason not in (response := await running.http.get("/ready")).text:
+            await asyncio.sleep(0.02)
+    return response

@@ -196,7 +196,7 @@ async def test_a_reader_behind_others_gets_tokens_of_two_steps_at_once_and_nobod
 async def test_without_a_stream_a_submit_is_refused_at_once() -> None:
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
         link = SchedulerLink(channel, "127.0.0.1:1")
-        with pytest.raises(RequestError, match=r"127\.0\.0\.1:1") as refusal:
+        with pytest.raises(RequestError, match=r"^no connection to the scheduler$") as refusal:
             link.submit(ASKED)
         assert refusal.value.kind is ErrorKind.UNAVAILABLE
 

@@ -12,6 +12,9 @@ from kernels.comm.inboxes import EMPTY_BYTE, Inboxes
 EPS = 1e-6
 NUM_SLOTS = 3
 DTYPES = [torch.float32, torch.float16]
+# Of the norm alone, which kernel and reference sum up in float32 in another order before they round
+# it once: the two may be neighbours. In bfloat16 these are up to 2^-7 apart, in float16 2^-10.
+NORM_TOLERANCE = {torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 
 
 class Ranks:
@@ -52,7 +55,8 @@ def check(size, shape, dtype, device, has_residual, has_norm):
         if normed is None:
             assert ours_normed is None
         else:
-            torch.testing.assert_close(ours_normed, normed, rtol=2e-3, atol=1e-5)
+            tolerance = NORM_TOLERANCE[dtype]
+            torch.testing.assert_close(ours_normed, normed, rtol=tolerance, atol=1e-5)
     for (_, one), (_, other) in pairwise(results):
         assert one is None or torch.equal(one, other)
     assert ranks.is_empty()

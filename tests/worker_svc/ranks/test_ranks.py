@@ -45,6 +45,7 @@ from wire.server import SERVER_OPTIONS, bind
 from worker_svc.config import WorkerConfig
 
 REPOSITORY = Path(__file__).parents[3]
+RANK_TIMEOUT_S = math.ceil(paced(2))
 OPTIONS = {
     "--tensor-parallel-size": "2",
     "--port": "0",
@@ -54,7 +55,7 @@ OPTIONS = {
     "--max-num-seqs": str(WORKER_CONFIG.max_num_seqs),
     "--max-num-batched-tokens": str(WORKER_CONFIG.max_num_batched_tokens),
     "--max-model-len": str(WORKER_CONFIG.max_model_len),
-    "--rank-timeout-s": str(math.ceil(paced(2))),
+    "--rank-timeout-s": str(RANK_TIMEOUT_S),
 }
 
 
@@ -271,7 +272,7 @@ def calm(worker: Worker) -> list[list[int]]:
     [
         (1, signal.SIGKILL, "rank 1 ended with -9: all ranks start again"),
         (0, signal.SIGKILL, "rank 0 ended with -9: all ranks start again"),
-        (1, signal.SIGSTOP, r"rank 1: no heartbeat for \d+\.\d s: all ranks start again"),
+        (1, signal.SIGSTOP, r"rank 1: no heartbeat for (\d+\.\d) s: all ranks start again"),
     ],
 )
 def test_streams_end_as_if_nothing_had_happened_when_a_rank_is_killed_or_stopped(
@@ -281,7 +282,10 @@ def test_streams_end_as_if_nothing_had_happened_when_a_rank_is_killed_or_stopped
     tokens = asyncio.run(run_requests(group.port, lambda: os.kill(before[rank], number)))
     assert tokens == calm
     group.wait_until_ready(group.num_starts)
-    assert re.search(said, group.log[logged:])
+    found = re.search(said, group.log[logged:])
+    assert found is not None
+    for silent_s in found.groups():  # at the latest where the limit has grown to its bound
+        assert RANK_TIMEOUT_S <= float(silent_s) < 5 * RANK_TIMEOUT_S + patience(1)
     has_said_where = re.search(r"line \d+ in all_reduce", group.log[logged:]) is not None
     assert has_said_where is (number is signal.SIGSTOP)
     assert not [pid for pid in before if is_running(pid)]

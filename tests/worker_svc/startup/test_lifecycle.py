@@ -18,6 +18,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire.v1 import worker_pb2
+from scheduler_svc.config import parse as parse_scheduler_options
+from scheduler_svc.core_config import core_config
 from tests.pace import paced, patience
 from tests.worker_svc.conftest import TIMEOUT_S, WORKER_CONFIG, Attachment, Worker, make_sequence
 from worker_svc.config import WorkerConfig, parse
@@ -289,6 +291,17 @@ def test_a_process_whose_step_hangs_ends_with_72_and_says_where(
     text = process.log_path.read_text()
     assert f"step 2 has not ended within {limit_s} s: this process ends with 72" in text
     assert "in before_step" in text  # the stacks of all threads
+
+
+def test_a_scheduler_accepts_a_worker_with_a_small_step(
+    start_worker: StartWorker, llama_folder: Path
+) -> None:
+    worker = start_worker(replace(WORKER_CONFIG, max_num_seqs=0, max_num_batched_tokens=32))
+    load(worker, llama_folder, dtype="float32")
+    initialize_cache(worker, 20)
+    description = warm_up(worker)
+    accepted = core_config(parse_scheduler_options([]), description)
+    assert (accepted.max_num_seqs, accepted.max_num_batched_tokens) == (32, 32)
 
 
 def test_options_become_the_configuration() -> None:

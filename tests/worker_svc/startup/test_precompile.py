@@ -174,8 +174,10 @@ def test_a_helper_that_is_stopped_takes_its_forks_along_and_leaves_no_mark(folde
     assert child.stdout is not None
     with child.stdout as said:
         assert said.read(len("ready;ready;")) == b"ready;ready;"
+        stopped_s = time.monotonic()
         assert Precompile(child, folder / "cache" / "pagewire-x").stop() < 0
         assert said.read() == b""  # end of file: both processes have ended
+    assert time.monotonic() - stopped_s < patience(30)
     assert marks(folder) == []
 
 

@@ -19,6 +19,7 @@ from worker_svc.models.decoder import Decoder
 from worker_svc.parallel.group import ALONE
 from worker_svc.runner import inputs
 from worker_svc.runner.cuda_runner import CudaRunner
+from worker_svc.sampling.logits_processors import History, Penalties
 from worker_svc.startup import kernel_compiler, startup
 
 H200 = 90
@@ -59,6 +60,15 @@ def run(runner: CudaRunner, num_decodes: int, *prompts: int) -> None:
     part = runner._model.vocab_part(runner._forward(step, last))
     for filters in (False, True):
         runner.slots.sample(part, nobody, filters)
+    penalize(runner, len(nobody))
+
+
+def penalize(runner: CudaRunner, num_rows: int) -> None:
+    """Penalizes sequences of different lengths."""
+    rows, factors = np.arange(num_rows), np.ones(num_rows, dtype=np.float32)
+    history = History(runner.slots.token_rows, rows, rows, rows + 1)
+    logits = torch.empty((num_rows, runner.limits.vocab_size), device=META)
+    runner.slots.penalize(logits, Penalties(rows, factors, factors, factors, history))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from tests.worker_svc.two_ranks import on_two_ranks
 from worker_svc.attention.backend import AttentionChoice, AttentionTiming, Backend
 from worker_svc.attention.batch import AttentionBatch
 from worker_svc.attention.flash_attn import InstalledVersions, Setup
-from worker_svc.config import ATTENTION_BACKENDS, WorkerConfig, parse
+from worker_svc.config import ATTENTION_BACKENDS, UnsupportedOption, WorkerConfig, parse
 from worker_svc.parallel.group import ALONE, RankFailed
 from worker_svc.protocol.step import Limits
 from worker_svc.startup import startup
@@ -192,10 +192,13 @@ def test_the_option_is_one_of_three(capsys: pytest.CaptureFixture[str]) -> None:
         WorkerConfig(attention_backend="fa3")
 
 
-def test_a_worker_on_cpu_refuses_before_it_reads_weights(tmp_path: Path) -> None:
+def test_a_worker_on_cpu_refuses_before_it_reads_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "config.json").write_text(CONFIG_JSON)
-    config = WorkerConfig(device="cpu", attention_backend="flash-attn")
-    with pytest.raises(ValueError, match="attention_backend: flash-attn needs device cuda"):
+    config = WorkerConfig(attention_backend="flash-attn")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UnsupportedOption, match="attention_backend: flash-attn needs device cuda"):
         startup.load(config, tmp_path, "float32", "")
 
 

@@ -1,0 +1,223 @@
+"""Keys of config.json: each one is read, known to change nothing, or refused by its name."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+
+from tests.worker_svc.models.test_config import LLAMA
+from worker_svc.models import config as model_config
+from worker_svc.models import config_keys
+from worker_svc.models.config import ARCHITECTURES, UnsupportedModel
+
+CLASSES: dict[str, type[PretrainedConfig]] = {
+    "LlamaForCausalLM": LlamaConfig,
+    "MistralForCausalLM": MistralConfig,
+    "Qwen2ForCausalLM": Qwen2Config,
+    "Qwen3ForCausalLM": Qwen3Config,
+}
+# Published configurations, with the sizes left out.
+SMOLLM2 = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.041666666666666664,
+    "is_llama_config": True,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "pretraining_tp": 1,
+    "rope_interleaved": False,
+    "tie_word_embeddings": True,
+    "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
+    "transformers_version": "4.42.3",
+    "use_cache": True,
+}
+LLAMA_3_2 = {
+    "_commit_hash": "4e20de3",
+    "_name_or_path": "meta-llama/Llama-3.2-1B-Instruct",
+    "bos_token_id": 128000,
+    "head_dim": 64,
+    "pretraining_tp": 1,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+}
+R1_DISTILL_QWEN = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "max_window_layers": 28,
+    "sliding_window": 4096,
+    "use_mrope": False,
+    "use_sliding_window": False,
+}
+
+
+def load(tmp_path: Path, *ignored: str, **changes: Any) -> model_config.ModelConfig:
+    raw = {name: value for name, value in (LLAMA | changes).items() if value is not ...}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    return model_config.load(tmp_path, ignored)
+
+
+def defaults(architecture: str, folder: Path) -> dict[str, Any]:
+    """Every key that transformers gives a model of this architecture, and what it saves."""
+    made = CLASSES[architecture](architectures=[architecture], dtype="bfloat16")
+    made.save_pretrained(folder)
+    saved = json.loads((folder / "config.json").read_text())
+    assert saved.keys() <= made.to_dict().keys()
+    return {**made.to_dict(), **saved}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_transformers_saves_by_default_is_served(architecture: str, tmp_path: Path) -> None:
+    raw = defaults(architecture, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert model_config.load(tmp_path).architecture == architecture
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_each_key_of_transformers_was_judged(architecture: str, tmp_path: Path) -> None:
+    known = config_keys.READ | config_keys.READ_BY[architecture] | config_keys.INERT
+    assert defaults(architecture, tmp_path).keys() <= known | config_keys.NEUTRAL.keys()
+
+
+def test_no_key_is_judged_twice() -> None:
+    neutral = config_keys.NEUTRAL.keys()
+    assert not config_keys.READ & config_keys.INERT
+    assert not (config_keys.READ | config_keys.INERT) & neutral
+    assert frozenset().union(*config_keys.READ_BY.values()) <= neutral
+
+
+@pytest.mark.parametrize("published", [SMOLLM2, LLAMA_3_2, R1_DISTILL_QWEN])
+def test_published_configurations_are_served(tmp_path: Path, published: dict[str, Any]) -> None:
+    load(tmp_path, **published).check_length(512)
+
+
+@pytest.mark.parametrize(
+    ("named", "value"),
+    [
+        ("attn_logit_softcapping", 50.0),
+        ("final_logit_softcapping", 30.0),
+        ("logit_scale", 0.0625),
+        ("embedding_multiplier", 12.0),
+        ("residual_multiplier", 0.22),
+        ("clip_qkv", 8.0),
+        ("layer_types", ["full_attention", "sliding_attention", "full_attention"]),
+        ("is_causal", False),
+        ("auto_map", {"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}),
+        ("dual_chunk_attention_config", {"chunk_size": 262144}),
+        ("log_scale", True),
+        ("model_type", "cohere"),
+        ("repetition_penalty", 1.2),
+        ("a_key_of_tomorrow", 1),
+        ("a_key_of_tomorrow", False),
+    ],
+)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_key_that_may_change_the_output_is_refused_by_name(
+    tmp_path: Path, architecture: str, named: str, value: object
+) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"^{named}: "):
+        load(tmp_path, architectures=[architecture], **{named: value})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "named"),
+    [
+        ("MistralForCausalLM", "attention_bias"),
+        ("MistralForCausalLM", "mlp_bias"),
+        ("Qwen2ForCausalLM", "mlp_bias"),
+        ("Qwen3ForCausalLM", "mlp_bias"),
+    ],
+)
+def test_a_bias_that_a_family_has_not_is_refused(
+    tmp_path: Path, architecture: str, named: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"^{named}: True is not supported"):
+        load(tmp_path, architectures=[architecture], **{named: True})
+
+
+@pytest.mark.parametrize(
+    "asks_for_nothing",
+    [
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None, "clip_qkv": None},
+        {"logit_scale": 1.0, "embedding_multiplier": 1, "residual_multiplier": 1.0},
+        {"attention_bias": False, "mlp_bias": False, "rope_scaling": None},
+        {"sliding_window": None, "use_sliding_window": False, "max_window_layers": 21},
+        {"layer_types": ["full_attention"] * 3, "is_causal": True},
+        {"num_experts": 0, "quantization_config": None, "auto_map": {}},
+        {"a_key_of_tomorrow": None},
+    ],
+)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_neutral_values_are_accepted(
+    tmp_path: Path, architecture: str, asks_for_nothing: dict[str, Any]
+) -> None:
+    load(tmp_path, architectures=[architecture], **asks_for_nothing)
+
+
+def test_a_llama_with_a_sliding_window_is_served_up_to_its_length(tmp_path: Path) -> None:
+    config = load(tmp_path, sliding_window=128)
+    config.check_length(128)
+    with pytest.raises(UnsupportedModel, match=r"^sliding_window: "):
+        config.check_length(129)
+    load(tmp_path, sliding_window=128, use_sliding_window=False).check_length(512)
+
+
+def test_two_rotations_that_differ_are_refused(tmp_path: Path) -> None:
+    linear = {"type": "linear", "factor": 2.0}
+    same = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e5}
+    load(tmp_path, rope_scaling=linear, rope_parameters=same)
+    with pytest.raises(UnsupportedModel, match=r"^rope_scaling: "):
+        load(tmp_path, rope_scaling=linear, rope_parameters={"rope_theta": 1e5})
+
+
+@pytest.mark.parametrize(
+    ("named", "value"),
+    [
+        ("tie_word_embeddings", "false"),
+        ("attention_bias", 1),
+        ("rope_scaling", "linear"),
+        ("rope_parameters", [1]),
+        ("sliding_window", "128"),
+        ("sliding_window", 0),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_name(
+    tmp_path: Path, named: str, value: object
+) -> None:
+    with pytest.raises(UnsupportedModel, match=named):
+        load(tmp_path, **{named: value})
+
+
+def test_an_ignored_key_is_let_through_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        load(tmp_path, "a_key_of_tomorrow", "logit_scale", a_key_of_tomorrow=1, logit_scale=0.5)
+    assert [line.split(" is ignored")[0] for line in caplog.messages] == [
+        "config.json: a_key_of_tomorrow",
+        "config.json: logit_scale",
+    ]
+
+
+def test_ignoring_one_key_lets_no_other_through(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"^logit_scale: "):
+        load(tmp_path, "a_key_of_tomorrow", a_key_of_tomorrow=1, logit_scale=0.5)
+
+
+@pytest.mark.parametrize("read", ["hidden_size", "layer_types", "attention_bias"])
+def test_a_key_that_is_read_cannot_be_ignored(tmp_path: Path, read: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"^ignore_config_keys: {read} "):
+        load(tmp_path, read)
+
+
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").touch()
+    with pytest.raises(UnsupportedModel, match=r"^model: .*x\.gguf is not a folder"):
+        model_config.load(tmp_path / "x.gguf")

@@ -1,0 +1,1 @@
+"""Who may do what on every port: TLS, API keys, peer tokens, roles. The same for all services."""

@@ -1,0 +1,251 @@
+"""Which keys of a config.json are known, so that a new one is a refusal and not a silent error.
+
+A key is read by `config`, or it never changes what is computed, or it does so unless its value is
+neutral, which means that it asks for nothing that is not computed anyway. Any other key is refused
+by its name. null asks for nothing under every key.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
+
+FULL_ATTENTION = "full_attention"
+
+# Keys that `config` reads for every architecture, and refuses by name where it must.
+READ = frozenset(
+    {
+        "architectures",
+        "dtype",
+        "eos_token_id",
+        "head_dim",
+        "hidden_act",
+        "hidden_size",
+        "intermediate_size",
+        "layer_types",
+        "max_position_embeddings",
+        "model_type",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "partial_rotary_factor",
+        "rms_norm_eps",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "sliding_window",
+        "tie_word_embeddings",
+        "torch_dtype",
+        "use_sliding_window",
+        "vocab_size",
+    }
+)
+READ_BY: dict[str, frozenset[str]] = {
+    "LlamaForCausalLM": frozenset({"attention_bias", "mlp_bias"}),
+    "MistralForCausalLM": frozenset(),
+    "Qwen2ForCausalLM": frozenset(),
+    "Qwen3ForCausalLM": frozenset({"attention_bias"}),
+}
+
+# Keys that never change what is computed from token ids, whatever their value.
+_ORIGIN = {
+    "_commit_hash",
+    "_name_or_path",
+    "finetuning_task",
+    "is_llama_config",
+    "model_name",
+    "name_or_path",
+    "tokenizer_class",
+    "transformers.js_config",
+    "transformers_version",
+    "unsloth_fixed",
+    "unsloth_version",
+}
+_TRAINING = {
+    "attention_dropout",
+    "attn_dropout",
+    "classifier_dropout",
+    "embd_dropout",
+    "embd_pdrop",
+    "gradient_checkpointing",
+    "hidden_dropout",
+    "initializer_range",
+    "neftune_noise_alpha",
+    "resid_dropout",
+    "resid_pdrop",
+    "router_aux_loss_coef",
+    "tf_legacy_loss",
+    "use_bfloat16",
+}
+_OTHER_HEADS = {"id2label", "label2id", "num_labels", "problem_type", "task_specific_params"}
+# The same numbers by another way, or returned in another form.
+_EXECUTION = {
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_attn_implementation_internal",
+    "_flash_attn_2_enabled",
+    "attn_implementation",
+    "chunk_size_feed_forward",
+    "is_decoder",
+    "output_attentions",
+    "output_hidden_states",
+    "pretraining_tp",
+    "return_dict",
+    "torchscript",
+    "use_cache",
+    "use_flash_attention_2",
+    "use_flash_attn",
+    "use_flashattn",
+}
+# Ids that text is made of, and lengths that nothing is computed from.
+_TEXT = {
+    "bos_token_id",
+    "decoder_start_token_id",
+    "max_sequence_length",
+    "model_max_length",
+    "pad_token_id",
+    "sep_token_id",
+    "tokenizer_model_max_length",
+    "unk_token_id",
+}
+# Defaults of sampling and beams: each request says its own.
+_SAMPLING = {
+    "do_sample",
+    "early_stopping",
+    "length_penalty",
+    "max_length",
+    "max_new_tokens",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_scores",
+    "return_dict_in_generate",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+}
+# Which layers slide; whether any does, `use_sliding_window` and `layer_types` say.
+_WINDOWS = {"max_window_layers"}
+INERT = frozenset(_ORIGIN | _TRAINING | _OTHER_HEADS | _EXECUTION | _TEXT | _SAMPLING | _WINDOWS)
+
+# Keys that change what is computed, and the values of them that ask for nothing. null is one for
+# all of them.
+_BIASES: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False,),
+    "attention_out_bias": (False,),
+    "bias": (False,),
+    "lm_head_bias": (False,),
+    "mlp_bias": (False,),
+    "o_bias": (False,),
+    "use_bias": (False,),
+}
+_FACTORS: dict[str, tuple[Any, ...]] = {
+    "embedding_multiplier": (1,),
+    "logit_scale": (1,),
+    "logits_scaling": (1,),
+    "lm_head_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "scale_emb": (1,),
+}
+_ATTENTION: dict[str, tuple[Any, ...]] = {
+    "alibi": (False,),
+    "attention_chunk_size": (),
+    "attention_multiplier": (),
+    "attn_logit_softcapping": (),
+    "clip_qkv": (),
+    "dual_chunk_attention_config": (),
+    "final_logit_softcapping": (),
+    "is_causal": (True,),
+    "log_scale": (False,),
+    "logn_attn": (False,),
+    "no_rope_layer_interval": (0,),
+    "no_rope_layers": ([],),
+    "parallel_attn": (False,),
+    "query_pre_attn_scalar": (),
+    "rope_interleaved": (False,),
+    "use_alibi": (False,),
+    "use_dynamic_ntk": (False,),
+    "use_logn_attn": (False,),
+    "use_mrope": (False,),
+    "use_parallel_residual": (False,),
+}
+_NORMS: dict[str, tuple[Any, ...]] = {
+    "qk_layernorm": (False,),
+    "qk_norm": (False,),
+    "use_qk_norm": (False,),
+}
+_EXPERTS: dict[str, tuple[Any, ...]] = {
+    "n_routed_experts": (0,),
+    "num_experts": (0,),
+    "num_experts_per_tok": (0,),
+    "num_local_experts": (0,),
+    "num_nextn_predict_layers": (0,),
+}
+_OTHER_MODELS: dict[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False,),
+    "auto_map": ({},),
+    "compression_config": ({},),
+    "is_encoder_decoder": (False,),
+    "pruned_heads": ({},),
+    "quantization": ({},),
+    "quantization_config": ({},),
+    "tie_encoder_decoder": (False,),
+}
+# Rules for logits; a request that wants one says so.
+_LOGITS: dict[str, tuple[Any, ...]] = {
+    "bad_words_ids": ([],),
+    "begin_suppress_tokens": ([],),
+    "diversity_penalty": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "exponential_decay_length_penalty": (),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "min_length": (0,),
+    "no_repeat_ngram_size": (0,),
+    "prefix": ("",),
+    "remove_invalid_values": (False,),
+    "repetition_penalty": (1,),
+    "suppress_tokens": ([],),
+}
+NEUTRAL = _BIASES | _FACTORS | _ATTENTION | _NORMS | _EXPERTS | _OTHER_MODELS | _LOGITS
+# Qwen2 has biases on q, k and v alone, whatever this says; the checkpoint has to hold just these.
+NEUTRAL_BY: dict[str, dict[str, tuple[Any, ...]]] = {
+    "Qwen2ForCausalLM": {"attention_bias": (False, True)},
+}
+
+log = logging.getLogger(__name__)
+
+
+def refusal(raw: Mapping[str, Any], architecture: str, ignored: Collection[str]) -> str | None:
+    """Why the configuration cannot be served, naming the key; None when every key is in order.
+
+    Logs each key that is refused but for `ignored`.
+    """
+    read = READ | READ_BY[architecture]
+    for name in sorted(read.intersection(ignored)):
+        return f"ignore_config_keys: {name} is read, so it cannot be ignored"
+    neutral = NEUTRAL | NEUTRAL_BY.get(architecture, {})
+    for name, value in raw.items():
+        if value is None or name in read or name in INERT or value in neutral.get(name, ()):
+            continue
+        if name not in ignored:
+            return _reason(name, value, architecture, neutral)
+        log.warning("config.json: %s is ignored: the output may not be the model's", name)
+    return None
+
+
+def _reason(
+    name: str, value: object, architecture: str, neutral: Mapping[str, tuple[Any, ...]]
+) -> str:
+    if name not in neutral:
+        return (
+            f"{name}: this key of config.json is not known for {architecture}, and it may change "
+            f"the output; if it does not, give --ignore-config-keys {name}"
+        )
+    served = " or ".join(repr(each) for each in (None, *neutral[name]))
+    return f"{name}: {_short(value)} is not supported for {architecture}, only {served} is"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
