@@ -1,6 +1,7 @@
 """`python -m gateway`: runs one gateway, or several on shared ports, until SIGTERM."""
 
 import logging
+import signal
 import sys
 import time
 
@@ -9,9 +10,10 @@ import uvloop
 from gateway.chat.answer import NoUseForParser
 from gateway.config import parse_args
 from gateway.server import serve
-from gateway.supervisor import die_with_parent, supervise
+from gateway.supervisor import supervise
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
 from wire.identity.watched import BadIdentityFile
+from wire.processes import die_with_parent
 from wire.server import PortInUse
 
 
@@ -25,7 +27,7 @@ def main() -> int:
         if config.processes > 1:
             return uvloop.run(supervise(config, sys.argv[1:]))
         if config.share_ports:
-            die_with_parent()
+            die_with_parent(signal.SIGTERM)
         uvloop.run(serve(config, Tokenizer.from_folder(config.model)))
     except (BadIdentityFile, NoUseForParser, PortInUse, TokenizerFolderError) as error:
         logging.getLogger("gateway").error("%s", error)

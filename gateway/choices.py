@@ -24,6 +24,23 @@ def expand(request: GenerationRequest, num_choices: int | None) -> list[Generati
     return [_choice(request, index) for index in range(num_choices)]
 
 
+def resume(
+    choices: Sequence[GenerationRequest], known: Sequence[Sequence[int] | None]
+) -> list[tuple[int, GenerationRequest]]:
+    """What is left to generate of a broken stream, each with the index of its choice.
+
+    `known` holds the tokens that the caller has of each choice; None if it has the end.
+    """
+    if len(known) != len(choices):
+        problem = f"{len(known)} entries, one for each of {len(choices)} outputs is needed"
+        raise invalid("resume_outputs", problem)
+    return [
+        (index, replace(choice, resume_token_ids=tuple(token_ids)))
+        for index, (choice, token_ids) in enumerate(zip(choices, known, strict=True))
+        if token_ids is not None
+    ]
+
+
 def _choice(request: GenerationRequest, index: int) -> GenerationRequest:
     sampling = request.sampling
     if sampling.seed is not None:

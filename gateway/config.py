@@ -22,6 +22,7 @@ MAX_PORT = 65535
 MAX_PROCESSES = 128
 MAX_TIMEOUT_S = 3600.0
 SCHEDULER_TIMEOUT_S = 30.0
+DRAIN_TIMEOUT_S = 60.0
 _STARTS = 20.0  # times what it took this process to start, a scheduler may be gone
 
 
@@ -38,7 +39,7 @@ class GatewayConfig:
     api_key: str | None = None
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
-    shutdown_grace_s: float = 30.0
+    drain_timeout_s: float = DRAIN_TIMEOUT_S
     scheduler_timeout_s: float = SCHEDULER_TIMEOUT_S
     processes: int = 1
     share_ports: bool = False  # with the other gateways of a supervisor
@@ -66,6 +67,9 @@ class GatewayConfig:
             raise ValueError(f"--scheduler-timeout-s: {problem}")
         if self.api_key is not None and self.identity.api_keys is not None:
             raise ValueError("--api-key and --api-keys exclude each other")
+        if not 0 <= self.drain_timeout_s <= MAX_TIMEOUT_S:
+            problem = f"{self.drain_timeout_s} is outside [0, {MAX_TIMEOUT_S}]"
+            raise ValueError(f"--drain-timeout-s: {problem}")
         if self.api_key is not None and not _is_header_text(self.api_key):
             raise ValueError("--api-key: must be visible ASCII characters, at least one")
 
@@ -130,14 +134,7 @@ def _parser(own_start_s: float) -> argparse.ArgumentParser:
     )
     add_server_options(parser)
     add_peer_options(parser, serves=False, calls=True)
-    add(
-        "--scheduler-timeout-s",
-        type=float,
-        default=scheduler_patience_s(own_start_s),
-        metavar="S",
-        help="seconds that requests wait for a lost scheduler (0: fail at once); by default 30, or "
-        "20 times the CPU time of this process's start if that is longer",
-    )
+    _add_limits(parser, own_start_s)
     add(
         "--processes",
         type=int,
@@ -147,3 +144,21 @@ def _parser(own_start_s: float) -> argparse.ArgumentParser:
     )
     add("--share-ports", action="store_true", help=argparse.SUPPRESS)  # set by the supervisor
     return parser
+
+
+def _add_limits(parser: argparse.ArgumentParser, own_start_s: float) -> None:
+    parser.add_argument(
+        "--scheduler-timeout-s",
+        type=float,
+        default=scheduler_patience_s(own_start_s),
+        metavar="S",
+        help="seconds that requests wait for a lost scheduler (0: fail at once); by default 30, or "
+        "20 times the CPU time of this process's start if that is longer",
+    )
+    parser.add_argument(
+        "--drain-timeout-s",
+        type=float,
+        default=DRAIN_TIMEOUT_S,
+        metavar="S",
+        help="seconds that running requests have after SIGTERM; what is left ends with an error",
+    )

@@ -5,8 +5,8 @@ iterator early, for any reason, aborts the request in the scheduler.
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
 from gateway import limits
@@ -68,6 +68,21 @@ class Pipeline:
         self._clock = clock
         self._grammars = GrammarChecker(tokenizer.definition)
         self._live: dict[int, RequestProgress] = {}
+        self._num_preparing = 0
+
+    @property
+    def num_open(self) -> int:
+        """Accepted requests that have not ended; most are live."""
+        return self._num_preparing + len(self._live)
+
+    @contextmanager
+    def _preparing(self) -> Iterator[None]:
+        """Counts a request until it is live; nothing may be awaited in between."""
+        self._num_preparing += 1
+        try:
+            yield
+        finally:
+            self._num_preparing -= 1
 
     @property
     def live(self) -> list[RequestProgress]:
@@ -91,7 +106,8 @@ class Pipeline:
 
         Raises RequestError before the first delta when the request is refused.
         """
-        submission, reader = await self._prepare(request)
+        with self._preparing():
+            submission, reader = await self._prepare(request)
         live = self._link.submit(submission)
         progress = RequestProgress(request, reader.num_prompt_tokens, self._clock())
         progress.num_output_tokens = reader.text.num_tokens
@@ -240,7 +256,8 @@ class Pipeline:
         """The pooled hidden states of a prompt, by the request's `pooling`."""
         assert request.pooling is not None
         model = self.resolve_model(request.model)
-        prompt = await self._tokenize(request, model)
+        with self._preparing():
+            prompt = await self._tokenize(request, model)
         live = self._link.submit(
             Submission(
                 request.request_id,

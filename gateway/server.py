@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import ssl
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from gateway.chat.answer import choose
 from gateway.config import GatewayConfig
+from gateway.errors import unavailable
 from gateway.grpc_api.debug_service import DebugService
 from gateway.grpc_api.embedding_service import EmbeddingService
 from gateway.grpc_api.inference_service import InferenceService
@@ -32,6 +32,7 @@ from wire.identity.interceptors import AioAccessInterceptor
 from wire.identity.options import is_loopback
 from wire.identity.peers import peer_opener
 from wire.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
+from wire.stop_signals import stop_signals
 
 INFERENCE_SERVICE = "pagewire.v1.InferenceService"
 EMBEDDING_SERVICE = "pagewire.v1.EmbeddingService"
@@ -46,6 +47,8 @@ LINK_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 DRAIN_POLL_S = 0.05
+FLUSH_S = 3.0  # for the ends of requests that the drain left
+LAST_BYTES_S = 0.3  # for answers that have just ended
 LISTEN_BACKLOG = 2048
 
 log = logging.getLogger("gateway.server")
@@ -84,7 +87,7 @@ class Gateway:
         access = config.identity.public_access(config.api_key)
         self._certificates = certificates_of(config.identity)
         app = create_app(self._pipeline, tokenizer, self._readiness, access)
-        self._http = HttpServer(_uvicorn_config(app, config.shutdown_grace_s, self._certificates))
+        self._http = HttpServer(_uvicorn_config(app, self._certificates))
         self._grpc = self._grpc_server(tokenizer, access)
         self._probes: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -152,23 +155,17 @@ class Gateway:
         for name in HEALTH_NAMES:
             await self._health.set(name, status)
 
-    async def stop(self) -> None:
-        """Refuses new requests, waits for live ones up to a grace period, then closes all."""
-        grace_s = self._config.shutdown_grace_s
-        log.info("stopping: %d requests live, %.0f s to end", len(self._pipeline.live), grace_s)
-        self._readiness.drain()
-        await self._health.enter_graceful_shutdown()
+    async def stop(self, hurry: asyncio.Event | None = None) -> None:
+        """Drains, then closes all. Requests that the drain left end with an error."""
+        await self._drain(hurry or asyncio.Event())
+        if self._pipeline.num_open:
+            log.warning("%d requests are left, and end with an error", self._pipeline.num_open)
+        self._link.end_all(unavailable("this gateway has shut down before the output ended"))
         self._http.should_exit = True
-        refusing = asyncio.create_task(self._grpc.stop(grace_s))
-        # Health watchers never end; only generations are waited for.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                while self._pipeline.live:
-                    await asyncio.sleep(DRAIN_POLL_S)
-        await self._grpc.stop(DRAIN_POLL_S)
+        # Health watchers never end; only generations have been waited for.
+        await self._grpc.stop(FLUSH_S if self._pipeline.num_open else LAST_BYTES_S)
         if self._probes is not None:
             await self._probes.stop(None)
-        await refusing
         if self._http_task is not None:
             await self._http_task
         for task in self._tasks:
@@ -176,6 +173,20 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
         log.info("stopped")
+
+    async def _drain(self, hurry: asyncio.Event) -> None:
+        """Refuses new requests until open ones have ended, `hurry` is set or the time is up.
+
+        The servers listen meanwhile: a refusal tells more than a closed port.
+        """
+        timeout_s, num_open = self._config.drain_timeout_s, self._pipeline.num_open
+        log.info("stopping: %d requests are open, %.0f s to end", num_open, timeout_s)
+        self._readiness.drain()
+        await self._health.enter_graceful_shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._pipeline.num_open and not hurry.is_set():
+                    await asyncio.sleep(DRAIN_POLL_S)
 
     async def failure(self) -> None:
         """Returns or raises when a part that should run forever has ended."""
@@ -185,9 +196,7 @@ class Gateway:
             task.result()
 
 
-def _uvicorn_config(
-    app: FastAPI, grace_s: float, certificates: Certificates | None
-) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI, certificates: Certificates | None) -> uvicorn.Config:
     def tls(*_: object) -> ssl.SSLContext:
         assert certificates is not None
         return certificates.ssl_context()
@@ -201,7 +210,7 @@ def _uvicorn_config(
         http="httptools",
         ws="none",
         server_header=False,
-        timeout_graceful_shutdown=max(1, int(grace_s)),
+        timeout_graceful_shutdown=int(FLUSH_S),
         ssl_context_factory=None if certificates is None else tls,
     )
 
@@ -225,17 +234,14 @@ def _listen(host: str, port: int, *, shares: bool = False) -> socket.socket:
 
 
 async def serve(config: GatewayConfig, tokenizer: Tokenizer) -> None:
-    """Runs a gateway until SIGTERM or SIGINT."""
-    wanted_end = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, wanted_end.set)
+    """Runs a gateway until SIGTERM or SIGINT; a second signal ends the drain."""
+    wanted_end, hurry = stop_signals()
     gateway = Gateway(config, tokenizer)
     await gateway.start()
     ending = asyncio.create_task(wanted_end.wait())
     failing = asyncio.create_task(gateway.failure())
     await asyncio.wait((ending, failing), return_when=asyncio.FIRST_COMPLETED)
-    await gateway.stop()
+    await gateway.stop(hurry)
     if failing.done() and not wanted_end.is_set():
         failing.result()
         raise RuntimeError("a part of the gateway ended by itself")

@@ -7,7 +7,6 @@ belongs to one of them for as long as it lasts. Signals are forwarded to the chi
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import signal
 import socket
@@ -17,11 +16,10 @@ from collections.abc import Sequence
 from gateway.config import GatewayConfig
 from wire.server import PortInUse
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0
 SETTLED_S = 30.0  # a child that lived this long is restarted at once
-KILL_AFTER_S = 10.0  # after the grace period of a gateway's own requests
+KILL_AFTER_S = 10.0  # after the time that a gateway's own requests have
 
 log = logging.getLogger("gateway.supervisor")
 
@@ -42,24 +40,18 @@ def reserve(host: str, port: int, what: str) -> socket.socket:
     return held
 
 
-def die_with_parent() -> None:
-    """Makes the kernel send SIGTERM to this process when its supervisor ends in any way."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
 class Supervisor:
     """Keeps a number of children alive until stopped."""
 
-    def __init__(self, command: Sequence[str], num_children: int, grace_s: float) -> None:
+    def __init__(self, command: Sequence[str], num_children: int, drain_timeout_s: float) -> None:
         self._command = [*command]
         self._num_children = num_children
-        self._grace_s = grace_s
+        self._drain_timeout_s = drain_timeout_s
         self._stopping = asyncio.Event()
         self._children: dict[int, asyncio.subprocess.Process] = {}
 
     def stop(self) -> None:
-        """Sends SIGTERM to every child and restarts none."""
+        """Sends SIGTERM to every child and restarts none; a second call ends their drain."""
         self._stopping.set()
         for child in self._children.values():
             with contextlib.suppress(ProcessLookupError):
@@ -77,7 +69,10 @@ class Supervisor:
         backoff_s = FIRST_BACKOFF_S
         while True:
             began_s = asyncio.get_running_loop().time()
-            child = self._children[index] = await asyncio.create_subprocess_exec(*self._command)
+            # In a session of its own: Ctrl-C would be a second signal besides the one of stop().
+            child = self._children[index] = await asyncio.create_subprocess_exec(
+                *self._command, start_new_session=True
+            )
             if self._stopping.is_set():
                 child.terminate()
             code = await self._end_of(child)
@@ -108,7 +103,7 @@ class Supervisor:
 
     @property
     def _patience_s(self) -> float | None:
-        return self._grace_s + KILL_AFTER_S if self._stopping.is_set() else None
+        return self._drain_timeout_s + KILL_AFTER_S if self._stopping.is_set() else None
 
 
 async def supervise(config: GatewayConfig, arguments: Sequence[str]) -> int:
@@ -128,7 +123,7 @@ async def supervise(config: GatewayConfig, arguments: Sequence[str]) -> int:
         own = ("--processes", "1", "--share-ports")
         where = [word for option, port in ports.items() for word in (option, str(port))]
         command = [sys.executable, "-m", "gateway", *arguments, *own, *where]
-        supervisor = Supervisor(command, config.processes, config.shutdown_grace_s)
+        supervisor = Supervisor(command, config.processes, config.drain_timeout_s)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, supervisor.stop)

@@ -21,7 +21,7 @@ from pagewire._channel import (
 from pagewire._chat import ChatOptions, Messages
 from pagewire._errors import PagewireError, translated
 from pagewire._messages import answers, convert
-from pagewire._resume import Deadline, patience_for, resumed
+from pagewire._resume import Deadline, ResumePatience, resumed
 from pagewire._stream import Stream, StreamCall
 from pagewire._terminal import Progress
 from pagewire._types import (
@@ -252,14 +252,14 @@ class Client:
         connection, num_outputs = self._connection, request.options.n or 1
         deadline = Deadline(connection.timeout_s if timeout_s is None else timeout_s)
 
-        def reopen(token_ids: Sequence[int], attempt: int) -> StreamCall:
-            again = resumed(request, token_ids, attempt) if attempt else request
+        def reopen(outputs: Sequence[pb.ResumedOutput], attempt: int) -> StreamCall:
+            again = resumed(request, outputs, attempt) if attempt else request
             return method(again, **connection.terms(deadline.remaining_s))
 
         return Stream(
             reopen,
             connection.target,
-            patience_for(request, connection.resume_timeout_s),
+            ResumePatience(connection.resume_timeout_s),
             num_outputs,
         )
 

@@ -16,26 +16,22 @@ MAX_REQUEST_ID_BYTES = 256
 _Request = TypeVar("_Request", pb.GenerateStreamRequest, pb.ChatStreamRequest)
 _Call = TypeVar("_Call", covariant=True)
 
-# Opens the stream again after these tokens, with a new id, since the old one may still be live.
-Reopen = Callable[[Sequence[int], int], _Call]
+# Opens the stream again after these outputs, with a new id, since the old one may still be live.
+Reopen = Callable[[Sequence[pb.ResumedOutput], int], _Call]
 
 
-def resumed(request: _Request, token_ids: Sequence[int], attempt: int) -> _Request:
-    """The request for the rest of an output after these tokens."""
+def resumed(request: _Request, outputs: Sequence[pb.ResumedOutput], attempt: int) -> _Request:
+    """The request for the rest of a stream of which this much has come."""
     again = type(request)()
     again.CopyFrom(request)
-    again.options.resume_token_ids[:] = token_ids
+    if len(outputs) == 1:
+        again.options.resume_token_ids[:] = outputs[0].token_ids
+    elif any(output.token_ids or output.is_finished for output in outputs):
+        again.options.resume_outputs.extend(outputs)
     if given := request.options.request_id:
         suffix = f"~{attempt}"
         again.options.request_id = given[: MAX_REQUEST_ID_BYTES - len(suffix)] + suffix
     return again
-
-
-def patience_for(
-    request: pb.GenerateStreamRequest | pb.ChatStreamRequest, timeout_s: float
-) -> "ResumePatience":
-    """The retry rule of a request; None for several outputs, which cannot be resumed."""
-    return ResumePatience(timeout_s if request.options.n <= 1 else 0.0)
 
 
 class Deadline:
@@ -50,16 +46,22 @@ class Deadline:
         return math.inf if math.isinf(self._end_s) else max(self._end_s - time.monotonic(), 1e-3)
 
 
+# What gRPC says when it loses a connection that it had: the request may have arrived.
+_LOST = ("Socket closed", "Connection reset", "Broken pipe", "GOAWAY", "keepalive", "recvmsg")
+
+
 class ResumePatience:
     """Which failures of a stream are retried, and for how long.
 
-    Only streams that have had a message are retried, since an unreachable server should be reported
-    at once; only when the connection or the server is lost, or the server is full on the retry; and
-    only within the time limit since the last message.
+    A stream that has had a message, or whose connection was lost, is retried; one that found no
+    server is not, since that should be reported at once. Only when the connection or the server is
+    lost, or the server is full on the retry; and only within the time limit since the last message,
+    or since the beginning.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self._began_s = time.monotonic()
         self._last_s: float | None = None  # time of the last message
         self._pause_s = FIRST_PAUSE_S
         self.num_attempts = 0
@@ -72,6 +74,8 @@ class ResumePatience:
         """Seconds to wait before the next attempt; None to give up."""
         is_gone = error.code() is grpc.StatusCode.UNAVAILABLE
         is_full = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and self.num_attempts > 0
+        if is_gone and self._last_s is None and any(t in (error.details() or "") for t in _LOST):
+            self._last_s = self._began_s
         if self._last_s is None or not (is_gone or is_full):
             return None
         if time.monotonic() - self._last_s + self._pause_s > self._timeout_s:

@@ -106,7 +106,7 @@ class Stream(_Output, Iterator[Delta]):
                 self._assembly.completion()  # raises if there was no finish reason
                 raise
             self._cancel.detach()
-            self._call = self._reopen(self._assembly.token_ids, self._patience.num_attempts)
+            self._call = self._reopen(self._assembly.resumed, self._patience.num_attempts)
             self._hold(self._call.cancel)
 
     def completion(self) -> Completion:
@@ -152,7 +152,7 @@ class AsyncStream(_Output, AsyncIterator[Delta]):
                     raise  # the task was cancelled, not the stream
                 raise Cancelled("the stream was closed", code="CANCELLED") from None
             self._cancel.detach()
-            call = self._reopen(self._assembly.token_ids, self._patience.num_attempts)
+            call = self._reopen(self._assembly.resumed, self._patience.num_attempts)
             self._hold(call.cancel)
             self._responses = aiter(call)
 

@@ -9,6 +9,7 @@ It listens on a free port. A token is a character, its id the code point. Stream
 message.
 """
 
+import math
 import re
 import threading
 from collections import deque
@@ -193,18 +194,26 @@ class _Service(inference_pb2_grpc.InferenceServiceServicer):
         self, received: ReceivedRequest, context: grpc.ServicerContext
     ) -> Iterator[tuple[str, pb.OutputDelta]]:
         failure, reply = self._server._take(received), _reply(self._server.answer, received)
-        num_known = len(received.options.resume_token_ids)
         for index in range(received.options.n or 1):
+            num_known = _num_known(received.options, index)
             for num_words, delta in enumerate(_deltas(reply, index)):
                 if failure is not None and num_words == failure.after_words:
                     _fail(failure, context)
-                num_skipped = min(num_known, len(delta.text))
+                num_skipped = int(min(num_known, len(delta.text)))
                 num_known -= num_skipped
                 if num_skipped:
                     delta.text, delta.reasoning = delta.text[num_skipped:], ""
                     del delta.token_ids[:num_skipped]
-                if delta.text or delta.finish_reason:
+                if delta.text or (delta.finish_reason and num_known < math.inf):
                     yield received.options.request_id or "fake-1", delta
+
+
+def _num_known(options: pb.GenerationOptions, index: int) -> float:
+    """How many characters of an output the client has from a broken stream; all, of a whole one."""
+    if not options.resume_outputs:
+        return 0 if index else len(options.resume_token_ids)
+    known = options.resume_outputs[index]
+    return math.inf if known.is_finished else len(known.token_ids)
 
 
 def _fail(failure: _Failure, context: grpc.ServicerContext) -> None:

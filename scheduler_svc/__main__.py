@@ -1,8 +1,8 @@
 """`python -m scheduler_svc`: the scheduler process."""
 
 import asyncio
+import contextlib
 import logging
-import signal
 import sys
 from functools import partial
 
@@ -23,27 +23,35 @@ from wire.identity.interceptors import AioAccessInterceptor
 from wire.identity.peers import peer_opener
 from wire.identity.watched import BadIdentityFile
 from wire.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
+from wire.stop_signals import stop_signals
 
 logger = logging.getLogger("scheduler_svc")
 
 SERVICES = ("pagewire.v1.SchedulerService", "pagewire.v1.DebugService")
 _GRACE_S = 1.0
+_DRAIN_POLL_S = 0.05
 _EXIT_FENCED = 3
 
 
 async def serve(config: ServiceConfig) -> int:
-    """Runs until SIGTERM or SIGINT (returns 0), or another scheduler takes over (returns 3)."""
+    """Runs until SIGTERM or SIGINT (returns 0), or another scheduler takes over (returns 3).
+
+    The signal begins a drain, and a second one ends it.
+    """
+    first_signal, second_signal = stop_signals()
     engine = Engine(config, partial(open_channel, opener=peer_opener(config.identity)))
-    health_service = health.aio.HealthServicer()
-    servers = _servers(config, engine, health_service)
+    service, health_service = SchedulerService(engine), health.aio.HealthServicer()
+    servers = _servers(config, service, engine, health_service)
     for server in servers:
         await server.start()
 
     running = asyncio.create_task(engine.run())
     reporting = asyncio.create_task(_report_health(engine, health_service))
-    stopping = asyncio.create_task(_signalled())
+    stopping = asyncio.create_task(first_signal.wait())
     await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
     await health_service.enter_graceful_shutdown()
+    if not running.done():
+        await _drain(service, running, second_signal, config.drain_timeout_s)
     fenced_out = running.done() and isinstance(running.exception(), FencedOut)
     if running.done() and not fenced_out:
         logger.error("the scheduler failed", exc_info=running.exception())
@@ -59,14 +67,17 @@ async def serve(config: ServiceConfig) -> int:
 
 
 def _servers(
-    config: ServiceConfig, engine: Engine, health_service: health.aio.HealthServicer
+    config: ServiceConfig,
+    service: SchedulerService,
+    engine: Engine,
+    health_service: health.aio.HealthServicer,
 ) -> list[grpc.aio.Server]:
     """The scheduler's server and that of its health port, bound. Raises PortInUse."""
     identity = config.identity
     access, certificates = identity.peer_access(), certificates_of(identity)
     interceptors = [] if access is None else [AioAccessInterceptor(access)]
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
-    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(engine), server)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)
     debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(engine), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     add_reflection(server, (*SERVICES, health.SERVICE_NAME), aio=True)
@@ -94,12 +105,22 @@ async def _report_health(engine: Engine, service: health.aio.HealthServicer) -> 
         await engine.readiness_changed.wait()
 
 
-async def _signalled() -> None:
-    event = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, event.set)
-    await event.wait()
+async def _drain(
+    service: SchedulerService,
+    running: "asyncio.Task[None]",
+    hurry: asyncio.Event,
+    timeout_s: float,
+) -> None:
+    """Refuses new requests until the open ones have ended, `hurry` is set or the time is up."""
+    logger.info("stopping: %d requests are open, %.0f s to end", service.num_open, timeout_s)
+    service.drain()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while service.num_open and not hurry.is_set() and not running.done():
+                await asyncio.sleep(_DRAIN_POLL_S)
+    if service.num_open:
+        logger.warning("%d requests are left to the next scheduler", service.num_open)
+    service.end_calls()
 
 
 def main() -> int:

@@ -59,6 +59,7 @@ class ServiceConfig:
     max_waiting_requests_per_tenant: int = 0
     max_waiting_tokens_per_tenant: int = 0
     record: RecordOptions | None = None
+    drain_timeout_s: float = 60.0  # that running requests have after SIGTERM
     identity: IdentityOptions = field(default_factory=IdentityOptions)
 
     def __post_init__(self) -> None:
@@ -77,6 +78,8 @@ class ServiceConfig:
         for name in ("step_timeout_s", "heartbeat_timeout_s", "priority_ageing_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be positive")
+        if not 0 <= self.drain_timeout_s < math.inf:
+            raise ValueError(f"drain_timeout_s is {self.drain_timeout_s}, must not be negative")
         for name in _NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must not be negative")
@@ -120,6 +123,13 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=50052, help="port to listen on")
+    parser.add_argument(
+        "--drain-timeout-s",
+        type=float,
+        default=60.0,
+        help="seconds that running requests have after SIGTERM; what is left then, gateways submit "
+        "to the next scheduler",
+    )
 
 
 def _add_step_options(parser: argparse.ArgumentParser) -> None:

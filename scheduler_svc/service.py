@@ -7,7 +7,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sized
 from dataclasses import dataclass
 
 import grpc
@@ -36,6 +36,8 @@ from wire.columns import BadColumn, unpack
 from wire.prompt_outputs import HiddenMean
 
 MAX_REQUEST_ID_BYTES = 256
+SHUTTING_DOWN = "this scheduler is shutting down"
+SHUT_DOWN = "this scheduler has shut down before the output ended"
 NO_WORKER = "no worker has attached yet; GetStatus says why"  # clients of a gateway read this too
 _REFUSALS = {
     RefusalKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -67,6 +69,28 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._is_draining = False
+        self._open: dict[int, Sized] = {}  # requests by client; those of one call have a list
+        self._calls: dict[int, Outbox] = {}  # by client: one call per request
+
+    # --- the end of the process ------------------------------------------------------------------
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose end has not been sent."""
+        return sum(map(len, self._open.values()))
+
+    def drain(self) -> None:
+        """Refuses new requests from now on."""
+        self._is_draining = True
+
+    def end_calls(self) -> None:
+        """Ends the calls of one request each with UNAVAILABLE.
+
+        Requests of gateways are left alone: a gateway continues them on the next scheduler.
+        """
+        for outbox in self._calls.values():
+            outbox.close()
 
     # --- one stream per gateway ------------------------------------------------------------------
 
@@ -76,6 +100,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Serves a gateway until its stream ends, then aborts its remaining requests."""
         client, outbox = self._engine.open_client()
         live: dict[int, str] = {}  # handle to request id
+        self._open[client] = live
         refused: asyncio.Queue[scheduler_pb2.SessionResponse] = asyncio.Queue()
         reading = asyncio.create_task(
             self._read_session(request_iterator, client, live, refused.put_nowait)
@@ -104,6 +129,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                         response.finished.append(to_finished(ended.finished, ended.status_code))
                     yield response
         finally:
+            del self._open[client]
             self._engine.close_client(client, live.values())
             for task in (taking, refusing, reading):
                 task.cancel()
@@ -159,6 +185,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request_id = request.request_id or f"generate-{uuid.uuid4().hex}"
         client, outbox = self._engine.open_client()
         mine: list[str] = []  # empty until accepted: a refused id may be another client's
+        self._open[client], self._calls[client] = mine, outbox
         try:
             origin = Origin(request_id, client, 0, context.time_remaining())
             refusal = self._submit_call(request, origin)
@@ -168,6 +195,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             async for response in _responses(outbox, request_id, request.sampling, context):
                 yield response
         finally:
+            del self._open[client], self._calls[client]
             self._engine.close_client(client, mine)
 
     def _submit_call(
@@ -182,6 +210,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, submitted: ClientRequest, token_ids: NDArray[np.int32], origin: Origin
     ) -> _Refusal | None:
         """Submits a request to the engine; returns the refusal if it is not accepted."""
+        if self._is_draining:
+            return _Refusal(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
         invalid = grpc.StatusCode.INVALID_ARGUMENT
         if not 0 < len(origin.request_id.encode()) <= MAX_REQUEST_ID_BYTES:
             return _Refusal(invalid, f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes")
@@ -255,7 +285,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         ],
     ) -> scheduler_pb2.GetStatusResponse:
         """Counters and gauges."""
-        return status_of(self._engine)
+        status = status_of(self._engine)
+        if self._is_draining:
+            status.ready, status.reason = False, SHUTTING_DOWN
+        return status
 
 
 async def _refuse(context: GenerateContext, refusal: _Refusal) -> None:
@@ -282,6 +315,8 @@ async def _responses(
             else:
                 told = to_token_logprobs(prompt_output.logprobs, sampling.prompt_logprobs)
                 response.prompt_logprobs.extend(told)
+        if ended is None and outbox.is_closed:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, SHUT_DOWN)
         if ended is None and not (len(parcel.token_ids) or response.prompt_logprobs):
             continue  # an admission, or part of a pooled prompt: nothing to send
         if parcel.logprobs is not None:

@@ -1,6 +1,7 @@
 """Options of the worker, parsed once from the command line."""
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,7 @@ class WorkerConfig:
     tensor_parallel_size: int = 1
     step_limit_s: float | None = None  # 0: none; None: by measured step times
     rank_timeout_s: float = 5.0
+    drain_timeout_s: float = 60.0
     all_reduce: str = "auto"
     ignore_config_keys: tuple[str, ...] = ()
     failpoints: tuple[Failpoint, ...] = ()
@@ -98,6 +100,8 @@ class WorkerConfig:
         limit_s = self.step_limit_s
         _require(limit_s is None or limit_s >= 0, "step_limit_s", limit_s, "0 or more")
         _require(self.rank_timeout_s >= 2, "rank_timeout_s", self.rank_timeout_s, "2 or more")
+        drain_s = self.drain_timeout_s
+        _require(0 <= drain_s < math.inf, "drain_timeout_s", drain_s, "0 or more")
         _require(0 <= self.port < 65536, "port", self.port, "0 to 65535")
         for failpoint in self.failpoints:
             needs_cuda = failpoint.fault in FAULTS_OF_CUDA
@@ -189,6 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--served-model-name", str, "model name for requests; empty: the folder's name")
     add("--host", str, "address to listen on")
     add("--port", int, "port to listen on, and for other ranks the ports after it; 0: any free one")
+    add("--drain-timeout-s", float, "seconds that the scheduler may go on for after SIGTERM")
     parser.add_argument(
         "--ignore-config-keys",
         type=_names,

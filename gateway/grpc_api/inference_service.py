@@ -11,7 +11,7 @@ from contextlib import aclosing
 from gateway import limits
 from gateway.auth import check_tenant, tenant_of_key
 from gateway.chat.convert import conversation_from_proto
-from gateway.choices import expand
+from gateway.choices import expand, resume
 from gateway.errors import invalid
 from gateway.fan_out import complete_all, generate_all
 from gateway.generation import GenerationRequest, Prompt, Standing, check_token_ids
@@ -24,6 +24,7 @@ from gateway.scheduler.convert import (
     output_to_proto,
     prompt_from_proto,
     request_from_proto,
+    resumed_from_proto,
 )
 from gateway.scheduler.readiness import ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
@@ -57,6 +58,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         async with RefusalsAsStatuses(context):
             prompt = prompt_from_proto(request.prompt)
             wanted = self._request(prompt, request.options, context)
+            await self._wait_to_resume(request.options)
             name = self._pipeline.resolve_model(wanted.model).name
             async with aclosing(self._generate(wanted, request.options)) as deltas:
                 async for delta in deltas:
@@ -82,6 +84,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         async with RefusalsAsStatuses(context):
             conversation = conversation_from_proto(request.messages, request.chat)
             wanted = self._request(conversation, request.options, context)
+            await self._wait_to_resume(request.options)
             name = self._pipeline.resolve_model(wanted.model).name
             async with aclosing(self._generate(wanted, request.options)) as deltas:
                 async for delta in deltas:
@@ -129,12 +132,18 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             model = self._readiness.current.model
             return pb.ListModelsResponse(models=[] if model is None else [model_to_proto(model)])
 
+    async def _wait_to_resume(self, options: pb.GenerationOptions) -> None:
+        """Lets a stream that broke with this gateway wait here for a scheduler with a worker."""
+        if options.resume_token_ids or options.resume_outputs:
+            await self._readiness.wait_for_model()
+
     async def _complete(
         self, wanted: GenerationRequest, options: pb.GenerationOptions
     ) -> list[pb.Output]:
         """All n outputs, complete."""
-        if options.resume_token_ids:
-            raise invalid("resume_token_ids", "is for streams")
+        if options.resume_token_ids or options.resume_outputs:
+            name = "resume_token_ids" if options.resume_token_ids else "resume_outputs"
+            raise invalid(name, "is for streams")
         choices = expand(wanted, num_choices_from_proto(options))
         outputs = await complete_all(self._pipeline, choices)
         return [output_to_proto(output, index) for index, output in enumerate(outputs)]
@@ -146,9 +155,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         choices = expand(wanted, num_choices_from_proto(options))
         if len(choices) > 1 and options.resume_token_ids:
             raise invalid("resume_token_ids", f"is for one output, not for {len(choices)}")
-        async with aclosing(generate_all(self._pipeline, choices)) as deltas:
-            async for index, delta in deltas:
-                yield delta_to_proto(delta, index)
+        indexed = list(enumerate(choices))
+        if options.resume_outputs:
+            indexed = resume(choices, resumed_from_proto(options))
+        wanted_now = [choice for _, choice in indexed]
+        async with aclosing(generate_all(self._pipeline, wanted_now)) as deltas:
+            async for position, delta in deltas:
+                yield delta_to_proto(delta, indexed[position][0])
 
     def _request(
         self, prompt: Prompt, options: pb.GenerationOptions, context: Context

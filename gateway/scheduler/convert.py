@@ -242,6 +242,11 @@ def request_from_proto(
     )
 
 
+def resumed_from_proto(options: inference_pb2.GenerationOptions) -> list[tuple[int, ...] | None]:
+    """The tokens that a caller has of each output of a broken stream; None for a whole one."""
+    return [None if one.is_finished else tuple(one.token_ids) for one in options.resume_outputs]
+
+
 def structure_from_proto(options: inference_pb2.GenerationOptions) -> Structure | None:
     """The required structure of the output from a gRPC client; None without one."""
     if not options.HasField("structured_output"):

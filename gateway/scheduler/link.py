@@ -33,6 +33,7 @@ from wire.prompt_outputs import PromptOutput
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
 RETRY_S = 0.1  # between attempts to submit lost requests again
+WORKER_STARTS = 10.0  # times the limit without a scheduler: the one with a scheduler that waits
 LOST = "lost the scheduler"
 MAX_LOSSES = 3  # in a row without a token; the request may crash schedulers
 WAKES_PER_ROUND = 16  # wakes per round of the event loop: about 0.5 ms of work
@@ -80,10 +81,13 @@ class SchedulerLink:
         )
         self._address = address
         self._timeout_s = scheduler_timeout_s  # live requests wait this long for the next scheduler
+        # And this long if that waits for its worker, which may have a large model to load.
+        self.worker_timeout_s = WORKER_STARTS * scheduler_timeout_s
         self._recovering: asyncio.Task[None] | None = None
         self._live: dict[int, LiveRequest] = {}
         self._handles = itertools.count(1)
         self._wakes = WakeQueue()
+        self._refusal: RequestError | None = None  # of every request, since end_all
         self._outbox: Outbox | None = None  # set while a stream is open
         self.changed = asyncio.Event()  # set when a stream opens or breaks; the waiter clears it
 
@@ -94,6 +98,8 @@ class SchedulerLink:
 
     def submit(self, submission: Submission) -> LiveRequest:
         """Submits a request; its reader must close() it. Raises RequestError without a stream."""
+        if self._refusal is not None:
+            raise self._refusal
         if self._outbox is None:
             raise unavailable("no connection to the scheduler")
         live = LiveRequest(self._free_handle(), submission, time.monotonic())
@@ -105,6 +111,14 @@ class SchedulerLink:
         """Removes a request; aborts it if it still runs."""
         if self._live.pop(live.handle, None) is not None and self._outbox is not None:
             self._outbox.put_nowait(abort_to_proto(live.handle))
+
+    def end_all(self, error: RequestError) -> None:
+        """Ends all requests with an error, and refuses new ones with it."""
+        self._refusal = error
+        for live in list(self._live.values()):
+            self.close(live)
+            live.end(error)
+            live.wake()
 
     def _free_handle(self) -> int:
         # Handles wrap around after 2**32 requests; those of live requests are skipped.
@@ -192,8 +206,9 @@ class SchedulerLink:
             if standing.timeout_s is not None and standing.timeout_s <= 0:
                 problem = "the deadline passed while there was no scheduler"
                 return self._fail(live, RequestError(ErrorKind.DEADLINE_EXCEEDED, problem))
-        if lost_s is not None and now_s - lost_s > self._timeout_s:
-            problem = f"{LOST}; no other was found within {self._timeout_s:g} s"
+        limit_s = self._timeout_s if self._outbox is None else self.worker_timeout_s
+        if lost_s is not None and now_s - lost_s > limit_s:
+            problem = f"{LOST}; no other was found within {limit_s:g} s"
             return self._fail(live, unavailable(problem))
         if self._outbox is not None:
             output = tuple(live.output_token_ids)

@@ -1,6 +1,7 @@
 """Whether requests can be served, and by which model, as the scheduler reports it."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from wire.patience import Patience
 
 POLL_INTERVAL_S = 1.0
 POLL_TIMEOUT_S = 2.0
+WAIT_POLL_S = 0.1
 LONGEST_POLL_S = 30.0  # of a scheduler that did not answer in time before
 
 log = logging.getLogger("gateway.scheduler.readiness")
@@ -70,6 +72,13 @@ class ReadinessWatch:
         if self.current.model is None:
             raise unavailable(self.current.reason)
         return self.current.model
+
+    async def wait_for_model(self) -> None:
+        """Waits until there is a model, or for as long as a worker may take to come back."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._link.worker_timeout_s):
+                while self.current.model is None and not self._is_draining:
+                    await asyncio.sleep(WAIT_POLL_S)
 
     def drain(self) -> None:
         """Refuses new requests from now on."""

@@ -93,9 +93,15 @@ class Assembly:
         return "".join(delta.text for delta in self._outputs[0])
 
     @property
-    def token_ids(self) -> list[int]:
-        """The token ids so far, of the first output."""
-        return _joined(delta.token_ids for delta in self._outputs[0])
+    def resumed(self) -> list[pb.ResumedOutput]:
+        """What has come of each output."""
+        return [
+            pb.ResumedOutput(
+                token_ids=_joined(delta.token_ids for delta in deltas),
+                is_finished=bool(deltas) and deltas[-1].finish_reason is not None,
+            )
+            for deltas in self._outputs
+        ]
 
     @property
     def is_finished(self) -> bool:

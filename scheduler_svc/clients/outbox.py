@@ -58,6 +58,12 @@ class Outbox:
         self._ended: list[RequestEnd] = []
         self._admitted: list[Admitted] = []
         self._filled = asyncio.Event()
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Wakes the consumer: nothing more comes."""
+        self.is_closed = True
+        self._filled.set()
 
     def put_admission(self, admission: Admitted) -> None:
         """Adds an admission; sent with the request's first token, or before."""

@@ -268,7 +268,7 @@ async def run_gateway(folder: Path, tokenizer: Tokenizer, server: Any, **options
         "scheduler": address,
         "http_port": 0,
         "grpc_port": 0,
-        "shutdown_grace_s": paced(2.0),
+        "drain_timeout_s": paced(2.0),
     }
     config = GatewayConfig(model=folder, **(defaults | options))
     gateway = Gateway(config, tokenizer)

@@ -17,6 +17,7 @@ from gateway.config import parse_args
         (["--api-key", "ключ"], "--api-key"),
         (["--processes", "0"], "--processes"),
         (["--scheduler-timeout-s", "-1"], "--scheduler-timeout-s"),
+        (["--drain-timeout-s", "-1"], "--drain-timeout-s"),
         (["--http", "80"], "--http"),
         (["--frobnicate"], "--frobnicate"),
     ],

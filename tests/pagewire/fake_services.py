@@ -27,12 +27,13 @@ NAME = "{name}"
 WORDS = ["The capital", " of France", " is Paris."]
 arguments = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
 mood = dict(pair.split("=") for pair in os.environ.get("FAKE", "").split()).get(NAME, "")
-child = subprocess.Popen(["sleep", "600"])
-note = {{"pids": [os.getpid(), child.pid], "arguments": arguments}}
-Path(NAME + ".new").write_text(json.dumps(note))
+is_first = not Path(NAME + ".json").exists()
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)  # as a rank does
+facts = {{"pids": [os.getpid(), child.pid], "arguments": arguments}}
+Path(NAME + ".new").write_text(json.dumps(facts))
 Path(NAME + ".new").rename(NAME + ".json")
 print(f"the {{NAME}} speaks", flush=True)
-if mood == "die":
+if mood == "die" or (mood == "die-again" and not is_first):
     sys.exit("out of memory, for example")
 if mood == "hang":
     time.sleep(600)
@@ -66,6 +67,23 @@ health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
 server.add_insecure_port("127.0.0.1:" + arguments.get("--grpc-port", arguments.get("--port", "")))
 server.start()
 signal.signal(signal.SIGUSR1, lambda *_: os._exit(71))
+
+
+def drain(number, frame):
+    note("is asked to end")
+    if mood == "busy":
+        return
+    time.sleep(0.2)
+    note("ends")
+    os._exit(0)
+
+
+def note(what):
+    with Path("ends").open("a") as ends:
+        ends.write(NAME + " " + what + "\\n")
+
+
+signal.signal(signal.SIGTERM, drain)
 server.wait_for_termination()
 """
 

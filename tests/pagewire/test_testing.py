@@ -90,6 +90,18 @@ def test_a_full_queue_is_sat_out_by_a_stream_that_had_been_let_in_and_by_no_othe
             client.stream("a").completion()
 
 
+def test_a_stream_of_several_outputs_goes_on_after_what_came_of_each() -> None:
+    with FakeServer(TEXT) as server, server.client() as client:
+        server.fail_next(pagewire.Unavailable("gone"), after_words=3)
+        whole = client.stream("a", n=2, temperature=1, seed=7).completion()
+        assert [whole.text, *(other.text for other in whole.more)] == [TEXT, TEXT]
+        again = server.received[1].options
+        assert not again.resume_token_ids
+        known = [bytes(one.token_ids).decode() for one in again.resume_outputs]
+        assert known == ["The capital of", ""]
+        assert not any(one.is_finished for one in again.resume_outputs)
+
+
 def test_an_asyncio_stream_goes_on_as_well() -> None:
     async def read(server: FakeServer) -> str:
         async with server.async_client() as client:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from pagewire.cli.launcher.processes import Quiet
-from tests.pace import patience
+from tests.pace import paced, patience
+from tests.pagewire.alive import assert_gone, is_alive
 from tests.ports import free_port
 
 NAMES = ("worker", "scheduler", "gateway")
@@ -93,21 +94,6 @@ def up(tmp_path):
     up.close()
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def assert_gone(pids: list[int], within_s: float = patience(10.0)) -> None:
-    deadline = time.monotonic() + within_s
-    while alive := [pid for pid in pids if _is_alive(pid)]:
-        assert time.monotonic() < deadline, f"still alive: {alive}"
-        time.sleep(0.05)
-
-
 def test_once_starts_everything_prints_the_answer_and_leaves_nothing_behind(up):
     status, out, err = up.finish("--once", "--dtype", "float32", "--max-num-seqs", "8")
     assert status == 0, err
@@ -127,12 +113,14 @@ def test_once_starts_everything_prints_the_answer_and_leaves_nothing_behind(up):
         "--device": "auto",
         "--max-num-seqs": "8",
         "--attention-backend": "auto",
+        "--drain-timeout-s": "60.0",
     }
     assert up.note("scheduler")["arguments"] == {
         "--worker": f"127.0.0.1:{worker}",
         "--host": "127.0.0.1",
         "--port": scheduler,
         "--max-num-seqs": "8",
+        "--drain-timeout-s": "60.0",
         "--peer-token-file": token,
     }
     assert up.note("gateway")["arguments"] == {
@@ -141,6 +129,7 @@ def test_once_starts_everything_prints_the_answer_and_leaves_nothing_behind(up):
         "--host": "127.0.0.1",
         "--http-port": http,
         "--grpc-port": rpc,
+        "--drain-timeout-s": "60.0",
         "--peer-token-file": token,
     }
 
@@ -209,7 +198,7 @@ def test_a_signal_stops_everything_with_status_0(up, number):
     out = up.wait_for(run, "Chat")  # the last hint
     assert "is Paris." in out
     assert f"http://127.0.0.1:{up.ports[0]}/v1" in out
-    assert all(_is_alive(pid) for pid in up.pids())
+    assert all(is_alive(pid) for pid in up.pids())
     run.send_signal(number)
     assert run.wait(patience(20)) == 0
     assert_gone(up.pids(), within_s=patience(0.5))  # it waited for them, and nothing is left over
@@ -232,31 +221,101 @@ def test_a_service_that_cannot_start_is_named_with_its_last_words(up):
     assert_gone(up.pids())
 
 
-def test_a_service_that_dies_later_takes_the_others_down(up):
+def wait_until_back(up, run, name: str, before: dict[str, list[int]]) -> None:
+    """Waits for the line that says it; then only this service's process is another one."""
+    up.wait_for(run, f"the {name} {before['why']}, is back after ")
+    after = {name: up.note(name)["pids"][0] for name in NAMES}
+    assert {other for other in NAMES if after[other] != before[other][0]} == {name}
+    assert_gone(before[name])  # and what it had started
+
+
+DEATHS = [
+    ("worker", signal.SIGKILL, "ended with status 137 (SIGKILL)"),
+    ("scheduler", signal.SIGUSR1, "ended with status 71"),
+    ("gateway", signal.SIGTERM, "ended with status 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "number", "why"), DEATHS)
+def test_a_service_that_dies_is_started_again_on_its_port(up, name, number, why):
     run = up.start("--no-sample")
     up.wait_for(run, "Chat")
-    os.kill(up.note("scheduler")["pids"][0], signal.SIGKILL)
-    _, err = run.communicate(timeout=patience(20))
-    assert run.returncode == 1
-    assert "the scheduler ended with status 137" in err
+    before = {name: up.note(name)["pids"] for name in NAMES} | {"why": why}
+    arguments = up.note(name)["arguments"]
+    os.kill(before[name][0], number)
+    wait_until_back(up, run, name, before)
+    assert up.note(name)["arguments"] == arguments
+    assert (up.folder / "logs" / f"{name}.log").read_text().count(f"the {name} speaks") == 2
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(patience(20)) == 0
     assert_gone(up.pids())
 
 
-def test_a_worker_that_gave_itself_up_is_started_again(up):
+def test_a_service_that_hangs_is_killed_and_started_again(up):
+    name = "worker"
+    limit_s = paced(1.0)
+    run = up.start("--no-sample", "--hang-timeout-s", str(limit_s))
+    up.wait_for(run, "Chat")
+    before = {name: up.note(name)["pids"] for name in NAMES}
+    os.kill(before[name][0], signal.SIGSTOP)
+    seen = up.wait_for(run, f"the {name} gave no answer for ")
+    silent_s = float(seen.rpartition("answer for ")[2].split()[0])
+    assert limit_s < silent_s < 6 * limit_s + patience(2.0)
+    before["why"] = f"gave no answer for {silent_s:.1f} s and was killed"
+    wait_until_back(up, run, name, before)
+
+
+def test_all_three_that_die_at_once_come_back(up):
     run = up.start("--no-sample")
     up.wait_for(run, "Chat")
-    before = {name: up.note(name)["pids"][0] for name in NAMES}
-    os.kill(before["worker"], signal.SIGUSR1)
-    up.wait_for(run, "the worker ended with status 71, restarting")
-    deadline = time.monotonic() + patience(20)
-    while up.note("worker")["pids"][0] == before["worker"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    after = {name: up.note(name)["pids"][0] for name in NAMES}
-    assert {name for name in NAMES if after[name] != before[name]} == {"worker"}
-    assert (up.folder / "logs" / "worker.log").read_text().count("the worker speaks") == 2
+    before = {name: up.note(name)["pids"] for name in NAMES}
+    for name in NAMES:
+        os.kill(before[name][0], signal.SIGKILL)
+    backs = set()
+    for line in run.stdout:
+        backs |= {name for name in NAMES if f"the {name} " in line and "is back" in line}
+        if len(backs) == 3:
+            break
+    assert not {up.note(name)["pids"][0] for name in NAMES} & {before[n][0] for n in NAMES}
+    for name in NAMES:
+        assert_gone(before[name])
+
+
+def test_a_crash_loop_ends_everything_with_the_services_last_words(up):
+    run = up.start("--no-sample", fake="scheduler=die-again")
+    up.wait_for(run, "Chat")
+    os.kill(up.note("scheduler")["pids"][0], signal.SIGKILL)
+    out, err = run.communicate(timeout=patience(40))
+    assert run.returncode == 1
+    assert "restarting in 0.5 s" in out and "restarting in 1 s" in out
+    assert "the scheduler died 5 times in a row before it was ready, the last time it" in err
+    assert "ended with status 1; its log" in err
+    assert "the scheduler speaks\nout of memory, for example" in err
+    assert "Traceback" not in err
+    assert_gone(up.pids())
+
+
+def test_services_end_one_after_the_other(up):
+    run = up.start("--no-sample")
+    up.wait_for(run, "Chat")
     run.send_signal(signal.SIGTERM)
     assert run.wait(patience(20)) == 0
+    assert (up.folder / "ends").read_text().splitlines() == [
+        f"{name} {what}" for name in reversed(NAMES) for what in ("is asked to end", "ends")
+    ]
+
+
+def test_while_one_drains_the_others_are_kept_alive_and_a_second_signal_ends_all(up):
+    run = up.start("--no-sample", fake="gateway=busy")
+    up.wait_for(run, "Chat")
+    run.send_signal(signal.SIGTERM)
+    up.wait_for(run, "stopping: running requests have 60 s to end; a second signal ends them")
+    os.kill(up.note("worker")["pids"][0], signal.SIGKILL)
+    up.wait_for(run, "the worker ended with status 137 (SIGKILL), is back after ")
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(patience(10)) == 0
+    asked = (up.folder / "ends").read_text().splitlines()
+    assert asked == ["gateway is asked to end"] * 2
     assert_gone(up.pids())
 
 
@@ -325,35 +384,3 @@ def test_a_start_is_slow_and_not_stuck_as_long_as_its_log_grows():
     assert quiet.seconds(80, 900.0) == 0.0
     assert quiet.seconds(80, 1000.0) == 100.0
     assert quiet.seconds(120, 5000.0) == 0.0
-
-
-STUBBORN = """
-import signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import signal, time; "
-    "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('set', flush=True); time.sleep(600)"],
-    stdout=subprocess.PIPE)
-child.stdout.readline()
-print(child.pid, flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("how", ["close", "terminate"])
-def test_a_guard_kills_what_does_not_listen_and_what_that_has_started(how):
-    guard_path = importlib.util.find_spec("pagewire.cli.launcher.guard").origin
-    command = [sys.executable, guard_path, "0.3", sys.executable, "-c", STUBBORN]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as guard:
-        grandchild = int(guard.stdout.readline())
-        assert _is_alive(grandchild)
-        guard.stdin.close() if how == "close" else guard.terminate()
-        assert guard.wait(patience(10)) == 128 + signal.SIGKILL
-    assert_gone([grandchild])
-
-
-def test_a_guard_passes_the_status_on():
-    guard_path = importlib.util.find_spec("pagewire.cli.launcher.guard").origin
-    command = [sys.executable, guard_path, "5", sys.executable, "-c", "raise SystemExit(7)"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as guard:
-        assert guard.wait(patience(10)) == 7

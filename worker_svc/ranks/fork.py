@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
@@ -20,6 +20,7 @@ from worker_svc.process.heartbeat import make_pair
 from worker_svc.ranks.rank import run
 
 STOP_S = 10.0
+DRAIN_POLL_S = 0.1
 LAST_WORDS_S = 0.3
 FORK = get_context("fork")
 
@@ -53,8 +54,19 @@ class RankProcesses:
                 os.kill(process.pid, WHERE_ARE_YOU)
         time.sleep(LAST_WORDS_S)
 
-    def stop(self) -> int:
-        """Stops all ranks, by force if needed; returns the exit code of rank 0."""
+    def stop(self, drain_timeout_s: float, is_hurried: Callable[[], bool]) -> int:
+        """Stops all ranks, by force if needed; returns the exit code of rank 0.
+
+        Rank 0 ends first: it serves a scheduler while it drains, and needs the others for that. A
+        signal ends the drain: `is_hurried` says whether one has come.
+        """
+        leader = self.processes[0]
+        leader.terminate()
+        drained_s = time.monotonic() + drain_timeout_s + STOP_S
+        while time.monotonic() < drained_s and all(p.exitcode is None for p in self.processes):
+            leader.join(DRAIN_POLL_S)
+            if is_hurried():
+                break
         for process in self.processes:
             process.terminate()
         deadline_s = time.monotonic() + STOP_S

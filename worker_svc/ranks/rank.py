@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from wire.processes import die_with_parent
 from worker_svc.config import WorkerConfig
 from worker_svc.process import exit_codes
 from worker_svc.process.heartbeat import RankHeartbeat
@@ -47,6 +48,8 @@ def run(
 
 def _be_on_its_own() -> None:
     os.setsid()  # the supervisor passes terminal signals on
+    # A rank that is stopped, or waits in a collective, would not notice that its line is closed.
+    die_with_parent(signal.SIGKILL)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)

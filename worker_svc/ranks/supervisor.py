@@ -7,6 +7,7 @@ supervisor imports the ranks' modules, so that later forks start faster; it uses
 """
 
 import logging
+import select
 import selectors
 import signal
 import socket
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from wire.patience import Patience
 from worker_svc.config import WorkerConfig
@@ -24,6 +26,7 @@ from worker_svc.ranks.fork import RankProcesses
 
 # Before the group is ready: loading may hold the interpreter lock for minutes on a slow disk.
 START_SILENCE_S = 300.0
+SIGNALS = 64  # read at once; one asks for a drain
 MOST_SILENCE = 5.0  # times --rank-timeout-s, where heartbeats are late
 
 log = logging.getLogger(__name__)
@@ -62,7 +65,8 @@ def run(config: WorkerConfig) -> int:
             ranks = fork.start(config, port)
             loss = _watch(ranks, signalled, config.rank_timeout_s)
             if loss is None:
-                return ranks.stop()
+                signalled.recv(SIGNALS)
+                return ranks.stop(config.drain_timeout_s, partial(_has_signal, signalled))
             if loss.is_hang:
                 ranks.tell_where_they_are()
             ranks.kill()
@@ -147,6 +151,10 @@ def _too_silent(ranks: RankProcesses, silence: Silence, limit_s: float) -> Loss 
         if silent_s > limit_s:
             return Loss(f"rank {rank}: no heartbeat for {silent_s:.1f} s", is_hang=True)
     return None
+
+
+def _has_signal(signalled: socket.socket) -> bool:
+    return bool(select.select([signalled], [], [], 0)[0])
 
 
 @contextmanager

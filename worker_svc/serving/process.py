@@ -43,10 +43,10 @@ def run(
         )
         return 1
     log.info("%d torch threads", set_num_threads(config.threads, num_ranks))
-    wake, failed = threading.Event(), threading.Event()
+    wake, failed, hurry = threading.Event(), threading.Event(), threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        wake.set()
+        (hurry if wake.is_set() else wake).set()
 
     def on_failure() -> None:
         failed.set()
@@ -63,6 +63,8 @@ def run(
     server.start()
     wake.wait()
     log.info("stopping")
+    if not failed.is_set():
+        server.drain(config.drain_timeout_s, hurry)
     code = int(failed.is_set())
     if not server.stop(GRACE_S) or num_ranks > 1:
         # A normal exit would wait for threads that still compute or load, and for communicators

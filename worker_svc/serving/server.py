@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,6 +27,8 @@ from worker_svc.startup.precompile import Precompile
 
 # Each open stream occupies a thread: the step stream, health watches, reflection.
 HANDLER_THREADS = 32
+DRAIN_POLL_S = 0.05
+DRAIN_QUIET_S = 1.0  # without a step, a scheduler has no requests
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,10 @@ class RankServer:
         self._step_limit.start()
         self._server.start()
         log.info("listening on %s", self.address)
+
+    def drain(self, timeout_s: float, hurry: threading.Event) -> None:
+        """Returns when no scheduler needs this worker, `hurry` is set, or the time is up."""
+        self._health.enter_graceful_shutdown()
 
     def stop(self, grace_s: float) -> bool:
         """Ends all streams and both threads; returns False if a step or a load is still running."""
@@ -129,6 +136,18 @@ class WorkerServer(RankServer):
         if (folder := self._config.model) is not None:
             start_up = partial(self.lifecycle.start_up, folder, self._compiling)
             threading.Thread(target=start_up, name="start-up", daemon=True).start()
+
+    def drain(self, timeout_s: float, hurry: threading.Event) -> None:
+        """Refuses further schedulers; the attached one may go on while it has steps to send."""
+        super().drain(timeout_s, hurry)
+        self._session.drain()
+        deadline_s = time.monotonic() + timeout_s
+        last, since_s = self._session.progress, time.monotonic()
+        while last is not None and time.monotonic() < deadline_s and not hurry.wait(DRAIN_POLL_S):
+            if (now := self._session.progress) != last:
+                last, since_s = now, time.monotonic()
+            elif last is not None and last.is_idle and time.monotonic() - since_s > DRAIN_QUIET_S:
+                break
 
     def stop(self, grace_s: float) -> bool:
         self._session.stop()

@@ -9,6 +9,7 @@ does not use gRPC: a stream ends with an exception that the service maps to a st
 import logging
 import threading
 import time
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -52,6 +53,15 @@ class Stopping(SessionError):
     """The worker is shutting down."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamProgress:
+    """How far a stream has come."""
+
+    next_step_id: int
+    num_received: int  # frames
+    is_idle: bool  # no step runs
+
+
 class SchedulerStream:
     """One attached scheduler. Threads of the service read and write its stream."""
 
@@ -74,6 +84,11 @@ class SchedulerStream:
         self._num_received = 0  # frames, by the reader
         self._num_sent = 0  # frames, by the writer; the first is the greeting
         self._running = (0, 0.0)  # (id of the running step or 0, start time in s)
+
+    @property
+    def progress(self) -> StreamProgress:
+        """What has come and what runs, without a lock: a moment's view."""
+        return StreamProgress(self._next_step_id, self._num_received, self._running[0] == 0)
 
     # --- the reader and the writer ---------------------------------------------------------------
 
@@ -197,7 +212,7 @@ class Session:
         self._stream: SchedulerStream | None = None
         self._epoch = 0
         self._last_step_id = 0
-        self._is_stopping = False
+        self._is_draining = False
 
     @property
     def epoch(self) -> int:
@@ -218,7 +233,7 @@ class Session:
             )
         self._lifecycle.ready_runner()
         with self._lock:
-            if self._is_stopping:
+            if self._is_draining:
                 raise Stopping("the worker is shutting down")
             if hello.epoch <= self._epoch:
                 raise StaleEpoch(f"epoch {hello.epoch} is not higher than {self._epoch}")
@@ -265,10 +280,21 @@ class Session:
                 self._stream = None
                 log.info("scheduler with epoch %d detached", stream.epoch)
 
+    @property
+    def progress(self) -> StreamProgress | None:
+        """Of the attached scheduler's stream; None when none is attached."""
+        stream = self._stream
+        return None if stream is None else stream.progress
+
+    def drain(self) -> None:
+        """Refuses new streams."""
+        with self._lock:
+            self._is_draining = True
+
     def stop(self) -> None:
         """Ends the current stream and refuses new ones."""
         with self._lock:
-            self._is_stopping = True
+            self._is_draining = True
             stream = self._stream
         if stream is not None:
             self.end(stream, Stopping("the worker is shutting down"))

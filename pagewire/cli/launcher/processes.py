@@ -1,11 +1,14 @@
-"""Service processes of one owner: started together, waited for, watched, ended together.
+"""Service processes of one owner: started together, waited for, ended together.
 
-`pagewire up` starts the product with it, and the benchmarks start what they measure.
+`pagewire up` starts the product with it and keeps it alive (supervisor.py); the benchmarks start
+what they measure.
 
 Each runs under a guard (guard.py) with stdin held open by this process. Closing it ends the
 service; so does the end of this process, in any way.
 """
 
+import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -21,8 +24,6 @@ from pagewire.cli.options import CommandError
 GRACE_S = 10.0
 TAIL_LINES = 20
 POLL_S = 0.1
-# Exit statuses of a service that wants to be restarted.
-ASKS_FOR_ANOTHER = range(70, 80)
 
 
 class Service:
@@ -54,8 +55,18 @@ class Service:
 
     @property
     def exit_status(self) -> int | None:
-        """Its exit status; None while it runs."""
-        return self._guard.poll()
+        """Its exit status, in the shell's form for signals; None while it runs."""
+        status = self._guard.poll()
+        return status if status is None or status >= 0 else 128 - status
+
+    def how_it_ended(self) -> str:
+        """Its end in words."""
+        status = self.exit_status or 0
+        name = ""
+        if status > 128:
+            with contextlib.suppress(ValueError):
+                name = f" ({signal.Signals(status - 128).name})"
+        return f"ended with status {status}{name}"
 
     def log_tail(self) -> str:
         """The last lines of its log."""
@@ -66,10 +77,29 @@ class Service:
         """How much it has written; while it starts, that is how one sees that it gets on."""
         return self.log_path.stat().st_size
 
+    def drain(self) -> None:
+        """Sends it SIGTERM: it finishes what runs. A second time, it ends at once."""
+        self._tell(guard.DRAIN)
+
+    def kill(self) -> None:
+        """Sends it SIGKILL."""
+        self._tell(guard.KILL)
+
+    def kill_guard(self) -> None:
+        """Ends a service whose guard does not listen; the kernel kills one with the other."""
+        self._guard.kill()
+
+    def _tell(self, message: bytes) -> None:
+        if self._guard.stdin is not None and not self._guard.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self._guard.stdin.write(message)
+                self._guard.stdin.flush()
+
     def release(self) -> None:
         """Makes its guard end it; does not wait."""
         if self._guard.stdin is not None:
-            self._guard.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self._guard.stdin.close()
 
     def wait(self, deadline: float) -> None:
         """Waits until it has ended; a guard that runs past the deadline is killed."""
@@ -126,8 +156,7 @@ class Services:
         have logged anything for so long.
         """
         quiet = Quiet(time.monotonic())
-        names = [service.spec.name for service in self._running]
-        needed = names[: names.index(name) + 1]
+        needed = self._names[: self._names.index(name) + 1]
         while not is_ready():
             self.check()
             on_wait()
@@ -138,28 +167,38 @@ class Services:
                 )
             time.sleep(POLL_S)
 
-    def renew(self) -> list[str]:
-        """Restarts services that asked for it; returns a message per restart."""
-        renewed = []
-        for index, service in enumerate(self._running):
-            status = service.exit_status
-            if status in ASKS_FOR_ANOTHER:
-                self._running[index] = service.another()
-                renewed.append(f"the {service.spec.name} ended with status {status}, restarting")
-        return renewed
+    def restart(self, name: str) -> None:
+        """Starts a service that has ended again."""
+        index = self._names.index(name)
+        ended = self._running[index]
+        ended.release()
+        self._running[index] = ended.another()
 
     def check(self) -> None:
         """Raises CommandError with the name and log tail of a service that has ended."""
         for service in self._running:
             if service.exit_status is not None:
-                raise CommandError(
-                    f"the {service.spec.name} ended with status {service.exit_status}; "
-                    f"its log ({self._log_folder}) ends with\n{service.log_tail()}"
-                )
+                raise CommandError(self.obituary(service, service.how_it_ended()))
+
+    def obituary(self, service: Service, what: str) -> str:
+        """What became of a service, with the end of its log."""
+        return (
+            f"the {service.spec.name} {what}; its log ({self._log_folder}) ends with\n"
+            f"{service.log_tail()}"
+        )
+
+    @property
+    def _names(self) -> list[str]:
+        return [service.spec.name for service in self._running]
 
     def log_bytes(self, name: str) -> int:
         """How much the service of this name has written."""
         return sum(s.log_bytes() for s in self._running if s.spec.name == name)
+
+    def kill(self) -> None:
+        """Kills all services; does not wait."""
+        for service in self._running:
+            service.kill()
 
     def stop(self) -> None:
         """Ends all services, the gateway first, so that none reports the loss of another."""

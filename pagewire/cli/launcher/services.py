@@ -42,6 +42,7 @@ class Settings:
     max_model_len: int | None = None
     num_kv_blocks: int | None = None
     tensor_parallel_size: int | None = None
+    drain_timeout_s: float | None = None
     # Further arguments for each service, after those above.
     worker_options: tuple[str, ...] = ()
     scheduler_options: tuple[str, ...] = ()
@@ -81,6 +82,7 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
         ("--max-num-seqs", settings.max_num_seqs),
         ("--max-num-batched-tokens", settings.max_num_batched_tokens),
     )
+    drain = _given(("--drain-timeout-s", settings.drain_timeout_s))
     sizes = _given(
         ("--max-model-len", settings.max_model_len),
         ("--num-kv-blocks", settings.num_kv_blocks),
@@ -94,8 +96,7 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
                 *("--model", str(model), "--host", LOOPBACK, "--port", str(settings.worker_port)),
                 *("--dtype", settings.dtype, "--device", settings.device),
                 *("--attention-backend", settings.attention_backend),
-                *limits,
-                *sizes,
+                *(*limits, *sizes, *drain),
                 *settings.worker_options,
             ),
             worker,
@@ -105,7 +106,7 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
             "scheduler_svc",
             (
                 *("--worker", worker, "--host", LOOPBACK, "--port", str(settings.scheduler_port)),
-                *limits,
+                *(*limits, *drain),
                 *settings.scheduler_options,
             ),
             scheduler,
@@ -116,6 +117,7 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
             (
                 *("--model", str(model), "--scheduler", scheduler, "--host", settings.host),
                 *("--http-port", str(settings.http_port), "--grpc-port", str(settings.grpc_port)),
+                *drain,
                 *settings.gateway_options,
             ),
             f"{settings.reachable_host}:{settings.grpc_port}",
@@ -123,7 +125,7 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
     )
 
 
-def _given(*options: tuple[str, int | None]) -> tuple[str, ...]:
+def _given(*options: tuple[str, float | None]) -> tuple[str, ...]:
     return tuple(
         word for name, value in options if value is not None for word in (name, str(value))
     )

@@ -1,29 +1,30 @@
 """`pagewire up`: runs all three services on this machine, with a sample answer."""
 
 import argparse
+import math
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Self
 
-import grpc
-
-from pagewire._channel import Connection, open_channel
+from pagewire._channel import Connection
 from pagewire._client import Client
 from pagewire._terminal import StatusLine, Style
-from pagewire.cli import health
 from pagewire.cli.launcher.identity import LocalIdentity, check_options, local_identity
 from pagewire.cli.launcher.invitation import invitation
 from pagewire.cli.launcher.processes import POLL_S, Services
 from pagewire.cli.launcher.services import Settings, check_ports, find_checkout, plan
+from pagewire.cli.launcher.supervisor import ServiceSupervisor, TimeLimits
 from pagewire.cli.options import CommandError, add_command
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 QUESTION = "What is the capital of France?"
 MAX_SAMPLE_TOKENS = 32
-PROBE_S = 5.0  # a service that loads a model may take long to answer
 REPORT_S = 10.0  # interval of progress lines where they cannot be rewritten
 HERE = Path(__file__).resolve().parents[3]
 
@@ -80,6 +80,14 @@ def add_parser(commands: "Subparsers") -> None:
     add("--api-keys", type=Path, metavar="FILE", help="API keys, from `pagewire keys new`")
     add("--once", action="store_true", help="stop after the sample answer")
     add("--no-sample", action="store_true", help="do not ask the sample question")
+    _add_limits(parser)
+    add("--log-dir", type=Path, metavar="DIR", help="folder for logs (default: a new one)")
+    add("--checkout", type=Path, default=HERE, metavar="DIR", help="folder with the services' code")
+    parser.set_defaults(run=run)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--startup-timeout-s",
         type=float,
@@ -87,9 +95,28 @@ def add_parser(commands: "Subparsers") -> None:
         help="seconds after which to give up on a service that is not ready and has logged nothing "
         "new, and on the sample answer",
     )
-    add("--log-dir", type=Path, metavar="DIR", help="folder for logs (default: a new one)")
-    add("--checkout", type=Path, default=HERE, metavar="DIR", help="folder with the services' code")
-    parser.set_defaults(run=run)
+    add(
+        "--drain-timeout-s",
+        type=seconds,
+        default=60.0,
+        help="seconds that running requests have after SIGTERM or Ctrl-C; what is left ends with "
+        "an error, and so does everything at a second signal",
+    )
+    add(
+        "--hang-timeout-s",
+        type=seconds,
+        default=10.0,
+        help="seconds without an answer to health checks after which a service is killed and "
+        "restarted; up to six times as long where answers come late",
+    )
+
+
+def seconds(text: str) -> float:
+    """A duration. Raises ValueError unless it is finite and not negative."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{text} is not a duration in seconds")
+    return value
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -115,30 +142,33 @@ def run(options: argparse.Namespace) -> int:
         max_model_len=options.max_model_len,
         num_kv_blocks=options.num_kv_blocks,
         tensor_parallel_size=options.tensor_parallel_size,
+        drain_timeout_s=options.drain_timeout_s,
         worker_options=options.worker_options,
         scheduler_options=options.scheduler_options,
         gateway_options=options.gateway_options,
     )
     checkout = find_checkout(options.checkout.resolve())
     check_ports(settings.ports)
+    limits = TimeLimits(options.startup_timeout_s, options.hang_timeout_s, options.drain_timeout_s)
     check_options(settings, options)
     journal = Journal()
     has_answered = False
     try:
-        with _stop_signals():
+        with StopSignals() as signals:
             model = _model_folder(options.model, checkout, journal)
             logs = _log_folder(options.log_dir, journal)
             with (
                 local_identity(settings, options, logs) as identity,
                 Services(checkout, logs) as services,
+                _supervised(services, identity, model, limits, journal, signals) as up,
             ):
-                _start(services, identity, model, options.startup_timeout_s, journal)
+                _start(up, identity, journal)
                 if not options.no_sample and identity.can_ask:
-                    _ask(identity, options.startup_timeout_s, journal)
+                    _ask(identity, options.startup_timeout_s, journal, up)
                     has_answered = True
                 if not options.once:
                     journal.say(invitation(identity, model.name, journal.style))
-                    _serve(services, journal)
+                    _serve(up)
                 journal.say("stopping")
     except StopRequested:
         journal.say("stopped")
@@ -176,22 +206,40 @@ class Journal:
             self.say(text)
 
 
-@contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Raises StopRequested on stop signals.
+class StopSignals:
+    """The stop signals that have come: the first asks for a drain, the second for an end.
 
-    A second signal does not wait for the services to end; their guards end them.
+    StopRequested is raised by the handler while `interrupts` holds, and then by `check`: raised at
+    any place, it could be lost where errors are ignored, in a finalizer for example.
     """
 
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise StopRequested(signal.Signals(number).name)
+    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __init__(self) -> None:
+        self._count = 0
+        self.interrupts = True
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a second signal has come."""
+        return self._count > 1
+
+    def check(self) -> None:
+        """Raises StopRequested if a signal has come."""
+        if self._count:
+            raise StopRequested
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+        if self.interrupts:
+            raise StopRequested
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._note) for number in self.NUMBERS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
 
 
@@ -230,35 +278,65 @@ def _log_folder(given: Path | None, journal: Journal) -> Path:
     return folder
 
 
-def _start(
-    services: Services, identity: LocalIdentity, model: Path, timeout_s: float, journal: Journal
-) -> None:
-    """Starts all services and waits until each serves. Raises CommandError."""
+@contextmanager
+def _supervised(
+    services: Services,
+    identity: LocalIdentity,
+    model: Path,
+    limits: TimeLimits,
+    journal: Journal,
+    signals: StopSignals,
+) -> Iterator[ServiceSupervisor]:
+    """Starts the services and keeps them alive; a stop signal inside the block drains them."""
+    signals.interrupts = False
+    specs = {
+        spec: Connection(spec.address, tls=identity.tls) for spec in plan(identity.settings, model)
+    }
+    supervisor = ServiceSupervisor(services, specs, limits, journal.say, signals.check)
+    try:
+        yield supervisor
+    except StopRequested:
+        journal.say(
+            f"stopping: running requests have {limits.drain_timeout_s:g} s to end; "
+            "a second signal ends them"
+        )
+        supervisor.drain(lambda: signals.is_urgent)
+        raise
+    finally:
+        supervisor.close()
+
+
+def _start(supervisor: ServiceSupervisor, identity: LocalIdentity, journal: Journal) -> None:
+    """Waits until each service serves. Raises CommandError."""
     if identity.ca is not None:
         journal.done("tls", f"test certificates, signed by {identity.ca}")
-    specs = plan(identity.settings, model)
-    services.start(specs)
-    reached = {spec.name: Connection(spec.address, tls=identity.tls) for spec in specs}
-    channels = {name: open_channel(connection) for name, connection in reached.items()}
-    try:
-        for spec in specs:
-            services.wait_until(
-                spec.name,
-                _probe(channels[spec.name], spec.address),
-                timeout_s,
-                partial(journal.waiting, f"waiting for the {spec.name}"),
-            )
-            journal.done(spec.name, spec.address)
-    finally:
-        for channel in channels.values():
-            channel.close()
+    for name, connection in supervisor.connections.items():
+        supervisor.wait_until_ready(name, partial(journal.waiting, f"waiting for the {name}"))
+        journal.done(name, connection.target)
 
 
-def _probe(channel: grpc.Channel, address: str) -> Callable[[], bool]:
-    return lambda: health.check_on(channel, address, timeout_s=PROBE_S).is_serving
+def _ask(
+    identity: LocalIdentity, timeout_s: float, journal: Journal, supervisor: ServiceSupervisor
+) -> None:
+    """Streams the sample answer while the services are watched. Raises what went wrong."""
+    asked: Future[None] = Future()
+
+    def ask() -> None:
+        try:
+            _stream_sample(identity, timeout_s, journal)
+        except BaseException as error:
+            asked.set_exception(error)
+        else:
+            asked.set_result(None)
+
+    threading.Thread(target=ask, name="sample", daemon=True).start()
+    while not asked.done():
+        supervisor.tick()
+        time.sleep(POLL_S)
+    asked.result()
 
 
-def _ask(identity: LocalIdentity, timeout_s: float, journal: Journal) -> None:
+def _stream_sample(identity: LocalIdentity, timeout_s: float, journal: Journal) -> None:
     """Streams the sample answer. Raises CommandError if it is empty."""
     journal.say(f"\n{journal.style.bold(QUESTION)}")
     target = f"{identity.settings.reachable_host}:{identity.settings.grpc_port}"
@@ -278,10 +356,8 @@ def _ask(identity: LocalIdentity, timeout_s: float, journal: Journal) -> None:
         raise CommandError("the model gave an empty answer")
 
 
-def _serve(services: Services, journal: Journal) -> NoReturn:
-    """Watches the services until a stop signal, or until one ends for good."""
+def _serve(supervisor: ServiceSupervisor) -> NoReturn:
+    """Keeps the services alive until a stop signal, or until one dies again and again."""
     while True:
-        for event in services.renew():
-            journal.say(event)
-        services.check()
+        supervisor.tick()
         time.sleep(POLL_S)

@@ -292,7 +292,7 @@ async def test_a_bug_is_an_internal_error_that_tells_nothing(
 async def test_a_health_watcher_does_not_hold_up_the_end(
     start: Callable[..., Any], eventually: Any
 ) -> None:
-    running = await start(shutdown_grace_s=patience(20))
+    running = await start(drain_timeout_s=patience(20))
     health = health_pb2_grpc.HealthStub(running.channel)
     watch = health.Watch(health_pb2.HealthCheckRequest(service=""))
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
