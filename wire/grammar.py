@@ -12,13 +12,18 @@ import llguidance
 LLGUIDANCE_VERSION: str = llguidance.__version__
 MAX_GRAMMAR_BYTES = 1 << 20
 
-# Bounds on the cost of one grammar: tens of milliseconds to build or per mask, and 100 MB.
+# Bounds on the cost of one grammar: some ten milliseconds per mask, and 100 MB. A matcher that
+# exceeds one is in error from then on, and says so. docs/decisions/0013 has what each one costs.
 LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
+    max_items_in_row=2_000,
+    initial_lexer_fuel=300_000,
+    step_lexer_fuel=50_000,
+    step_max_items=30_000,
     max_lexer_states=50_000,
+    max_grammar_size=500_000,
     verbose_errors=False,
 )
+NUM_PROBED_TOKENS = 2  # after which some grammars prove too complex that began well
 
 Vocabulary = llguidance.LLTokenizer
 Matcher = llguidance.LLMatcher
@@ -51,6 +56,25 @@ def new_matcher(vocabulary: Vocabulary, grammar: str) -> Matcher:
     if matcher.is_error():
         raise BadGrammar(problem_of(matcher))
     return matcher
+
+
+def check(vocabulary: Vocabulary, grammar: str) -> None:
+    """Builds a matcher and takes its first steps. Raises BadGrammar.
+
+    Nothing bounds the stack, memory and time that this may take: for a grammar of unknown origin
+    call it in a process that may die (`wire.grammar_check`).
+    """
+    matcher = new_matcher(vocabulary, grammar)
+    with failures_as(BadGrammar, "it cannot be followed"):
+        for _ in range(NUM_PROBED_TOKENS):
+            allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+            for token_id in vocabulary.eos_tokens:
+                allowed &= ~(1 << token_id)
+            if not allowed or matcher.is_stopped():
+                break
+            matcher.consume_token((allowed & -allowed).bit_length() - 1)
+    if matcher.is_error():
+        raise BadGrammar(problem_of(matcher))
 
 
 def problem_of(matcher: Matcher) -> str:

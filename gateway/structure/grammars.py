@@ -1,44 +1,58 @@
 """Converts structures to grammars and checks that a worker of this model can apply them."""
 
 import asyncio
+import threading
+import weakref
 from collections.abc import Callable
-from functools import lru_cache, partial
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
-from gateway.errors import RequestError, invalid, unsupported
+from gateway.errors import RequestError, invalid, unavailable, unsupported
 from gateway.structure import json_schema
 from gateway.structure.structure import CallList, JsonSchema, Structure
-from wire.grammar import BadGrammar, BadVocabulary, Vocabulary, new_matcher, read_vocabulary
+from wire.grammar import BadGrammar, BadVocabulary
+from wire.grammar_check.checks import ChecksLost, GrammarChecks, VocabularySource
 
-MAX_KNOWN_GRAMMARS = 256
+MAX_WAITING_CHECKS = 16  # threads of their own, so that tokenizing never waits for a grammar
 
 
 class GrammarChecker:
-    """Checks grammars against the model's vocabulary, off the event loop."""
+    """Checks grammars against the model's vocabulary, in another process."""
 
     def __init__(self, tokenizer: Callable[[], str]) -> None:
         self._tokenizer = tokenizer  # the content of its tokenizer.json
-        self._vocabulary = lru_cache(1)(self._read_vocabulary)
-        self._check_once = lru_cache(MAX_KNOWN_GRAMMARS)(self._check)
+        self._threads = ThreadPoolExecutor(MAX_WAITING_CHECKS, "grammars")
+        self._lock = threading.Lock()
+        self._checks: tuple[tuple[int, tuple[int, ...]], GrammarChecks] | None = None
+        weakref.finalize(self, self._threads.shutdown, wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """Ends the checking process."""
+        if self._checks is not None:
+            self._checks[1].close()
 
     async def resolve(
         self, structure: Structure, vocab_size: int, eos_token_ids: tuple[int, ...]
     ) -> str:
         """The grammar of a structure. Raises RequestError naming the place at fault."""
-        return await asyncio.to_thread(self._resolve, structure, vocab_size, eos_token_ids)
+        resolve = partial(self._resolve, structure, vocab_size, eos_token_ids)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, resolve)
 
     def _resolve(
         self, structure: Structure, vocab_size: int, eos_token_ids: tuple[int, ...]
     ) -> str:
         grammar = structure.to_grammar()
-        check = partial(self._check_once, vocab_size, eos_token_ids)
         try:
+            check = self._checks_of(vocab_size, eos_token_ids).check
             check(grammar)
         except BadVocabulary as error:
             field = structure.place.partition(".")[0]
             raise unsupported(field, f"is not supported for this model: {error}") from error
         except BadGrammar as error:
             raise self._refusal(structure, str(error), check) from error
+        except ChecksLost as error:
+            raise unavailable(str(error)) from error
         return grammar
 
     def _refusal(
@@ -62,8 +76,11 @@ class GrammarChecker:
 
         return json_schema.refusal(structure.schema, structure.place, problem, problem_of)
 
-    def _check(self, vocab_size: int, eos_token_ids: tuple[int, ...], grammar: str) -> None:
-        new_matcher(self._vocabulary(vocab_size, eos_token_ids), grammar)
-
-    def _read_vocabulary(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:
-        return read_vocabulary(self._tokenizer(), vocab_size, eos_token_ids)
+    def _checks_of(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> GrammarChecks:
+        key = (vocab_size, eos_token_ids)
+        with self._lock:
+            if self._checks is None or self._checks[0] != key:
+                self.close()
+                source = VocabularySource(self._tokenizer, vocab_size, eos_token_ids)
+                self._checks = key, GrammarChecks(source)
+            return self._checks[1]
