@@ -4,6 +4,7 @@ Thread-safe; `check` waits for the other process, so it belongs in a thread that
 that exceeded a limit is refused from then on without being tried again.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -121,7 +122,7 @@ class _Process:
         self._control, theirs = socket.socketpair()
         with theirs:
             command = (sys.executable, "-m", "wire.grammar_check.helper")
-            process = subprocess.Popen(command, stdin=theirs, cwd=_ROOT)
+            process = subprocess.Popen(command, stdin=theirs.fileno(), cwd=_ROOT)
         self.end = weakref.finalize(self, _end, process, self._control)
         settings = {
             "definition": source.definition(),
@@ -145,10 +146,8 @@ class _Process:
         with mine:
             with theirs, self._sending:
                 socket.send_fds(self._control, [b"c"], [theirs.fileno()])
-            try:
+            with contextlib.suppress(BrokenPipeError):  # it has died, and the reason follows
                 frames.send(mine, grammar.encode())
-            except BrokenPipeError:
-                pass  # it has died, and the reason follows
             return frames.receive(mine).decode()
 
 

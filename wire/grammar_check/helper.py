@@ -21,9 +21,7 @@ from wire.grammar_check.limits import NICENESS, CheckLimits
 class Helper:
     """One checking process."""
 
-    def __init__(
-        self, control: socket.socket, vocabulary: Vocabulary, limits: CheckLimits
-    ) -> None:
+    def __init__(self, control: socket.socket, vocabulary: Vocabulary, limits: CheckLimits) -> None:
         self._control = control
         self._vocabulary = vocabulary
         self._limits = limits
@@ -37,12 +35,13 @@ class Helper:
     def serve(self) -> None:
         """Forks for each connection that comes, until the other side ends."""
         while True:
-            ready, _, _ = select.select([self._control, self._child_ended], [], [])
+            control = self._control.fileno()
+            ready, _, _ = select.select([control, self._child_ended], [], [])
             if self._child_ended in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._child_ended, 1 << 10)
                 self._reap()
-            if self._control in ready and not self._accept():
+            if control in ready and not self._accept():
                 return
 
     def _accept(self) -> bool:

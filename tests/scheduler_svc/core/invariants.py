@@ -7,7 +7,6 @@ from scheduler_svc.core import Preemption, Scheduler, Sequence, Status
 from scheduler_svc.core.queue.reservations import LEAD_S
 from scheduler_svc.core.request.block_hash import chain
 
-
 WITHOUT_SLOT = (Status.WAITING, Status.WAITING_FOR_GRAMMAR, Status.PREEMPTED)
 
 
@@ -212,7 +211,7 @@ def _check_grammars(scheduler: Scheduler) -> None:
     for sequence in scheduler.live():
         is_held = sequence.status is Status.WAITING_FOR_GRAMMAR
         assert is_held == (sequence in held)
-        assert not is_held or scheduler.config.prepares_grammars and sequence.request.has_grammar
+        assert not is_held or (scheduler.config.prepares_grammars and sequence.request.has_grammar)
         known = grammars._asked if is_held else grammars._ready
         number = sequence.preparation_id
         assert not number or known[number] is sequence, "a preparation of another sequence"
