@@ -37,6 +37,10 @@ class BadGrammar(ValueError):
     """Raised for a grammar that cannot be followed; the message says why."""
 
 
+class GrammarTooLarge(BadGrammar):
+    """Raised for a grammar that exceeds a limit as a whole: no part of it is at fault."""
+
+
 def read_vocabulary(definition: str, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
     """The bytes of every token id, from the content of a tokenizer.json.
 
@@ -52,9 +56,11 @@ def new_matcher(vocabulary: Vocabulary, grammar: str) -> Matcher:
     """A matcher at the start of a grammar. Raises BadGrammar."""
     with failures_as(BadGrammar, "it cannot be read"):
         matcher = Matcher(vocabulary, grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise BadGrammar(problem_of(matcher))
         matcher.compute_bitmask()  # some grammars prove too complex only here
     if matcher.is_error():
-        raise BadGrammar(problem_of(matcher))
+        raise GrammarTooLarge(problem_of(matcher))
     return matcher
 
 
@@ -74,7 +80,7 @@ def check(vocabulary: Vocabulary, grammar: str) -> None:
                 break
             matcher.consume_token((allowed & -allowed).bit_length() - 1)
     if matcher.is_error():
-        raise BadGrammar(problem_of(matcher))
+        raise GrammarTooLarge(problem_of(matcher))
 
 
 def problem_of(matcher: Matcher) -> str:

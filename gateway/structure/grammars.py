@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from gateway.errors import RequestError, invalid, unavailable, unsupported
 from gateway.structure import json_schema
 from gateway.structure.structure import CallList, JsonSchema, Structure
-from wire.grammar import BadGrammar, BadVocabulary
+from wire.grammar import BadGrammar, BadVocabulary, GrammarTooLarge
 from wire.grammar_check.checks import ChecksLost, GrammarChecks, VocabularySource
 
 MAX_WAITING_CHECKS = 16  # threads of their own, so that tokenizing never waits for a grammar
@@ -44,37 +44,18 @@ class GrammarChecker:
     ) -> str:
         grammar = structure.to_grammar()
         try:
-            check = self._checks_of(vocab_size, eos_token_ids).check
-            check(grammar)
+            checks = self._checks_of(vocab_size, eos_token_ids)
+            checks.check(grammar)
         except BadVocabulary as error:
             field = structure.place.partition(".")[0]
             raise unsupported(field, f"is not supported for this model: {error}") from error
+        except GrammarTooLarge as error:
+            raise invalid(structure.place, str(error)) from error
         except BadGrammar as error:
-            raise self._refusal(structure, str(error), check) from error
+            raise _refusal(structure, str(error), checks) from error
         except ChecksLost as error:
             raise unavailable(str(error)) from error
         return grammar
-
-    def _refusal(
-        self, structure: Structure, problem: str, check: Callable[[str], None]
-    ) -> RequestError:
-        if isinstance(structure, CallList):
-            for _, schema in structure.functions:
-                try:
-                    check(schema.to_grammar())
-                except BadGrammar as error:
-                    return self._refusal(schema, str(error), check)
-        if not isinstance(structure, JsonSchema):
-            return invalid(structure.place, problem)
-
-        def problem_of(part: Any) -> str | None:
-            try:
-                check(structure.grammar_of(part))
-            except BadGrammar as error:
-                return str(error)
-            return None
-
-        return json_schema.refusal(structure.schema, structure.place, problem, problem_of)
 
     def _checks_of(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> GrammarChecks:
         key = (vocab_size, eos_token_ids)
@@ -84,3 +65,19 @@ class GrammarChecker:
                 source = VocabularySource(self._tokenizer, vocab_size, eos_token_ids)
                 self._checks = key, GrammarChecks(source)
             return self._checks[1]
+
+
+def _refusal(structure: Structure, problem: str, checks: GrammarChecks) -> RequestError:
+    if isinstance(structure, CallList):
+        for _, schema in structure.functions:
+            try:
+                checks.check(schema.to_grammar())
+            except BadGrammar as error:
+                return _refusal(schema, str(error), checks)
+    if not isinstance(structure, JsonSchema):
+        return invalid(structure.place, problem)
+
+    def find(parts: Iterable[Any]) -> int | None:
+        return checks.find(map(structure.grammar_of, parts), problem)
+
+    return json_schema.refusal(structure.schema, structure.place, problem, find)

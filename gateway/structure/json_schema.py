@@ -9,7 +9,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gateway import limits
@@ -181,22 +181,23 @@ def _join(place: str, name: str) -> str:
 
 
 def refusal(
-    schema: Any, place: str, problem: str, problem_of: Callable[[Any], str | None]
+    schema: Any, place: str, problem: str, find: Callable[[Iterable[Any]], int | None]
 ) -> RequestError:
-    """The error for a schema that the engine refuses; names the smallest part with that problem."""
+    """The error for a schema that the engine refuses; names the smallest part with that problem.
+
+    `find` returns the index of the first of some schemas that has the problem.
+    """
     root = schema if isinstance(schema, dict) else {}
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
     tries = MAX_TRIES
-    is_searching = True
-    while is_searching and isinstance(schema, dict):
-        is_searching = False
-        for part_place, part in _parts(schema, place):
-            tries -= 1
-            if tries < 0 or not isinstance(part, dict):
-                continue
-            if problem_of(shared | part) == problem:
-                schema, place, is_searching = part, part_place, True
-                break
+    while tries and isinstance(schema, dict):
+        parts = [(where, part) for where, part in _parts(schema, place) if isinstance(part, dict)]
+        parts = parts[:tries]
+        tries -= len(parts)
+        found = find(shared | part for _, part in parts)
+        if found is None:
+            break
+        place, schema = parts[found]
     kind = ErrorKind.INVALID
     if problem.startswith(("Unimplemented", "Unknown format", "oneOf constraints")):
         kind = ErrorKind.UNSUPPORTED

@@ -14,12 +14,13 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
-from wire.grammar import BadGrammar, BadVocabulary
+from wire.grammar import BadGrammar, BadVocabulary, GrammarTooLarge
 from wire.grammar_check import frames
 from wire.grammar_check.limits import CheckLimits
 
@@ -52,8 +53,8 @@ class GrammarChecks:
         self._starting = threading.Lock()
         self._places = threading.Semaphore(min(MAX_AT_ONCE, max((os.cpu_count() or 1) // 2, 1)))
         self._process: _Process | None = None
-        # Problem by hash of the grammar, empty for none; the newest last.
-        self._known: OrderedDict[bytes, Future[str]] = OrderedDict()
+        # Answer by hash of the grammar; the newest last.
+        self._known: OrderedDict[bytes, Future[bytes]] = OrderedDict()
         self.num_checked = 0
 
     def prepare(self) -> None:
@@ -66,7 +67,10 @@ class GrammarChecks:
         return known is not None and known.done()
 
     def check(self, grammar: str) -> None:
-        """Raises BadGrammar, BadVocabulary or ChecksLost; waits for a check under way."""
+        """Raises BadGrammar, BadVocabulary or ChecksLost; waits for a check under way.
+
+        Raises GrammarTooLarge if it exceeded a limit.
+        """
         key = _hash(grammar)
         with self._lock:
             known = self._known.get(key)
@@ -77,8 +81,27 @@ class GrammarChecks:
                 self._known.popitem(last=False)
         if is_mine:
             self._find_out(key, grammar, known)
-        if problem := known.result():
+        answer = known.result()
+        problem = answer[1:].decode()
+        if answer.startswith(frames.TOO_LARGE):
+            raise GrammarTooLarge(problem)
+        if answer.startswith(frames.BAD):
             raise BadGrammar(problem)
+
+    def find(self, grammars: Iterable[str], problem: str) -> int | None:
+        """The index of the first grammar with this problem; None if there is none.
+
+        One process checks all of them, within the limits of one. Raises as `check` does.
+        """
+        with self._places, self._started().connect() as ask:
+            for index, grammar in enumerate(grammars):
+                try:
+                    answer = ask(grammar)
+                except (frames.Closed, OSError):
+                    return None
+                if answer[1:].decode() == problem:
+                    return index
+        return None
 
     def close(self) -> None:
         """Ends the checking process."""
@@ -86,7 +109,7 @@ class GrammarChecks:
         if process is not None:
             process.end()
 
-    def _find_out(self, key: bytes, grammar: str, outcome: Future[str]) -> None:
+    def _find_out(self, key: bytes, grammar: str, outcome: Future[bytes]) -> None:
         try:
             with self._places:
                 outcome.set_result(self._ask(grammar))
@@ -95,12 +118,13 @@ class GrammarChecks:
                 self._known.pop(key, None)  # it says nothing about the grammar
             outcome.set_exception(error)
 
-    def _ask(self, grammar: str) -> str:
+    def _ask(self, grammar: str) -> bytes:
         self.num_checked += 1
         for _ in range(_TRIES):
             process = self._started()
             try:
-                return process.ask(grammar)
+                with process.connect() as ask:
+                    return ask(grammar)
             except (frames.Closed, OSError):
                 with self._starting:
                     if self._process is process:
@@ -140,15 +164,20 @@ class _Process:
             self.end()
             raise BadVocabulary(problem)
 
-    def ask(self, grammar: str) -> str:
-        """A grammar's problem, empty for none. Raises Closed or OSError if the process is gone."""
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[Callable[[str], bytes]]:
+        """A function that asks about grammars in one child. Closed or OSError: it is gone."""
         mine, theirs = socket.socketpair()
         with mine:
             with theirs, self._sending:
                 socket.send_fds(self._control, [b"c"], [theirs.fileno()])
-            with contextlib.suppress(BrokenPipeError):  # it has died, and the reason follows
-                frames.send(mine, grammar.encode())
-            return frames.receive(mine).decode()
+            yield partial(_ask, mine)
+
+
+def _ask(connection: socket.socket, grammar: str) -> bytes:
+    with contextlib.suppress(BrokenPipeError):  # it has died, and the reason follows
+        frames.send(connection, grammar.encode())
+    return frames.receive(connection)
 
 
 def _end(process: "subprocess.Popen[bytes]", control: socket.socket) -> None:

@@ -4,6 +4,8 @@ import socket
 import struct
 
 _LENGTH = struct.Struct("<I")
+# The first byte of an answer about a grammar, before its problem in words.
+FOLLOWED, BAD, TOO_LARGE = b"0", b"1", b"2"
 
 
 class Closed(Exception):

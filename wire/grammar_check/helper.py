@@ -13,7 +13,14 @@ import signal
 import socket
 import sys
 
-from wire.grammar import BadGrammar, BadVocabulary, Vocabulary, check, read_vocabulary
+from wire.grammar import (
+    BadGrammar,
+    BadVocabulary,
+    GrammarTooLarge,
+    Vocabulary,
+    check,
+    read_vocabulary,
+)
 from wire.grammar_check import frames
 from wire.grammar_check.limits import NICENESS, CheckLimits
 
@@ -56,18 +63,17 @@ class Helper:
         return True
 
     def _check(self, connection: socket.socket) -> None:
-        """Checks one grammar in the child, which never returns."""
-        code = 1
+        """Checks grammars in the child until no more come; never returns."""
         try:
             signal.set_wakeup_fd(-1)
             self._limits.apply()
-            grammar = frames.receive(connection).decode()
-            frames.send(connection, (_problem_of(self._vocabulary, grammar) or "").encode())
-            code = 0
+            while True:
+                grammar = frames.receive(connection).decode()
+                frames.send(connection, _answer(self._vocabulary, grammar))
         except MemoryError:
             os.kill(os.getpid(), signal.SIGABRT)
         finally:
-            os._exit(code)
+            os._exit(0)
 
     def _reap(self) -> None:
         while True:
@@ -81,15 +87,16 @@ class Helper:
                 if os.WIFSIGNALED(status):
                     with contextlib.suppress(OSError):
                         reason = self._limits.reason(os.WTERMSIG(status))
-                        frames.send(connection, reason.encode())
+                        frames.send(connection, frames.TOO_LARGE + reason.encode())
 
 
-def _problem_of(vocabulary: Vocabulary, grammar: str) -> str | None:
+def _answer(vocabulary: Vocabulary, grammar: str) -> bytes:
     try:
         check(vocabulary, grammar)
     except BadGrammar as error:
-        return str(error)
-    return None
+        is_large = isinstance(error, GrammarTooLarge)
+        return (frames.TOO_LARGE if is_large else frames.BAD) + str(error).encode()
+    return frames.FOLLOWED
 
 
 def main() -> None:
