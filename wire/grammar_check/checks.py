@@ -146,8 +146,8 @@ class _Process:
         self._control, theirs = socket.socketpair()
         with theirs:
             command = (sys.executable, "-m", "wire.grammar_check.helper")
-            process = subprocess.Popen(command, stdin=theirs.fileno(), cwd=_ROOT)
-        self.end = weakref.finalize(self, _end, process, self._control)
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), cwd=_ROOT)
+        self.end = weakref.finalize(self, _end, self.process, self._control)
         settings = {
             "definition": source.definition(),
             "vocab_size": source.vocab_size,

@@ -208,10 +208,12 @@ class Grammars:
         with grammars.failures_as(RuntimeError, "a grammar's mask cannot be filled"):
             began_s, is_timed = time.thread_time(), self._num_to_time > 0
             for index, (place, token_ids) in enumerate(zip(places, unread, strict=True)):
+                place_began_s = time.thread_time()
                 try:
                     matchers[index] = place.read(token_ids.tolist())
                     if is_timed:
-                        _fill_timed(place, matchers[index], masks, index)
+                        _fill_one(matchers[index], masks, index)
+                        place.spend(time.thread_time() - place_began_s)
                 except (BadGrammar, grammars.BadVocabulary) as error:
                     problems[index] = str(error)
             began_fill_s = time.perf_counter()
@@ -223,7 +225,7 @@ class Grammars:
         for index, matcher in matchers.items():
             if matcher.is_error():
                 problems[index] = grammars.problem_of(matcher)
-                masks[index] = 0
+        masks[list(problems)] = 0  # a row without a token ends
         return Filled(masks.view(np.uint8), problems)
 
     def _threads(self) -> llguidance.LLExecutor:
@@ -245,13 +247,9 @@ def _tell(
     answer(preparation_id, _problem_of(building))
 
 
-def _fill_timed(
-    place: GrammarPlace, matcher: Matcher, masks: NDArray[np.int32], index: int
-) -> None:
-    began_s = time.thread_time()
+def _fill_one(matcher: Matcher, masks: NDArray[np.int32], index: int) -> None:
     if not matcher.is_error():
         llguidance.numpy.fill_next_token_bitmask(matcher, masks, index)
-    place.spend(time.thread_time() - began_s)
 
 
 def _read(matcher: Matcher, token_ids: Sequence[int]) -> None:
