@@ -89,6 +89,10 @@ class Pipeline:
         """Live requests, oldest first."""
         return list(self._live.values())
 
+    def close(self) -> None:
+        """Ends the process that checks grammars."""
+        self._grammars.close()
+
     def now(self) -> float:
         """The clock of Progress, in seconds."""
         return self._clock()

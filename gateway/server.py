@@ -172,6 +172,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
+        self._pipeline.close()
         log.info("stopped")
 
     async def _drain(self, hurry: asyncio.Event) -> None:

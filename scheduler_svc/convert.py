@@ -12,6 +12,7 @@ from scheduler_svc.core import (
     EnteringSequence,
     Finished,
     FinishReason,
+    Preparations,
     ReceivedPromptOutput,
     Request,
     StepPlan,
@@ -88,6 +89,7 @@ def to_request(
         output_token_ids=output,
         resumed_by_client=isinstance(submitted, scheduler_pb2.Submit)
         and submitted.resumed_by_client,
+        has_grammar=bool(sampling.grammar),
     )
 
 
@@ -196,7 +198,22 @@ def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
         ),
         prompt_output_begin=new.prompt_output_begin,
         prompt_only=new.request.is_prompt_only,
+        grammar_preparation=new.preparation_id,
     )
+
+
+def to_preparations(preparations: Preparations) -> worker_pb2.PrepareGrammars:
+    """Grammars to prepare, and those not needed any more, as the worker's message."""
+    message = worker_pb2.PrepareGrammars(dropped_ids=preparations.dropped_ids)
+    for wanted in preparations.wanted:
+        sampling = wanted.request.sampling
+        assert isinstance(sampling, Sampling)
+        message.preparations.add(
+            preparation_id=wanted.preparation_id,
+            grammar=sampling.grammar,
+            output_token_ids=wanted.output_token_ids.tobytes(),
+        )
+    return message
 
 
 def to_logprobs(output: worker_pb2.ModelRunnerOutput) -> LogprobColumns | None:

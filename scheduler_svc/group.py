@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc.clients.registry import Clients
@@ -168,6 +169,8 @@ class WorkerGroup:
         before = self.core.config
         if worker.block_size != before.block_size or worker.max_num_seqs < before.max_num_seqs:
             raise WrongWorker("its block_size or max_num_seqs differs from the worker before it")
+        if before.prepares_grammars and not worker.prepares_grammars:
+            raise WrongWorker("it does not prepare grammars, unlike the worker before it")
         self.core.now_s = time.monotonic()
         self.core.worker_lost(worker.num_blocks, worker.num_host_blocks)
         message = f"the new worker's KV cache of {worker.num_blocks} blocks is too small for it"
@@ -207,6 +210,7 @@ class WorkerGroup:
     async def _step_by_step(self, link: WorkerLink, core: Scheduler) -> None:
         stepping = Stepping(self._config, core, link, self._clients, self.trace, self.pace)
         self.state_check = stepping.state_check
+        link.on_prepared = partial(self._on_prepared, core)
         while True:
             self.expire()
             await stepping.plan_ahead()
@@ -216,6 +220,13 @@ class WorkerGroup:
             answer = await link.receive()
             self.expire()
             stepping.apply(answer)
+
+    def _on_prepared(self, core: Scheduler, answer: worker_pb2.GrammarPrepared) -> None:
+        core.now_s = time.monotonic()
+        finished = core.grammar_prepared(answer.preparation_id, answer.problem)
+        if finished is not None:
+            self._clients.tell_ends([finished])
+        self.wake()
 
     async def _idle(self, link: WorkerLink) -> None:
         """Waits for work. Raises LinkLost when the worker is gone in the meantime."""

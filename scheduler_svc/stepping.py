@@ -9,7 +9,14 @@ import time
 from pagewire.v1 import worker_pb2
 from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.convert import to_logprobs, to_prompt_outputs, to_result, to_state, to_step
+from scheduler_svc.convert import (
+    to_logprobs,
+    to_preparations,
+    to_prompt_outputs,
+    to_result,
+    to_state,
+    to_step,
+)
 from scheduler_svc.core import OutOfStep, Scheduler, StepPlan
 from scheduler_svc.explain.trace import Trace
 from scheduler_svc.worker.link import Answer, LinkLost, WorkerLink
@@ -49,6 +56,8 @@ class Stepping:
     async def plan_ahead(self) -> None:
         """Sends the steps that the worker should have, or a cut of those that it should not."""
         core = self._core
+        if (preparations := core.take_preparations()) is not None:
+            await self._link.prepare(to_preparations(preparations))
         cut = core.cut(self._lookahead)
         if cut is not None:
             await self._link.cut(cut.first_step_id, cut.last_step_id)

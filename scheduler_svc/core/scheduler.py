@@ -21,6 +21,7 @@ from scheduler_svc.core.history.output_lengths import OutputLengths
 from scheduler_svc.core.history.recent import Recent
 from scheduler_svc.core.kv.sliding_window import blocks_needed
 from scheduler_svc.core.queue.deadlines import Deadlines
+from scheduler_svc.core.queue.grammar_waits import Preparations
 from scheduler_svc.core.queue.intake import Intake
 from scheduler_svc.core.request.config import SchedulerConfig
 from scheduler_svc.core.request.request import FinishReason, Request
@@ -167,7 +168,7 @@ class Scheduler:
             sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
         self._live[request.request_id] = sequence
         self.internal_state.fork_groups.add(sequence)
-        self.internal_state.waiting.append(sequence)
+        self.internal_state.enqueue(sequence)
         self._deadlines.add(sequence)
         self.num_accepted += 1
         return sequence
@@ -197,6 +198,30 @@ class Scheduler:
         if sequence is not None:
             self.internal_state.set_priority(sequence, priority)
         return sequence
+
+    def take_preparations(self) -> Preparations | None:
+        """Returns what the worker should prepare, or need not any more; None: nothing new.
+
+        The worker answers for each with `grammar_prepared`.
+        """
+        return self.internal_state.grammars.take()
+
+    def grammar_prepared(self, preparation_id: int, problem: str = "") -> Finished | None:
+        """Queues the request whose grammar is ready, or ends it if there is a problem.
+
+        An answer for a request that has ended has no effect. Returns the end, if it is one.
+        """
+        state = self.internal_state
+        if problem:
+            sequence = state.grammars.failed(preparation_id)
+            if sequence is None:
+                return None
+            return self._finish(sequence, FinishReason.DEAD_END, f"grammar: {problem}")
+        sequence = state.waiting.grammar_is_ready(preparation_id)
+        if sequence is not None:
+            phase = Phase.PREEMPTED if sequence.has_run else Phase.QUEUE
+            sequence.timeline.enter(phase, self.now_s)
+        return None
 
     def reset_prefix_cache(self) -> int:
         """Empties the prefix cache; running sequences continue. Returns how many blocks it held."""
@@ -351,8 +376,10 @@ class Scheduler:
         """Records that there is a worker again; this only changes the phase of each timeline."""
         self.internal_state.is_worker_away = False
         for sequence in self._live.values():
-            has_run = sequence.num_cached is not None
-            sequence.timeline.enter(Phase.PREEMPTED if has_run else Phase.QUEUE, self.now_s)
+            phase = Phase.PREEMPTED if sequence.has_run else Phase.QUEUE
+            if sequence.status is Status.WAITING_FOR_GRAMMAR:
+                phase = Phase.GRAMMAR
+            sequence.timeline.enter(phase, self.now_s)
 
     def misfits(self) -> list[str]:
         """Ids of live requests that the KV cache cannot hold.

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from scheduler_svc.core import (
     Cut,
     Finished,
+    Preparations,
     Refused,
     Request,
     Scheduler,
@@ -34,6 +35,7 @@ EVENTS = frozenset(
         "cut",
         "expire",
         "fail",
+        "grammar_prepared",
         "grant",
         "migrate_out",
         "now_s",
@@ -42,6 +44,7 @@ EVENTS = frozenset(
         "schedule",
         "set_priority",
         "skip",
+        "take_preparations",
         "update",
         "worker_back",
         "worker_lost",
@@ -184,6 +187,12 @@ class TappedScheduler(Scheduler):
 
     def update(self, result: StepResult) -> StepOutputs:
         return self._tell("update", super().update, result)
+
+    def take_preparations(self) -> Preparations | None:
+        return self._tell("take_preparations", super().take_preparations)
+
+    def grammar_prepared(self, preparation_id: int, problem: str = "") -> Finished | None:
+        return self._tell("grammar_prepared", super().grammar_prepared, preparation_id, problem)
 
     def worker_lost(self, num_blocks: int | None = None, num_host_blocks: int | None = None) -> int:
         return self._tell("worker_lost", super().worker_lost, num_blocks, num_host_blocks)

@@ -63,6 +63,8 @@ class WorkerLink:
         beats = attached.description.sends_heartbeats
         self.attached = attached
         self.watch = Watch(patience if beats else None)
+        # Receives answers about grammars, which may come at any time.
+        self.on_prepared: Callable[[worker_pb2.GrammarPrepared], None] = lambda _: None
         self._stream = stream
         self._reading: asyncio.Task[Answer] | None = None
         self._why_lost = ""
@@ -75,6 +77,10 @@ class WorkerLink:
         """Asks the worker to skip these granted steps; it answers with a Skipped."""
         cut = worker_pb2.Cut(first_step_id=first_step_id, last_step_id=last_step_id)
         await self._write(worker_pb2.AttachRequest(cut=cut))
+
+    async def prepare(self, preparations: worker_pb2.PrepareGrammars) -> None:
+        """Asks the worker to prepare grammars; it answers each one to `on_prepared`."""
+        await self._write(worker_pb2.AttachRequest(prepare=preparations))
 
     async def _write(self, frame: worker_pb2.AttachRequest) -> None:
         try:
@@ -111,6 +117,9 @@ class WorkerLink:
                 raise LinkLost(f"the worker closed the stream: {details}")
             if not response.HasField("heartbeat"):
                 self.watch.output_came()
+                if response.HasField("grammar_prepared"):
+                    self.on_prepared(response.grammar_prepared)
+                    continue
                 return response.skipped if response.HasField("skipped") else response.output
             if why := self.watch.heartbeat_came(response.heartbeat):
                 raise LinkLost(why)

@@ -142,6 +142,8 @@ class WorkerService:
             for frame in frames:
                 if self._session.cut(stream, frame):  # handled now, ahead of the queued frames
                     continue
+                if self._session.prepare(stream, frame):
+                    continue
                 stream.wait_for_room()
                 if stream.is_over:
                     return
@@ -241,6 +243,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         sends_heartbeats=True,
         max_granted_steps=codec.MAX_GRANTED_STEPS,
         has_state_hashes=True,
+        prepares_grammars=True,
         rehearsed_steps=[
             timing_pb2.RehearsedStep(num_tokens=num_tokens, seconds=seconds)
             for num_tokens, seconds in description.rehearsed_s.items()

@@ -19,6 +19,7 @@ from worker_svc.process.failpoints import Failpoints, StreamFaults
 from worker_svc.process.step_limit import StepLimit
 from worker_svc.protocol import codec
 from worker_svc.protocol.codec import Heartbeat, Hello
+from worker_svc.protocol.preparations import GrammarOrders, decode_orders, encode_prepared
 from worker_svc.protocol.step import BadStep, CutRequest, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner, Pending, failed
 from worker_svc.startup.lifecycle import Lifecycle
@@ -109,6 +110,15 @@ class SchedulerStream:
             self._left_out.append(range(first, cut.last_step_id + 1))
             if not self.is_over:
                 self.outbox.put(codec.encode_skipped(first, cut.last_step_id))
+
+    def count_frame(self) -> None:
+        """Counts a received frame that is handled at once."""
+        self._num_received += 1
+
+    def grammar_prepared(self, preparation_id: int, problem: str) -> None:
+        """Sends what became of a preparation, from any thread."""
+        if not self.is_over:
+            self.outbox.put(encode_prepared(preparation_id, problem))
 
     def next_frame(self) -> bytes | None:
         """Waits for the next frame to send; returns a heartbeat after an interval without one, None
@@ -248,7 +258,31 @@ class Session:
     def greet(self, stream: SchedulerStream, frame: bytes) -> None:
         """Sends the stream's first frame once the compute thread is free: a scheduler that attaches
         while a step hangs must not assume that its own steps would run."""
-        self._compute.post(partial(stream.greet, frame))
+        self._compute.post(partial(self._greet, stream, frame))
+
+    def _greet(self, stream: SchedulerStream, frame: bytes) -> None:
+        self._lifecycle.ready_runner().state.grammars.drop_all()
+        self._ranks.prepare(b"")
+        stream.greet(frame)
+
+    def prepare(self, stream: SchedulerStream, frame: bytes) -> bool:
+        """Starts to prepare a frame's grammars; returns False for any other frame."""
+        try:
+            orders = decode_orders(frame, self._lifecycle.ready_runner().limits)
+        except BadStep as error:
+            log.warning("epoch %d ends: %s", stream.epoch, error)
+            self.end(stream, error)
+            return True
+        if orders is not None:
+            stream.count_frame()
+            self._compute.post(partial(self._prepare, stream, frame, orders))
+        return orders is not None
+
+    def _prepare(self, stream: SchedulerStream, frame: bytes, orders: GrammarOrders) -> None:
+        if stream.is_over:
+            return
+        self._ranks.prepare(frame)
+        self._lifecycle.ready_runner().state.grammars.take_orders(orders, stream.grammar_prepared)
 
     def submit(self, stream: SchedulerStream, frame: bytes) -> None:
         """Queues a frame for the compute thread."""

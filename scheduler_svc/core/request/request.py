@@ -72,6 +72,7 @@ class Request:
     # Output generated before, after which this request continues. None: it is new.
     output_token_ids: TokenIds | None = None
     resumed_by_client: bool = False  # by the client's word; maybe never accepted
+    has_grammar: bool = False  # which the worker prepares before the request may enter a slot
 
     @property
     def num_tokens(self) -> int:

@@ -12,9 +12,10 @@ from scheduler_svc.core.request.timeline import Timeline
 
 
 class Status(Enum):
-    """The state of a sequence. Waiting and preempted ones hold neither slot nor blocks."""
+    """The state of a sequence. Only a running one holds a slot and blocks."""
 
     WAITING = "waiting"
+    WAITING_FOR_GRAMMAR = "waiting for grammar"  # new or preempted; the worker prepares it
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
@@ -49,6 +50,7 @@ class Sequence:
         "num_prompt_outputs_delivered",
         "num_prompt_outputs_planned",
         "number",
+        "preparation_id",
         "request",
         "root",
         "slot",
@@ -86,7 +88,13 @@ class Sequence:
         self.num_prompt_outputs_delivered = self.num_prompt_outputs_planned = (
             request.prompt_output_begin
         )
+        self.preparation_id = 0  # of its grammar, asked for or ready; 0: none
         self._hashes: list[int] = []
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it has held a slot."""
+        return self.num_cached is not None
 
     @property
     def num_output(self) -> int:

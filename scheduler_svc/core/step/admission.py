@@ -18,6 +18,7 @@ from scheduler_svc.core.step.state import SchedulerState
 
 MAX_AWAITING = 64  # most sequences examined per step that await their fork group
 _HELD_BY_SLOTS, _HELD_BY_BUDGET = AdmissionHold(Cause.SLOTS), AdmissionHold(Cause.BUDGET)
+_HELD_BY_GRAMMAR = AdmissionHold(Cause.GRAMMAR)
 
 
 class _Outcome(Enum):
@@ -75,6 +76,9 @@ class Admission:
             sequence = state.waiting.take()
             if sequence is None:
                 break
+            if state.awaits_grammar(sequence):  # what was ready went with a worker
+                state.enqueue(sequence)
+                continue
             if sequence.num_awaited or self._would_rob(aside, sequence):
                 aside.add(sequence, _Outcome.NO_ROOM)
                 break
@@ -122,6 +126,8 @@ class Admission:
             return AdmissionHold(Cause.BLOCKS, passed[0].request.request_id, short)
         if aside.everyone:
             return AdmissionHold(Cause.FORK_GROUP, first=aside.everyone[0].request.request_id)
+        if not state.waiting.num_admissible:
+            return _HELD_BY_GRAMMAR
         return _HELD_BY_BUDGET if state.free_slots else _HELD_BY_SLOTS
 
     def _admit(self, draft: Draft, sequence: Sequence) -> _Outcome:
@@ -200,6 +206,7 @@ class Admission:
                 num_first_cached_tokens=sequence.num_cached or 0,
                 stop_ids=sequence.stop_ids,
                 prompt_output_begin=prompt_output_begin,
+                preparation_id=self._state.grammars.entered(sequence),
             )
         )
         draft.admitted_chunks.append(chunk)
@@ -218,7 +225,7 @@ class Admission:
         if self._config.policy is not Policy.PRIORITY or not state.running.sequences:
             return
         head, running = state.waiting.peek(), list(state.running.sequences)
-        if head is None or head.num_awaited:
+        if head is None or head.num_awaited or state.awaits_grammar(head):
             return
         is_more_urgent = state.waiting.order.is_more_urgent
         if not is_more_urgent(head, running[-1]):

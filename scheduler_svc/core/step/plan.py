@@ -29,6 +29,7 @@ class EnteringSequence:
     num_first_cached_tokens: int  # prompt tokens cached at the first admission
     stop_ids: tuple[int, ...]  # masked by the worker until min_tokens
     prompt_output_begin: int = 0  # no prompt outputs are due before this position
+    preparation_id: int = 0  # of its grammar; 0: it has none, or the worker prepares none
 
 
 class Cause(Enum):
@@ -39,6 +40,7 @@ class Cause(Enum):
     BLOCKS = "blocks"
     FORK_GROUP = "fork group"  # another of its fork group computes the first's prompt
     TOKEN = "token"  # the first in the queue awaits a token in flight
+    GRAMMAR = "grammar"  # all that wait await their grammar
     PREEMPTION = "preemption"  # a sequence was just preempted and must not be overtaken
 
 

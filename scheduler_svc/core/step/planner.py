@@ -74,7 +74,7 @@ class Planner:
         """
         state = self._state
         table, running = state.table, state.running
-        if len(state.waiting) or self._reset or table.prompt_output_slots:
+        if state.waiting.num_admissible or self._reset or table.prompt_output_slots:
             return ()
         index, slots = running.index, running.slots
         left = table.max_len[index] - table.num_planned[index]

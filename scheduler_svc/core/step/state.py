@@ -16,6 +16,7 @@ from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
 from scheduler_svc.core.kv.slots import RunningSet, SlotTable
 from scheduler_svc.core.queue.fair_share import FairShare
 from scheduler_svc.core.queue.fork_groups import ForkGroups
+from scheduler_svc.core.queue.grammar_waits import GrammarWaits
 from scheduler_svc.core.queue.policies import make_order
 from scheduler_svc.core.queue.waiting import WaitingQueue
 from scheduler_svc.core.request.config import Preemption, SchedulerConfig
@@ -39,7 +40,9 @@ class SchedulerState:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.share = FairShare(config.tenant_weights)
-        self.waiting = WaitingQueue(make_order(config, self.share))
+        # Prepared grammars take memory of the worker, so not all of a long queue are.
+        self.grammars = GrammarWaits(max_prepared=2 * config.max_num_seqs)
+        self.waiting = WaitingQueue(make_order(config, self.share), self.grammars)
         self.table = SlotTable(config.max_num_seqs, config.max_model_len, config.block_size)
         self.fork_groups = ForkGroups()
         self.num_preemptions = 0
@@ -162,7 +165,23 @@ class SchedulerState:
         self.num_preemptions += 1
         self.preempted.append(sequence.request.request_id)
         sequence.timeline.enter(Phase.PREEMPTED, self.now_s)
-        self.waiting.put_back(sequence)
+        self.enqueue(sequence)
+
+    def awaits_grammar(self, sequence: Sequence) -> bool:
+        """Whether a sequence without a slot may not enter one before its grammar is ready."""
+        needs_one = self.config.prepares_grammars and sequence.request.has_grammar
+        return needs_one and not sequence.preparation_id
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Adds a sequence to the queue: one that has run first, one without its grammar apart."""
+        if self.awaits_grammar(sequence):
+            self.waiting.hold(sequence)
+            if not self.is_worker_away:
+                sequence.timeline.enter(Phase.GRAMMAR, self.now_s)
+        elif sequence.status is Status.PREEMPTED:
+            self.waiting.put_back(sequence)
+        else:
+            self.waiting.append(sequence)
 
     def _swap_out(self, sequence: Sequence) -> bool:
         """Plans a copy of a sequence's KV to host memory; False if it has no room there.
@@ -213,7 +232,9 @@ class SchedulerState:
     def set_priority(self, sequence: Sequence, priority: int) -> None:
         """Changes the priority of a live sequence, running or waiting."""
         changed = replace(sequence.request, priority=priority)
-        if sequence.status is Status.RUNNING:
+        if sequence.status is Status.WAITING_FOR_GRAMMAR:
+            sequence.request = changed
+        elif sequence.status is Status.RUNNING:
             sequence.request = changed
             self.running = RunningSet(self.waiting.order.by_seniority(self.running.sequences))
         else:
@@ -266,7 +287,8 @@ class SchedulerState:
         for sequence in reversed(survivors):
             assert sequence.slot is not None
             self.table.leave(sequence.slot, Status.PREEMPTED)
-            self.waiting.put_back(sequence)
+            self.enqueue(sequence)
+        self.grammars.worker_lost()
         self.clear(num_blocks, num_host_blocks)
         return len(survivors)
 

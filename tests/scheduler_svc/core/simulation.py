@@ -153,6 +153,9 @@ class Simulation:
     def drain(self, depth: int, max_steps: int = 5000) -> None:
         """Steps until every request has ended and every result has arrived."""
         for _ in range(max_steps):
+            self.ask_for_grammars()
+            for preparation_id in list(self.worker.preparing):
+                self.answer_grammar(preparation_id)
             while self.scheduler.num_in_flight <= depth and self.schedule() is not None:
                 pass
             if self.results:
@@ -162,6 +165,25 @@ class Simulation:
             else:
                 raise AssertionError(f"stuck with {self.live}")
         raise AssertionError(f"{self.live} still run after {max_steps} steps")
+
+    def ask_for_grammars(self) -> None:
+        """Tells the worker which grammars to prepare, and which not any more."""
+        preparations = self.scheduler.take_preparations()
+        if preparations is not None:
+            self.worker.prepare(preparations)
+        self.check()
+
+    def answer_grammar(self, preparation_id: int, problem: str = "") -> None:
+        """The worker has prepared a grammar, or found that it cannot be followed."""
+        if problem:
+            del self.worker.preparing[preparation_id]
+        else:
+            self.worker.finish_grammar(preparation_id)
+        finished = self.scheduler.grammar_prepared(preparation_id, problem)
+        if finished is not None:
+            assert finished.reason is FinishReason.DEAD_END and problem in finished.message
+            self._end(finished)
+        self.check()
 
     def check(self, may_forget: bool = False) -> None:
         """Checks the state: consistent, a valid successor, and matching the worker's memory."""
@@ -179,6 +201,8 @@ class Simulation:
         touched = {slot for older in in_flight for slot in older.slots.tolist()}
         for new in plan.new_sequences:
             assert new.slot not in touched, "a slot was handed out under a step in flight"
+            is_gated = self.config.prepares_grammars and new.request.has_grammar
+            assert bool(new.preparation_id) == is_gated, "it entered without its grammar"
 
     def _end(self, finished: Finished) -> None:
         handle = finished.request.handle
@@ -188,7 +212,7 @@ class Simulation:
         assert finished.num_prompt_tokens == len(finished.request.prompt_token_ids)
         expected, reason = self.expected(finished.request)
         got = self.outputs[handle]
-        if finished.reason in (FinishReason.ERROR, FinishReason.EXPIRED, FinishReason.ABORT):
+        if finished.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             assert got == expected[: len(got)]
         else:
             assert (got, finished.reason) == (expected, reason)

@@ -52,6 +52,7 @@ def draw_config(draw: Draw) -> SchedulerConfig:
         tenant_weights=(("a", 2.0),),
         queue_window=draw.pick([0, 1, 4]),
         max_overtakes=draw.pick([0, 1, 3]),
+        prepares_grammars=draw.pick([True, True, False]),
         max_waiting_requests=draw.pick([0, 0, 3]),
         max_waiting_tokens=draw.pick([0, 0, 60]),
         max_waiting_requests_per_tenant=draw.pick([0, 0, 2]),
