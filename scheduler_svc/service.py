@@ -7,7 +7,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import grpc
@@ -36,6 +36,7 @@ from wire.columns import BadColumn, unpack
 from wire.prompt_outputs import HiddenMean
 
 MAX_REQUEST_ID_BYTES = 256
+MAX_REFUSALS = 1024  # of one session, not yet sent
 _REFUSALS = {
     RefusalKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     RefusalKind.DUPLICATE: grpc.StatusCode.ALREADY_EXISTS,
@@ -75,9 +76,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Serves a gateway until its stream ends, then aborts its remaining requests."""
         client, outbox = self._engine.open_client()
         live: dict[int, str] = {}  # handle to request id
-        refused: asyncio.Queue[scheduler_pb2.SessionResponse] = asyncio.Queue()
+        # Bounded: a client that reads no refusals is not read either.
+        refused: asyncio.Queue[scheduler_pb2.SessionResponse] = asyncio.Queue(MAX_REFUSALS)
         reading = asyncio.create_task(
-            self._read_session(request_iterator, client, live, refused.put_nowait)
+            self._read_session(request_iterator, client, live, refused.put)
         )
         taking = asyncio.create_task(outbox.take())
         refusing = asyncio.create_task(refused.get())
@@ -113,7 +115,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         requests: AsyncIterator[scheduler_pb2.SessionRequest],
         client: int,
         live: dict[int, str],
-        refuse: Callable[[scheduler_pb2.SessionResponse], None],
+        refuse: Callable[[scheduler_pb2.SessionResponse], Awaitable[None]],
     ) -> None:
         async for message in requests:
             if message.HasField("abort"):
@@ -133,7 +135,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 message=refusal.message,
                 retry_after_s=refusal.retry_after_s,
             )
-            refuse(scheduler_pb2.SessionResponse(finished=[finished]))
+            await refuse(scheduler_pb2.SessionResponse(finished=[finished]))
 
     def _submit_to_session(
         self, submit: scheduler_pb2.Submit, client: int, live: dict[int, str]
