@@ -218,6 +218,8 @@ def _field_name(location: Sequence[str | int]) -> str:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
+    if error.status_code == 400:  # the framework could not decode it, or it nests too deep
+        return _refusal(invalid("body", "cannot be read as JSON"))
     if error.status_code in (404, 405):
         message = f"{request.method} {request.url.path} is not a route of this gateway"
     return _refusal(from_http_status(error.status_code, message))
