@@ -63,9 +63,12 @@ class Bodies:
 
     def __init__(self) -> None:
         schemas = json.loads(OPENAPI.read_text())["components"]["schemas"]
-        self._names = sorted(
-            {name for one in schemas.values() for name in one.get("properties", ())}
-        )
+        self._kinds: dict[str, list[str]] = {}  # of values, by field
+        for schema in schemas.values():
+            for name, about in schema.get("properties", {}).items():
+                kinds = [about, *about.get("anyOf", ())]
+                self._kinds[name] = [one["type"] for one in kinds if "type" in one] or ["object"]
+        self._names = sorted(self._kinds)
 
     def draw(self, rng: random.Random) -> Case:
         """A body that differs from a valid one in one to three places."""
