@@ -230,7 +230,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Changes the priority of a live request."""
         policy = self._engine.config.policy
         if policy is not Policy.PRIORITY:
-            message = f"the policy is {policy.value}, which ignores priorities"
+            message = f"priority: the policy is {policy.value}, which ignores priorities"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
         if not self._engine.set_priority(request.request_id, request.priority):
             message = f"request_id {request.request_id!r} is not live"

@@ -16,7 +16,7 @@ from pagewire.v1 import embedding_pb2, inference_pb2, scheduler_pb2, types_pb2
 from wire.columns import pack
 
 PATIENCE_S = 30.0
-CUT_S = 0.5
+CUT_S = 0.2
 WRONG = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 NAMED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
 _SAMPLING = types_pb2.SamplingParams(max_tokens=2, temperature=0.5, seed=3)

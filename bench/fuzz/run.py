@@ -10,6 +10,7 @@ from bench.fuzz.report import Report
 from bench.harness.stack import Stack
 
 BATCH = 100  # cases between two looks at the processes
+WIDTH = 24  # cases at once
 SETTLE_S = 1.0  # from a lost answer until a process that died has ended
 ALONE = frozenset({"steps", "recordings"})  # one at a time
 
@@ -48,7 +49,7 @@ async def run_all(
 class _Runner:
     def __init__(self, target: Target, stack: Stack, report: Report) -> None:
         self._target, self._stack, self._report = target, stack, report
-        self._width = 1 if target.name in ALONE else 8
+        self._width = 1 if target.name in ALONE else WIDTH
 
     async def run(self, cases: Sequence[Case]) -> None:
         """Runs the cases some at a time; after a death each that got no answer runs alone."""

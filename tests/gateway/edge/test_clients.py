@@ -50,9 +50,9 @@ async def test_a_client_with_too_many_open_requests_is_told_when_to_come_back(
 
 async def test_clients_are_counted_by_key_where_keys_are_needed_else_by_address() -> None:
     opened = OpenRequests(1)
-    with opened.one_of("10.0.0.1"), opened.one_of("10.0.0.2"):
-        with pytest.raises(RequestError), opened.one_of("10.0.0.1"):
-            pass
+    one, another = "10.0.0.1", "10.0.0.2"
+    with opened.one_of(one), opened.one_of(another), pytest.raises(RequestError):
+        opened.one_of(one).__enter__()
     with ExitStack() as stack:
         for name in ("a", "b"):
             CALLER.set(Caller(name, None, frozenset()))
