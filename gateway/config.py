@@ -90,6 +90,7 @@ def scheduler_patience_s(own_start_s: float) -> float:
 def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> GatewayConfig:
     """The configuration of this process; exits with a usage message on an invalid option."""
     parser = _parser(own_start_s)
+    edge_limits.add_arguments(parser)
     options = vars(parser.parse_args(argv))
     try:
         identity = take_identity(options)
@@ -150,5 +151,4 @@ def _parser(own_start_s: float) -> argparse.ArgumentParser:
         help="number of gateway processes on the same ports; each uses about one core",
     )
     add("--share-ports", action="store_true", help=argparse.SUPPRESS)  # set by the supervisor
-    edge_limits.add_arguments(parser)
     return parser

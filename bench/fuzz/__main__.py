@@ -20,8 +20,8 @@ from bench.fuzz.grpc_target import PUBLIC, TOKENS, GrpcTarget
 from bench.fuzz.http_target import HttpTarget, exchange
 from bench.fuzz.raw_target import RawTarget
 from bench.fuzz.recording_target import RecordingTarget
-from bench.fuzz.report import Report
-from bench.fuzz.run import Target, run_all
+from bench.fuzz.report import FuzzReport
+from bench.fuzz.run import FuzzTarget, run_all
 from bench.fuzz.step_target import StepTarget
 from bench.harness.services import commit, free_ports, hardware, settings
 from bench.harness.stack import Stack, started, tiny_chat_model
@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def fuzz(
     names: Sequence[str], num_cases: int, seed: int, findings: Path | None = None
-) -> Report:
+) -> FuzzReport:
     """Starts the services, replays the corpus and runs the cases."""
-    report = Report(findings)
+    report = FuzzReport(findings)
     with tiny_chat_model() as model, tempfile.TemporaryDirectory() as recordings:
         ports = free_ports()
         specs = services.plan(
@@ -77,9 +77,9 @@ def _lone_worker(worker: services.ServiceSpec, port: int, lone_port: int) -> ser
 
 async def _targets(
     names: Sequence[str], stack: Stack, recordings: Path, lone_worker: str
-) -> list[Target]:
+) -> list[FuzzTarget]:
     http2 = {one: _host_port(stack.address(one)) for one in ("gateway", "scheduler", "worker")}
-    made: list[Target] = []
+    made: list[FuzzTarget] = []
     for name in names:
         match name:
             case "http":

@@ -80,7 +80,8 @@ class GrpcTarget:
         try:
             if case.name.endswith("/Session"):
                 return await self._session(path, case.payload)
-            call = self._channel.unary_stream(path)(case.payload, timeout=PATIENCE_S)
+            method: Any = self._channel.unary_stream(path)
+            call = method(case.payload, timeout=PATIENCE_S)
             first = await call.read()
             with suppress(TimeoutError):
                 async with asyncio.timeout(CUT_S):
@@ -92,7 +93,7 @@ class GrpcTarget:
             return self._judge(error.code(), error.details() or "")
 
     async def _session(self, path: str, payload: bytes) -> Verdict:
-        call = self._channel.stream_stream(path)(timeout=PATIENCE_S)
+        call: Any = self._channel.stream_stream(path)(timeout=PATIENCE_S)
         await call.write(payload)
         await call.done_writing()
         ends: list[Any] = []

@@ -27,7 +27,8 @@ COLUMN = (-1, 0, 1, 2, 3, 5, 63, 64, 255, 1000, 49151, 49152, 2**31 - 1, -(2**31
 
 def mutate(message: Message, rng: random.Random) -> None:
     """Changes one field, here or in a message within."""
-    field = rng.choice(message.DESCRIPTOR.fields)
+    fields: list[Any] = list(message.DESCRIPTOR.fields)
+    field = rng.choice(fields)
     if rng.random() < 0.1:
         message.ClearField(field.name)
         return
@@ -75,6 +76,7 @@ def _scalar(field: FieldDescriptor, rng: random.Random) -> Any:
     if field.type == FieldDescriptor.TYPE_BOOL:
         return rng.random() < 0.5
     if field.type == FieldDescriptor.TYPE_ENUM:
+        assert field.enum_type is not None
         known = [value.number for value in field.enum_type.values]
         return rng.choice([*known, -1, 99, 2**31 - 1])
     if field.type == FieldDescriptor.TYPE_STRING:

@@ -12,7 +12,7 @@ MAX_KEPT = 3  # cases of one problem
 
 
 @dataclass(slots=True)
-class Report:
+class FuzzReport:
     """The results of one run."""
 
     findings: Path | None  # where cases with problems are kept

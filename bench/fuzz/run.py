@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from bench.fuzz.case import Case, Verdict
-from bench.fuzz.report import Report
+from bench.fuzz.report import FuzzReport
 from bench.harness.stack import Stack
 
 BATCH = 100  # cases between two looks at the processes
@@ -15,7 +15,7 @@ SETTLE_S = 1.0  # from a lost answer until a process that died has ended
 ALONE = frozenset({"steps", "recordings"})  # one at a time
 
 
-class Target(Protocol):
+class FuzzTarget(Protocol):
     """Where cases go."""
 
     name: str
@@ -28,12 +28,12 @@ class Target(Protocol):
 
 
 async def run_all(
-    targets: Sequence[Target],
+    targets: Sequence[FuzzTarget],
     stack: Stack,
     corpus: Sequence[Case],
     num_cases: int,
     seed: int,
-    report: Report,
+    report: FuzzReport,
 ) -> None:
     """The corpus first, then so many drawn cases for each target."""
     for target in targets:
@@ -47,7 +47,7 @@ async def run_all(
 
 
 class _Runner:
-    def __init__(self, target: Target, stack: Stack, report: Report) -> None:
+    def __init__(self, target: FuzzTarget, stack: Stack, report: FuzzReport) -> None:
         self._target, self._stack, self._report = target, stack, report
         self._width = 1 if target.name in ALONE else WIDTH
 

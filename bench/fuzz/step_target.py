@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -56,13 +57,13 @@ class StepTarget:
 
     def _run(self, case: Case) -> Verdict:
         try:
-            describe = self._channel.unary_unary(f"{_PATH}/Describe")
+            describe: Any = self._channel.unary_unary(f"{_PATH}/Describe")
             answer = describe(b"", timeout=PATIENCE_S, wait_for_ready=True)
             epoch = worker_pb2.DescribeResponse.FromString(answer).epoch
             frames = [_with_epoch(frame, epoch) for frame in _split(case.payload)]
             self.num_frames += len(frames)
             error = ""
-            attach = self._channel.stream_stream(f"{_PATH}/Attach")
+            attach: Any = self._channel.stream_stream(f"{_PATH}/Attach")
             for answer in attach(iter(frames), timeout=PATIENCE_S):
                 error = worker_pb2.AttachResponse.FromString(answer).output.error or error
         except grpc.RpcError as ended:

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.harness.services import commit, hardware
 from bench.harness.stack import tiny_chat_model
 from bench.soak.product import running
-from bench.soak.run import Outcome, Soak, SoakOptions, told
+from bench.soak.run import Soak, SoakOptions, SoakOutcome, told
 
 UP = (
     "--worker-options=--threads 1 --kv-cache-gib 0.2 --max-model-len 4096",
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if outcome.problems else 0
 
 
-def soak(options: SoakOptions) -> Outcome:
+def soak(options: SoakOptions) -> SoakOutcome:
     """Runs one soak on a product of its own."""
     with (
         tiny_chat_model() as model,

@@ -18,14 +18,14 @@ _SAMPLING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SoakAnswer:
     """The texts of all choices; whole unless the client walked away."""
 
     texts: tuple[str, ...]
     is_whole: bool
 
 
-class Cut(Exception):
+class AnswerCut(Exception):
     """Raised when an answer ended before its end, or was refused."""
 
 
@@ -36,35 +36,35 @@ class Customer:
     http_port: int
     grpc_port: int
 
-    def ask(self, wish: Wish, way: str, rng: random.Random, cancels: float = 0.0) -> Answer:
-        """The answer; with probability `cancels` only its beginning. Raises Cut."""
+    def ask(self, wish: Wish, way: str, rng: random.Random, cancels: float = 0.0) -> SoakAnswer:
+        """The answer; with probability `cancels` only its beginning. Raises AnswerCut."""
         most = rng.randrange(1, 12) if rng.random() < cancels else None
         if way == "sdk":
             return self._sdk(wish, most)
         try:
             return self._http(wish, way == "sse", most)
         except (OSError, http.client.HTTPException) as error:
-            raise Cut(f"{type(error).__name__}: {error}") from error
+            raise AnswerCut(f"{type(error).__name__}: {error}") from error
 
-    def _http(self, wish: Wish, streams: bool, most: int | None) -> Answer:
+    def _http(self, wish: Wish, streams: bool, most: int | None) -> SoakAnswer:
         connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=TIMEOUT_S)
         try:
             body = json.dumps(wish.body | ({"stream": True} if streams else {}))
             headers = {"content-type": "application/json"}
             connection.request("POST", "/v1/completions", body, headers)
             if most is not None and not streams:
-                return Answer(("",) * wish.num_outputs, is_whole=False)  # leaves at once
+                return SoakAnswer(("",) * wish.num_outputs, is_whole=False)  # leaves at once
             response = connection.getresponse()
             if response.status != 200:
-                raise Cut(f"{response.status}: {response.read()[:300]!r}")
+                raise AnswerCut(f"{response.status}: {response.read()[:300]!r}")
             if not streams:
                 choices = json.loads(response.read())["choices"]
-                return Answer(tuple(choice["text"] for choice in choices), is_whole=True)
+                return SoakAnswer(tuple(choice["text"] for choice in choices), is_whole=True)
             return _read_events(response, wish.num_outputs, most)
         finally:
             connection.close()
 
-    def _sdk(self, wish: Wish, most: int | None) -> Answer:
+    def _sdk(self, wish: Wish, most: int | None) -> SoakAnswer:
         options: dict[str, Any] = {key: wish.body[key] for key in _SAMPLING if key in wish.body}
         if "guided_regex" in wish.body:
             options["structured_output"] = pagewire.Regex(wish.body["guided_regex"])
@@ -77,33 +77,35 @@ class Customer:
             try:
                 return _read_stream(client.stream(wish.body["prompt"], **options), most)
             except pagewire.PagewireError as error:
-                raise Cut(f"{type(error).__name__}: {error}") from error
+                raise AnswerCut(f"{type(error).__name__}: {error}") from error
 
 
-def _read_stream(stream: Any, most: int | None) -> Answer:
+def _read_stream(stream: Any, most: int | None) -> SoakAnswer:
     parts: list[str] = []
     for delta in stream:
         parts.append(delta.text)
         if len(parts) == most:
             stream.close()
-            return Answer(("".join(parts),), is_whole=False)
-    return Answer(("".join(parts),), is_whole=True)
+            return SoakAnswer(("".join(parts),), is_whole=False)
+    return SoakAnswer(("".join(parts),), is_whole=True)
 
 
-def _read_events(response: http.client.HTTPResponse, num_outputs: int, most: int | None) -> Answer:
+def _read_events(
+    response: http.client.HTTPResponse, num_outputs: int, most: int | None
+) -> SoakAnswer:
     texts = [""] * num_outputs
     num_events = 0
     for line in response:
         if not line.startswith(b"data: "):
             continue
         if line.strip() == b"data: [DONE]":
-            return Answer(tuple(texts), is_whole=True)
+            return SoakAnswer(tuple(texts), is_whole=True)
         event = json.loads(line[6:])
         if "error" in event:
-            raise Cut(f"error event: {event['error']['message'][:300]}")
+            raise AnswerCut(f"error event: {event['error']['message'][:300]}")
         for choice in event["choices"]:
             texts[choice["index"]] += choice["text"]
         num_events += 1
         if num_events == most:
-            return Answer(tuple(texts), is_whole=False)
-    raise Cut("the stream ended without [DONE]")
+            return SoakAnswer(tuple(texts), is_whole=False)
+    raise AnswerCut("the stream ended without [DONE]")

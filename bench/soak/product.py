@@ -33,7 +33,7 @@ class Product:
 
     def pids(self) -> dict[str, int]:
         """The processes that serve, by service; a service that is down is missing."""
-        found = {}
+        found: dict[str, int] = {}
         for pid in _descendants(self.process.pid):
             with suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
@@ -115,7 +115,8 @@ def _descendants(root: int) -> list[int]:
             with suppress(OSError):
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 children.setdefault(int(fields[1]), []).append(int(folder.name))
-    found, left = [], [root]
+    found: list[int] = []
+    left = [root]
     while left:
         left.extend(children.get(left.pop(), ()))
         found = sorted({*found, *left})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bench.harness.services import ProductFailed
-from bench.soak.clients import WAYS, Answer, Customer, Cut
+from bench.soak.clients import WAYS, AnswerCut, Customer, SoakAnswer
 from bench.soak.product import Product, draw_victim
 from bench.soak.wishes import Wish, draw
 
@@ -34,7 +34,7 @@ class SoakOptions:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SoakOutcome:
     """What a soak saw; without problems it held."""
 
     num_whole: Counter[str] = field(default_factory=Counter)  # by kind and way
@@ -52,13 +52,13 @@ class Soak:
         self._product, self._options, self._tell = product, options, tell
         self._customer = Customer(product.ports.gateway_http, product.ports.gateway_grpc)
         self._wishes = draw(options.num_wishes, options.seed)
-        self._twins: list[Answer] = []
+        self._twins: list[SoakAnswer] = []
         self._killed_s = -GRACE_S  # the last kill, or when all was back after it
         self._lock = threading.Lock()
         self._ends_s = 0.0
-        self.outcome = Outcome()
+        self.outcome = SoakOutcome()
 
-    def run(self) -> Outcome:
+    def run(self) -> SoakOutcome:
         """Everything in order."""
         rng = random.Random(self._options.seed)
         self._twins = [self._customer.ask(wish, "http", rng) for wish in self._wishes]
@@ -92,7 +92,7 @@ class Soak:
             began_s = time.monotonic()
             try:
                 answer = self._customer.ask(wish, way, rng, CANCELS)
-            except Cut as error:
+            except AnswerCut as error:
                 self._count_cut(wish, way, began_s, str(error))
                 continue
             except Exception as error:  # a client that fails is a finding, too
@@ -101,7 +101,7 @@ class Soak:
             with self._lock:
                 self._compare(wish, way, answer, twin)
 
-    def _compare(self, wish: Wish, way: str, answer: Answer, twin: Answer) -> None:
+    def _compare(self, wish: Wish, way: str, answer: SoakAnswer, twin: SoakAnswer) -> None:
         if answer.is_whole:
             self.outcome.num_whole[f"{wish.kind} {way}"] += 1
             if answer.texts != twin.texts:
@@ -187,7 +187,7 @@ class Soak:
                 self._problem(f"memory of the {name}: {first:.0f} MiB, then {last:.0f}")
 
 
-def told(outcome: Outcome, wishes: Sequence[Wish] = ()) -> str:
+def told(outcome: SoakOutcome, wishes: Sequence[Wish] = ()) -> str:
     """The outcome as text."""
     by_way = Counter[str]()
     for kind, count in outcome.num_whole.items():

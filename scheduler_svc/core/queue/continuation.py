@@ -20,7 +20,7 @@ def continuation_problem(request: Request, max_len: int, config: SchedulerConfig
         return f"{_OUTPUT}: has an id outside 0..{config.vocab_size - 1}"
     if len(request.prompt_token_ids) + len(output) >= max_len:
         room = max_len - len(request.prompt_token_ids)
-        return f"{_OUTPUT}: has {len(output)} tokens, the output ended at {room}"
+        return f"{_OUTPUT}: has {len(output)} tokens, it ended at {room}"
     eos = () if request.ignore_eos else config.eos_token_ids
     stops = {*eos, *request.stop_token_ids}
     ended = [i for i in output[max(request.min_tokens - 1, 0) :].tolist() if i in stops]
