@@ -9,7 +9,7 @@ from bench.fuzz.case import Case, Verdict
 from bench.fuzz.report import FuzzReport
 from bench.harness.stack import Stack
 
-BATCH = 100  # cases between two looks at the processes
+BATCH = 250  # cases between two looks at the processes
 WIDTH = 24  # cases at once
 SETTLE_S = 1.0  # from a lost answer until a process that died has ended
 ALONE = frozenset({"steps", "recordings"})  # one at a time
@@ -67,6 +67,8 @@ class _Runner:
         await asyncio.gather(*map(one, cases))
         if lost or self._stack.has_death():
             await self._explain(lost)
+        elif not await asyncio.to_thread(self._stack.answers):
+            self._report.add_problem(cases[-1], "the gateway is not ready after this or before")
 
     async def _explain(self, lost: list[tuple[Case, Verdict]]) -> None:
         await asyncio.sleep(SETTLE_S)

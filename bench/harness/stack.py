@@ -89,6 +89,15 @@ class Stack:
                 return True
         return False
 
+    def answers(self, within_s: float = 60.0) -> bool:
+        """Whether the gateway is ready, or becomes it."""
+        deadline_s = time.monotonic() + within_s
+        while not self.is_ready():
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.5)
+        return True
+
     def has_death(self) -> bool:
         """Whether a process has ended."""
         return any(process.poll() is not None for process in self.running.values())
