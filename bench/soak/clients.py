@@ -26,7 +26,11 @@ class SoakAnswer:
 
 
 class AnswerCut(Exception):
-    """Raised when an answer ended before its end, or was refused."""
+    """Raised when an answer ended before its end, or was refused; `began` tells whether it came."""
+
+    def __init__(self, message: str, *, began: bool = False) -> None:
+        super().__init__(message)
+        self.began = began
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +78,19 @@ class Customer:
             options["stop"] = wish.body["stop"]
         target = f"127.0.0.1:{self.grpc_port}"
         with pagewire.Client(target, timeout_s=TIMEOUT_S, resume_timeout_s=TIMEOUT_S) as client:
-            try:
-                return _read_stream(client.stream(wish.body["prompt"], **options), most)
-            except pagewire.PagewireError as error:
-                raise AnswerCut(f"{type(error).__name__}: {error}") from error
+            return _read_stream(client.stream(wish.body["prompt"], **options), most)
 
 
 def _read_stream(stream: Any, most: int | None) -> SoakAnswer:
     parts: list[str] = []
-    for delta in stream:
-        parts.append(delta.text)
-        if len(parts) == most:
-            stream.close()
-            return SoakAnswer(("".join(parts),), is_whole=False)
+    try:
+        for delta in stream:
+            parts.append(delta.text)
+            if len(parts) == most:
+                stream.close()
+                return SoakAnswer(("".join(parts),), is_whole=False)
+    except pagewire.PagewireError as error:
+        raise AnswerCut(f"{type(error).__name__}: {error}", began=bool(parts)) from error
     return SoakAnswer(("".join(parts),), is_whole=True)
 
 

@@ -93,7 +93,7 @@ class Soak:
             try:
                 answer = self._customer.ask(wish, way, rng, CANCELS)
             except AnswerCut as error:
-                self._count_cut(wish, way, began_s, str(error))
+                self._count_cut(wish, way, began_s, error)
                 continue
             except Exception as error:  # a client that fails is a finding, too
                 self._problem(f"{wish.kind} {way}: {type(error).__name__}: {error}")
@@ -111,13 +111,14 @@ class Soak:
         if any(not t.startswith(a) for a, t in zip(answer.texts, twin.texts, strict=True)):
             self._problem(f"{wish.kind} {way}: {answer.texts!r} does not begin {twin.texts!r}")
 
-    def _count_cut(self, wish: Wish, way: str, began_s: float, error: str) -> None:
+    def _count_cut(self, wish: Wish, way: str, began_s: float, error: AnswerCut) -> None:
         with self._lock:
             was_killed = self._killed_s + GRACE_S > began_s
-            if was_killed and way != "sdk":  # through the SDK every stream ends as its twin
+            # Through the SDK a stream that has begun ends as its twin, whatever is killed.
+            if was_killed and not (way == "sdk" and error.began):
                 self.outcome.num_cut += 1
             else:
-                self._problem(f"{wish.kind} {way}: {error[:300]}")
+                self._problem(f"{wish.kind} {way}: {str(error)[:300]}")
         time.sleep(0.2)
 
     def _problem(self, text: str) -> None:
@@ -194,7 +195,7 @@ def told(outcome: SoakOutcome, wishes: Sequence[Wish] = ()) -> str:
         by_way[kind.rpartition(" ")[2]] += count
     lines = [
         f"whole answers equal to their twins: {dict(by_way)}; cancelled {outcome.num_cancelled}; "
-        f"cut over HTTP after a kill {outcome.num_cut}; kills {dict(outcome.kills)}"
+        f"cut or refused after a kill {outcome.num_cut}; kills {dict(outcome.kills)}"
     ]
     lines += [f"PROBLEM {problem}" for problem in outcome.problems[:MAX_TOLD]]
     return "\n".join([*lines, f"{len(outcome.problems)} problems"])

@@ -54,7 +54,7 @@ def test_an_answer_that_differs_from_its_twin_is_a_problem() -> None:
 
 def test_a_request_that_fails_without_a_kill_is_a_problem() -> None:
     wish = draw(1, 0)[0]
-    outcome = outcome_after(lambda run: run._count_cut(wish, "http", 1e9, str(AnswerCut("reset"))))
+    outcome = outcome_after(lambda run: run._count_cut(wish, "http", 1e9, AnswerCut("reset")))
     assert outcome.problems and not outcome.num_cut
 
 
