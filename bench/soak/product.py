@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 
 from bench.harness.services import ROOT, START_TIMEOUT_S, Ports, ProductFailed, free_ports
+from pagewire.cli.peer_token import found_token
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 MODULES = {"worker": "worker_svc", "scheduler": "scheduler_svc", "gateway": "gateway"}
@@ -79,7 +80,10 @@ class Product:
         """The scheduler's counters."""
         with grpc.insecure_channel(f"127.0.0.1:{self.ports.scheduler}") as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            return stub.GetStatus(scheduler_pb2.GetStatusRequest(), timeout=ASK_TIMEOUT_S)
+            token = found_token(f"127.0.0.1:{self.ports.scheduler}")
+            metadata = (("authorization", f"Bearer {token}"),) if token else ()
+            request = scheduler_pb2.GetStatusRequest()
+            return stub.GetStatus(request, timeout=ASK_TIMEOUT_S, metadata=metadata)
 
 
 @contextmanager
