@@ -31,8 +31,8 @@ Send = Callable[["Product"], Awaitable[str]]
 class Product:
     """Clients of the running services."""
 
-    inference: inference_pb2_grpc.InferenceServiceStub
-    scheduler: scheduler_pb2_grpc.SchedulerServiceStub
+    inference: "inference_pb2_grpc.InferenceServiceAsyncStub"
+    scheduler: "scheduler_pb2_grpc.SchedulerServiceAsyncStub"
     http: httpx.AsyncClient
 
 

@@ -169,7 +169,7 @@ def model_folder(given: Path | None) -> Iterator[Path]:
     if given is not None:
         yield given
         return
-    with temporary("tiny-text") as folder:
+    with temporary("tiny-chat") as folder:
         for name in TOKENIZER:
             shutil.copy(ensure() / name, folder)
         yield folder

@@ -7,7 +7,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Sized
 from dataclasses import dataclass
 
 import grpc
@@ -39,6 +39,7 @@ MAX_REQUEST_ID_BYTES = 256
 SHUTTING_DOWN = "this scheduler is shutting down"
 SHUT_DOWN = "this scheduler has shut down before the output ended"
 NO_WORKER = "no worker has attached yet; GetStatus says why"  # clients of a gateway read this too
+MAX_REFUSALS = 1024  # of one session, not yet sent
 _REFUSALS = {
     RefusalKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     RefusalKind.DUPLICATE: grpc.StatusCode.ALREADY_EXISTS,
@@ -101,9 +102,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         client, outbox = self._engine.open_client()
         live: dict[int, str] = {}  # handle to request id
         self._open[client] = live
-        refused: asyncio.Queue[scheduler_pb2.SessionResponse] = asyncio.Queue()
+        # Bounded: a client that reads no refusals is not read either.
+        refused: asyncio.Queue[scheduler_pb2.SessionResponse] = asyncio.Queue(MAX_REFUSALS)
         reading = asyncio.create_task(
-            self._read_session(request_iterator, client, live, refused.put_nowait)
+            self._read_session(request_iterator, client, live, refused.put)
         )
         taking = asyncio.create_task(outbox.take())
         refusing = asyncio.create_task(refused.get())
@@ -140,7 +142,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         requests: AsyncIterator[scheduler_pb2.SessionRequest],
         client: int,
         live: dict[int, str],
-        refuse: Callable[[scheduler_pb2.SessionResponse], None],
+        refuse: Callable[[scheduler_pb2.SessionResponse], Awaitable[None]],
     ) -> None:
         async for message in requests:
             if message.HasField("abort"):
@@ -160,7 +162,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 message=refusal.message,
                 retry_after_s=refusal.retry_after_s,
             )
-            refuse(scheduler_pb2.SessionResponse(finished=[finished]))
+            await refuse(scheduler_pb2.SessionResponse(finished=[finished]))
 
     def _submit_to_session(
         self, submit: scheduler_pb2.Submit, client: int, live: dict[int, str]
@@ -259,7 +261,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Changes the priority of a live request."""
         policy = self._engine.config.policy
         if policy is not Policy.PRIORITY:
-            message = f"the policy is {policy.value}, which ignores priorities"
+            message = f"priority: the policy is {policy.value}, which ignores priorities"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
         if not self._engine.set_priority(request.request_id, request.priority):
             message = f"request_id {request.request_id!r} is not live"

@@ -53,6 +53,7 @@ class RankServer:
             ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"),
             options=SERVER_OPTIONS,
             interceptors=[] if access is None else [AccessInterceptor(access)],
+            maximum_concurrent_rpcs=HANDLER_THREADS,  # refused, where they would wait for ever
         )
         credentials = None if certificates is None else certificates.grpc_credentials()
         self.port = bind(self._server, f"{config.host}:{port}", "the worker", credentials)

@@ -32,6 +32,7 @@ from worker_svc.startup.kv_sizing import CacheTooSmall
 from worker_svc.startup.lifecycle import Lifecycle, WorkerPhase, WrongPhase
 
 SERVICE_NAME = "pagewire.v1.WorkerService"
+HELLO_TIMEOUT_S = 30.0  # from the start of a stream to its first frame
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -118,7 +119,13 @@ class WorkerService:
         Frames stay bytes here: the compute thread parses them in order, so that a frame that does
         not parse ends the stream with our status instead of an error inside gRPC.
         """
-        first = next(frames, None)
+        hurry = threading.Timer(HELLO_TIMEOUT_S, context.cancel)  # a stream occupies a thread
+        hurry.daemon = True
+        hurry.start()
+        try:
+            first = next(frames, None)
+        finally:
+            hurry.cancel()
         if first is None:
             _abort(context, BadStep("frame", "the stream ended before hello"))
         stream = _answer(context, lambda: self._session.attach(codec.decode_hello(first)))
