@@ -43,7 +43,7 @@ def load(folder: Path) -> Iterator[Case]:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CaseVerdict:
     """The status of an answer, and what is wrong with it; empty if nothing is."""
 
     status: str

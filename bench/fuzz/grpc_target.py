@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from bench.fuzz.case import Case, Verdict
+from bench.fuzz.case import Case, CaseVerdict
 from bench.fuzz.proto_messages import encode, mutate
 from pagewire.v1 import embedding_pb2, inference_pb2, scheduler_pb2, types_pb2
 from wire.columns import pack
@@ -74,7 +74,7 @@ class GrpcTarget:
                 mutate(message, rng)
         return Case(self.name, method, encode(message, rng))
 
-    async def run(self, case: Case) -> Verdict:
+    async def run(self, case: Case) -> CaseVerdict:
         """Calls the method with these bytes and judges the status."""
         path = f"/pagewire.v1.{case.name}"
         try:
@@ -88,11 +88,11 @@ class GrpcTarget:
                     while first is not grpc.aio.EOF:
                         first = await call.read()
             call.cancel()
-            return Verdict("OK")
+            return CaseVerdict("OK")
         except grpc.aio.AioRpcError as error:
             return self._judge(error.code(), error.details() or "")
 
-    async def _session(self, path: str, payload: bytes) -> Verdict:
+    async def _session(self, path: str, payload: bytes) -> CaseVerdict:
         call: Any = self._channel.stream_stream(path)(timeout=LEAVE_S)
         await call.write(payload)
         await call.done_writing()
@@ -103,17 +103,17 @@ class GrpcTarget:
         by_number = {code.value[0]: code for code in grpc.StatusCode}
         for end in codes:
             return self._judge(by_number[end.status_code], end.message)
-        return Verdict("OK")
+        return CaseVerdict("OK")
 
-    def _judge(self, code: grpc.StatusCode, details: str) -> Verdict:
+    def _judge(self, code: grpc.StatusCode, details: str) -> CaseVerdict:
         if code is grpc.StatusCode.UNAVAILABLE:
-            return Verdict(code.name, f"unavailable: {details[:200]}", was_lost=True)
+            return CaseVerdict(code.name, f"unavailable: {details[:200]}", was_lost=True)
         if code in WRONG:
-            return Verdict(code.name, f"{code.name}: {details[:200]}")
+            return CaseVerdict(code.name, f"{code.name}: {details[:200]}")
         words = set(re.findall(r"\w+", details))
         if code in NAMED and not words & self._fields:
-            return Verdict(code.name, f"names no field: {details[:200]}")
-        return Verdict(code.name)
+            return CaseVerdict(code.name, f"names no field: {details[:200]}")
+        return CaseVerdict(code.name)
 
     async def close(self) -> None:
         """Closes the channel."""

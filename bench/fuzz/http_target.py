@@ -5,7 +5,7 @@ import json
 import random
 from contextlib import suppress
 
-from bench.fuzz.case import Case, Verdict
+from bench.fuzz.case import Case, CaseVerdict
 from bench.fuzz.json_bodies import TARGET, Bodies
 
 LEAVE_S = 3.0  # a request without any answer is left: it may generate for minutes
@@ -28,7 +28,7 @@ class HttpTarget:
         """A case of this target."""
         return self._bodies.draw(rng)
 
-    async def run(self, case: Case) -> Verdict:
+    async def run(self, case: Case) -> CaseVerdict:
         """Sends the case and judges its answer."""
         head = (
             f"POST {case.name} HTTP/1.1\r\nhost: fuzz\r\ncontent-type: application/json\r\n"
@@ -37,9 +37,9 @@ class HttpTarget:
         try:
             answer = await exchange(self._address, head.encode() + case.payload)
         except TimeoutError:
-            return Verdict("left")
+            return CaseVerdict("left")
         except OSError as error:
-            return Verdict(type(error).__name__, "no answer", was_lost=True)
+            return CaseVerdict(type(error).__name__, "no answer", was_lost=True)
         return judge(answer)
 
     async def close(self) -> None:
@@ -62,21 +62,21 @@ async def exchange(address: tuple[str, int], sent: bytes) -> bytes:
         writer.close()
 
 
-def judge(answer: bytes) -> Verdict:
+def judge(answer: bytes) -> CaseVerdict:
     """What an HTTP answer to a body says."""
     head, _, body = answer.partition(b"\r\n\r\n")
     parts = head.split(b" ", 2)
     if len(parts) < 3 or not parts[1].isdigit():
-        return Verdict("closed", "the connection was closed without an answer", was_lost=True)
+        return CaseVerdict("closed", "the connection was closed without an answer", was_lost=True)
     status = int(parts[1])
     if status == 500 or b'"internal_error"' in body:
-        return Verdict(str(status), f"internal error: {body[-300:]!r}")
+        return CaseVerdict(str(status), f"internal error: {body[-300:]!r}")
     if status not in REFUSED:
-        return Verdict(str(status))
+        return CaseVerdict(str(status))
     try:
         error = json.loads(body)["error"]
         is_named = bool(error["param"]) or error["code"] in NAMELESS
         is_named = is_named or "not valid JSON" in error["message"]
     except (ValueError, LookupError, TypeError):
-        return Verdict(str(status), f"a refusal of another form: {body[:300]!r}")
-    return Verdict(str(status), "" if is_named else f"names no field: {error['message'][:200]}")
+        return CaseVerdict(str(status), f"a refusal of another form: {body[:300]!r}")
+    return CaseVerdict(str(status), "" if is_named else f"names no field: {error['message'][:200]}")

@@ -10,7 +10,7 @@ import struct
 from contextlib import suppress
 
 from bench.fuzz import http2_frames as h2
-from bench.fuzz.case import Case, Verdict
+from bench.fuzz.case import Case, CaseVerdict
 from bench.fuzz.json_bodies import change_bytes
 
 ANSWER_S = 0.25
@@ -59,12 +59,12 @@ class RawTarget:
         payload = _http1(rng) if self.name == "http1" else _http2(rng)
         return Case(self.name, where, payload)
 
-    async def run(self, case: Case) -> Verdict:
+    async def run(self, case: Case) -> CaseVerdict:
         """Sends the script; reads for a moment."""
         try:
             reader, writer = await asyncio.open_connection(*self._ports[case.name])
         except OSError as error:
-            return Verdict("refused", f"no connection: {error}", was_lost=True)
+            return CaseVerdict("refused", f"no connection: {error}", was_lost=True)
         answer = b""
         try:
             writer.write(case.payload)
@@ -75,13 +75,13 @@ class RawTarget:
                         writer.write_eof()
                     answer = await reader.read(1 << 16)
         except OSError:
-            return Verdict("reset")
+            return CaseVerdict("reset")
         finally:
             writer.close()
         if self.name == "http2":
-            return Verdict("answered" if answer else "silent")
+            return CaseVerdict("answered" if answer else "silent")
         status = answer[9:12].decode("latin-1")
-        return Verdict(status or "silent", "internal error" if status == "500" else "")
+        return CaseVerdict(status or "silent", "internal error" if status == "500" else "")
 
     async def close(self) -> None:
         """Nothing is open."""

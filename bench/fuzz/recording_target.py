@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 
-from bench.fuzz.case import Case, Verdict
+from bench.fuzz.case import Case, CaseVerdict
 from bench.fuzz.json_bodies import change_bytes
 from bench.fuzz.proto_messages import mutate
 from scheduler_svc.journal import records, segments
@@ -52,7 +52,7 @@ class RecordingTarget:
             self.name, "replay", change_bytes(payload, rng) if rng.random() < 0.2 else payload
         )
 
-    async def run(self, case: Case) -> Verdict:
+    async def run(self, case: Case) -> CaseVerdict:
         """Replays the case."""
         loop = asyncio.get_running_loop()
         try:
@@ -63,8 +63,8 @@ class RecordingTarget:
                 process.kill()
             self._pool.shutdown(wait=False)
             self._pool = _pool()
-            return Verdict(type(error).__name__, "the replay hung or ended")
-        return Verdict(status, problem)
+            return CaseVerdict(type(error).__name__, "the replay hung or ended")
+        return CaseVerdict(status, problem)
 
     async def close(self) -> None:
         """Ends the helper process."""

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.fuzz.case import Case, Verdict
+from bench.fuzz.case import Case, CaseVerdict
 from bench.harness.stack import Death
 
 MAX_KEPT = 3  # cases of one problem
@@ -20,7 +20,7 @@ class FuzzReport:
     problems: Counter[tuple[str, str]] = field(default_factory=Counter)
     deaths: list[Death] = field(default_factory=list)
 
-    def add(self, case: Case, verdict: Verdict) -> None:
+    def add(self, case: Case, verdict: CaseVerdict) -> None:
         """Counts one case."""
         self.statuses[case.target][verdict.status] += 1
         if verdict.problem:

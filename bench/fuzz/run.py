@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
-from bench.fuzz.case import Case, Verdict
+from bench.fuzz.case import Case, CaseVerdict
 from bench.fuzz.report import FuzzReport
 from bench.harness.stack import Stack
 
@@ -22,7 +22,7 @@ class FuzzTarget(Protocol):
 
     def draw(self, rng: random.Random) -> Case: ...
 
-    async def run(self, case: Case) -> Verdict: ...
+    async def run(self, case: Case) -> CaseVerdict: ...
 
     async def close(self) -> None: ...
 
@@ -53,7 +53,7 @@ class _Runner:
 
     async def run(self, cases: Sequence[Case]) -> None:
         """Runs the cases some at a time; after a death each that got no answer runs alone."""
-        lost: list[tuple[Case, Verdict]] = []
+        lost: list[tuple[Case, CaseVerdict]] = []
         free = asyncio.Semaphore(self._width)
 
         async def one(case: Case) -> None:
@@ -70,7 +70,7 @@ class _Runner:
         elif not await asyncio.to_thread(self._stack.answers):
             self._report.add_problem(cases[-1], "the gateway is not ready after this or before")
 
-    async def _explain(self, lost: list[tuple[Case, Verdict]]) -> None:
+    async def _explain(self, lost: list[tuple[Case, CaseVerdict]]) -> None:
         await asyncio.sleep(SETTLE_S)
         if not self._stack.has_death():
             for case, verdict in lost:

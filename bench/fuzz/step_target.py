@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from bench.fuzz.case import Case, Verdict
+from bench.fuzz.case import Case, CaseVerdict
 from bench.fuzz.json_bodies import change_bytes
 from bench.fuzz.proto_messages import mutate
 from pagewire.v1 import worker_pb2
@@ -50,12 +50,12 @@ class StepTarget:
             rng.shuffle(frames)
         return Case(self.name, "Attach", b"".join(_LENGTH.pack(len(one)) + one for one in frames))
 
-    async def run(self, case: Case) -> Verdict:
+    async def run(self, case: Case) -> CaseVerdict:
         """Sends the frames, reads all answers and judges the status."""
         # Not asyncio: there a write after the worker's refusal replaces the refusal's status.
         return await asyncio.to_thread(self._run, case)
 
-    def _run(self, case: Case) -> Verdict:
+    def _run(self, case: Case) -> CaseVerdict:
         try:
             describe: Any = self._channel.unary_unary(f"{_PATH}/Describe")
             answer = describe(b"", timeout=PATIENCE_S, wait_for_ready=True)
@@ -68,7 +68,7 @@ class StepTarget:
                 error = worker_pb2.AttachResponse.FromString(answer).output.error or error
         except grpc.RpcError as ended:
             return _judge(ended.code(), ended.details() or "")
-        return Verdict("OK, a step failed" if error else "OK")
+        return CaseVerdict("OK, a step failed" if error else "OK")
 
     async def close(self) -> None:
         """Closes the channel."""
@@ -87,16 +87,16 @@ def _with_epoch(frame: bytes, epoch: int) -> bytes:
     return frame
 
 
-def _judge(code: grpc.StatusCode, details: str) -> Verdict:
+def _judge(code: grpc.StatusCode, details: str) -> CaseVerdict:
     if code is grpc.StatusCode.UNAVAILABLE:
-        return Verdict(code.name, f"unavailable: {details[:200]}", was_lost=True)
+        return CaseVerdict(code.name, f"unavailable: {details[:200]}", was_lost=True)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Verdict(code.name, "no answer in time", was_lost=True)
+        return CaseVerdict(code.name, "no answer in time", was_lost=True)
     if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
-        return Verdict(code.name, f"{code.name}: {details[:300]}")
+        return CaseVerdict(code.name, f"{code.name}: {details[:300]}")
     if code is grpc.StatusCode.INVALID_ARGUMENT and not _FIELD.search(details):
-        return Verdict(code.name, f"names no field: {details[:200]}")
-    return Verdict(code.name)
+        return CaseVerdict(code.name, f"names no field: {details[:200]}")
+    return CaseVerdict(code.name)
 
 
 def _stream(rng: random.Random) -> Iterator[worker_pb2.AttachRequest]:

@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class SoakedProduct:
     """A running product."""
 
     ports: Ports
@@ -87,7 +87,7 @@ class Product:
 
 
 @contextmanager
-def running(model: Path, logs: Path, options: Sequence[str]) -> Iterator[Product]:
+def running(model: Path, logs: Path, options: Sequence[str]) -> Iterator[SoakedProduct]:
     """The product, ready; stopped after the block."""
     ports = free_ports()
     command = [
@@ -99,7 +99,7 @@ def running(model: Path, logs: Path, options: Sequence[str]) -> Iterator[Product
     path = logs / "up.log"
     with path.open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-    product = Product(ports, process, path)
+    product = SoakedProduct(ports, process, path)
     try:
         product.wait_until_ready()
         yield product

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from bench.harness.services import ProductFailed
 from bench.soak.clients import WAYS, AnswerCut, Customer, SoakAnswer
-from bench.soak.product import Product, draw_victim
+from bench.soak.product import SoakedProduct, draw_victim
 from bench.soak.wishes import Wish, draw
 
 CANCELS = 0.15  # of all requests
@@ -48,7 +48,9 @@ class SoakOutcome:
 class Soak:
     """The state that the threads share."""
 
-    def __init__(self, product: Product, options: SoakOptions, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, product: SoakedProduct, options: SoakOptions, tell: Callable[[str], None]
+    ) -> None:
         self._product, self._options, self._tell = product, options, tell
         self._customer = Customer(product.ports.gateway_http, product.ports.gateway_grpc)
         self._wishes = draw(options.num_wishes, options.seed)

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from bench.fuzz import grpc_target, http2_frames, http_target, proto_messages, step_target, values
-from bench.fuzz.case import CORPUS, Case, Verdict, load
+from bench.fuzz.case import CORPUS, Case, CaseVerdict, load
 from bench.fuzz.json_bodies import VALID, Bodies
 from bench.fuzz.report import MAX_KEPT, FuzzReport
 from pagewire.v1 import worker_pb2
@@ -63,19 +63,19 @@ def test_every_field_of_a_message_is_reached_with_its_edges() -> None:
 @pytest.mark.parametrize(
     ("answer", "verdict"),
     [
-        (b"HTTP/1.1 200 OK\r\n\r\n{}", Verdict("200")),
-        (b"", Verdict("closed", "the connection was closed without an answer", was_lost=True)),
+        (b"HTTP/1.1 200 OK\r\n\r\n{}", CaseVerdict("200")),
+        (b"", CaseVerdict("closed", "the connection was closed without an answer", was_lost=True)),
         (
             b'HTTP/1.1 400 Bad\r\n\r\n{"error": {"param": "n", "code": "c", "message": "n: bad"}}',
-            Verdict("400"),
+            CaseVerdict("400"),
         ),
         (
             b'HTTP/1.1 400 Bad\r\n\r\n{"error": {"param": null, "code": "c", "message": "bad"}}',
-            Verdict("400", "names no field: bad"),
+            CaseVerdict("400", "names no field: bad"),
         ),
     ],
 )
-def test_a_refusal_over_http_must_name_its_field(answer: bytes, verdict: Verdict) -> None:
+def test_a_refusal_over_http_must_name_its_field(answer: bytes, verdict: CaseVerdict) -> None:
     assert http_target.judge(answer) == verdict
 
 
@@ -100,7 +100,7 @@ def test_a_status_of_a_service_must_name_a_field_of_its_messages() -> None:
 def test_a_report_keeps_the_first_cases_of_each_problem(tmp_path: Path) -> None:
     report = FuzzReport(tmp_path)
     for index in range(10):
-        report.add(Case("http", "/x", str(index).encode()), Verdict("500", f"problem {index}"))
+        report.add(Case("http", "/x", str(index).encode()), CaseVerdict("500", f"problem {index}"))
     assert not report.is_clean
     assert len(list(tmp_path.iterdir())) == MAX_KEPT
     assert "10 x http /x: problem _" in str(report)
