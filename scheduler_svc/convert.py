@@ -100,7 +100,7 @@ def _split(
     if not submitted.HasField("num_prompt_tokens"):
         return token_ids, None
     num_prompt = submitted.num_prompt_tokens
-    if num_prompt > len(token_ids):
+    if not 0 < num_prompt <= len(token_ids):
         raise BadSampling(f"num_prompt_tokens is {num_prompt}, of {len(token_ids)} tokens")
     return token_ids[:num_prompt], token_ids[num_prompt:]
 

@@ -33,6 +33,7 @@ from scheduler_svc.sampling import BadSampling
 from scheduler_svc.status import status_of
 from scheduler_svc.statuses import overloaded_metadata
 from wire.columns import BadColumn, unpack
+from wire.numbers import BadNumber, check_numbers
 from wire.prompt_outputs import HiddenMean
 
 MAX_REQUEST_ID_BYTES = 256
@@ -171,8 +172,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             message = f"handle {submit.handle} is live already"
             return _Refusal(grpc.StatusCode.ALREADY_EXISTS, message)
         try:
+            check_numbers(submit)
             token_ids = unpack(submit.prompt_token_ids, name="prompt_token_ids")
-        except BadColumn as error:
+        except (BadNumber, BadColumn) as error:
             return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         timeout_s = submit.timeout_s if submit.HasField("timeout_s") else None
         origin = Origin(submit.request_id, client, submit.handle, timeout_s)
@@ -203,9 +205,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _submit_call(
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, origin: Origin
     ) -> _Refusal | None:
-        if max(request.prompt_token_ids, default=0) > np.iinfo(np.int32).max:
-            message = "prompt_token_ids has an id beyond the vocabulary"
-            return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, message)
         return self._submit(request, np.array(request.prompt_token_ids, dtype=np.int32), origin)
 
     def _submit(
@@ -217,6 +216,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         invalid = grpc.StatusCode.INVALID_ARGUMENT
         if not 0 < len(origin.request_id.encode()) <= MAX_REQUEST_ID_BYTES:
             return _Refusal(invalid, f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes")
+        # A request that was accepted before goes on, whatever the policy is now.
+        is_new = not submitted.HasField("num_prompt_tokens")
+        if is_new and submitted.priority and self._engine.config.policy is not Policy.PRIORITY:
+            problem = f"priority: {submitted.priority} is of no use: {self._ignores()}"
+            return _Refusal(invalid, problem)
         drawn_seed = int.from_bytes(os.urandom(8), "little")
         try:
             self._engine.submit(
@@ -240,6 +244,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             return _Refusal(grpc.StatusCode.UNAVAILABLE, NO_WORKER)
         return None
 
+    def _ignores(self) -> str:
+        return f"the policy is {self._engine.config.policy.value}, which ignores priorities"
+
     # --- the rest --------------------------------------------------------------------------------
 
     async def Abort(
@@ -259,9 +266,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         ],
     ) -> scheduler_pb2.SetPriorityResponse:
         """Changes the priority of a live request."""
-        policy = self._engine.config.policy
-        if policy is not Policy.PRIORITY:
-            message = f"priority: the policy is {policy.value}, which ignores priorities"
+        if self._engine.config.policy is not Policy.PRIORITY:
+            message = f"priority: {self._ignores()}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
         if not self._engine.set_priority(request.request_id, request.priority):
             message = f"request_id {request.request_id!r} is not live"

@@ -48,7 +48,7 @@ class Intake:
                 f"prompt_token_ids and max_tokens need up to {num_blocks} KV blocks of "
                 f"{self._config.block_size} tokens, the worker has {num_usable_blocks}",
             )
-        if request.deadline_s is not None and request.deadline_s <= request.arrival_s:
+        if request.deadline_s is not None and not request.deadline_s > request.arrival_s:
             raise Refused(RefusalKind.EXPIRED, "the deadline had passed when the request arrived")
         if request.output_token_ids is None or request.resumed_by_client:  # else accepted before
             self._check_load(request)

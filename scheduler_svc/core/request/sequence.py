@@ -71,7 +71,8 @@ class Sequence:
             self.token_ids = np.concatenate((request.prompt_token_ids, request.output_token_ids))
         self.num_prompt = len(request.prompt_token_ids)
         self.max_len = max_len  # tokens, prompt included, at which it ends for length
-        self.min_len = self.num_prompt + request.min_tokens  # no stop token ends it before
+        # No stop token ends it before; beyond max_len, which a column holds, none ever does.
+        self.min_len = min(self.num_prompt + request.min_tokens, max_len + 1)
         self.stop_ids = stop_ids  # end-of-sequence and stop tokens
         self.slot: int | None = None
         self.num_cached: int | None = None  # prompt tokens cached at the first admission
