@@ -248,6 +248,7 @@ class Scheduler:
         plan = self._planner.plan()
         if plan is not None:
             self._in_flight.append(plan)
+            self.counters.planned(plan)
         return plan
 
     def grant(self, max_steps: int) -> tuple[StepPlan, ...]:
@@ -305,6 +306,8 @@ class Scheduler:
         ):
             raise OutOfStep(f"step {plan.step_id}: its prompt outputs are not those due")
         self._in_flight.popleft()
+        if plan.grant_id is not None:  # now it cannot be taken back
+            self.counters.planned(plan)
         deliveries: list[PromptOutputDelivery] = []
         finished: list[Finished] = []
         if plan.due_prompt_outputs or plan.prompt_ends:
@@ -313,7 +316,7 @@ class Scheduler:
             )
             # A sequence that a report ends receives no further token.
             finished = self._finish_all(ends)
-        if plan.num_scheduled is not None:
+        if plan.num_prefill_tokens:
             self._token_updates.begin_decoding(plan.sampled_slots)
         if finished:
             self.internal_state.renew_running()
@@ -355,6 +358,9 @@ class Scheduler:
             self.oldest_in_flight,
             self.internal_state.acked_step == self._lost_at_step,
         )
+        for plan in self._in_flight:
+            if plan.grant_id is not None:
+                self.counters.planned(plan)
         self._in_flight.clear()
         self._grants.reset()
         self._planner.reset()

@@ -165,6 +165,8 @@ class Admission:
         if start.sibling is not None:
             self._counters.num_forks += 1
             return
+        if sequence.is_private or not self._config.enable_prefix_caching:
+            return  # nothing was looked up
         self._counters.prefix_query_tokens += len(sequence.token_ids)
         self._counters.prefix_hit_tokens += start.num_computed
 

@@ -107,6 +107,7 @@ class StepPlan:
     grant_id: int | None = None  # first step id of its grant, if it is of one
     due_prompt_outputs: list[PromptOutputRange] = field(default_factory=list)  # in batch order
     prompt_ends: list[Sequence] = field(default_factory=list)  # end with this step, unsampled
+    num_prefill_tokens: int = 0  # tokens of prompts, and of output that is computed again
 
     @property
     def num_tokens(self) -> int:

@@ -109,7 +109,6 @@ class Planner:
                     departed[slot].num_awaited -= 1
         self._state.move_fence(last_step_id)
         self._previous_slots = None  # the worker's last step may not be the last one planned here
-        self.counters.num_steps -= len(plans)
 
     def _grow_for_grant(self, draft: Draft) -> bool:
         """Allocates a grant's blocks, halving its steps to fit; False if not even one fits."""
@@ -137,6 +136,7 @@ class Planner:
             num_computed=first.num_computed + later,
             preempted=[],
             moves=None,
+            num_prefill_tokens=0,
         )
 
     # --- the running -----------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class Planner:
         state, step_id = self._state, draft.step_id
         sampled = self._book(draft, step_id)
         slots, chunks, computed = draft.slots, draft.chunks, draft.computed
-        num_decodes = len(slots) if chunks is None else int((chunks == 1).sum())
+        num_prefill_tokens = self._num_prefill_tokens(draft)
         if draft.admitted:
             ones = np.ones(len(slots), dtype=np.int32) if chunks is None else chunks
             slots = _extended(slots, [new.slot for new in draft.admitted])
@@ -283,14 +283,26 @@ class Planner:
             grant_id=step_id if is_grant else None,
             due_prompt_outputs=draft.due_prompt_outputs,
             prompt_ends=draft.prompt_ends,
+            num_prefill_tokens=num_prefill_tokens,
         )
         state.freed_slots, state.preempted = [], []
         self._next_step_id = step_id + draft.num_steps
         self._previous_slots, self._reset = slots, False
-        self.counters.num_steps += draft.num_steps
-        if chunks is not None:
-            self.counters.num_prefill_tokens += int(chunks.sum()) - num_decodes
         return plan
+
+    def _num_prefill_tokens(self, draft: Draft) -> int:
+        """Tokens of a draft that were known when their sequence was admitted, of all its rows.
+
+        A row that still awaits its first token computes a known one, or with look-ahead that first
+        token itself; how many tokens it computes does not tell a decode from a last chunk of one.
+        """
+        table, index = self._state.table, draft.index
+        num_tokens = sum(draft.admitted_chunks)
+        rows = table.is_prefilling[index]
+        if np.count_nonzero(rows):
+            rows &= draft.computed < table.num_tokens[index]
+            num_tokens += int(rows.sum() if draft.chunks is None else draft.chunks[rows].sum())
+        return num_tokens
 
     def _book(self, draft: Draft, step_id: int) -> Slots:
         """Counts the running rows' chunks as computed; returns the slots that sample."""
