@@ -63,12 +63,18 @@ class Stepping:
             await self._link.cut(cut.first_step_id, cut.last_step_id)
             return
         while steps := self._next_steps():
-            now_s, first = time.monotonic(), steps[0]
-            for plan in steps:
-                self._trace.sent(plan, now_s)
-            self._clients.tell_admitted(first)
-            granted = len(steps) if first.grant_id is not None else 0
-            await self._link.send(to_step(first, granted, self.state_check.wants(first)))
+            await self._send(steps)
+        if not self.awaits_answer and (plan := core.release()) is not None:
+            await self._send((plan,))
+
+    async def _send(self, steps: tuple[StepPlan, ...]) -> None:
+        """Sends one frame: a step, or all steps of a grant."""
+        now_s, first = time.monotonic(), steps[0]
+        for plan in steps:
+            self._trace.sent(plan, now_s)
+        self._clients.tell_admitted(first)
+        granted = len(steps) if first.grant_id is not None else 0
+        await self._link.send(to_step(first, granted, self.state_check.wants(first)))
 
     def apply(self, answer: Answer) -> bool:
         """Applies an answer; True if a step is done. Raises LinkLost when it does not fit."""
@@ -108,7 +114,8 @@ class Stepping:
         outputs = self._core.update(result)
         self._clients.deliver(outputs, logprobs, prompt_outputs)
         record = self._trace.done(output.step_id, time.monotonic())
-        self._pace.stepped(record.plan, record.sent_s, self._core.now_s)
+        if len(record.plan.slots):  # else it took no time that a step of tokens takes
+            self._pace.stepped(record.plan, record.sent_s, self._core.now_s)
 
     def _skip(self, skipped: worker_pb2.Skipped) -> None:
         self._core.skip(skipped.first_step_id, skipped.last_step_id)

@@ -251,6 +251,20 @@ class Scheduler:
             self.counters.planned(plan)
         return plan
 
+    def release(self) -> StepPlan | None:
+        """Plans a step that only tells an idle worker which sequences have left it.
+
+        Otherwise it would hold the last ones until the next request. None when a step is in flight,
+        a sequence runs, or the worker knows.
+        """
+        state = self.internal_state
+        if self._in_flight or state.running.sequences or not state.freed_slots:
+            return None
+        plan = self._planner.plan_release()
+        self._in_flight.append(plan)
+        self.counters.planned(plan)
+        return plan
+
     def grant(self, max_steps: int) -> tuple[StepPlan, ...]:
         """Plans up to `max_steps` decode steps, to be sent in one frame.
 

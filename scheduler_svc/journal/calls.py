@@ -40,6 +40,7 @@ EVENTS = frozenset(
         "migrate_out",
         "now_s",
         "reserve",
+        "release",
         "reset_prefix_cache",
         "schedule",
         "set_priority",
@@ -175,6 +176,9 @@ class TappedScheduler(Scheduler):
 
     def schedule(self) -> StepPlan | None:
         return self._tell("schedule", super().schedule)
+
+    def release(self) -> StepPlan | None:
+        return self._tell("release", super().release)
 
     def grant(self, max_steps: int) -> tuple[StepPlan, ...]:
         return self._tell("grant", super().grant, max_steps)

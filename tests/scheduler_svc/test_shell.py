@@ -373,3 +373,9 @@ async def test_a_scheduler_with_a_higher_epoch_fences_the_older_one(
             call.cancel()
             attach.cancel()
     assert "stopping" in cluster.engine.reason
+
+
+async def test_an_idle_worker_holds_no_request(make_cluster: MakeCluster) -> None:
+    async with make_cluster() as cluster:
+        await generate(cluster.scheduler, Generate(prompt_token_ids=[1, 2], sampling=params()))
+        await cluster.until(lambda: cluster.worker._slots.num_live == 0)

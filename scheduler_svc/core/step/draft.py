@@ -7,7 +7,12 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.kv.slots import Index, Slots
 from scheduler_svc.core.request.sequence import Sequence
-from scheduler_svc.core.step.plan import AdmissionHold, EnteringSequence, PromptOutputRange, StepPlan
+from scheduler_svc.core.step.plan import (
+    AdmissionHold,
+    EnteringSequence,
+    PromptOutputRange,
+    StepPlan,
+)
 from scheduler_svc.core.step.prompt_outputs import plan_range
 
 

@@ -66,6 +66,12 @@ class Planner:
             return None
         return self._commit(draft)
 
+    def plan_release(self) -> StepPlan:
+        """Plans a step that computes nothing and only reports the freed slots to the worker."""
+        index = self._state.running.index[:0]
+        slots, none = self._state.running.slots[:0], np.zeros(0, dtype=np.int32)
+        return self._commit(Draft(self._next_step_id, slots, index, none, none))
+
     def plan_grant(self, max_steps: int) -> tuple[StepPlan, ...]:
         """Plans as many decode steps, up to `max_steps`, as every running sequence can make.
 

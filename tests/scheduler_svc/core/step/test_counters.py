@@ -1,6 +1,8 @@
 """Counters tell an operator what happened, and never go down."""
 
+from scheduler_svc.core import StepResult
 from tests.scheduler_svc.core.builders import answer, make_request, make_scheduler, step
+from tests.scheduler_svc.core.invariants import check_invariants
 
 
 def test_a_request_that_opted_out_is_no_lookup_in_the_prefix_cache() -> None:
@@ -81,3 +83,30 @@ def test_granted_steps_of_a_lost_worker_were_planned() -> None:
     scheduler.grant(4)
     scheduler.worker_lost()
     assert scheduler.counters.num_steps == before + 4
+
+
+def test_an_idle_worker_is_told_that_the_last_sequence_has_left() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", 5, max_tokens=1))
+    assert scheduler.release() is None, "it runs"
+    assert step(scheduler).finished
+    assert scheduler.schedule() is None
+    plan = scheduler.release()
+    assert plan is not None and plan.freed_slots == [0] and not len(plan.slots)
+    assert scheduler.release() is None, "one is in flight"
+    assert not scheduler.update(StepResult(plan.step_id, plan.sampled_slots)).finished
+    assert scheduler.release() is None, "the worker knows"
+    check_invariants(scheduler)
+    scheduler.add(make_request("b", 5, max_tokens=1))
+    assert step(scheduler).finished
+
+
+def test_a_release_lost_with_its_worker_is_of_no_consequence() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", 5, max_tokens=1))
+    step(scheduler)
+    assert scheduler.release() is not None
+    scheduler.worker_lost()
+    scheduler.worker_back()
+    assert scheduler.release() is None
+    check_invariants(scheduler)
