@@ -300,8 +300,8 @@ async def test_a_request_whose_step_always_fails_is_given_up(make_cluster: MakeC
         token_ids, _ = await generate(
             cluster.scheduler, Generate(prompt_token_ids=[1], sampling=params())
         )
-    assert error.code() is grpc.StatusCode.INTERNAL
-    assert "planned failure" in error.details()
+    assert error.code() is grpc.StatusCode.ABORTED
+    assert "2 processes in a row died" in error.details() and "planned failure" in error.details()
     assert token_ids == expected(7, 1, 8)
 
 

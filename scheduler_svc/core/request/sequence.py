@@ -8,7 +8,7 @@ import numpy as np
 from scheduler_svc.core.request.blame import Blame
 from scheduler_svc.core.request.block_hash import chain, root_of
 from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
-from scheduler_svc.core.request.timeline import Timeline
+from scheduler_svc.core.request.timeline import Phase, Timeline
 
 
 class Status(Enum):
@@ -84,6 +84,9 @@ class Sequence:
         self.is_private = request.skip_prefix_cache
         self.root = root_of(request.cache_salt)  # parent of its first block
         self.blame: Blame | None = None  # None: no worker was lost during its steps
+        if request.num_deaths:
+            place = len(self.token_ids)
+            self.blame = Blame(num_deaths=request.num_deaths, place=place, is_suspect=True)
         # Prompt positions before these have no outputs left to deliver;
         # `num_prompt_outputs_planned` includes the steps in flight.
         self.num_prompt_outputs_delivered = self.num_prompt_outputs_planned = (
@@ -96,6 +99,18 @@ class Sequence:
     def has_run(self) -> bool:
         """Whether it has held a slot."""
         return self.num_cached is not None
+
+    @property
+    def waiting_phase(self) -> Phase:
+        """The phase in which it waits, while there is a worker."""
+        if self.status is Status.WAITING_FOR_GRAMMAR:
+            return Phase.GRAMMAR
+        return Phase.PREEMPTED if self.has_run else Phase.QUEUE
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it computes alone, since a process died in its last step."""
+        return self.blame is not None and self.blame.is_suspect
 
     @property
     def num_output(self) -> int:

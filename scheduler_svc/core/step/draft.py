@@ -1,5 +1,6 @@
 """A step plan under construction: first the running rows, then the admitted ones."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +31,12 @@ class Counters:
         """Counts a step that will not be taken back."""
         self.num_steps += 1
         self.num_prefill_tokens += plan.num_prefill_tokens
+
+    def lost(self, plans: Iterable[StepPlan]) -> None:
+        """Counts the steps in flight to a worker that is gone: granted ones are not taken back."""
+        for plan in plans:
+            if plan.grant_id is not None:
+                self.planned(plan)
 
 
 @dataclass(slots=True)

@@ -114,6 +114,14 @@ class StepPlan:
         """Number of tokens that the step computes."""
         return len(self.slots) if self.num_scheduled is None else int(self.num_scheduled.sum())
 
+    @property
+    def num_computed_after(self) -> NDArray[np.int32]:
+        """Tokens of each row that are computed once the step is done."""
+        after: NDArray[np.int32] = self.num_computed + (
+            1 if self.num_scheduled is None else self.num_scheduled
+        )
+        return after
+
     def sequences(self) -> list[Sequence]:
         """The sequences of the rows, in batch order."""
         by_slot = dict(zip(self.running.slots.tolist(), self.running.sequences, strict=True))

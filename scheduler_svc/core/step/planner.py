@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.kv.sealing import seal
 from scheduler_svc.core.kv.slots import Slots
 from scheduler_svc.core.request.config import SchedulerConfig
+from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.step.admission import Admission
 from scheduler_svc.core.step.draft import Counters, Draft
@@ -56,6 +57,8 @@ class Planner:
         self._admission.make_way()
         if self._config.sliding_window:
             self._state.slide()
+        if self._state.suspects and (draft := self._draft_suspect()) is not None:
+            return self._commit(draft)
         num_preemptions = self._state.num_preemptions
         draft = self._draft_running()
         if self._state.num_preemptions == num_preemptions:
@@ -80,7 +83,8 @@ class Planner:
         """
         state = self._state
         table, running = state.table, state.running
-        if state.waiting.num_admissible or self._reset or table.prompt_output_slots:
+        is_busy = state.waiting.num_admissible or state.suspects
+        if is_busy or self._reset or table.prompt_output_slots:
             return ()
         index, slots = running.index, running.slots
         left = table.max_len[index] - table.num_planned[index]
@@ -144,6 +148,43 @@ class Planner:
             moves=None,
             num_prefill_tokens=0,
         )
+
+    # --- the suspects ----------------------------------------------------------------------------
+
+    def _draft_suspect(self) -> Draft | None:
+        """A step of one suspect alone: the running one, else the first in the queue.
+
+        None when it cannot compute now; the others go on meanwhile.
+        """
+        table, budget = self._state.table, self._config.max_num_batched_tokens
+        for sequence in self._state.running.sequences:
+            if sequence.is_suspect:
+                assert sequence.slot is not None
+                return self._draft_alone(sequence.slot)
+        none = self._state.running.index[:0]
+        computed = table.num_computed[none]
+        draft = Draft(self._next_step_id, none.astype(np.int32), none, computed, computed)
+        draft.budget = budget
+        return draft if self._admission.draft_suspect(draft) else None
+
+    def _draft_alone(self, slot: int) -> Draft | None:
+        """The next chunk of one running sequence; None when it has none, or no blocks for it."""
+        table = self._state.table
+        index = np.array([slot], dtype=np.intp)
+        computed, planned = table.num_computed[index], table.num_planned[index]
+        chunks = planned - computed
+        if planned[0] >= table.max_len[slot] or not chunks[0]:
+            return None
+        self._share_budget(chunks)
+        draft = Draft(self._next_step_id, index.astype(np.int32), index, computed, planned)
+        shortage = int(computed[0] + chunks[0] - table.capacity[slot])
+        num_blocks = max(-(-shortage // self._config.block_size), 0)
+        if num_blocks > self._state.pool.num_free:
+            return None
+        if num_blocks:
+            self._append(draft, slot, num_blocks)
+        draft.keep(chunks)
+        return draft
 
     # --- the running -----------------------------------------------------------------------------
 
@@ -344,7 +385,8 @@ class Planner:
             slot = int(draft.index[row])
             sequence = table.sequence[slot]
             assert sequence is not None
-            draft.add_prompt_outputs(sequence, slot, int(after[row]))
+            with blaming(sequence.request.request_id):
+                draft.add_prompt_outputs(sequence, slot, int(after[row]))
             if sequence.request.is_prompt_only:
                 samples[row] = False
             elif not sequence.has_prompt_outputs_due:

@@ -1,8 +1,8 @@
 """Counters tell an operator what happened, and never go down."""
 
 from scheduler_svc.core import StepResult
+from scheduler_svc.core.invariants import check_invariants
 from tests.scheduler_svc.core.builders import answer, make_request, make_scheduler, step
-from tests.scheduler_svc.core.invariants import check_invariants
 
 
 def test_a_request_that_opted_out_is_no_lookup_in_the_prefix_cache() -> None:
