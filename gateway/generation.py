@@ -184,6 +184,7 @@ class GenerationRequest:
     resume_token_ids: tuple[int, ...] = ()  # output that the client has already
     echo: bool = False  # the prompt precedes the output
     pooling: PromptPooling | None = None  # return hidden states instead of an output
+    num_deaths: int = 0  # of gateways, in a row, while it ran there
 
     def __post_init__(self) -> None:
         if self.structure is not None and self.sampling.ignore_eos:

@@ -165,6 +165,7 @@ class Pipeline:
             request.standing,
             request.reuse,
             output_token_ids=request.resume_token_ids,
+            num_deaths=request.num_deaths,
         )
         return submission, reader
 

@@ -1,6 +1,6 @@
 """After an exception at work on requests: the one at fault ends, the others go on.
 
-An exception of ours must not end the loop, and must not leave a core behind that goes on wrong. So
+An exception of ours must not end the loop, and must not leave a core that goes on wrong. So
 the core is rebuilt from its tokens, every invariant is checked, and the process gives itself up if
 one does not hold: the gateways hold all requests, too, and submit them to the next scheduler.
 """

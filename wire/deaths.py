@@ -2,6 +2,8 @@
 
 import grpc
 
+MAX_DEATHS = 2  # in a row, without a new token: then a request ends and is not submitted again
+
 # A server that is stopped says so, in our words or in those of gRPC's GOAWAY.
 _PLANNED = ("shutting down", "stopping", "draining", "GOAWAY", "Cancelling all calls")
 # No stream was opened: nothing of ours ran there.
