@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from pagewire.v1 import scheduler_pb2, types_pb2
+from pagewire.v1 import scheduler_pb2, types_pb2, worker_pb2
 from scheduler_svc import convert
 from scheduler_svc.clients.registry import Clients
 from scheduler_svc.core import invariants
@@ -22,9 +22,10 @@ from scheduler_svc.core.step import apply_tokens, prompt_outputs
 from scheduler_svc.core.step.planner import Planner
 from scheduler_svc.core.step.reuse import Reuse
 from scheduler_svc.core.step.state import SchedulerState
-from simulator.workers.fake_worker import FakeModel
+from simulator.workers.fake_worker import FakeModel, FakeWorker
 from tests.scheduler_svc.conftest import Cluster, cluster
 from tests.scheduler_svc.test_shell import expected, generate
+from wire.columns import unpack
 
 MODEL = FakeModel(max_model_len=128, num_blocks=200, block_size=4)
 NUM_OTHERS, NUM_TOKENS, SECRET = 6, 24, 31_337
@@ -203,10 +204,33 @@ async def test_a_core_that_does_not_hold_ends_the_process(monkeypatch: pytest.Mo
 async def test_exceptions_that_go_on_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="the engine failed"):
         async with cluster(MODEL) as made:
-            for number in range(3):
+            for _ in range(3):
                 _once(monkeypatch, Planner, "_draft_running", number=0, after=False)
-                assert number >= 0
             asking = asyncio.create_task(generate(made.scheduler, _request("r", seed=1)))
             await made.until(lambda: made.engine.groups[0]._broken is not None)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_row_that_fails_the_workers_steps_ends_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker cannot say which row it was: the suspects compute alone until one fails again."""
+    answer, failed_with, slots = FakeWorker._answer, list[int](), dict[int, str]()
+
+    async def failing(self: FakeWorker, step: Any) -> Any:
+        slots.update({new.slot: new.request_id for new in step.new_sequences})
+        rows = [slots[slot] for slot in unpack(step.slots).tolist()]
+        enters = any(new.request_id == "victim" for new in step.new_sequences)
+        if "victim" in rows and (failed_with or not enters):  # first at its second step
+            self.last_step_id = step.step_id
+            failed_with.append(len(rows))
+            return worker_pb2.ModelRunnerOutput(step_id=step.step_id, error="planted")
+        return await answer(self, step)
+
+    monkeypatch.setattr(FakeWorker, "_answer", failing)
+    async with cluster(MODEL, max_num_seqs=8, max_grant=0, lookahead=0) as made:
+        tokens, victim = await _run(made)
+    assert tokens == [expected(i, 9, NUM_TOKENS) for i in range(NUM_OTHERS)]
+    assert victim is not None and victim.code() is grpc.StatusCode.ABORTED
+    assert len(failed_with) == 2 and failed_with[1] == 1, "the second time it was alone"
