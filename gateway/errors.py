@@ -30,6 +30,7 @@ class ErrorKind(Enum):
     UNIMPLEMENTED = auto()
     UNAVAILABLE = auto()
     DEADLINE_EXCEEDED = auto()
+    POISON = auto()  # process after process died where it was computed
     INTERNAL = auto()
 
 
@@ -67,6 +68,7 @@ WIRE: dict[ErrorKind, Wire] = {
     ErrorKind.UNIMPLEMENTED: Wire(501, _Code.UNIMPLEMENTED, _REQUEST, "not_implemented"),
     ErrorKind.UNAVAILABLE: Wire(503, _Code.UNAVAILABLE, _SERVER, "unavailable"),
     ErrorKind.DEADLINE_EXCEEDED: Wire(504, _Code.DEADLINE_EXCEEDED, _SERVER, "deadline_exceeded"),
+    ErrorKind.POISON: Wire(500, _Code.ABORTED, _SERVER, "request_poisonous"),
     ErrorKind.INTERNAL: Wire(500, _Code.INTERNAL, _SERVER, "internal_error"),
 }
 
@@ -82,6 +84,7 @@ _KIND_OF_CODE: dict[int, ErrorKind] = {
     for kind, wire in WIRE.items()
 }
 _KIND_OF_HTTP_STATUS = {wire.http_status: kind for kind, wire in reversed(WIRE.items())}
+_KIND_OF_HTTP_STATUS[500] = ErrorKind.INTERNAL
 
 RETRY_AFTER_S = 1.0  # when the scheduler gives no time
 
@@ -152,6 +155,12 @@ def unsupported(field: str, problem: str) -> RequestError:
 def unavailable(reason: str) -> RequestError:
     """An error for a missing scheduler or worker."""
     return RequestError(ErrorKind.UNAVAILABLE, reason)
+
+
+def poison(num_deaths: int) -> RequestError:
+    """An error for a request at whose work process after process died."""
+    message = f"{num_deaths} processes in a row died while this request ran"
+    return RequestError(ErrorKind.POISON, f"{message}; it is not submitted again")
 
 
 def from_grpc_code(code: int, message: str, retry_after_s: float | None = None) -> RequestError:

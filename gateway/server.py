@@ -34,6 +34,7 @@ from wire.identity.certificates import Certificates, certificates_of
 from wire.identity.interceptors import AioAccessInterceptor
 from wire.identity.options import is_loopback
 from wire.identity.peers import peer_opener
+from wire.requests import RequestCheck
 from wire.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
 from wire.slow_readers import SlowReaders
 from wire.stop_signals import stop_signals
@@ -107,6 +108,7 @@ class Gateway:
         if access is not None:
             interceptors.append(AioAccessInterceptor(access))
         interceptors.append(CallLimit(opened))
+        interceptors.append(RequestCheck())
         # If an option is given twice, gRPC uses the first.
         reuseport = ("grpc.so_reuseport", int(self._config.share_ports))
         options = [reuseport, *self._config.edge.grpc_options, *SERVER_OPTIONS]

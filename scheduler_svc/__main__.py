@@ -22,6 +22,7 @@ from wire.identity.certificates import certificates_of
 from wire.identity.interceptors import AioAccessInterceptor
 from wire.identity.peers import peer_opener
 from wire.identity.watched import BadIdentityFile
+from wire.requests import RequestCheck
 from wire.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
 from wire.slow_readers import SlowReaders
 from wire.stop_signals import stop_signals
@@ -79,6 +80,7 @@ def _servers(
     interceptors: list[grpc.aio.ServerInterceptor] = [SlowReaders(config.write_timeout_s)]
     if access is not None:
         interceptors.append(AioAccessInterceptor(access))
+    interceptors.append(RequestCheck())
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)
     debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(engine), server)

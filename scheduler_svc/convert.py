@@ -18,6 +18,7 @@ from scheduler_svc.core import (
     StepPlan,
     StepResult,
 )
+from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.sampling import BadSampling, Sampling, resolve
 from wire.columns import INT32, UINT8, UINT32, pack, unpack
 from wire.logprobs import LogprobColumns
@@ -31,6 +32,7 @@ FINISH_REASONS = {
     FinishReason.ERROR: types_pb2.FINISH_REASON_ERROR,
     FinishReason.EXPIRED: types_pb2.FINISH_REASON_ERROR,
     FinishReason.DEAD_END: types_pb2.FINISH_REASON_ERROR,
+    FinishReason.POISON: types_pb2.FINISH_REASON_ERROR,
 }
 
 
@@ -90,6 +92,7 @@ def to_request(
         resumed_by_client=isinstance(submitted, scheduler_pb2.Submit)
         and submitted.resumed_by_client,
         has_grammar=bool(sampling.grammar),
+        num_deaths=submitted.num_deaths,
     )
 
 
@@ -100,7 +103,7 @@ def _split(
     if not submitted.HasField("num_prompt_tokens"):
         return token_ids, None
     num_prompt = submitted.num_prompt_tokens
-    if num_prompt > len(token_ids):
+    if not 0 < num_prompt <= len(token_ids):
         raise BadSampling(f"num_prompt_tokens is {num_prompt}, of {len(token_ids)} tokens")
     return token_ids[:num_prompt], token_ids[num_prompt:]
 
@@ -149,7 +152,8 @@ def to_step(
     if plan.moves is not None:
         _add_moves(step, plan.moves)
     for new in plan.new_sequences:
-        step.new_sequences.append(_to_new_sequence(new))
+        with blaming(new.request.request_id):
+            step.new_sequences.append(_to_new_sequence(new))
     return step
 
 

@@ -34,7 +34,7 @@ def _ranked(places: list[Place], sequence: Sequence) -> list[Place]:
     options = [option_of(place.core, sequence) for place in places]
     ranked = [places[index] for index in ranking(options)]
     # Members of a live fork group share a prompt that is, or will be, computed there.
-    return sorted(ranked, key=lambda place: not place.core.has_fork_group_of(sequence.request))
+    return sorted(ranked, key=lambda place: not place.core.view.has_fork_group_of(sequence.request))
 
 
 def move_all(source: Place, targets: list[Place], now_s: float) -> None:

@@ -181,6 +181,8 @@ def _add_token_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) ->
 
 def _refusal(error: RequestError) -> JSONResponse:
     headers = {}
+    if error.kind is ErrorKind.POISON:  # OpenAI's clients would send it again, as after any 500
+        headers["x-should-retry"] = "false"
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
         headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1e3))

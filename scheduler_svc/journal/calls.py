@@ -36,11 +36,14 @@ EVENTS = frozenset(
         "expire",
         "fail",
         "grammar_prepared",
+        "give_up",
         "grant",
         "migrate_out",
         "now_s",
         "reserve",
+        "release",
         "reset_prefix_cache",
+        "salvage",
         "schedule",
         "set_priority",
         "skip",
@@ -57,7 +60,6 @@ QUESTIONS = frozenset(
     (
         "can_hold",
         "find",
-        "has_fork_group_of",
         "is_cutting",
         "last_step_id",
         "live",
@@ -176,6 +178,9 @@ class TappedScheduler(Scheduler):
     def schedule(self) -> StepPlan | None:
         return self._tell("schedule", super().schedule)
 
+    def release(self) -> StepPlan | None:
+        return self._tell("release", super().release)
+
     def grant(self, max_steps: int) -> tuple[StepPlan, ...]:
         return self._tell("grant", super().grant, max_steps)
 
@@ -194,8 +199,19 @@ class TappedScheduler(Scheduler):
     def grammar_prepared(self, preparation_id: int, problem: str = "") -> Finished | None:
         return self._tell("grammar_prepared", super().grammar_prepared, preparation_id, problem)
 
-    def worker_lost(self, num_blocks: int | None = None, num_host_blocks: int | None = None) -> int:
-        return self._tell("worker_lost", super().worker_lost, num_blocks, num_host_blocks)
+    def worker_lost(
+        self,
+        num_blocks: int | None = None,
+        num_host_blocks: int | None = None,
+        is_death: bool = False,
+    ) -> int:
+        return self._tell("worker_lost", super().worker_lost, num_blocks, num_host_blocks, is_death)
+
+    def salvage(self, at_fault: Iterable[str], message: str) -> list[Finished]:
+        return self._tell("salvage", super().salvage, list(at_fault), message)
+
+    def give_up(self, why: str) -> list[Finished]:
+        return self._tell("give_up", super().give_up, why)
 
     def worker_back(self) -> None:
         self._tell("worker_back", super().worker_back)

@@ -382,7 +382,7 @@ class Session:
             self._ranks.compute_step()
             launched = runner.launch(step, queue_us)
         if stream.faults:
-            stream.faults.after_step()
+            stream.faults.after_step(lambda: runner.records[-1].request_ids)
         if isinstance(launched, StepOutput):
             stream.note_failure(launched)  # the next step may come before the answer
         return launched

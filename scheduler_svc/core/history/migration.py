@@ -33,6 +33,7 @@ class Migration:
         assert len(leaving) == len(self._live)
         self._live.clear()
         self._state.fork_groups.clear()
+        self._state.suspects.clear()
         self._deadlines.clear()
         self.num_migrated_out += len(leaving)
         return leaving
@@ -58,6 +59,8 @@ class Migration:
         self._live[sequence.request.request_id] = sequence
         self._deadlines.add(sequence)
         state.fork_groups.add(sequence)
+        if sequence.is_suspect:
+            state.suspects.add(sequence)
         phase = Phase.PREEMPTED if has_run else Phase.QUEUE
         if state.is_worker_away:
             phase = Phase.WORKER_AWAY

@@ -102,6 +102,10 @@ class GrammarWaits:
         if known is not None:
             self._dropped.append(preparation_id)
 
+    def clear(self) -> None:
+        """Removes all sequences."""
+        self._not_asked, self._asked, self._ready, self._dropped = {}, {}, {}, []
+
     def worker_lost(self) -> None:
         """Everything prepared is gone: those who were asked for wait to be asked for again.
 

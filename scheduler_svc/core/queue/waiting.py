@@ -33,6 +33,12 @@ class WaitingQueue:
         self._total = Load()
         self._by_tenant: dict[str, Load] = {}
 
+    def clear(self, order: Order) -> None:
+        """Removes all sequences; from now on they are kept in this order."""
+        self.order, self._total = order, Load()
+        self._by_tenant.clear()
+        self.grammars.clear()
+
     def __len__(self) -> int:
         return self._total.num_sequences
 

@@ -5,6 +5,7 @@ that still touches its slot and blocks is in flight. These are handed out again 
 such step was acknowledged.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,6 +46,7 @@ class SchedulerState:
         self.waiting = WaitingQueue(make_order(config, self.share), self.grammars)
         self.table = SlotTable(config.max_num_seqs, config.max_model_len, config.block_size)
         self.fork_groups = ForkGroups()
+        self.suspects: set[Sequence] = set()  # the live ones that compute alone
         self.num_preemptions = 0
         self.num_swapped_out = 0  # blocks
         self.num_swapped_in = 0
@@ -69,6 +71,48 @@ class SchedulerState:
         self.num_fenced_blocks = 0
         self.departed: dict[int, Sequence] = {}  # fenced slot to the sequence that awaits its token
         self._fenced: list[_Fenced] = []
+
+    def receive(self, sequence: Sequence) -> None:
+        """Adds a new sequence."""
+        if self.is_worker_away:
+            sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
+        if sequence.is_suspect:
+            self.suspects.add(sequence)
+        self.fork_groups.add(sequence)
+        self.enqueue(sequence)
+
+    @property
+    def is_idle_with_freed_slots(self) -> bool:
+        """Whether no sequence runs, and the worker does not know that of all yet."""
+        return bool(self.freed_slots) and not self.running.sequences
+
+    def remove(self, sequence: Sequence) -> None:
+        """Removes a sequence that ends; if it was running the caller renews the running set."""
+        if sequence.status is Status.RUNNING:
+            self.leave(sequence, Status.FINISHED)
+        else:
+            sequence.status = Status.FINISHED
+            self.waiting.discard(sequence)
+            self.host.release(sequence)
+        self.fork_groups.remove(sequence)
+        self.suspects.discard(sequence)
+
+    def rebuild(self, sequences: list[Sequence]) -> None:
+        """Frees everything and queues these sequences; reads nothing of the state before."""
+        self.table.clear()
+        self.running, self.departed, self._fenced = RunningSet(()), {}, []
+        self.waiting.clear(make_order(self.config, self.share))
+        self.fork_groups.clear()
+        for sequence in sequences:
+            self.fork_groups.add(sequence)
+        ran = [s for s in sequences if s.status is Status.PREEMPTED]
+        for sequence in (*reversed(ran), *(s for s in sequences if s not in ran)):
+            self.enqueue(sequence)
+        self.note_suspects(sequences)
+
+    def note_suspects(self, live: Iterable[Sequence]) -> None:
+        """Finds anew which of the live sequences are suspect."""
+        self.suspects = {sequence for sequence in live if sequence.is_suspect}
 
     def next_number(self) -> int:
         """A new sequence number; never the same twice."""

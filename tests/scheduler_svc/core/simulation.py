@@ -19,8 +19,8 @@ from scheduler_svc.core import (
     StepPlan,
     StepResult,
 )
+from scheduler_svc.core.invariants import check_invariants
 from tests.scheduler_svc.core.fake_worker import FakeWorker, sampled_token
-from tests.scheduler_svc.core.invariants import check_invariants
 from tests.scheduler_svc.core.transitions import CacheTruth, FreeQueueWatch
 
 
@@ -102,6 +102,20 @@ class Simulation:
         self._end(finished)
         self.check()
 
+    def salvage(self, at_fault: list[str]) -> None:
+        """Rebuilds the scheduler as after an exception; the worker is lost with it."""
+        ends = self.scheduler.salvage(at_fault, "planted")
+        self.send_worker_away()
+        for finished in ends:
+            self._end(finished)
+        self.check()
+
+    def give_up(self) -> None:
+        """Ends the requests that lost worker after worker, as the shell does."""
+        for finished in self.scheduler.give_up("planted"):
+            self._end(finished)
+        self.check()
+
     def fail(self, request_ids: Iterable[str]) -> None:
         """Fails requests, as the shell does."""
         for finished in self.scheduler.fail(request_ids, "given up"):
@@ -133,9 +147,9 @@ class Simulation:
         self.send_worker_away()
         self.bring_worker_back(num_blocks, num_host_blocks)
 
-    def send_worker_away(self) -> None:
+    def send_worker_away(self, is_death: bool = False) -> None:
         """Loses the worker with all results in flight, without a replacement."""
-        self.scheduler.worker_lost()
+        self.scheduler.worker_lost(is_death=is_death)
         self.worker = self._fresh_worker()
         self.results.clear()
         self.num_lost += 1

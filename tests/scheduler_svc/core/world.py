@@ -153,8 +153,8 @@ class World(Granting):
         )  # fmt: skip
         self.skip(first, cut)
 
-    def send_worker_away(self) -> None:
-        super().send_worker_away()
+    def send_worker_away(self, is_death: bool = False) -> None:
+        super().send_worker_away(is_death)
         self.is_worker_away = True
         self.cut_asked = self.first_left_out = None
 
@@ -166,6 +166,7 @@ class World(Granting):
 
     def _check_plan(self, plan: StepPlan, in_flight: list[StepPlan]) -> None:
         super()._check_plan(plan, in_flight)
+        assert sum(s.is_suspect for s in plan.sequences()) <= 1, "suspects share a step"
         entered = [(new.slot, new.block_ids) for new in plan.new_sequences]
         rows = plan.slots.tolist(), plan.num_computed.tolist(), plan.sampled_slots.tolist()
         told = plan.step_id, rows, entered, plan.appended_block_ids, plan.preempted
