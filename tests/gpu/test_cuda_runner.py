@@ -324,13 +324,10 @@ def test_a_row_that_is_not_finite_fails_alone(
     assert client.tokens[0] == theirs.greedy(prompts[0], 3)
 
 
-def test_the_cache_is_sized_so_that_serving_fits(
-    checkpoint: Callable[[str], Checkpoint],
-) -> None:
+def test_the_cache_is_sized_so_that_serving_fits(checkpoint: Callable[..., Checkpoint]) -> None:
     """A fifth of what is free is taken, whatever other processes hold of the device."""
     torch.cuda.empty_cache()
-    reserved = torch.cuda.memory_reserved()
-    free, total = torch.cuda.mem_get_info()
+    reserved, (free, total) = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()
     share = 1 - 0.8 * free / total
     config = dataclasses.replace(CONFIG, num_kv_blocks=0, gpu_memory_utilization=share)
     runner = make_runner(checkpoint("qwen3").folder, config)
