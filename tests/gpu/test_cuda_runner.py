@@ -324,15 +324,12 @@ def test_a_row_that_is_not_finite_fails_alone(
     assert client.tokens[0] == theirs.greedy(prompts[0], 3)
 
 
-def test_the_cache_is_sized_so_that_serving_fits(
-    checkpoint: Callable[[str], Checkpoint],
-) -> None:
+def test_the_cache_is_sized_so_that_serving_fits(checkpoint: Callable[..., Checkpoint]) -> None:
     """A fifth of what is free is taken, whatever other processes hold of the device."""
     torch.cuda.empty_cache()
-    reserved = torch.cuda.memory_reserved()
-    free, total = torch.cuda.mem_get_info()
-    use = {"num_kv_blocks": 0, "gpu_memory_utilization": 1 - 0.8 * free / total}
-    config = dataclasses.replace(CONFIG, **use)
+    reserved, (free, total) = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()
+    share = 1 - 0.8 * free / total
+    config = dataclasses.replace(CONFIG, num_kv_blocks=0, gpu_memory_utilization=share)
     runner = make_runner(checkpoint("qwen3").folder, config)
     assert runner.limits.num_blocks > 1000
     assert torch.cuda.memory_reserved() - reserved < 0.25 * free
@@ -395,7 +392,7 @@ def test_granted_steps_replay_and_give_the_tokens_of_single_ones(runner: ModelRu
     grant = StepInput(2, slots=column(list(prompts)), granted_steps=12)
     for granted in grant.steps():
         launched = runner.launch(granted)
-        assert not isinstance(launched, StepOutput)
+        assert not isinstance(launched, StepOutput), launched
         client._pending.append((list(prompts), launched))
         while len(client._pending) > 2:
             client.collect()
