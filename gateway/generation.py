@@ -12,7 +12,7 @@ from gateway.errors import invalid
 from gateway.structure.structure import Structure
 from gateway.text.logprobs import OutputTokenLogprobs
 from gateway.text.prompt_outputs import PromptOutputs
-from wire.numbers import FLOAT32_MAX, INT32_MAX, LONGEST_TIMEOUT_S, UINT32_MAX, UINT64_MAX
+from wire.requests.numbers import FLOAT32_MAX, INT32_MAX, LONGEST_TIMEOUT_S, UINT32_MAX, UINT64_MAX
 
 MAX_LOGPROBS = 20
 MOST_DIGITS = 40  # of a refused number that are repeated

@@ -34,7 +34,7 @@ from wire.identity.certificates import Certificates, certificates_of
 from wire.identity.interceptors import AioAccessInterceptor
 from wire.identity.options import is_loopback
 from wire.identity.peers import peer_opener
-from wire.requests import RequestCheck
+from wire.requests.check import RequestCheck
 from wire.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
 from wire.slow_readers import SlowReaders
 from wire.stop_signals import stop_signals

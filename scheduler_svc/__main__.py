@@ -22,7 +22,7 @@ from wire.identity.certificates import certificates_of
 from wire.identity.interceptors import AioAccessInterceptor
 from wire.identity.peers import peer_opener
 from wire.identity.watched import BadIdentityFile
-from wire.requests import RequestCheck
+from wire.requests.check import RequestCheck
 from wire.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
 from wire.slow_readers import SlowReaders
 from wire.stop_signals import stop_signals

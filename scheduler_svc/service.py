@@ -35,8 +35,8 @@ from scheduler_svc.sampling import BadSampling
 from scheduler_svc.status import status_of
 from scheduler_svc.statuses import overloaded_metadata
 from wire.columns import BadColumn, unpack
-from wire.numbers import BadNumber, check_numbers
 from wire.prompt_outputs import HiddenMean
+from wire.requests.numbers import BadNumber, check_numbers
 
 MAX_REQUEST_ID_BYTES = 256
 SHUTTING_DOWN = "this scheduler is shutting down"

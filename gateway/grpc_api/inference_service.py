@@ -30,7 +30,7 @@ from gateway.scheduler.readiness import ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
-from wire.numbers import LONGEST_TIMEOUT_S
+from wire.requests.numbers import LONGEST_TIMEOUT_S
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):

@@ -7,7 +7,7 @@ from typing import Protocol
 from gateway.auth import check_tenant, tenant_of_key
 from gateway.errors import RequestError, invalid
 from gateway.generation import Standing
-from wire.numbers import LONGEST_TIMEOUT_S
+from wire.requests.numbers import LONGEST_TIMEOUT_S
 
 REQUEST_ID = "x-request-id"  # a retry with the same id finds its reservation
 TENANT = "x-tenant"

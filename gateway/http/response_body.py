@@ -23,7 +23,7 @@ from gateway.http.messages import Strict, check_list, parse_choice
 from gateway.http.schema import Body, Neutral, StreamOptions
 from gateway.http.structured import FORMATS
 from gateway.structure.structure import ANY_OBJECT, JsonSchema, Structure
-from wire.numbers import UINT32_MAX
+from wire.requests.numbers import UINT32_MAX
 
 # Fields of items that clients copy from an earlier answer; they have no effect.
 _BOOKKEEPING = frozenset({"id", "status", "annotations", "logprobs"})

@@ -30,7 +30,7 @@ from gateway.http.structured import (
     with_whitespace,
 )
 from gateway.structure.structure import Structure
-from wire.numbers import UINT32_MAX
+from wire.requests.numbers import UINT32_MAX
 
 FIELDS_OF_CONVERSATIONS = (
     "tools",

@@ -19,7 +19,7 @@ from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker.link import FencedOut
 from simulator.workers.fake_worker import FakeModel, FakeWorker, start
 from tests.pace import paced, patience
-from wire.requests import RequestCheck
+from wire.requests.check import RequestCheck
 from wire.server import SERVER_OPTIONS, PortInUse, bind
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from pagewire.v1 import debug_pb2, embedding_pb2, inference_pb2, scheduler_pb2, worker_pb2
 from tests.edges import Path, edges_of, name_of, numbers_in, with_number
-from wire.numbers import FLOAT32_MAX, NARROWER, WIDER, BadNumber, bound_of, check_numbers
+from wire.requests.numbers import FLOAT32_MAX, NARROWER, WIDER, BadNumber, bound_of, check_numbers
 
 MODULES = (debug_pb2, embedding_pb2, inference_pb2, scheduler_pb2, worker_pb2)
 

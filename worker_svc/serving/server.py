@@ -14,7 +14,7 @@ from pagewire.v1 import debug_pb2_grpc
 from wire.health_port import LIVENESS, health_server
 from wire.identity.certificates import certificates_of
 from wire.identity.interceptors import AccessInterceptor
-from wire.requests import ThreadedRequestCheck
+from wire.requests.check import ThreadedRequestCheck
 from wire.server import SERVER_OPTIONS, add_reflection, bind
 from worker_svc.config import WorkerConfig
 from worker_svc.parallel.leader import Ranks

@@ -86,6 +86,8 @@ class GrammarWaits:
         sequence = self._asked.pop(preparation_id, None)
         if sequence is not None:
             sequence.preparation_id = 0
+        elif preparation_id in self._dropped:  # the worker holds nothing of it to be dropped
+            self._dropped.remove(preparation_id)
         return sequence
 
     def entered(self, sequence: Sequence) -> int:

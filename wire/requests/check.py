@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 
-from wire.numbers import BadNumber, check_numbers
+from wire.requests.numbers import BadNumber, check_numbers
 
 OWN_SERVICES = "/pagewire."
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT
