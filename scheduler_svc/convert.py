@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewire.v1 import scheduler_pb2, types_pb2, worker_pb2
+from pagewire.v1 import grammar_pb2, scheduler_pb2, types_pb2, worker_pb2
 from scheduler_svc.core import (
     BlockMoves,
     EnteringSequence,
@@ -202,9 +202,9 @@ def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
     )
 
 
-def to_preparations(preparations: Preparations) -> worker_pb2.PrepareGrammars:
+def to_preparations(preparations: Preparations) -> grammar_pb2.PrepareGrammars:
     """Grammars to prepare, and those not needed any more, as the worker's message."""
-    message = worker_pb2.PrepareGrammars(dropped_ids=preparations.dropped_ids)
+    message = grammar_pb2.PrepareGrammars(dropped_ids=preparations.dropped_ids)
     for wanted in preparations.wanted:
         sampling = wanted.request.sampling
         assert isinstance(sampling, Sampling)

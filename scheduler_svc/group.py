@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from pagewire.v1 import types_pb2, worker_pb2
+from pagewire.v1 import grammar_pb2, types_pb2, worker_pb2
 from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Preemption, Scheduler, hopeless
@@ -221,7 +221,7 @@ class WorkerGroup:
             self.expire()
             stepping.apply(answer)
 
-    def _on_prepared(self, core: Scheduler, answer: worker_pb2.GrammarPrepared) -> None:
+    def _on_prepared(self, core: Scheduler, answer: grammar_pb2.GrammarPrepared) -> None:
         core.now_s = time.monotonic()
         finished = core.grammar_prepared(answer.preparation_id, answer.problem)
         if finished is not None:

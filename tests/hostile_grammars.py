@@ -1,4 +1,4 @@
-"""Grammars and schemas that hurt whoever reads them without limits."""
+"""Grammars and schemas that hurt a process that reads them without limits."""
 
 from typing import Any
 

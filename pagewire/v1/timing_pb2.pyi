@@ -53,3 +53,15 @@ class GemmTiming(_message.Message):
     torch_us: float
     us: float
     def __init__(self, num_rows: _Optional[int] = ..., num_outputs: _Optional[int] = ..., num_inputs: _Optional[int] = ..., adds: bool = ..., torch_us: _Optional[float] = ..., us: _Optional[float] = ...) -> None: ...
+
+class AttentionTiming(_message.Message):
+    __slots__ = ("kind", "shape", "backend", "us")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    US_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    shape: str
+    backend: str
+    us: float
+    def __init__(self, kind: _Optional[str] = ..., shape: _Optional[str] = ..., backend: _Optional[str] = ..., us: _Optional[float] = ...) -> None: ...

@@ -22,71 +22,64 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from pagewire.v1 import grammar_pb2 as pagewire_dot_v1_dot_grammar__pb2
 from pagewire.v1 import timing_pb2 as pagewire_dot_v1_dot_timing__pb2
 from pagewire.v1 import types_pb2 as pagewire_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pagewire/v1/worker.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/timing.proto\x1a\x17pagewire/v1/types.proto\"\x86\x05\n\x11WorkerDescription\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.pagewire.v1.ModelInfo\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x06 \x01(\r\x12\x0c\n\x04rank\x18\x07 \x01(\r\x12\x12\n\nworld_size\x18\x08 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x10\n\x08kv_dtype\x18\n \x01(\t\x12\x11\n\tkv_layout\x18\x0b \x01(\t\x12\x19\n\x11graph_batch_sizes\x18\x0c \x03(\r\x12\x19\n\x11\x61ttention_backend\x18\r \x01(\t\x12\x17\n\x0fnum_host_blocks\x18\x0e \x01(\r\x12\x19\n\x11max_granted_steps\x18\x0f \x01(\r\x12\x18\n\x10has_state_hashes\x18\x10 \x01(\x08\x12\x18\n\x10sends_heartbeats\x18\x11 \x01(\x08\x12\x37\n\x11\x61ttention_timings\x18\x12 \x03(\x0b\x32\x1c.pagewire.v1.AttentionTiming\x12\x16\n\x0erank_addresses\x18\x13 \x03(\t\x12\x12\n\nall_reduce\x18\x14 \x01(\t\x12-\n\x0cgemm_timings\x18\x15 \x03(\x0b\x32\x17.pagewire.v1.GemmTiming\x12\x33\n\x0frehearsed_steps\x18\x16 \x03(\x0b\x32\x1a.pagewire.v1.RehearsedStep\x12\x19\n\x11prepares_grammars\x18\x17 \x01(\x08\"K\n\x0f\x41ttentionTiming\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\n\n\x02us\x18\x04 \x01(\x01\"\x11\n\x0f\x44\x65scribeRequest\"\xec\x01\n\x10\x44\x65scribeResponse\x12\'\n\x05phase\x18\x01 \x01(\x0e\x32\x18.pagewire.v1.WorkerPhase\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\x12\x33\n\x0b\x64\x65scription\x18\x03 \x01(\x0b\x32\x1e.pagewire.v1.WorkerDescription\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x14\n\x0clast_step_id\x18\x05 \x01(\x04\x12\x16\n\x0enum_live_slots\x18\x06 \x01(\r\x12,\n\x0b\x64\x65\x63ode_time\x18\x07 \x01(\x0b\x32\x17.pagewire.v1.DecodeTime\"J\n\x10LoadModelRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x19\n\x11served_model_name\x18\x03 \x01(\t\":\n\x11LoadModelResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.pagewire.v1.ModelInfo\",\n\x16InitializeCacheRequest\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"-\n\x17InitializeCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"\x0f\n\rWarmUpRequest\"E\n\x0eWarmUpResponse\x12\x33\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32\x1e.pagewire.v1.WorkerDescription\"\xbd\x01\n\rAttachRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.pagewire.v1.HelloH\x00\x12,\n\x04step\x18\x02 \x01(\x0b\x32\x1c.pagewire.v1.SchedulerOutputH\x00\x12\x1f\n\x03\x63ut\x18\x03 \x01(\x0b\x32\x10.pagewire.v1.CutH\x00\x12/\n\x07prepare\x18\x04 \x01(\x0b\x32\x1c.pagewire.v1.PrepareGrammarsH\x00\x42\x07\n\x05\x66rame\"f\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x15\n\rfirst_step_id\x18\x03 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18\x04 \x01(\r\"\x92\x02\n\x0e\x41ttachResponse\x12\x35\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32\x1e.pagewire.v1.WorkerDescriptionH\x00\x12\x30\n\x06output\x18\x02 \x01(\x0b\x32\x1e.pagewire.v1.ModelRunnerOutputH\x00\x12\'\n\x07skipped\x18\x03 \x01(\x0b\x32\x14.pagewire.v1.SkippedH\x00\x12+\n\theartbeat\x18\x04 \x01(\x0b\x32\x16.pagewire.v1.HeartbeatH\x00\x12\x38\n\x10grammar_prepared\x18\x05 \x01(\x0b\x32\x1c.pagewire.v1.GrammarPreparedH\x00\x42\x07\n\x05\x66rame\"2\n\x03\x43ut\x12\x15\n\rfirst_step_id\x18\x01 \x01(\x04\x12\x14\n\x0clast_step_id\x18\x02 \x01(\x04\"6\n\x07Skipped\x12\x15\n\rfirst_step_id\x18\x01 \x01(\x04\x12\x14\n\x0clast_step_id\x18\x02 \x01(\x04\"]\n\x0fPrepareGrammars\x12\x35\n\x0cpreparations\x18\x01 \x03(\x0b\x32\x1f.pagewire.v1.GrammarPreparation\x12\x13\n\x0b\x64ropped_ids\x18\x02 \x03(\x04\"W\n\x12GrammarPreparation\x12\x16\n\x0epreparation_id\x18\x01 \x01(\x04\x12\x0f\n\x07grammar\x18\x02 \x01(\t\x12\x18\n\x10output_token_ids\x18\x03 \x01(\x0c\":\n\x0fGrammarPrepared\x12\x16\n\x0epreparation_id\x18\x01 \x01(\x04\x12\x0f\n\x07problem\x18\x02 \x01(\t\"n\n\tHeartbeat\x12\x1b\n\x13num_frames_received\x18\x01 \x01(\x04\x12\x17\n\x0fnum_frames_sent\x18\x02 \x01(\x04\x12\x17\n\x0frunning_step_id\x18\x03 \x01(\x04\x12\x12\n\nrunning_ms\x18\x04 \x01(\x04\"\xd6\x03\n\x0fSchedulerOutput\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x61\x63k_step_id\x18\x02 \x01(\x04\x12\r\n\x05reset\x18\x03 \x01(\x08\x12\x13\n\x0b\x66reed_slots\x18\x04 \x01(\x0c\x12/\n\rnew_sequences\x18\x05 \x03(\x0b\x32\x18.pagewire.v1.NewSequence\x12\x16\n\x0e\x61ppended_slots\x18\x06 \x01(\x0c\x12\x1a\n\x12\x61ppended_block_ids\x18\x07 \x01(\x0c\x12\x11\n\tsame_rows\x18\x08 \x01(\x08\x12\r\n\x05slots\x18\t \x01(\x0c\x12\x15\n\rnum_scheduled\x18\n \x01(\x0c\x12\x15\n\rgranted_steps\x18\x0b \x01(\r\x12\x13\n\x0bwants_state\x18\x0c \x01(\x08\x12\x1d\n\x15swapped_out_block_ids\x18\r \x01(\x0c\x12\x19\n\x11to_host_block_ids\x18\x0e \x01(\x0c\x12\x1b\n\x13\x66rom_host_block_ids\x18\x0f \x01(\x0c\x12\x1c\n\x14swapped_in_block_ids\x18\x10 \x01(\x0c\x12\x1d\n\x15\x63opied_from_block_ids\x18\x11 \x01(\x0c\x12\x1b\n\x13\x63opied_to_block_ids\x18\x12 \x01(\x0c\"\x88\x02\n\x0bNewSequence\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x11\n\tblock_ids\x18\x06 \x01(\x0c\x12*\n\x08sampling\x18\x07 \x01(\x0b\x32\x18.pagewire.v1.RowSampling\x12\x1b\n\x13prompt_output_begin\x18\x08 \x01(\r\x12\x13\n\x0bprompt_only\x18\t \x01(\x08\x12\x1b\n\x13grammar_preparation\x18\n \x01(\x04\"\x84\x04\n\x0bRowSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x02H\x00\x88\x01\x01\x12*\n\nlogit_bias\x18\x0b \x03(\x0b\x32\x16.pagewire.v1.LogitBias\x12\x19\n\x11\x61llowed_token_ids\x18\x0c \x03(\r\x12\x37\n\x13\x62\x61\x64_words_token_ids\x18\r \x03(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x01\x88\x01\x01\x12\x0f\n\x07grammar\x18\x0f \x01(\t\x12\x1c\n\x0fprompt_logprobs\x18\x10 \x01(\rH\x02\x88\x01\x01\x12%\n\x07pooling\x18\x11 \x01(\x0e\x32\x14.pagewire.v1.PoolingB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xbb\x02\n\x11ModelRunnerOutput\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x12\n\nrow_status\x18\x03 \x01(\x0c\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12)\n\x07timings\x18\x05 \x01(\x0b\x32\x18.pagewire.v1.StepTimings\x12-\n\x08logprobs\x18\x06 \x01(\x0b\x32\x1b.pagewire.v1.LogprobColumns\x12\'\n\x05state\x18\x07 \x01(\x0b\x32\x18.pagewire.v1.StateHashes\x12)\n\nrow_errors\x18\x08 \x03(\x0b\x32\x15.pagewire.v1.RowError\x12\x31\n\x0eprompt_outputs\x18\t \x03(\x0b\x32\x19.pagewire.v1.PromptOutput\",\n\x0bStateHashes\x12\r\n\x05slots\x18\x01 \x01(\x0c\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\"(\n\x08RowError\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t*\xc7\x01\n\x0bWorkerPhase\x12\x1c\n\x18WORKER_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_PHASE_STARTED\x10\x01\x12\x18\n\x14WORKER_PHASE_LOADING\x10\x02\x12\x17\n\x13WORKER_PHASE_LOADED\x10\x03\x12\x1c\n\x18WORKER_PHASE_CACHE_READY\x10\x04\x12\x16\n\x12WORKER_PHASE_READY\x10\x05\x12\x17\n\x13WORKER_PHASE_FAILED\x10\x06*[\n\tRowStatus\x12\x1a\n\x16ROW_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15ROW_STATUS_NOT_FINITE\x10\x01\x12\x17\n\x13ROW_STATUS_DEAD_END\x10\x02\x32\x8c\x03\n\rWorkerService\x12G\n\x08\x44\x65scribe\x12\x1c.pagewire.v1.DescribeRequest\x1a\x1d.pagewire.v1.DescribeResponse\x12J\n\tLoadModel\x12\x1d.pagewire.v1.LoadModelRequest\x1a\x1e.pagewire.v1.LoadModelResponse\x12\\\n\x0fInitializeCache\x12#.pagewire.v1.InitializeCacheRequest\x1a$.pagewire.v1.InitializeCacheResponse\x12\x41\n\x06WarmUp\x12\x1a.pagewire.v1.WarmUpRequest\x1a\x1b.pagewire.v1.WarmUpResponse\x12\x45\n\x06\x41ttach\x12\x1a.pagewire.v1.AttachRequest\x1a\x1b.pagewire.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pagewire/v1/worker.proto\x12\x0bpagewire.v1\x1a\x19pagewire/v1/grammar.proto\x1a\x18pagewire/v1/timing.proto\x1a\x17pagewire/v1/types.proto\"\x86\x05\n\x11WorkerDescription\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.pagewire.v1.ModelInfo\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x06 \x01(\r\x12\x0c\n\x04rank\x18\x07 \x01(\r\x12\x12\n\nworld_size\x18\x08 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x10\n\x08kv_dtype\x18\n \x01(\t\x12\x11\n\tkv_layout\x18\x0b \x01(\t\x12\x19\n\x11graph_batch_sizes\x18\x0c \x03(\r\x12\x19\n\x11\x61ttention_backend\x18\r \x01(\t\x12\x17\n\x0fnum_host_blocks\x18\x0e \x01(\r\x12\x19\n\x11max_granted_steps\x18\x0f \x01(\r\x12\x18\n\x10has_state_hashes\x18\x10 \x01(\x08\x12\x18\n\x10sends_heartbeats\x18\x11 \x01(\x08\x12\x37\n\x11\x61ttention_timings\x18\x12 \x03(\x0b\x32\x1c.pagewire.v1.AttentionTiming\x12\x16\n\x0erank_addresses\x18\x13 \x03(\t\x12\x12\n\nall_reduce\x18\x14 \x01(\t\x12-\n\x0cgemm_timings\x18\x15 \x03(\x0b\x32\x17.pagewire.v1.GemmTiming\x12\x33\n\x0frehearsed_steps\x18\x16 \x03(\x0b\x32\x1a.pagewire.v1.RehearsedStep\x12\x19\n\x11prepares_grammars\x18\x17 \x01(\x08\"\x11\n\x0f\x44\x65scribeRequest\"\xec\x01\n\x10\x44\x65scribeResponse\x12\'\n\x05phase\x18\x01 \x01(\x0e\x32\x18.pagewire.v1.WorkerPhase\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\x12\x33\n\x0b\x64\x65scription\x18\x03 \x01(\x0b\x32\x1e.pagewire.v1.WorkerDescription\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x14\n\x0clast_step_id\x18\x05 \x01(\x04\x12\x16\n\x0enum_live_slots\x18\x06 \x01(\r\x12,\n\x0b\x64\x65\x63ode_time\x18\x07 \x01(\x0b\x32\x17.pagewire.v1.DecodeTime\"J\n\x10LoadModelRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x19\n\x11served_model_name\x18\x03 \x01(\t\":\n\x11LoadModelResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.pagewire.v1.ModelInfo\",\n\x16InitializeCacheRequest\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"-\n\x17InitializeCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"\x0f\n\rWarmUpRequest\"E\n\x0eWarmUpResponse\x12\x33\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32\x1e.pagewire.v1.WorkerDescription\"\xbd\x01\n\rAttachRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.pagewire.v1.HelloH\x00\x12,\n\x04step\x18\x02 \x01(\x0b\x32\x1c.pagewire.v1.SchedulerOutputH\x00\x12\x1f\n\x03\x63ut\x18\x03 \x01(\x0b\x32\x10.pagewire.v1.CutH\x00\x12/\n\x07prepare\x18\x04 \x01(\x0b\x32\x1c.pagewire.v1.PrepareGrammarsH\x00\x42\x07\n\x05\x66rame\"f\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x15\n\rfirst_step_id\x18\x03 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18\x04 \x01(\r\"\x92\x02\n\x0e\x41ttachResponse\x12\x35\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32\x1e.pagewire.v1.WorkerDescriptionH\x00\x12\x30\n\x06output\x18\x02 \x01(\x0b\x32\x1e.pagewire.v1.ModelRunnerOutputH\x00\x12\'\n\x07skipped\x18\x03 \x01(\x0b\x32\x14.pagewire.v1.SkippedH\x00\x12+\n\theartbeat\x18\x04 \x01(\x0b\x32\x16.pagewire.v1.HeartbeatH\x00\x12\x38\n\x10grammar_prepared\x18\x05 \x01(\x0b\x32\x1c.pagewire.v1.GrammarPreparedH\x00\x42\x07\n\x05\x66rame\"2\n\x03\x43ut\x12\x15\n\rfirst_step_id\x18\x01 \x01(\x04\x12\x14\n\x0clast_step_id\x18\x02 \x01(\x04\"6\n\x07Skipped\x12\x15\n\rfirst_step_id\x18\x01 \x01(\x04\x12\x14\n\x0clast_step_id\x18\x02 \x01(\x04\"n\n\tHeartbeat\x12\x1b\n\x13num_frames_received\x18\x01 \x01(\x04\x12\x17\n\x0fnum_frames_sent\x18\x02 \x01(\x04\x12\x17\n\x0frunning_step_id\x18\x03 \x01(\x04\x12\x12\n\nrunning_ms\x18\x04 \x01(\x04\"\xd6\x03\n\x0fSchedulerOutput\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x61\x63k_step_id\x18\x02 \x01(\x04\x12\r\n\x05reset\x18\x03 \x01(\x08\x12\x13\n\x0b\x66reed_slots\x18\x04 \x01(\x0c\x12/\n\rnew_sequences\x18\x05 \x03(\x0b\x32\x18.pagewire.v1.NewSequence\x12\x16\n\x0e\x61ppended_slots\x18\x06 \x01(\x0c\x12\x1a\n\x12\x61ppended_block_ids\x18\x07 \x01(\x0c\x12\x11\n\tsame_rows\x18\x08 \x01(\x08\x12\r\n\x05slots\x18\t \x01(\x0c\x12\x15\n\rnum_scheduled\x18\n \x01(\x0c\x12\x15\n\rgranted_steps\x18\x0b \x01(\r\x12\x13\n\x0bwants_state\x18\x0c \x01(\x08\x12\x1d\n\x15swapped_out_block_ids\x18\r \x01(\x0c\x12\x19\n\x11to_host_block_ids\x18\x0e \x01(\x0c\x12\x1b\n\x13\x66rom_host_block_ids\x18\x0f \x01(\x0c\x12\x1c\n\x14swapped_in_block_ids\x18\x10 \x01(\x0c\x12\x1d\n\x15\x63opied_from_block_ids\x18\x11 \x01(\x0c\x12\x1b\n\x13\x63opied_to_block_ids\x18\x12 \x01(\x0c\"\x88\x02\n\x0bNewSequence\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x11\n\tblock_ids\x18\x06 \x01(\x0c\x12*\n\x08sampling\x18\x07 \x01(\x0b\x32\x18.pagewire.v1.RowSampling\x12\x1b\n\x13prompt_output_begin\x18\x08 \x01(\r\x12\x13\n\x0bprompt_only\x18\t \x01(\x08\x12\x1b\n\x13grammar_preparation\x18\n \x01(\x04\"\x84\x04\n\x0bRowSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x02H\x00\x88\x01\x01\x12*\n\nlogit_bias\x18\x0b \x03(\x0b\x32\x16.pagewire.v1.LogitBias\x12\x19\n\x11\x61llowed_token_ids\x18\x0c \x03(\r\x12\x37\n\x13\x62\x61\x64_words_token_ids\x18\r \x03(\x0b\x32\x1a.pagewire.v1.TokenSequence\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x01\x88\x01\x01\x12\x0f\n\x07grammar\x18\x0f \x01(\t\x12\x1c\n\x0fprompt_logprobs\x18\x10 \x01(\rH\x02\x88\x01\x01\x12%\n\x07pooling\x18\x11 \x01(\x0e\x32\x14.pagewire.v1.PoolingB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xbb\x02\n\x11ModelRunnerOutput\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x12\n\nrow_status\x18\x03 \x01(\x0c\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12)\n\x07timings\x18\x05 \x01(\x0b\x32\x18.pagewire.v1.StepTimings\x12-\n\x08logprobs\x18\x06 \x01(\x0b\x32\x1b.pagewire.v1.LogprobColumns\x12\'\n\x05state\x18\x07 \x01(\x0b\x32\x18.pagewire.v1.StateHashes\x12)\n\nrow_errors\x18\x08 \x03(\x0b\x32\x15.pagewire.v1.RowError\x12\x31\n\x0eprompt_outputs\x18\t \x03(\x0b\x32\x19.pagewire.v1.PromptOutput\",\n\x0bStateHashes\x12\r\n\x05slots\x18\x01 \x01(\x0c\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\"(\n\x08RowError\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t*\xc7\x01\n\x0bWorkerPhase\x12\x1c\n\x18WORKER_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_PHASE_STARTED\x10\x01\x12\x18\n\x14WORKER_PHASE_LOADING\x10\x02\x12\x17\n\x13WORKER_PHASE_LOADED\x10\x03\x12\x1c\n\x18WORKER_PHASE_CACHE_READY\x10\x04\x12\x16\n\x12WORKER_PHASE_READY\x10\x05\x12\x17\n\x13WORKER_PHASE_FAILED\x10\x06*[\n\tRowStatus\x12\x1a\n\x16ROW_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15ROW_STATUS_NOT_FINITE\x10\x01\x12\x17\n\x13ROW_STATUS_DEAD_END\x10\x02\x32\x8c\x03\n\rWorkerService\x12G\n\x08\x44\x65scribe\x12\x1c.pagewire.v1.DescribeRequest\x1a\x1d.pagewire.v1.DescribeResponse\x12J\n\tLoadModel\x12\x1d.pagewire.v1.LoadModelRequest\x1a\x1e.pagewire.v1.LoadModelResponse\x12\\\n\x0fInitializeCache\x12#.pagewire.v1.InitializeCacheRequest\x1a$.pagewire.v1.InitializeCacheResponse\x12\x41\n\x06WarmUp\x12\x1a.pagewire.v1.WarmUpRequest\x1a\x1b.pagewire.v1.WarmUpResponse\x12\x45\n\x06\x41ttach\x12\x1a.pagewire.v1.AttachRequest\x1a\x1b.pagewire.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagewire.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERPHASE']._serialized_start=4096
-  _globals['_WORKERPHASE']._serialized_end=4295
-  _globals['_ROWSTATUS']._serialized_start=4297
-  _globals['_ROWSTATUS']._serialized_end=4388
-  _globals['_WORKERDESCRIPTION']._serialized_start=93
-  _globals['_WORKERDESCRIPTION']._serialized_end=739
-  _globals['_ATTENTIONTIMING']._serialized_start=741
-  _globals['_ATTENTIONTIMING']._serialized_end=816
-  _globals['_DESCRIBEREQUEST']._serialized_start=818
-  _globals['_DESCRIBEREQUEST']._serialized_end=835
-  _globals['_DESCRIBERESPONSE']._serialized_start=838
-  _globals['_DESCRIBERESPONSE']._serialized_end=1074
-  _globals['_LOADMODELREQUEST']._serialized_start=1076
-  _globals['_LOADMODELREQUEST']._serialized_end=1150
-  _globals['_LOADMODELRESPONSE']._serialized_start=1152
-  _globals['_LOADMODELRESPONSE']._serialized_end=1210
-  _globals['_INITIALIZECACHEREQUEST']._serialized_start=1212
-  _globals['_INITIALIZECACHEREQUEST']._serialized_end=1256
-  _globals['_INITIALIZECACHERESPONSE']._serialized_start=1258
-  _globals['_INITIALIZECACHERESPONSE']._serialized_end=1303
-  _globals['_WARMUPREQUEST']._serialized_start=1305
-  _globals['_WARMUPREQUEST']._serialized_end=1320
-  _globals['_WARMUPRESPONSE']._serialized_start=1322
-  _globals['_WARMUPRESPONSE']._serialized_end=1391
-  _globals['_ATTACHREQUEST']._serialized_start=1394
-  _globals['_ATTACHREQUEST']._serialized_end=1583
-  _globals['_HELLO']._serialized_start=1585
-  _globals['_HELLO']._serialized_end=1687
-  _globals['_ATTACHRESPONSE']._serialized_start=1690
-  _globals['_ATTACHRESPONSE']._serialized_end=1964
-  _globals['_CUT']._serialized_start=1966
-  _globals['_CUT']._serialized_end=2016
-  _globals['_SKIPPED']._serialized_start=2018
-  _globals['_SKIPPED']._serialized_end=2072
-  _globals['_PREPAREGRAMMARS']._serialized_start=2074
-  _globals['_PREPAREGRAMMARS']._serialized_end=2167
-  _globals['_GRAMMARPREPARATION']._serialized_start=2169
-  _globals['_GRAMMARPREPARATION']._serialized_end=2256
-  _globals['_GRAMMARPREPARED']._serialized_start=2258
-  _globals['_GRAMMARPREPARED']._serialized_end=2316
-  _globals['_HEARTBEAT']._serialized_start=2318
-  _globals['_HEARTBEAT']._serialized_end=2428
-  _globals['_SCHEDULEROUTPUT']._serialized_start=2431
-  _globals['_SCHEDULEROUTPUT']._serialized_end=2901
-  _globals['_NEWSEQUENCE']._serialized_start=2904
-  _globals['_NEWSEQUENCE']._serialized_end=3168
-  _globals['_ROWSAMPLING']._serialized_start=3171
-  _globals['_ROWSAMPLING']._serialized_end=3687
-  _globals['_MODELRUNNEROUTPUT']._serialized_start=3690
-  _globals['_MODELRUNNEROUTPUT']._serialized_end=4005
-  _globals['_STATEHASHES']._serialized_start=4007
-  _globals['_STATEHASHES']._serialized_end=4051
-  _globals['_ROWERROR']._serialized_start=4053
-  _globals['_ROWERROR']._serialized_end=4093
-  _globals['_WORKERSERVICE']._serialized_start=4391
-  _globals['_WORKERSERVICE']._serialized_end=4787
+  _globals['_WORKERPHASE']._serialized_start=3802
+  _globals['_WORKERPHASE']._serialized_end=4001
+  _globals['_ROWSTATUS']._serialized_start=4003
+  _globals['_ROWSTATUS']._serialized_end=4094
+  _globals['_WORKERDESCRIPTION']._serialized_start=120
+  _globals['_WORKERDESCRIPTION']._serialized_end=766
+  _globals['_DESCRIBEREQUEST']._serialized_start=768
+  _globals['_DESCRIBEREQUEST']._serialized_end=785
+  _globals['_DESCRIBERESPONSE']._serialized_start=788
+  _globals['_DESCRIBERESPONSE']._serialized_end=1024
+  _globals['_LOADMODELREQUEST']._serialized_start=1026
+  _globals['_LOADMODELREQUEST']._serialized_end=1100
+  _globals['_LOADMODELRESPONSE']._serialized_start=1102
+  _globals['_LOADMODELRESPONSE']._serialized_end=1160
+  _globals['_INITIALIZECACHEREQUEST']._serialized_start=1162
+  _globals['_INITIALIZECACHEREQUEST']._serialized_end=1206
+  _globals['_INITIALIZECACHERESPONSE']._serialized_start=1208
+  _globals['_INITIALIZECACHERESPONSE']._serialized_end=1253
+  _globals['_WARMUPREQUEST']._serialized_start=1255
+  _globals['_WARMUPREQUEST']._serialized_end=1270
+  _globals['_WARMUPRESPONSE']._serialized_start=1272
+  _globals['_WARMUPRESPONSE']._serialized_end=1341
+  _globals['_ATTACHREQUEST']._serialized_start=1344
+  _globals['_ATTACHREQUEST']._serialized_end=1533
+  _globals['_HELLO']._serialized_start=1535
+  _globals['_HELLO']._serialized_end=1637
+  _globals['_ATTACHRESPONSE']._serialized_start=1640
+  _globals['_ATTACHRESPONSE']._serialized_end=1914
+  _globals['_CUT']._serialized_start=1916
+  _globals['_CUT']._serialized_end=1966
+  _globals['_SKIPPED']._serialized_start=1968
+  _globals['_SKIPPED']._serialized_end=2022
+  _globals['_HEARTBEAT']._serialized_start=2024
+  _globals['_HEARTBEAT']._serialized_end=2134
+  _globals['_SCHEDULEROUTPUT']._serialized_start=2137
+  _globals['_SCHEDULEROUTPUT']._serialized_end=2607
+  _globals['_NEWSEQUENCE']._serialized_start=2610
+  _globals['_NEWSEQUENCE']._serialized_end=2874
+  _globals['_ROWSAMPLING']._serialized_start=2877
+  _globals['_ROWSAMPLING']._serialized_end=3393
+  _globals['_MODELRUNNEROUTPUT']._serialized_start=3396
+  _globals['_MODELRUNNEROUTPUT']._serialized_end=3711
+  _globals['_STATEHASHES']._serialized_start=3713
+  _globals['_STATEHASHES']._serialized_end=3757
+  _globals['_ROWERROR']._serialized_start=3759
+  _globals['_ROWERROR']._serialized_end=3799
+  _globals['_WORKERSERVICE']._serialized_start=4097
+  _globals['_WORKERSERVICE']._serialized_end=4493
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from pagewire.v1 import grammar_pb2 as _grammar_pb2
 from pagewire.v1 import timing_pb2 as _timing_pb2
 from pagewire.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
@@ -77,25 +78,13 @@ class WorkerDescription(_message.Message):
     max_granted_steps: int
     has_state_hashes: bool
     sends_heartbeats: bool
-    attention_timings: _containers.RepeatedCompositeFieldContainer[AttentionTiming]
+    attention_timings: _containers.RepeatedCompositeFieldContainer[_timing_pb2.AttentionTiming]
     rank_addresses: _containers.RepeatedScalarFieldContainer[str]
     all_reduce: str
     gemm_timings: _containers.RepeatedCompositeFieldContainer[_timing_pb2.GemmTiming]
     rehearsed_steps: _containers.RepeatedCompositeFieldContainer[_timing_pb2.RehearsedStep]
     prepares_grammars: bool
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., gemm_timings: _Optional[_Iterable[_Union[_timing_pb2.GemmTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ..., prepares_grammars: bool = ...) -> None: ...
-
-class AttentionTiming(_message.Message):
-    __slots__ = ("kind", "shape", "backend", "us")
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    SHAPE_FIELD_NUMBER: _ClassVar[int]
-    BACKEND_FIELD_NUMBER: _ClassVar[int]
-    US_FIELD_NUMBER: _ClassVar[int]
-    kind: str
-    shape: str
-    backend: str
-    us: float
-    def __init__(self, kind: _Optional[str] = ..., shape: _Optional[str] = ..., backend: _Optional[str] = ..., us: _Optional[float] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[_timing_pb2.AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., gemm_timings: _Optional[_Iterable[_Union[_timing_pb2.GemmTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ..., prepares_grammars: bool = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -166,8 +155,8 @@ class AttachRequest(_message.Message):
     hello: Hello
     step: SchedulerOutput
     cut: Cut
-    prepare: PrepareGrammars
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[SchedulerOutput, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., prepare: _Optional[_Union[PrepareGrammars, _Mapping]] = ...) -> None: ...
+    prepare: _grammar_pb2.PrepareGrammars
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[SchedulerOutput, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., prepare: _Optional[_Union[_grammar_pb2.PrepareGrammars, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "epoch", "first_step_id", "heartbeat_interval_ms")
@@ -192,8 +181,8 @@ class AttachResponse(_message.Message):
     output: ModelRunnerOutput
     skipped: Skipped
     heartbeat: Heartbeat
-    grammar_prepared: GrammarPrepared
-    def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., output: _Optional[_Union[ModelRunnerOutput, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ...) -> None: ...
+    grammar_prepared: _grammar_pb2.GrammarPrepared
+    def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., output: _Optional[_Union[ModelRunnerOutput, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., grammar_prepared: _Optional[_Union[_grammar_pb2.GrammarPrepared, _Mapping]] = ...) -> None: ...
 
 class Cut(_message.Message):
     __slots__ = ("first_step_id", "last_step_id")
@@ -210,32 +199,6 @@ class Skipped(_message.Message):
     first_step_id: int
     last_step_id: int
     def __init__(self, first_step_id: _Optional[int] = ..., last_step_id: _Optional[int] = ...) -> None: ...
-
-class PrepareGrammars(_message.Message):
-    __slots__ = ("preparations", "dropped_ids")
-    PREPARATIONS_FIELD_NUMBER: _ClassVar[int]
-    DROPPED_IDS_FIELD_NUMBER: _ClassVar[int]
-    preparations: _containers.RepeatedCompositeFieldContainer[GrammarPreparation]
-    dropped_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, preparations: _Optional[_Iterable[_Union[GrammarPreparation, _Mapping]]] = ..., dropped_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class GrammarPreparation(_message.Message):
-    __slots__ = ("preparation_id", "grammar", "output_token_ids")
-    PREPARATION_ID_FIELD_NUMBER: _ClassVar[int]
-    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
-    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    preparation_id: int
-    grammar: str
-    output_token_ids: bytes
-    def __init__(self, preparation_id: _Optional[int] = ..., grammar: _Optional[str] = ..., output_token_ids: _Optional[bytes] = ...) -> None: ...
-
-class GrammarPrepared(_message.Message):
-    __slots__ = ("preparation_id", "problem")
-    PREPARATION_ID_FIELD_NUMBER: _ClassVar[int]
-    PROBLEM_FIELD_NUMBER: _ClassVar[int]
-    preparation_id: int
-    problem: str
-    def __init__(self, preparation_id: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("num_frames_received", "num_frames_sent", "running_step_id", "running_ms")

@@ -211,17 +211,13 @@ class Scheduler:
 
         An answer for a request that has ended has no effect. Returns the end, if it is one.
         """
-        state = self.internal_state
-        if problem:
-            sequence = state.grammars.failed(preparation_id)
-            if sequence is None:
-                return None
-            return self._finish(sequence, FinishReason.DEAD_END, f"grammar: {problem}")
-        sequence = state.waiting.grammar_is_ready(preparation_id)
-        if sequence is not None:
-            phase = Phase.PREEMPTED if sequence.has_run else Phase.QUEUE
-            sequence.timeline.enter(phase, self.now_s)
-        return None
+        if not problem:
+            self.internal_state.grammar_is_ready(preparation_id)
+            return None
+        sequence = self.internal_state.grammars.failed(preparation_id)
+        if sequence is None:
+            return None
+        return self._finish(sequence, FinishReason.DEAD_END, f"grammar: {problem}")
 
     def reset_prefix_cache(self) -> int:
         """Empties the prefix cache; running sequences continue. Returns how many blocks it held."""

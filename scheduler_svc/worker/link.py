@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from pagewire.v1 import worker_pb2, worker_pb2_grpc
+from pagewire.v1 import grammar_pb2, worker_pb2, worker_pb2_grpc
 from scheduler_svc.worker.watch import Watch, silence_patience
 from wire.identity.peers import OpenPeer, open_plain
 from wire.patience import Patience
@@ -64,7 +64,7 @@ class WorkerLink:
         self.attached = attached
         self.watch = Watch(patience if beats else None)
         # Receives answers about grammars, which may come at any time.
-        self.on_prepared: Callable[[worker_pb2.GrammarPrepared], None] = lambda _: None
+        self.on_prepared: Callable[[grammar_pb2.GrammarPrepared], None] = lambda _: None
         self._stream = stream
         self._reading: asyncio.Task[Answer] | None = None
         self._why_lost = ""
@@ -78,7 +78,7 @@ class WorkerLink:
         cut = worker_pb2.Cut(first_step_id=first_step_id, last_step_id=last_step_id)
         await self._write(worker_pb2.AttachRequest(cut=cut))
 
-    async def prepare(self, preparations: worker_pb2.PrepareGrammars) -> None:
+    async def prepare(self, preparations: grammar_pb2.PrepareGrammars) -> None:
         """Asks the worker to prepare grammars; it answers each one to `on_prepared`."""
         await self._write(worker_pb2.AttachRequest(prepare=preparations))
 

@@ -20,6 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 from pagewire.v1 import (
     debug_pb2,
     embedding_pb2,
+    grammar_pb2,
     inference_pb2,
     journal_pb2,
     rank_pb2,
@@ -36,6 +37,7 @@ MODULES = (
     types_pb2,
     inference_pb2,
     embedding_pb2,
+    grammar_pb2,
     scheduler_pb2,
     worker_pb2,
     debug_pb2,

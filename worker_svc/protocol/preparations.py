@@ -6,7 +6,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from pagewire.v1 import worker_pb2
+from pagewire.v1 import grammar_pb2, worker_pb2
 from worker_svc.protocol import columns
 from worker_svc.protocol.step import BadStep, Limits
 
@@ -44,7 +44,7 @@ def decode_orders(frame: bytes, limits: Limits) -> GrammarOrders | None:
     return GrammarOrders(tuple(orders), tuple(message.prepare.dropped_ids))
 
 
-def _order(message: worker_pb2.GrammarPreparation, limits: Limits) -> GrammarOrder:
+def _order(message: grammar_pb2.GrammarPreparation, limits: Limits) -> GrammarOrder:
     name = "prepare.preparations.output_token_ids"
     token_ids = columns.column(message.output_token_ids, name)
     columns.check_range(token_ids, 0, limits.vocab_size, name, "token")
@@ -57,5 +57,5 @@ def _order(message: worker_pb2.GrammarPreparation, limits: Limits) -> GrammarOrd
 
 def encode_prepared(preparation_id: int, problem: str) -> bytes:
     """Encodes the answer to one preparation; the problem is empty if it is ready."""
-    answer = worker_pb2.GrammarPrepared(preparation_id=preparation_id, problem=problem)
+    answer = grammar_pb2.GrammarPrepared(preparation_id=preparation_id, problem=problem)
     return worker_pb2.AttachResponse(grammar_prepared=answer).SerializeToString()

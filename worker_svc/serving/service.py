@@ -18,14 +18,16 @@ from worker_svc.config import DTYPES
 from worker_svc.device.step_clock import DecodeTime
 from worker_svc.protocol import codec
 from worker_svc.protocol.step import BadStep
-from worker_svc.serving.session import (
-    SchedulerStream,
-    Session,
+from worker_svc.serving.refusals import (
     StaleEpoch,
     StepGap,
     Stopping,
     TakenOver,
     UnknownProtocol,
+)
+from worker_svc.serving.session import (
+    SchedulerStream,
+    Session,
 )
 from worker_svc.startup.description import Description, ModelFacts
 from worker_svc.startup.kv_sizing import CacheTooSmall
@@ -229,7 +231,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         kv_layout=description.kv_layout,
         attention_backend=description.attention_backend,
         attention_timings=[
-            worker_pb2.AttentionTiming(
+            timing_pb2.AttentionTiming(
                 kind=timing.kind, shape=timing.shape, backend=timing.backend, us=timing.us
             )
             for timing in description.attention_timings

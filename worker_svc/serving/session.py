@@ -22,36 +22,13 @@ from worker_svc.protocol.codec import Heartbeat, Hello
 from worker_svc.protocol.preparations import GrammarOrders, decode_orders, encode_prepared
 from worker_svc.protocol.step import BadStep, CutRequest, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner, Pending, failed
+from worker_svc.serving.refusals import StaleEpoch, StepGap, Stopping, TakenOver, UnknownProtocol
 from worker_svc.startup.lifecycle import Lifecycle
 
 MAX_FRAMES_IN_FLIGHT = 6  # three with steps, and as many emptied by cuts
 MAX_STEPS_LAUNCHED = 3  # on an asynchronous device: one running, two queued
 
 log = logging.getLogger(__name__)
-
-
-class SessionError(Exception):
-    """Raised when a stream is refused, or ended by the worker."""
-
-
-class UnknownProtocol(SessionError):
-    """The scheduler uses another version of the step protocol."""
-
-
-class StaleEpoch(SessionError):
-    """The scheduler's epoch is not higher than the highest so far."""
-
-
-class TakenOver(SessionError):
-    """A scheduler with a higher epoch has attached."""
-
-
-class StepGap(SessionError):
-    """A step id is not the one after the previous step's."""
-
-
-class Stopping(SessionError):
-    """The worker is shutting down."""
 
 
 @dataclass(frozen=True, slots=True)

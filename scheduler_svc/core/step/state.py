@@ -183,6 +183,13 @@ class SchedulerState:
         else:
             self.waiting.append(sequence)
 
+    def grammar_is_ready(self, preparation_id: int) -> None:
+        """Queues the sequence that waited for this, if it still does."""
+        sequence = self.waiting.grammar_is_ready(preparation_id)
+        if sequence is not None:
+            phase = Phase.PREEMPTED if sequence.has_run else Phase.QUEUE
+            sequence.timeline.enter(phase, self.now_s)
+
     def _swap_out(self, sequence: Sequence) -> bool:
         """Plans a copy of a sequence's KV to host memory; False if it has no room there.
 

@@ -9,13 +9,15 @@ from pagewire.v1 import worker_pb2
 from tests.pace import patience
 from tests.worker_svc.session_fakes import FakeRunner, SlowRunner, attach, receive, submit
 from worker_svc.protocol.codec import Hello
+from worker_svc.serving.refusals import (
+    StaleEpoch,
+    Stopping,
+    TakenOver,
+)
 from worker_svc.serving.session import (
     MAX_FRAMES_IN_FLIGHT,
     SchedulerStream,
     Session,
-    StaleEpoch,
-    Stopping,
-    TakenOver,
 )
 
 

@@ -24,11 +24,11 @@ from pagewire.v1 import inference_pb2, inference_pb2_grpc, scheduler_pb2, schedu
 from pagewire.v1.types_pb2 import SamplingParams
 
 PROMPT = "Hello " * 60
-Send = Callable[["Product"], Awaitable[str]]
+Send = Callable[["OpenClients"], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class OpenClients:
     """Clients of the running services."""
 
     inference: "inference_pb2_grpc.InferenceServiceAsyncStub"
@@ -37,19 +37,19 @@ class Product:
 
 
 @dataclass(slots=True)
-class Streams:
+class RunningStreams:
     """Streams that decode until they are told to stop, and when their tokens came."""
 
     arrivals_s: list[list[float]] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def start(self, product: Product, number: int) -> None:
+    def start(self, product: OpenClients, number: int) -> None:
         """Starts streams; each begins anew when it reaches its longest output."""
         for index in range(number):
             self.arrivals_s.append([])
             self.tasks.append(asyncio.create_task(self._follow(product, index)))
 
-    async def _follow(self, product: Product, index: int) -> None:
+    async def _follow(self, product: OpenClients, index: int) -> None:
         sampling = SamplingParams(temperature=0, max_tokens=1_500, ignore_eos=True)
         request = inference_pb2.GenerateStreamRequest(
             prompt=inference_pb2.Prompt(text=f"{index}: {PROMPT}"),
@@ -99,7 +99,7 @@ def one_message(text: str) -> list[dict[str, str]]:
 def chat(**fields: object) -> Send:
     """A chat completion over HTTP; the answer's status."""
 
-    async def send(product: Product) -> str:
+    async def send(product: OpenClients) -> str:
         body = {"messages": one_message("Hello"), "max_tokens": 40, **fields}
         answer = await product.http.post("/v1/chat/completions", json=body)
         return str(answer.status_code)
@@ -116,7 +116,7 @@ def schema(content: dict[str, Any]) -> Send:
 def straight(grammar: str) -> Send:
     """A grammar past the gateway; the answer's status."""
 
-    async def send(product: Product) -> str:
+    async def send(product: OpenClients) -> str:
         sampling = SamplingParams(temperature=0, max_tokens=40, grammar=grammar)
         request = scheduler_pb2.SchedulerServiceGenerateRequest(
             prompt_token_ids=[1, 2, 3], sampling=sampling
@@ -152,7 +152,9 @@ def hostile_requests(max_model_len: int) -> dict[str, Send]:
     }
 
 
-async def measure(product: Product, name: str, send: Send, streams: Streams, repeats: int) -> None:
+async def measure(
+    product: OpenClients, name: str, send: Send, streams: RunningStreams, repeats: int
+) -> None:
     """Sends one request again and again, and prints the gaps in the meantime."""
     began_s = time.perf_counter()
     answers = []
@@ -178,12 +180,12 @@ async def run(ports: Any, args: argparse.Namespace) -> None:
         grpc.aio.insecure_channel(f"127.0.0.1:{ports.scheduler}") as scheduler,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports.gateway_http}", timeout=120) as http,
     ):
-        product = Product(
+        product = OpenClients(
             inference_pb2_grpc.InferenceServiceStub(gateway),
             scheduler_pb2_grpc.SchedulerServiceStub(scheduler),
             http,
         )
-        streams = Streams()
+        streams = RunningStreams()
         streams.start(product, args.streams)
         await asyncio.sleep(5)
         print(f"{'':42}{'answer':>18}{'s':>9}{'median':>10}{'p99':>10}{'largest':>10}{'times':>8}")
