@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.chat.answer import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
+from gateway.edge import edge_limits
+from gateway.edge.edge_limits import EdgeLimits
 from wire.identity.options import (
     IdentityOptions,
     add_peer_options,
@@ -44,6 +46,7 @@ class GatewayConfig:
     processes: int = 1
     share_ports: bool = False  # with the other gateways of a supervisor
     identity: IdentityOptions = field(default_factory=IdentityOptions)
+    edge: EdgeLimits = field(default_factory=EdgeLimits)
 
     def __post_init__(self) -> None:
         if not self.model.is_dir():
@@ -91,12 +94,14 @@ def scheduler_patience_s(own_start_s: float) -> float:
 def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> GatewayConfig:
     """The configuration of this process; exits with a usage message on an invalid option."""
     parser = _parser(own_start_s)
+    edge_limits.add_arguments(parser)
     options = vars(parser.parse_args(argv))
     try:
         identity = take_identity(options)
         if options["api_key"] is None and identity.api_keys is None:
             options["api_key"] = os.environ.get(API_KEY_VARIABLE) or None
-        return GatewayConfig(**options, identity=identity)
+        edge = edge_limits.take(options)
+        return GatewayConfig(**options, identity=identity, edge=edge)
     except ValueError as error:
         parser.error(str(error))
 

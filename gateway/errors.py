@@ -5,6 +5,7 @@ Code inside the gateway raises `RequestError`; only the API layers (HTTP and gRP
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 import grpc
 
@@ -20,12 +21,16 @@ class ErrorKind(Enum):
     NOT_FOUND = auto()
     METHOD_NOT_ALLOWED = auto()
     CONFLICT = auto()
+    TOO_SLOW = auto()
     BODY_TOO_LARGE = auto()
+    UNSUPPORTED_ENCODING = auto()
+    HEADERS_TOO_LARGE = auto()
     CANCELLED = auto()
     OVERLOADED = auto()
     UNIMPLEMENTED = auto()
     UNAVAILABLE = auto()
     DEADLINE_EXCEEDED = auto()
+    POISON = auto()  # process after process died where it was computed
     INTERNAL = auto()
 
 
@@ -52,12 +57,18 @@ WIRE: dict[ErrorKind, Wire] = {
     ErrorKind.NOT_FOUND: Wire(404, _Code.NOT_FOUND, _REQUEST, "not_found"),
     ErrorKind.METHOD_NOT_ALLOWED: Wire(405, _Code.UNIMPLEMENTED, _REQUEST, "method_not_allowed"),
     ErrorKind.CONFLICT: Wire(409, _Code.ALREADY_EXISTS, _REQUEST, "conflict"),
+    ErrorKind.TOO_SLOW: Wire(408, _Code.DEADLINE_EXCEEDED, _REQUEST, "request_timeout"),
     ErrorKind.BODY_TOO_LARGE: Wire(413, _Code.RESOURCE_EXHAUSTED, _REQUEST, "request_too_large"),
+    ErrorKind.UNSUPPORTED_ENCODING: Wire(
+        415, _Code.INVALID_ARGUMENT, _REQUEST, "unsupported_encoding"
+    ),
+    ErrorKind.HEADERS_TOO_LARGE: Wire(431, _Code.RESOURCE_EXHAUSTED, _REQUEST, "headers_too_large"),
     ErrorKind.CANCELLED: Wire(499, _Code.CANCELLED, _REQUEST, "cancelled"),
     ErrorKind.OVERLOADED: Wire(429, _Code.RESOURCE_EXHAUSTED, "rate_limit_error", "overloaded"),
     ErrorKind.UNIMPLEMENTED: Wire(501, _Code.UNIMPLEMENTED, _REQUEST, "not_implemented"),
     ErrorKind.UNAVAILABLE: Wire(503, _Code.UNAVAILABLE, _SERVER, "unavailable"),
     ErrorKind.DEADLINE_EXCEEDED: Wire(504, _Code.DEADLINE_EXCEEDED, _SERVER, "deadline_exceeded"),
+    ErrorKind.POISON: Wire(500, _Code.ABORTED, _SERVER, "request_poisonous"),
     ErrorKind.INTERNAL: Wire(500, _Code.INTERNAL, _SERVER, "internal_error"),
 }
 
@@ -66,12 +77,14 @@ _KIND_OF_SHARED_CODE = {
     _Code.INVALID_ARGUMENT: ErrorKind.INVALID,
     _Code.RESOURCE_EXHAUSTED: ErrorKind.OVERLOADED,
     _Code.UNIMPLEMENTED: ErrorKind.UNIMPLEMENTED,
+    _Code.DEADLINE_EXCEEDED: ErrorKind.DEADLINE_EXCEEDED,
 }
 _KIND_OF_CODE: dict[int, ErrorKind] = {
     wire.grpc_code.value[0]: _KIND_OF_SHARED_CODE.get(wire.grpc_code, kind)
     for kind, wire in WIRE.items()
 }
 _KIND_OF_HTTP_STATUS = {wire.http_status: kind for kind, wire in reversed(WIRE.items())}
+_KIND_OF_HTTP_STATUS[500] = ErrorKind.INTERNAL
 
 RETRY_AFTER_S = 1.0  # when the scheduler gives no time
 
@@ -117,6 +130,18 @@ class RequestError(Exception):
         return RETRY_AFTER_S if self._retry_after_s is None else self._retry_after_s
 
 
+def error_body(error: RequestError) -> dict[str, Any]:
+    """The JSON body of every error."""
+    wire = error.wire
+    inner = {
+        "message": error.message,
+        "type": wire.type,
+        "param": error.field,
+        "code": wire.code,
+    }
+    return {"error": inner}
+
+
 def invalid(field: str, problem: str) -> RequestError:
     """An error for a field with an invalid value; the message starts with the field's name."""
     return RequestError(ErrorKind.INVALID, f"{field}: {problem}", field=field)
@@ -130,6 +155,12 @@ def unsupported(field: str, problem: str) -> RequestError:
 def unavailable(reason: str) -> RequestError:
     """An error for a missing scheduler or worker."""
     return RequestError(ErrorKind.UNAVAILABLE, reason)
+
+
+def poison(num_deaths: int) -> RequestError:
+    """An error for a request at whose work process after process died."""
+    message = f"{num_deaths} processes in a row died while this request ran"
+    return RequestError(ErrorKind.POISON, f"{message}; it is not submitted again")
 
 
 def from_grpc_code(code: int, message: str, retry_after_s: float | None = None) -> RequestError:

@@ -1,4 +1,8 @@
-"""Runs several requests of one call concurrently and ends them together."""
+"""Runs several requests of one call concurrently and ends them together.
+
+A call is admitted or refused as a whole, with its first request. Where the others find the queue
+full they wait and come back when they are told to: their places are reserved by then.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -6,8 +10,8 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from gateway.embeddings import PromptEmbedding
-from gateway.errors import RequestError
-from gateway.generation import GenerationRequest, OutputDelta, WholeOutput
+from gateway.errors import ErrorKind, RequestError
+from gateway.generation import GenerationRequest, OutputDelta, WholeOutput, completion_of
 from gateway.pipeline import Pipeline
 
 Indexed = tuple[int, OutputDelta]
@@ -18,7 +22,12 @@ async def complete_all(
     pipeline: Pipeline, requests: Sequence[GenerationRequest]
 ) -> list[WholeOutput]:
     """All outputs, in the order of the requests; the first failure cancels the others."""
-    return await _all([pipeline.complete(request) for request in requests])
+
+    async def complete(index: int, request: GenerationRequest) -> WholeOutput:
+        async with aclosing(_patiently(index, pipeline, request)) as deltas:
+            return completion_of([delta async for delta in deltas])
+
+    return await _all([complete(index, request) for index, request in enumerate(requests)])
 
 
 async def embed_all(
@@ -31,7 +40,12 @@ async def embed_all(
 
     async def embed(index: int, request: GenerationRequest) -> PromptEmbedding:
         try:
-            embedding = await pipeline.embed(request)
+            while True:
+                try:
+                    embedding = await pipeline.embed(request)
+                    break
+                except RequestError as error:
+                    await _wait_or_raise(index, error)
         except RequestError as error:
             name = field if len(requests) == 1 else f"{field}[{index}]"
             raise error.renamed("prompt", name) from error
@@ -84,11 +98,32 @@ async def _pump(
     merged: asyncio.Queue[Indexed | None],
 ) -> None:
     try:
-        async with aclosing(pipeline.generate(request)) as deltas:
+        async with aclosing(_patiently(index, pipeline, request)) as deltas:
             async for delta in deltas:
                 merged.put_nowait((index, delta))
     finally:
         merged.put_nowait(None)
+
+
+async def _patiently(
+    index: int, pipeline: Pipeline, request: GenerationRequest
+) -> AsyncGenerator[OutputDelta, None]:
+    """The deltas of one of the requests; a full queue refuses it before the first one."""
+    while True:
+        try:
+            async with aclosing(pipeline.generate(request)) as deltas:
+                async for delta in deltas:
+                    yield delta
+            return
+        except RequestError as error:
+            await _wait_or_raise(index, error)
+
+
+async def _wait_or_raise(index: int, error: RequestError) -> None:
+    """Waits as long as the refusal advises. Raises it when it refuses the whole call."""
+    if index == 0 or error.kind is not ErrorKind.OVERLOADED or error.retry_after_s is None:
+        raise error
+    await asyncio.sleep(error.retry_after_s)
 
 
 async def _stop(tasks: Sequence[asyncio.Task[object]]) -> None:

@@ -12,11 +12,10 @@ from gateway.errors import invalid
 from gateway.structure.structure import Structure
 from gateway.text.logprobs import OutputTokenLogprobs
 from gateway.text.prompt_outputs import PromptOutputs
+from wire.numbers import FLOAT32_MAX, INT32_MAX, LONGEST_TIMEOUT_S, UINT32_MAX, UINT64_MAX
 
-MAX_SEED = 2**64 - 1
-MAX_UINT32 = 2**32 - 1
-MAX_FLOAT = 3.4e38  # of the worker's float32 arithmetic
 MAX_LOGPROBS = 20
+MOST_DIGITS = 40  # of a refused number that are repeated
 
 
 class FinishReason(Enum):
@@ -52,23 +51,23 @@ class SamplingParams:
 
     def check(self, vocab_size: int, *, fewest_tokens: int = 1) -> None:
         """Raises RequestError naming the first field that is out of range."""
-        _check_range("temperature", self.temperature, 0, 2)
-        _check_range("top_p", self.top_p, 0, 1, open_below=True)
-        _check_range("min_p", self.min_p, 0, 1)
-        _check_range("top_k", self.top_k, -1, 2**31 - 1)
-        _check_range("seed", self.seed, 0, MAX_SEED)
-        _check_range("max_tokens", self.max_tokens, fewest_tokens, MAX_UINT32)
-        _check_range("min_tokens", self.min_tokens, 0, MAX_UINT32)
+        check_range("temperature", self.temperature, 0, 2)
+        check_range("top_p", self.top_p, 0, 1, open_below=True)
+        check_range("min_p", self.min_p, 0, 1)
+        check_range("top_k", self.top_k, -1, INT32_MAX)
+        check_range("seed", self.seed, 0, UINT64_MAX)
+        check_range("max_tokens", self.max_tokens, fewest_tokens, UINT32_MAX)
+        check_range("min_tokens", self.min_tokens, 0, INT32_MAX)
         if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
             raise invalid("min_tokens", f"{self.min_tokens} exceeds max_tokens {self.max_tokens}")
         count = len(self.stop_token_ids)
         limits.check_count("stop_token_ids", count, limits.MAX_STOP_TOKEN_IDS)
         check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
-        _check_range("presence_penalty", self.presence_penalty, -2, 2)
-        _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
-        _check_range("repetition_penalty", self.repetition_penalty, 0, MAX_FLOAT, open_below=True)
-        _check_range("logprobs", self.num_top_logprobs, 0, MAX_LOGPROBS)
-        _check_range("prompt_logprobs", self.num_prompt_logprobs, 0, MAX_LOGPROBS)
+        check_range("presence_penalty", self.presence_penalty, -2, 2)
+        check_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        check_range("repetition_penalty", self.repetition_penalty, 0, FLOAT32_MAX, open_below=True)
+        check_range("logprobs", self.num_top_logprobs, 0, MAX_LOGPROBS)
+        check_range("prompt_logprobs", self.num_prompt_logprobs, 0, MAX_LOGPROBS)
         self._check_lists(vocab_size)
 
     def _check_lists(self, vocab_size: int) -> None:
@@ -78,7 +77,7 @@ class SamplingParams:
         if len(set(biased)) < len(biased):
             raise invalid("logit_bias", "names a token twice")
         for _, bias in self.logit_bias:
-            _check_range("logit_bias", bias, -100, 100)
+            check_range("logit_bias", bias, -100, 100)
         allowed, bad_words = self.allowed_token_ids, self.bad_words_token_ids
         limits.check_count("allowed_token_ids", len(allowed), limits.MAX_ALLOWED_TOKEN_IDS)
         check_token_ids("allowed_token_ids", allowed, vocab_size)
@@ -91,15 +90,18 @@ class SamplingParams:
             check_token_ids(f"{name}[{index}]", word, vocab_size)
 
 
-def _check_range(
+def check_range(
     name: str, value: float | None, low: float, high: float, *, open_below: bool = False
 ) -> None:
+    """Raises RequestError for a number outside; None is absent and passes."""
     if value is None:
         return
     is_inside = low < value <= high if open_below else low <= value <= high
     if not is_inside:  # also true for NaN
         bracket = "(" if open_below else "["
-        raise invalid(name, f"{value} is outside {bracket}{low}, {high}]")
+        told = str(value)  # JSON has integers of thousands of digits
+        told = told if len(told) <= MOST_DIGITS else f"{told[:MOST_DIGITS]}..."
+        raise invalid(name, f"{told} is outside {bracket}{low}, {high}]")
 
 
 def check_token_ids(name: str, token_ids: tuple[int, ...], vocab_size: int) -> None:
@@ -121,7 +123,8 @@ class Standing:
     is_own_tenant: bool = False  # the tenant is the caller's by its key, and not only named
 
     def __post_init__(self) -> None:
-        _check_range("priority", self.priority, -(2**31), 2**31 - 1)
+        check_range("priority", self.priority, -INT32_MAX - 1, INT32_MAX)
+        check_range("timeout_s", self.timeout_s, -LONGEST_TIMEOUT_S, LONGEST_TIMEOUT_S)
         limits.check_bytes("tenant", self.tenant, limits.MAX_TENANT_BYTES)
 
     def scoped(self, request_id: str) -> str:
@@ -181,6 +184,7 @@ class GenerationRequest:
     resume_token_ids: tuple[int, ...] = ()  # output that the client has already
     echo: bool = False  # the prompt precedes the output
     pooling: PromptPooling | None = None  # return hidden states instead of an output
+    num_deaths: int = 0  # of gateways, in a row, while it ran there
 
     def __post_init__(self) -> None:
         if self.structure is not None and self.sampling.ignore_eos:

@@ -13,7 +13,7 @@ from gateway import limits
 from gateway.chat.answer import AnswerReader, ChatFormat
 from gateway.chat.conversation import Conversation
 from gateway.embeddings import PromptEmbedding, embedding_of
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors import ErrorKind, RequestError, unsupported
 from gateway.generation import (
     Finish,
     FinishReason,
@@ -28,7 +28,7 @@ from gateway.generation import (
 from gateway.output_reader import OutputReader
 from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.live_request import Submission
-from gateway.scheduler.readiness import ReadinessWatch
+from gateway.scheduler.readiness import PRIORITY_POLICY, ReadinessWatch
 from gateway.structure.grammars import GrammarChecker
 from gateway.text.logprobs import LogprobReader
 from gateway.text.output_text import OutputText
@@ -89,6 +89,10 @@ class Pipeline:
         """Live requests, oldest first."""
         return list(self._live.values())
 
+    def close(self) -> None:
+        """Ends the process that checks grammars."""
+        self._grammars.close()
+
     def now(self) -> float:
         """The clock of Progress, in seconds."""
         return self._clock()
@@ -132,6 +136,7 @@ class Pipeline:
     async def _prepare(self, request: GenerationRequest) -> tuple[Submission, OutputReader]:
         """The submission for the scheduler, and the reader of its results. Raises RequestError."""
         model = self.resolve_model(request.model)
+        self._check_priority(request)
         request.check(model.vocab_size)
         request = self._with_structure(request)
         prompt = await self._tokenize(request, model)
@@ -160,8 +165,16 @@ class Pipeline:
             request.standing,
             request.reuse,
             output_token_ids=request.resume_token_ids,
+            num_deaths=request.num_deaths,
         )
         return submission, reader
+
+    def _check_priority(self, request: GenerationRequest) -> None:
+        """Raises RequestError for a priority that the scheduler would ignore."""
+        priority, policy = request.standing.priority, self._readiness.current.policy
+        if priority and policy not in ("", PRIORITY_POLICY):  # empty: not reported
+            problem = f"{priority} is of no use: the scheduler's policy is {policy}; send 0 or none"
+            raise unsupported("priority", problem)
 
     def _with_structure(self, request: GenerationRequest) -> GenerationRequest:
         """A chat with the structure that its tools require. Raises RequestError."""
@@ -256,6 +269,7 @@ class Pipeline:
         """The pooled hidden states of a prompt, by the request's `pooling`."""
         assert request.pooling is not None
         model = self.resolve_model(request.model)
+        self._check_priority(request)
         with self._preparing():
             prompt = await self._tokenize(request, model)
         live = self._link.submit(

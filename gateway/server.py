@@ -15,7 +15,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from gateway.chat.answer import choose
 from gateway.config import GatewayConfig
+from gateway.edge.clients import OpenRequests
+from gateway.edge.http_connection import guarded
 from gateway.errors import unavailable
+from gateway.grpc_api.call_limits import CallLimit
 from gateway.grpc_api.debug_service import DebugService
 from gateway.grpc_api.embedding_service import EmbeddingService
 from gateway.grpc_api.inference_service import InferenceService
@@ -31,7 +34,9 @@ from wire.identity.certificates import Certificates, certificates_of
 from wire.identity.interceptors import AioAccessInterceptor
 from wire.identity.options import is_loopback
 from wire.identity.peers import peer_opener
+from wire.requests import RequestCheck
 from wire.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
+from wire.slow_readers import SlowReaders
 from wire.stop_signals import stop_signals
 
 INFERENCE_SERVICE = "pagewire.v1.InferenceService"
@@ -86,17 +91,27 @@ class Gateway:
         self._health = health.aio.HealthServicer()
         access = config.identity.public_access(config.api_key)
         self._certificates = certificates_of(config.identity)
-        app = create_app(self._pipeline, tokenizer, self._readiness, access)
-        self._http = HttpServer(_uvicorn_config(app, self._certificates))
-        self._grpc = self._grpc_server(tokenizer, access)
+        opened = OpenRequests(config.edge.max_streams_per_client)
+        app = create_app(self._pipeline, tokenizer, self._readiness, access, config.edge, opened)
+        self._http = HttpServer(_uvicorn_config(app, config, self._certificates))
+        self._grpc = self._grpc_server(tokenizer, access, opened)
         self._probes: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._http_task: asyncio.Task[None] | None = None
 
-    def _grpc_server(self, tokenizer: Tokenizer, access: Access | None) -> grpc.aio.Server:
-        interceptors = [] if access is None else [AioAccessInterceptor(access)]
+    def _grpc_server(
+        self, tokenizer: Tokenizer, access: Access | None, opened: OpenRequests
+    ) -> grpc.aio.Server:
+        interceptors: list[grpc.aio.ServerInterceptor] = [
+            SlowReaders(self._config.edge.write_timeout_s)
+        ]
+        if access is not None:
+            interceptors.append(AioAccessInterceptor(access))
+        interceptors.append(CallLimit(opened))
+        interceptors.append(RequestCheck())
         # If an option is given twice, gRPC uses the first.
-        options = [("grpc.so_reuseport", int(self._config.share_ports)), *SERVER_OPTIONS]
+        reuseport = ("grpc.so_reuseport", int(self._config.share_ports))
+        options = [reuseport, *self._config.edge.grpc_options, *SERVER_OPTIONS]
         server = grpc.aio.server(options=options, interceptors=interceptors)
         inference = InferenceService(self._pipeline, tokenizer, self._readiness)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
@@ -172,6 +187,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
+        self._pipeline.close()
         log.info("stopped")
 
     async def _drain(self, hurry: asyncio.Event) -> None:
@@ -196,7 +212,9 @@ class Gateway:
             task.result()
 
 
-def _uvicorn_config(app: FastAPI, certificates: Certificates | None) -> uvicorn.Config:
+def _uvicorn_config(
+    app: FastAPI, config: GatewayConfig, certificates: Certificates | None
+) -> uvicorn.Config:
     def tls(*_: object) -> ssl.SSLContext:
         assert certificates is not None
         return certificates.ssl_context()
@@ -207,7 +225,8 @@ def _uvicorn_config(app: FastAPI, certificates: Certificates | None) -> uvicorn.
         log_level="warning",
         access_log=False,
         lifespan="off",
-        http="httptools",
+        http=guarded(config.edge),
+        timeout_keep_alive=max(1, round(config.edge.keep_alive_s)),
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=int(FLUSH_S),

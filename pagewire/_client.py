@@ -252,8 +252,10 @@ class Client:
         connection, num_outputs = self._connection, request.options.n or 1
         deadline = Deadline(connection.timeout_s if timeout_s is None else timeout_s)
 
-        def reopen(outputs: Sequence[pb.ResumedOutput], attempt: int) -> StreamCall:
-            again = resumed(request, outputs, attempt) if attempt else request
+        def reopen(
+            outputs: Sequence[pb.ResumedOutput], attempt: int, num_deaths: int
+        ) -> StreamCall:
+            again = resumed(request, outputs, attempt, num_deaths) if attempt else request
             return method(again, **connection.terms(deadline.remaining_s))
 
         return Stream(

@@ -12,18 +12,28 @@ from pagewire.v1 import inference_pb2 as pb
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
 MAX_REQUEST_ID_BYTES = 256
+MAX_DEATHS = 2  # of gateways in a row while the request ran, without a new token
+# A server that is asked to end says so; one that cannot be reached ran nothing.
+_NO_DEATH = (
+    *("shutting down", "stopping", "draining", "GOAWAY", "Cancelling all calls"),
+    *("failed to connect", "Connection refused"),
+)
 
 _Request = TypeVar("_Request", pb.GenerateStreamRequest, pb.ChatStreamRequest)
 _Call = TypeVar("_Call", covariant=True)
 
-# Opens the stream again after these outputs, with a new id, since the old one may still be live.
-Reopen = Callable[[Sequence[pb.ResumedOutput], int], _Call]
+# Opens the stream again after these outputs, for this attempt and after so many deaths. The id is a
+# new one, since the old one may still be live.
+Reopen = Callable[[Sequence[pb.ResumedOutput], int, int], _Call]
 
 
-def resumed(request: _Request, outputs: Sequence[pb.ResumedOutput], attempt: int) -> _Request:
-    """The request for the rest of a stream of which this much has come."""
+def resumed(
+    request: _Request, outputs: Sequence[pb.ResumedOutput], attempt: int, num_deaths: int = 0
+) -> _Request:
+    """The request for the rest of a stream of which this much has come, after so many deaths."""
     again = type(request)()
     again.CopyFrom(request)
+    again.options.num_deaths = num_deaths
     if len(outputs) == 1:
         again.options.resume_token_ids[:] = outputs[0].token_ids
     elif any(output.token_ids or output.is_finished for output in outputs):
@@ -65,10 +75,20 @@ class ResumePatience:
         self._last_s: float | None = None  # time of the last message
         self._pause_s = FIRST_PAUSE_S
         self.num_attempts = 0
+        self.num_deaths = 0  # of gateways in a row while the request ran, without a new token
+        self._has_run = False  # in this attempt
 
-    def note(self) -> None:
-        """Records the arrival of a message."""
+    @property
+    def is_poison(self) -> bool:
+        """Whether gateway after gateway died where the request ran."""
+        return self.num_deaths >= MAX_DEATHS
+
+    def note(self, has_tokens: bool = True) -> None:
+        """Records the arrival of a message; one without tokens says that the request runs."""
         self._last_s, self._pause_s = time.monotonic(), FIRST_PAUSE_S
+        self._has_run = True
+        if has_tokens:
+            self.num_deaths = 0
 
     def pause_s(self, error: grpc.RpcError) -> float | None:
         """Seconds to wait before the next attempt; None to give up."""
@@ -78,8 +98,18 @@ class ResumePatience:
             self._last_s = self._began_s
         if self._last_s is None or not (is_gone or is_full):
             return None
+        if is_gone and self._has_run and not _is_planned(error):
+            self.num_deaths += 1
+        self._has_run = False
+        if self.is_poison:
+            return None
         if time.monotonic() - self._last_s + self._pause_s > self._timeout_s:
             return None
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, MAX_PAUSE_S)
         self.num_attempts += 1
         return pause_s
+
+
+def _is_planned(error: grpc.RpcError) -> bool:
+    details = error.details() or ""
+    return any(words in details for words in _NO_DEATH)

@@ -13,7 +13,7 @@ from typing import Protocol, Self
 
 import grpc
 
-from pagewire._errors import Cancelled, from_rpc_error
+from pagewire._errors import Aborted, Cancelled, from_rpc_error
 from pagewire._messages.answers import Assembly
 from pagewire._resume import Reopen, ResumePatience
 from pagewire._types import Completion, Delta
@@ -40,7 +40,7 @@ class _Output:
         self._cancel.atexit = False
 
     def _read(self, response: _Response) -> Delta:
-        self._patience.note()
+        self._patience.note(bool(response.delta.token_ids))
         return self._assembly.read(response)
 
     def _pause_s(self, error: grpc.RpcError) -> float:
@@ -48,6 +48,9 @@ class _Output:
         pause_s = None
         if not (self._is_closed or self._assembly.is_finished):
             pause_s = self._patience.pause_s(error)
+        if self._patience.is_poison:
+            message = f"{self._patience.num_deaths} gateways in a row died while this request ran"
+            raise Aborted(f"{message}; it is not submitted again", code="ABORTED") from None
         if pause_s is None:
             raise from_rpc_error(error, self._target) from None
         return pause_s
@@ -92,7 +95,7 @@ class Stream(_Output, Iterator[Delta]):
     def __init__(
         self, reopen: Reopen[StreamCall], target: str, patience: ResumePatience, num_outputs: int
     ) -> None:
-        self._call = reopen((), 0)
+        self._call = reopen((), 0, 0)
         self._reopen = reopen
         super().__init__(self._call.cancel, target, patience, num_outputs)
 
@@ -106,7 +109,9 @@ class Stream(_Output, Iterator[Delta]):
                 self._assembly.completion()  # raises if there was no finish reason
                 raise
             self._cancel.detach()
-            self._call = self._reopen(self._assembly.resumed, self._patience.num_attempts)
+            self._call = self._reopen(
+                self._assembly.resumed, self._patience.num_attempts, self._patience.num_deaths
+            )
             self._hold(self._call.cancel)
 
     def completion(self) -> Completion:
@@ -133,7 +138,7 @@ class AsyncStream(_Output, AsyncIterator[Delta]):
     def __init__(
         self, reopen: Reopen[AioCall], target: str, patience: ResumePatience, num_outputs: int
     ) -> None:
-        call = reopen((), 0)
+        call = reopen((), 0, 0)
         self._reopen = reopen
         super().__init__(call.cancel, target, patience, num_outputs)
         self._responses = aiter(call)
@@ -152,7 +157,9 @@ class AsyncStream(_Output, AsyncIterator[Delta]):
                     raise  # the task was cancelled, not the stream
                 raise Cancelled("the stream was closed", code="CANCELLED") from None
             self._cancel.detach()
-            call = self._reopen(self._assembly.resumed, self._patience.num_attempts)
+            call = self._reopen(
+                self._assembly.resumed, self._patience.num_attempts, self._patience.num_deaths
+            )
             self._hold(call.cancel)
             self._responses = aiter(call)
 

@@ -22,7 +22,9 @@ from wire.identity.certificates import certificates_of
 from wire.identity.interceptors import AioAccessInterceptor
 from wire.identity.peers import peer_opener
 from wire.identity.watched import BadIdentityFile
+from wire.requests import RequestCheck
 from wire.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
+from wire.slow_readers import SlowReaders
 from wire.stop_signals import stop_signals
 
 logger = logging.getLogger("scheduler_svc")
@@ -75,7 +77,10 @@ def _servers(
     """The scheduler's server and that of its health port, bound. Raises PortInUse."""
     identity = config.identity
     access, certificates = identity.peer_access(), certificates_of(identity)
-    interceptors = [] if access is None else [AioAccessInterceptor(access)]
+    interceptors: list[grpc.aio.ServerInterceptor] = [SlowReaders(config.write_timeout_s)]
+    if access is not None:
+        interceptors.append(AioAccessInterceptor(access))
+    interceptors.append(RequestCheck())
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)
     debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(engine), server)

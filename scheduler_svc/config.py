@@ -16,6 +16,9 @@ from wire.identity.options import (
 )
 
 MAX_GRANT = 64
+# By default twice as many requests may wait as may run: they wait about two services long. At
+# least so many, that a few slots do not refuse a burst.
+WAITING_PER_SEQ, LEAST_WAITING = 2, 16
 DEFAULT_WORKER = "127.0.0.1:50053"
 _NOT_NEGATIVE = (
     "state_check_interval",
@@ -58,6 +61,7 @@ class ServiceConfig:
     max_waiting_tokens: int = 0
     max_waiting_requests_per_tenant: int = 0
     max_waiting_tokens_per_tenant: int = 0
+    write_timeout_s: float = 60.0
     record: RecordOptions | None = None
     drain_timeout_s: float = 60.0  # that running requests have after SIGTERM
     identity: IdentityOptions = field(default_factory=IdentityOptions)
@@ -75,7 +79,12 @@ class ServiceConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
                 f"({self.max_num_seqs})"
             )
-        for name in ("step_timeout_s", "heartbeat_timeout_s", "priority_ageing_s"):
+        for name in (
+            "step_timeout_s",
+            "heartbeat_timeout_s",
+            "priority_ageing_s",
+            "write_timeout_s",
+        ):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be positive")
         if not 0 <= self.drain_timeout_s < math.inf:
@@ -104,6 +113,9 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
     options = vars(parser.parse_args(arguments))
     options["workers"] = tuple(options.get("workers", [DEFAULT_WORKER]))
     options["tenant_weights"] = tuple(options["tenant_weights"])
+    if options["max_waiting_requests"] is None:
+        most_running = options["max_num_seqs"]
+        options["max_waiting_requests"] = max(LEAST_WAITING, WAITING_PER_SEQ * most_running)
     try:
         options["record"] = _record_options(options)
         options["identity"] = take_identity(options)
@@ -238,12 +250,21 @@ def _add_policy_options(parser: argparse.ArgumentParser) -> None:
 def _add_admission_options(parser: argparse.ArgumentParser) -> None:
     for what in ("requests", "tokens"):
         for suffix, whose in (("", "in total"), ("-per-tenant", "per tenant")):
+            is_bounded = (what, suffix) == ("requests", "")
+            default = f"; by default {WAITING_PER_SEQ} x --max-num-seqs, at least {LEAST_WAITING}"
             parser.add_argument(
                 f"--max-waiting-{what}{suffix}",
                 type=int,
-                default=0,
-                help=f"most waiting {what} {whose}; more are refused; 0 is no limit",
+                default=None if is_bounded else 0,
+                help=f"most waiting {what} {whose}; more are refused; 0 is no limit"
+                + default * is_bounded,
             )
+    parser.add_argument(
+        "--write-timeout-s",
+        type=float,
+        default=60.0,
+        help="seconds after which a client that does not read its stream is left",
+    )
 
 
 def _add_record_options(parser: argparse.ArgumentParser) -> None:

@@ -12,11 +12,13 @@ from scheduler_svc.core import (
     EnteringSequence,
     Finished,
     FinishReason,
+    Preparations,
     ReceivedPromptOutput,
     Request,
     StepPlan,
     StepResult,
 )
+from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.sampling import BadSampling, Sampling, resolve
 from wire.columns import INT32, UINT8, UINT32, pack, unpack
 from wire.logprobs import LogprobColumns
@@ -30,6 +32,7 @@ FINISH_REASONS = {
     FinishReason.ERROR: types_pb2.FINISH_REASON_ERROR,
     FinishReason.EXPIRED: types_pb2.FINISH_REASON_ERROR,
     FinishReason.DEAD_END: types_pb2.FINISH_REASON_ERROR,
+    FinishReason.POISON: types_pb2.FINISH_REASON_ERROR,
 }
 
 
@@ -88,6 +91,8 @@ def to_request(
         output_token_ids=output,
         resumed_by_client=isinstance(submitted, scheduler_pb2.Submit)
         and submitted.resumed_by_client,
+        has_grammar=bool(sampling.grammar),
+        num_deaths=submitted.num_deaths,
     )
 
 
@@ -98,7 +103,7 @@ def _split(
     if not submitted.HasField("num_prompt_tokens"):
         return token_ids, None
     num_prompt = submitted.num_prompt_tokens
-    if num_prompt > len(token_ids):
+    if not 0 < num_prompt <= len(token_ids):
         raise BadSampling(f"num_prompt_tokens is {num_prompt}, of {len(token_ids)} tokens")
     return token_ids[:num_prompt], token_ids[num_prompt:]
 
@@ -147,7 +152,8 @@ def to_step(
     if plan.moves is not None:
         _add_moves(step, plan.moves)
     for new in plan.new_sequences:
-        step.new_sequences.append(_to_new_sequence(new))
+        with blaming(new.request.request_id):
+            step.new_sequences.append(_to_new_sequence(new))
     return step
 
 
@@ -196,7 +202,22 @@ def _to_new_sequence(new: EnteringSequence) -> worker_pb2.NewSequence:
         ),
         prompt_output_begin=new.prompt_output_begin,
         prompt_only=new.request.is_prompt_only,
+        grammar_preparation=new.preparation_id,
     )
+
+
+def to_preparations(preparations: Preparations) -> worker_pb2.PrepareGrammars:
+    """Grammars to prepare, and those not needed any more, as the worker's message."""
+    message = worker_pb2.PrepareGrammars(dropped_ids=preparations.dropped_ids)
+    for wanted in preparations.wanted:
+        sampling = wanted.request.sampling
+        assert isinstance(sampling, Sampling)
+        message.preparations.add(
+            preparation_id=wanted.preparation_id,
+            grammar=sampling.grammar,
+            output_token_ids=wanted.output_token_ids.tobytes(),
+        )
+    return message
 
 
 def to_logprobs(output: worker_pb2.ModelRunnerOutput) -> LogprobColumns | None:

@@ -26,6 +26,7 @@ def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> 
         tenant_weights=config.tenant_weights,
         queue_window=config.queue_window,
         max_overtakes=config.max_overtakes,
+        prepares_grammars=worker.prepares_grammars,
         max_waiting_requests=config.max_waiting_requests,
         max_waiting_tokens=config.max_waiting_tokens,
         max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant,

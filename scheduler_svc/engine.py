@@ -12,6 +12,7 @@ from pagewire.v1 import types_pb2
 from scheduler_svc.clients.outbox import Outbox
 from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
+from scheduler_svc.containment import message_of
 from scheduler_svc.core import Finished, RefusalKind, Refused, Request, Sequence
 from scheduler_svc.group import Served, WorkerGroup
 from scheduler_svc.places import Place, best_first, move_all
@@ -22,6 +23,10 @@ _DEADLINE_CHECK_S = 0.02  # interval of deadline checks while no step makes them
 
 class NotReady(Exception):
     """Raised when no worker has attached yet, so that model and limits are unknown."""
+
+
+class Failed(Exception):
+    """Raised when an exception of ours ended a request that was being submitted."""
 
 
 class QueueFull(Exception):
@@ -122,6 +127,9 @@ class Engine:
                     if refused.kind not in (RefusalKind.OVERLOADED, RefusalKind.NEVER_FITS):
                         raise
                     refusals.append((place, refused))
+                except Exception as error:
+                    place.group.contain(error, request.request_id)
+                    raise Failed(message_of(error)) from error
                 else:
                     place.group.wake()
                     return
@@ -157,9 +165,12 @@ class Engine:
         for group in self.groups:
             if group.core is not None and group.core.find(request_id) is not None:
                 group.core.now_s = time.monotonic()  # the time of the end, for later questions
-                finished = group.core.abort(request_id)
-                group.wake()
-                return finished
+                try:
+                    return group.core.abort(request_id)
+                except Exception as error:
+                    group.contain(error, request_id)
+                finally:
+                    group.wake()
         return None
 
     def set_priority(self, request_id: str, priority: int) -> bool:

@@ -9,11 +9,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from pagewire.v1 import types_pb2, worker_pb2
 from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.core import Preemption, Scheduler, hopeless
+from scheduler_svc.containment import Containment, CoreBroken
+from scheduler_svc.core import Preemption, Scheduler
 from scheduler_svc.core_config import core_config
 from scheduler_svc.explain.trace import Trace
 from scheduler_svc.journal.recorder import Recorder
@@ -89,6 +91,9 @@ class WorkerGroup:
         self._on_readiness = on_readiness
         self._worker = WorkerClient(address, config.heartbeat_timeout_s, open_channel)
         self._work = asyncio.Event()
+        self._link: WorkerLink | None = None
+        self._containment = Containment()
+        self._broken: CoreBroken | None = None
         self._incarnation = 0
         self._claimed_epoch = 0  # perhaps taken by the worker, though unanswered
 
@@ -98,13 +103,34 @@ class WorkerGroup:
 
     def expire(self) -> None:
         """Advances the core's time and notifies the clients of requests past their deadline."""
-        if self.core is not None:
-            self._clients.tell_ends(self.core.expire(time.monotonic()))
+        if self.core is None:
+            return
+        try:
+            finished = self.core.expire(time.monotonic())
+        except Exception as error:
+            self.contain(error)
+        else:
+            self._clients.tell_ends(finished)
+
+    def contain(self, error: Exception, *at_fault: str) -> None:
+        """Ends the requests at fault and lets the others go on, after an exception in the core.
+
+        If that is not possible, the loop raises CoreBroken.
+        """
+        core = self.core
+        assert core is not None
+        core.now_s = time.monotonic()
+        try:
+            self._clients.tell_ends(self._containment.contain(core, error, at_fault))
+        except CoreBroken as broken:
+            self._broken = broken
+        if self._link is not None:  # the worker's slots are those of another state
+            self._link.lose("the scheduler begins anew after an exception", is_death=False)
 
     async def run(self) -> None:
-        """Attaches, serves and recovers until cancelled. Raises FencedOut."""
+        """Attaches, serves and recovers until cancelled. Raises FencedOut, CoreBroken."""
         try:
-            while True:
+            while self._broken is None:
                 try:
                     link = await self._attach()
                 except LinkLost as error:
@@ -114,9 +140,16 @@ class WorkerGroup:
                 try:
                     await self._serve(link)
                 except LinkLost as error:
-                    self._recover(str(error))
+                    self._recover(str(error), error.is_death)
+                except FencedOut:
+                    raise
+                except Exception as error:
+                    self.contain(error)
+                    self._set_ready(False, "the scheduler begins anew after an exception")
                 finally:
+                    self._link = None
                     await link.close()
+            raise self._broken
         finally:
             self._set_ready(False, "the scheduler is stopping")
             if self.recorder is not None:
@@ -168,6 +201,8 @@ class WorkerGroup:
         before = self.core.config
         if worker.block_size != before.block_size or worker.max_num_seqs < before.max_num_seqs:
             raise WrongWorker("its block_size or max_num_seqs differs from the worker before it")
+        if before.prepares_grammars and not worker.prepares_grammars:
+            raise WrongWorker("it does not prepare grammars, unlike the worker before it")
         self.core.now_s = time.monotonic()
         self.core.worker_lost(worker.num_blocks, worker.num_host_blocks)
         message = f"the new worker's KV cache of {worker.num_blocks} blocks is too small for it"
@@ -179,6 +214,7 @@ class WorkerGroup:
     async def _serve(self, link: WorkerLink) -> None:
         core = self.core
         assert core is not None
+        self._link = link
         watching = asyncio.create_task(self._watch(link, core))
         try:
             await self._step_by_step(link, core)
@@ -207,6 +243,7 @@ class WorkerGroup:
     async def _step_by_step(self, link: WorkerLink, core: Scheduler) -> None:
         stepping = Stepping(self._config, core, link, self._clients, self.trace, self.pace)
         self.state_check = stepping.state_check
+        link.on_prepared = partial(self._on_prepared, core)
         while True:
             self.expire()
             await stepping.plan_ahead()
@@ -216,6 +253,13 @@ class WorkerGroup:
             answer = await link.receive()
             self.expire()
             stepping.apply(answer)
+
+    def _on_prepared(self, core: Scheduler, answer: worker_pb2.GrammarPrepared) -> None:
+        core.now_s = time.monotonic()
+        finished = core.grammar_prepared(answer.preparation_id, answer.problem)
+        if finished is not None:
+            self._clients.tell_ends([finished])
+        self.wake()
 
     async def _idle(self, link: WorkerLink) -> None:
         """Waits for work. Raises LinkLost when the worker is gone in the meantime."""
@@ -230,17 +274,18 @@ class WorkerGroup:
             await link.receive()
             raise LinkLost("the worker answered a step that was not sent")
 
-    def _recover(self, why: str) -> None:
-        """Returns running requests to the queue; fails those that lost worker after worker."""
+    def _recover(self, why: str, is_death: bool) -> None:
+        """Returns running requests to the queue; ends those that lost worker after worker."""
         core = self.core
         assert core is not None
+        if self._broken is not None:
+            return
         logger.warning("worker lost, %d requests will be recomputed: %s", core.num_running, why)
         self.why_lost = why
         self.num_recoveries += 1
         core.now_s = time.monotonic()
-        core.worker_lost()
-        message = f"worker after worker was lost in its steps; the last one: {why}"
-        self._clients.tell_ends(core.fail(hopeless(core.live()), message))
+        core.worker_lost(is_death=is_death)
+        self._clients.tell_ends(core.give_up(why))
         self._set_ready(False, why)
 
     def _set_ready(self, is_ready: bool, reason: str) -> None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduler_svc.core import Request, Scheduler, Sequence, Status
+from scheduler_svc.core import Request, Scheduler, Sequence
 from scheduler_svc.core.estimate.placement import option_of, ranking
 from scheduler_svc.group import WorkerGroup
 
@@ -34,7 +34,7 @@ def _ranked(places: list[Place], sequence: Sequence) -> list[Place]:
     options = [option_of(place.core, sequence) for place in places]
     ranked = [places[index] for index in ranking(options)]
     # Members of a live fork group share a prompt that is, or will be, computed there.
-    return sorted(ranked, key=lambda place: not place.core.has_fork_group_of(sequence.request))
+    return sorted(ranked, key=lambda place: not place.core.view.has_fork_group_of(sequence.request))
 
 
 def move_all(source: Place, targets: list[Place], now_s: float) -> None:
@@ -59,6 +59,6 @@ def move_all(source: Place, targets: list[Place], now_s: float) -> None:
 
 def _in_order_of_adoption(leaving: list[Sequence]) -> Iterable[Sequence]:
     """Sequences that have run, last first, since each goes to the front; then new ones."""
-    ran = [sequence for sequence in leaving if sequence.status is Status.PREEMPTED]
+    ran = [sequence for sequence in leaving if sequence.has_run]
     yield from reversed(ran)
-    yield from (sequence for sequence in leaving if sequence.status is not Status.PREEMPTED)
+    yield from (sequence for sequence in leaving if not sequence.has_run)

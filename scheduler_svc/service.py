@@ -4,10 +4,11 @@ One table maps errors to gRPC statuses.
 """
 
 import asyncio
+import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Sized
 from dataclasses import dataclass
 
 import grpc
@@ -15,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from scheduler_svc.clients.outbox import Outbox, RequestEnd
+from scheduler_svc.clients.outbox import Outbox, Parcel, RequestEnd
+from scheduler_svc.containment import cause_of, message_of
 from scheduler_svc.convert import (
     FINISH_REASONS,
     ClientRequest,
@@ -28,23 +30,26 @@ from scheduler_svc.convert import (
     to_usage,
 )
 from scheduler_svc.core import Policy, RefusalKind, Refused
-from scheduler_svc.engine import Engine, NotReady, QueueFull
+from scheduler_svc.engine import Engine, Failed, NotReady, QueueFull
 from scheduler_svc.sampling import BadSampling
 from scheduler_svc.status import status_of
 from scheduler_svc.statuses import overloaded_metadata
 from wire.columns import BadColumn, unpack
+from wire.numbers import BadNumber, check_numbers
 from wire.prompt_outputs import HiddenMean
 
 MAX_REQUEST_ID_BYTES = 256
 SHUTTING_DOWN = "this scheduler is shutting down"
 SHUT_DOWN = "this scheduler has shut down before the output ended"
 NO_WORKER = "no worker has attached yet; GetStatus says why"  # clients of a gateway read this too
+MAX_REFUSALS = 1024  # of one session, not yet sent
 _REFUSALS = {
     RefusalKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     RefusalKind.DUPLICATE: grpc.StatusCode.ALREADY_EXISTS,
     RefusalKind.NEVER_FITS: grpc.StatusCode.FAILED_PRECONDITION,
     RefusalKind.EXPIRED: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
+logger = logging.getLogger(__name__)
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 SessionContext = grpc.aio.ServicerContext[
@@ -101,9 +106,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         client, outbox = self._engine.open_client()
         live: dict[int, str] = {}  # handle to request id
         self._open[client] = live
-        refused: asyncio.Queue[scheduler_pb2.SessionResponse] = asyncio.Queue()
+        # Bounded: a client that reads no refusals is not read either.
+        refused: asyncio.Queue[scheduler_pb2.SessionResponse] = asyncio.Queue(MAX_REFUSALS)
         reading = asyncio.create_task(
-            self._read_session(request_iterator, client, live, refused.put_nowait)
+            self._read_session(request_iterator, client, live, refused.put)
         )
         taking = asyncio.create_task(outbox.take())
         refusing = asyncio.create_task(refused.get())
@@ -118,16 +124,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 if taking in done:
                     parcel = taking.result()
                     taking = asyncio.create_task(outbox.take())
-                    response = to_tokens(parcel.handles, parcel.token_ids, parcel.logprobs)
-                    response.prompt_outputs.extend(map(to_prompt_output, parcel.prompt_outputs))
-                    for admission in parcel.admitted:
-                        response.admitted.add(
-                            handle=admission.handle, cached_tokens=admission.num_cached_tokens
-                        )
-                    for ended in parcel.ended:
-                        live.pop(ended.finished.request.handle, None)
-                        response.finished.append(to_finished(ended.finished, ended.status_code))
-                    yield response
+                    yield self._to_response(parcel, live)
         finally:
             del self._open[client]
             self._engine.close_client(client, live.values())
@@ -135,12 +132,34 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 task.cancel()
             await asyncio.gather(taking, refusing, reading, return_exceptions=True)
 
+    def _to_response(self, parcel: Parcel, live: dict[int, str]) -> scheduler_pb2.SessionResponse:
+        """A parcel as a message; what cannot be converted ends its own request alone."""
+        response = to_tokens(parcel.handles, parcel.token_ids, parcel.logprobs)
+        for prompt_output in parcel.prompt_outputs:
+            try:
+                response.prompt_outputs.append(to_prompt_output(prompt_output))
+            except Exception as error:
+                logger.error("a prompt's outputs are not told: %s", cause_of(error))
+                request_id = live.pop(prompt_output.owner, None)
+                if request_id is not None:
+                    self._engine.abort(request_id)
+                    refusal = _Refusal(grpc.StatusCode.INTERNAL, message_of(error))
+                    response.finished.append(_to_finished(prompt_output.owner, refusal))
+        for admission in parcel.admitted:
+            response.admitted.add(
+                handle=admission.handle, cached_tokens=admission.num_cached_tokens
+            )
+        for ended in parcel.ended:
+            live.pop(ended.finished.request.handle, None)
+            response.finished.append(to_finished(ended.finished, ended.status_code))
+        return response
+
     async def _read_session(
         self,
         requests: AsyncIterator[scheduler_pb2.SessionRequest],
         client: int,
         live: dict[int, str],
-        refuse: Callable[[scheduler_pb2.SessionResponse], None],
+        refuse: Callable[[scheduler_pb2.SessionResponse], Awaitable[None]],
     ) -> None:
         async for message in requests:
             if message.HasField("abort"):
@@ -153,14 +172,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             if refusal is None:
                 live[submit.handle] = submit.request_id
                 continue
-            finished = scheduler_pb2.Finished(
-                handle=submit.handle,
-                reason=types_pb2.FINISH_REASON_ERROR,
-                status_code=refusal.code.value[0],
-                message=refusal.message,
-                retry_after_s=refusal.retry_after_s,
-            )
-            refuse(scheduler_pb2.SessionResponse(finished=[finished]))
+            finished = _to_finished(submit.handle, refusal)
+            await refuse(scheduler_pb2.SessionResponse(finished=[finished]))
 
     def _submit_to_session(
         self, submit: scheduler_pb2.Submit, client: int, live: dict[int, str]
@@ -169,8 +182,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             message = f"handle {submit.handle} is live already"
             return _Refusal(grpc.StatusCode.ALREADY_EXISTS, message)
         try:
+            check_numbers(submit)
             token_ids = unpack(submit.prompt_token_ids, name="prompt_token_ids")
-        except BadColumn as error:
+        except (BadNumber, BadColumn) as error:
             return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         timeout_s = submit.timeout_s if submit.HasField("timeout_s") else None
         origin = Origin(submit.request_id, client, submit.handle, timeout_s)
@@ -201,9 +215,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _submit_call(
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, origin: Origin
     ) -> _Refusal | None:
-        if max(request.prompt_token_ids, default=0) > np.iinfo(np.int32).max:
-            message = "prompt_token_ids has an id beyond the vocabulary"
-            return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, message)
         return self._submit(request, np.array(request.prompt_token_ids, dtype=np.int32), origin)
 
     def _submit(
@@ -215,6 +226,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         invalid = grpc.StatusCode.INVALID_ARGUMENT
         if not 0 < len(origin.request_id.encode()) <= MAX_REQUEST_ID_BYTES:
             return _Refusal(invalid, f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes")
+        # A request that was accepted before goes on, whatever the policy is now.
+        is_new = not submitted.HasField("num_prompt_tokens")
+        if is_new and submitted.priority and self._engine.config.policy is not Policy.PRIORITY:
+            problem = f"priority: {submitted.priority} is of no use: {self._ignores()}"
+            return _Refusal(invalid, problem)
         drawn_seed = int.from_bytes(os.urandom(8), "little")
         try:
             self._engine.submit(
@@ -236,7 +252,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             return _Refusal(_REFUSALS[error.kind], str(error))
         except NotReady:
             return _Refusal(grpc.StatusCode.UNAVAILABLE, NO_WORKER)
+        except Failed as error:
+            return _Refusal(grpc.StatusCode.INTERNAL, str(error))
+        except Exception as error:  # nothing of it is in the core
+            logger.error("a request is refused by an exception: %s", cause_of(error))
+            return _Refusal(grpc.StatusCode.INTERNAL, message_of(error))
         return None
+
+    def _ignores(self) -> str:
+        return f"the policy is {self._engine.config.policy.value}, which ignores priorities"
 
     # --- the rest --------------------------------------------------------------------------------
 
@@ -257,9 +281,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         ],
     ) -> scheduler_pb2.SetPriorityResponse:
         """Changes the priority of a live request."""
-        policy = self._engine.config.policy
-        if policy is not Policy.PRIORITY:
-            message = f"the policy is {policy.value}, which ignores priorities"
+        if self._engine.config.policy is not Policy.PRIORITY:
+            message = f"priority: {self._ignores()}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
         if not self._engine.set_priority(request.request_id, request.priority):
             message = f"request_id {request.request_id!r} is not live"
@@ -289,6 +312,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if self._is_draining:
             status.ready, status.reason = False, SHUTTING_DOWN
         return status
+
+
+def _to_finished(handle: int, refusal: _Refusal) -> scheduler_pb2.Finished:
+    return scheduler_pb2.Finished(
+        handle=handle,
+        reason=types_pb2.FINISH_REASON_ERROR,
+        status_code=refusal.code.value[0],
+        message=refusal.message,
+        retry_after_s=refusal.retry_after_s,
+    )
 
 
 async def _refuse(context: GenerateContext, refusal: _Refusal) -> None:

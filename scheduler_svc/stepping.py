@@ -9,13 +9,23 @@ import time
 from pagewire.v1 import worker_pb2
 from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
-from scheduler_svc.convert import to_logprobs, to_prompt_outputs, to_result, to_state, to_step
-from scheduler_svc.core import OutOfStep, Scheduler, StepPlan
+from scheduler_svc.convert import (
+    to_logprobs,
+    to_preparations,
+    to_prompt_outputs,
+    to_result,
+    to_state,
+    to_step,
+)
+from scheduler_svc.core import OutOfStep, Scheduler, StepOutputs, StepPlan
+from scheduler_svc.core.request.fault import RequestFault
 from scheduler_svc.explain.trace import Trace
 from scheduler_svc.worker.link import Answer, LinkLost, WorkerLink
 from scheduler_svc.worker.pace import Pace
 from scheduler_svc.worker.state_check import StateCheck, StateDiffers
 from wire.columns import BadColumn
+from wire.logprobs import LogprobColumns
+from wire.prompt_outputs import PromptOutput
 
 
 class Stepping:
@@ -49,17 +59,25 @@ class Stepping:
     async def plan_ahead(self) -> None:
         """Sends the steps that the worker should have, or a cut of those that it should not."""
         core = self._core
+        if (preparations := core.take_preparations()) is not None:
+            await self._link.prepare(to_preparations(preparations))
         cut = core.cut(self._lookahead)
         if cut is not None:
             await self._link.cut(cut.first_step_id, cut.last_step_id)
             return
         while steps := self._next_steps():
-            now_s, first = time.monotonic(), steps[0]
-            for plan in steps:
-                self._trace.sent(plan, now_s)
-            self._clients.tell_admitted(first)
-            granted = len(steps) if first.grant_id is not None else 0
-            await self._link.send(to_step(first, granted, self.state_check.wants(first)))
+            await self._send(steps)
+        if not self.awaits_answer and (plan := core.release()) is not None:
+            await self._send((plan,))
+
+    async def _send(self, steps: tuple[StepPlan, ...]) -> None:
+        """Sends one frame: a step, or all steps of a grant."""
+        now_s, first = time.monotonic(), steps[0]
+        for plan in steps:
+            self._trace.sent(plan, now_s)
+        self._clients.tell_admitted(first)
+        granted = len(steps) if first.grant_id is not None else 0
+        await self._link.send(to_step(first, granted, self.state_check.wants(first)))
 
     def apply(self, answer: Answer) -> bool:
         """Applies an answer; True if a step is done. Raises LinkLost when it does not fit."""
@@ -88,7 +106,7 @@ class Stepping:
 
     def _update(self, output: worker_pb2.ModelRunnerOutput) -> None:
         if output.error:
-            raise LinkLost(f"step {output.step_id} failed: {output.error}")
+            raise LinkLost(f"step {output.step_id} failed: {output.error}", is_death=True)
         oldest = self._core.oldest_in_flight
         if oldest is None or oldest.step_id != output.step_id:  # before comparing its state
             expected = "none" if oldest is None else oldest.step_id
@@ -97,9 +115,26 @@ class Stepping:
         result = to_result(output, prompt_outputs)
         self.state_check.compare(output.step_id, to_state(output))
         outputs = self._core.update(result)
-        self._clients.deliver(outputs, logprobs, prompt_outputs)
+        self._deliver(oldest, outputs, logprobs, prompt_outputs)
         record = self._trace.done(output.step_id, time.monotonic())
-        self._pace.stepped(record.plan, record.sent_s, self._core.now_s)
+        if len(record.plan.slots):  # else it took no time that a step of tokens takes
+            self._pace.stepped(record.plan, record.sent_s, self._core.now_s)
+
+    def _deliver(
+        self,
+        plan: StepPlan,
+        outputs: StepOutputs,
+        logprobs: LogprobColumns | None,
+        prompt_outputs: list[PromptOutput],
+    ) -> None:
+        """Delivers a step's outputs. Raises RequestFault naming the requests that missed theirs."""
+        try:
+            self._clients.deliver(outputs, logprobs, prompt_outputs)
+        except RequestFault:
+            raise
+        except Exception as error:  # the core has counted tokens that some client did not get
+            ids = [sequence.request.request_id for sequence in plan.sequences()]
+            raise RequestFault(*ids) from error
 
     def _skip(self, skipped: worker_pb2.Skipped) -> None:
         self._core.skip(skipped.first_step_id, skipped.last_step_id)

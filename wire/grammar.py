@@ -12,13 +12,18 @@ import llguidance
 LLGUIDANCE_VERSION: str = llguidance.__version__
 MAX_GRAMMAR_BYTES = 1 << 20
 
-# Bounds on the cost of one grammar: tens of milliseconds to build or per mask, and 100 MB.
+# Bounds on the cost of one grammar: some ten milliseconds per mask, and 100 MB. A matcher that
+# exceeds one is in error from then on, and says so. docs/decisions/0013 has what each one costs.
 LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
+    max_items_in_row=2_000,
+    initial_lexer_fuel=300_000,
+    step_lexer_fuel=50_000,
+    step_max_items=30_000,
     max_lexer_states=50_000,
+    max_grammar_size=500_000,
     verbose_errors=False,
 )
+NUM_PROBED_TOKENS = 2  # after which some grammars prove too complex that began well
 
 Vocabulary = llguidance.LLTokenizer
 Matcher = llguidance.LLMatcher
@@ -30,6 +35,10 @@ class BadVocabulary(ValueError):
 
 class BadGrammar(ValueError):
     """Raised for a grammar that cannot be followed; the message says why."""
+
+
+class GrammarTooLarge(BadGrammar):
+    """Raised for a grammar that exceeds a limit as a whole: no part of it is at fault."""
 
 
 def read_vocabulary(definition: str, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
@@ -47,10 +56,31 @@ def new_matcher(vocabulary: Vocabulary, grammar: str) -> Matcher:
     """A matcher at the start of a grammar. Raises BadGrammar."""
     with failures_as(BadGrammar, "it cannot be read"):
         matcher = Matcher(vocabulary, grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise BadGrammar(problem_of(matcher))
         matcher.compute_bitmask()  # some grammars prove too complex only here
     if matcher.is_error():
-        raise BadGrammar(problem_of(matcher))
+        raise GrammarTooLarge(problem_of(matcher))
     return matcher
+
+
+def check(vocabulary: Vocabulary, grammar: str) -> None:
+    """Builds a matcher and takes its first steps. Raises BadGrammar.
+
+    Nothing bounds the stack, memory and time that this may take: for a grammar of unknown origin
+    call it in a process that may die (`wire.grammar_check`).
+    """
+    matcher = new_matcher(vocabulary, grammar)
+    with failures_as(BadGrammar, "it cannot be followed"):
+        for _ in range(NUM_PROBED_TOKENS):
+            allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+            for token_id in vocabulary.eos_tokens:
+                allowed &= ~(1 << token_id)
+            if not allowed or matcher.is_stopped():
+                break
+            matcher.consume_token((allowed & -allowed).bit_length() - 1)
+    if matcher.is_error():
+        raise GrammarTooLarge(problem_of(matcher))
 
 
 def problem_of(matcher: Matcher) -> str:

@@ -19,6 +19,9 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
+    # Streams of one connection, and idle connections: clients wait, and connect again unnoticed.
+    ("grpc.max_concurrent_streams", 1024),
+    ("grpc.max_connection_idle_ms", 600_000),
     ("grpc.so_reuseport", 0),  # a second server on the port is an error
 ]
 

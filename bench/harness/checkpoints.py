@@ -37,7 +37,7 @@ SHAPES = {
     "qwen3-0.6b": CheckpointShape(1024, 3072, 28, 16, 8, 128, 151_936, is_tied=True),
     "qwen3-8b": CheckpointShape(4096, 12_288, 36, 32, 8, 128, 151_936, is_tied=False),
     "tiny": CheckpointShape(64, 128, 2, 4, 2, 16, 16_384, is_tied=True),
-    "tiny-text": CheckpointShape(64, 128, 2, 4, 2, 16, 49_152, is_tied=False),
+    "tiny-chat": CheckpointShape(64, 128, 2, 4, 2, 16, 49_152, is_tied=False),  # of the tokenizer
 }
 
 

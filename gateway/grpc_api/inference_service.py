@@ -30,6 +30,7 @@ from gateway.scheduler.readiness import ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
+from wire.numbers import LONGEST_TIMEOUT_S
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
@@ -175,7 +176,10 @@ def standing_of(priority: int, tenant: str, context: Context) -> Standing:
     """The standing of a call; the key names the tenant, else the request or the metadata."""
     metadata = dict(context.invocation_metadata() or ())
     tenant = tenant or str(metadata.get("x-tenant", ""))
+    timeout_s: float | None = context.time_remaining()
+    if timeout_s is not None and timeout_s > LONGEST_TIMEOUT_S:
+        timeout_s = None  # such a deadline says: none
     if (own := tenant_of_key()) is not None:
         check_tenant("tenant", tenant)
-        return Standing(priority, own, context.time_remaining(), is_own_tenant=True)
-    return Standing(priority, tenant, context.time_remaining())
+        return Standing(priority, own, timeout_s, is_own_tenant=True)
+    return Standing(priority, tenant, timeout_s)

@@ -10,9 +10,13 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from gateway import limits
+from gateway.edge.clients import OpenRequests
+from gateway.edge.edge_limits import EdgeLimits
+from gateway.edge.http_guards import ClientLimit, PlainBodies
 from gateway.errors import (
     ErrorKind,
     RequestError,
+    error_body,
     from_http_status,
     invalid,
     unavailable,
@@ -21,7 +25,7 @@ from gateway.errors import (
 from gateway.generation import ServedModel, check_token_ids
 from gateway.http.completions import answer
 from gateway.http.embeddings import EmbeddingBody, embed
-from gateway.http.events import CHAT, COMPLETION, error_body
+from gateway.http.events import CHAT, COMPLETION
 from gateway.http.guards import ApiKeyGuard, BodyLimit
 from gateway.http.response_body import ResponseBody
 from gateway.http.responses import respond
@@ -70,6 +74,8 @@ def create_app(
     tokenizer: Tokenizer,
     readiness: ReadinessWatch,
     access: Access | None = None,
+    edge: EdgeLimits | None = None,
+    open_requests: OpenRequests | None = None,
 ) -> FastAPI:
     """The application; the caller starts and stops the pipeline."""
     # No documentation pages: they would load scripts from a foreign host. The schema alone is
@@ -83,7 +89,10 @@ def create_app(
         responses=FAILURES,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.add_middleware(BodyLimit)
+    app.add_middleware(BodyLimit, max_bytes=(edge or EdgeLimits()).max_body_bytes)
+    app.add_middleware(PlainBodies)
+    if open_requests is not None:
+        app.add_middleware(ClientLimit, open_requests=open_requests)
     if access is not None:
         app.add_middleware(ApiKeyGuard, access=access)
     app.add_exception_handler(RequestError, _on_refusal)
@@ -172,6 +181,8 @@ def _add_token_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) ->
 
 def _refusal(error: RequestError) -> JSONResponse:
     headers = {}
+    if error.kind is ErrorKind.POISON:  # OpenAI's clients would send it again, as after any 500
+        headers["x-should-retry"] = "false"
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
         headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1e3))
@@ -209,6 +220,8 @@ def _field_name(location: Sequence[str | int]) -> str:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
+    if error.status_code == 400:  # the framework could not decode it, or it nests too deep
+        return _refusal(invalid("body", "cannot be read as JSON"))
     if error.status_code in (404, 405):
         message = f"{request.method} {request.url.path} is not a route of this gateway"
     return _refusal(from_http_status(error.status_code, message))

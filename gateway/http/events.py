@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, Reply
 from gateway.choices import total_usage
-from gateway.errors import RequestError
+from gateway.errors import RequestError, error_body
 from gateway.generation import Finish, FinishReason, OutputDelta, Usage, WholeOutput
 from gateway.http.logprobs import (
     chat_logprobs,
@@ -52,18 +52,6 @@ def event(payload: Mapping[str, Any]) -> bytes:
 def error_event(error: RequestError) -> bytes:
     """The event of an error after the stream has begun."""
     return event(error_body(error))
-
-
-def error_body(error: RequestError) -> dict[str, Any]:
-    """The JSON body of every error."""
-    wire = error.wire
-    inner = {
-        "message": error.message,
-        "type": wire.type,
-        "param": error.field,
-        "code": wire.code,
-    }
-    return {"error": inner}
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import limits
 from gateway.auth import authenticate
-from gateway.errors import ErrorKind, RequestError
-from gateway.http.events import error_body
+from gateway.errors import ErrorKind, RequestError, error_body
 from wire.identity.access import CALLER, Access
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -64,4 +63,4 @@ class BodyLimit:
 
     def _refusal(self) -> HTTPException:
         # The framework passes only this exception through when it reads a body.
-        return HTTPException(413, f"the body exceeds {self._max_bytes} bytes")
+        return HTTPException(413, f"body: exceeds {self._max_bytes} bytes (--max-body-mib)")

@@ -7,6 +7,7 @@ from typing import Protocol
 from gateway.auth import check_tenant, tenant_of_key
 from gateway.errors import RequestError, invalid
 from gateway.generation import Standing
+from wire.numbers import LONGEST_TIMEOUT_S
 
 REQUEST_ID = "x-request-id"  # a retry with the same id finds its reservation
 TENANT = "x-tenant"
@@ -44,6 +45,7 @@ def _timeout_s(text: str | None) -> float | None:
         timeout_s = float(text)
     except ValueError:
         timeout_s = math.nan
-    if not 0 < timeout_s < math.inf:
-        raise invalid(TIMEOUT_S, "must be a positive number of seconds")
+    if not 0 < timeout_s <= LONGEST_TIMEOUT_S:
+        problem = f"must be a number of seconds above 0, at most {LONGEST_TIMEOUT_S:g}"
+        raise invalid(TIMEOUT_S, problem)
     return timeout_s

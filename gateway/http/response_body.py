@@ -17,12 +17,13 @@ from gateway.chat.conversation import (
     ToolMode,
 )
 from gateway.errors import invalid, unsupported
-from gateway.generation import GenerationRequest, SamplingParams
+from gateway.generation import GenerationRequest, SamplingParams, check_range
 from gateway.http import fields
 from gateway.http.messages import Strict, check_list, parse_choice
 from gateway.http.schema import Body, Neutral, StreamOptions
 from gateway.http.structured import FORMATS
 from gateway.structure.structure import ANY_OBJECT, JsonSchema, Structure
+from wire.numbers import UINT32_MAX
 
 # Fields of items that clients copy from an earlier answer; they have no effect.
 _BOOKKEEPING = frozenset({"id", "status", "annotations", "logprobs"})
@@ -227,6 +228,7 @@ class ResponseBody(Body):
             raise invalid("stream_options", "is only allowed with stream: true")
         if self.tool_choice is not None and not self.tools:
             raise invalid("tool_choice", "is only allowed with tools")
+        check_range("max_output_tokens", self.max_output_tokens, 1, UINT32_MAX)
         sampling = SamplingParams(
             temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_output_tokens
         )

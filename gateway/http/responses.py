@@ -12,10 +12,10 @@ from fastapi.responses import JSONResponse, Response
 
 from gateway.chat.conversation import ToolChoice
 from gateway.chat.parts import Content, Part
-from gateway.errors import RequestError
+from gateway.errors import RequestError, error_body
 from gateway.generation import Finish, FinishReason, GenerationRequest, OutputDelta
 from gateway.http.completions import EventStream, first_of, unless_disconnected
-from gateway.http.events import encode_json, error_body
+from gateway.http.events import encode_json
 from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.response_body import ResponseBody, TextOptions
 from gateway.http.response_items import COMPLETED, IN_PROGRESS, INCOMPLETE, Items

@@ -18,6 +18,7 @@ from gateway.generation import (
     PrefixReuse,
     Prompt,
     SamplingParams,
+    check_range,
 )
 from gateway.http import fields
 from gateway.http.messages import Choice, Messages, Strict, Tools
@@ -29,6 +30,7 @@ from gateway.http.structured import (
     with_whitespace,
 )
 from gateway.structure.structure import Structure
+from wire.numbers import UINT32_MAX
 
 FIELDS_OF_CONVERSATIONS = (
     "tools",
@@ -235,6 +237,8 @@ class ChatCompletionBody(GenerationBody):
             problem = f"{limit} contradicts max_tokens {old_limit}; send one of them"
             raise invalid("max_completion_tokens", problem)
         max_tokens = old_limit if limit is None else limit
+        fewest = 1 if self.prompt_logprobs is None else 0
+        check_range("max_completion_tokens", limit, fewest, UINT32_MAX)
         conversation = self._conversation()
         return self.to_choices(request_id, conversation, max_tokens, self.num_top_logprobs)
 

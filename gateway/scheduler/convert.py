@@ -120,6 +120,7 @@ def submit_to_proto(
         skip_prefix_cache=reuse.skip_prefix_cache,
         fork_group="" if output else reuse.fork_group,
         pooling=POOLING_TO_PROTO[wanted.pooling],
+        num_deaths=wanted.num_deaths,
     )
     return scheduler_pb2.SessionRequest(submit=submit)
 
@@ -239,6 +240,7 @@ def request_from_proto(
         reuse=PrefixReuse(options.cache_salt, options.skip_prefix_cache),
         structure=structure_from_proto(options),
         resume_token_ids=tuple(options.resume_token_ids),
+        num_deaths=options.num_deaths,
     )
 
 

@@ -17,7 +17,7 @@ from itertools import islice
 
 import grpc
 
-from gateway.errors import ErrorKind, RequestError, unavailable
+from gateway.errors import ErrorKind, RequestError, poison, unavailable
 from gateway.generation import Finish
 from gateway.scheduler.convert import (
     abort_to_proto,
@@ -26,8 +26,9 @@ from gateway.scheduler.convert import (
     submit_to_proto,
 )
 from gateway.scheduler.live_request import LiveRequest, Submission
-from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from wire import columns
+from wire.deaths import MAX_DEATHS, is_death
 from wire.prompt_outputs import PromptOutput
 
 FIRST_BACKOFF_S = 0.1
@@ -103,8 +104,9 @@ class SchedulerLink:
         if self._outbox is None:
             raise unavailable("no connection to the scheduler")
         live = LiveRequest(self._free_handle(), submission, time.monotonic())
+        message = submit_to_proto(live.handle, submission)  # may raise: nothing is kept then
         self._live[live.handle] = live
-        self._outbox.put_nowait(submit_to_proto(live.handle, submission))
+        self._outbox.put_nowait(message)
         return live
 
     def close(self, live: LiveRequest) -> None:
@@ -144,13 +146,17 @@ class SchedulerLink:
                         backoff_s = FIRST_BACKOFF_S
                         self._deliver(response)
                 problem = "it closed the stream"
+                died = False
             except grpc.aio.AioRpcError as error:
-                problem = f"{error.code().name}: {error.details()}"
+                problem, died = f"{error.code().name}: {error.details()}", is_death(error)
             except columns.BadColumn as error:
-                problem = f"its message cannot be read: {error}"
+                problem, died = f"its message cannot be read: {error}", False
+            except Exception as error:  # of ours: the stream begins anew, its requests go on
+                log.exception("a message of the scheduler is not delivered")
+                problem, died = f"its message is not delivered: {type(error).__name__}", False
             finally:
                 self._outbox = None
-            self._lose(problem)
+            self._lose(problem, died)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
@@ -171,7 +177,7 @@ class SchedulerLink:
 
     # --- when the scheduler is gone --------------------------------------------------------------
 
-    def _lose(self, problem: str) -> None:
+    def _lose(self, problem: str, is_death: bool) -> None:
         """Handles the loss of the stream, and of the scheduler's state of our requests.
 
         The gateway holds prompt and tokens of each: they wait for the next scheduler for a limited
@@ -185,8 +191,10 @@ class SchedulerLink:
                 problem,
             )
         for live in list(self._live.values()):
-            live.lose(time.monotonic())
-            if live.num_losses >= MAX_LOSSES or not self._timeout_s:
+            live.lose(time.monotonic(), is_death)
+            if live.num_deaths >= MAX_DEATHS:
+                self._fail(live, poison(live.num_deaths))
+            elif live.num_losses >= MAX_LOSSES or not self._timeout_s:
                 self._fail(live, unavailable(LOST))
         self.changed.set()
         if self._live and (self._recovering is None or self._recovering.done()):
@@ -212,7 +220,12 @@ class SchedulerLink:
             return self._fail(live, unavailable(problem))
         if self._outbox is not None:
             output = tuple(live.output_token_ids)
-            again = replace(live.submission, standing=standing, output_token_ids=output)
+            again = replace(
+                live.submission,
+                standing=standing,
+                output_token_ids=output,
+                num_deaths=live.num_deaths,
+            )
             live.is_submitted = True
             self._outbox.put_nowait(submit_to_proto(live.handle, again, is_again=True))
         return None
@@ -245,7 +258,7 @@ class SchedulerLink:
         for packed in response.prompt_outputs:
             live = self._live.get(packed.owner)
             if live is not None:
-                live.add_prompt_output(PromptOutput.unpack(packed))
+                self._deliver_prompt_output(live, packed)
         for position, (handle, token_id) in enumerate(zip(handles, token_ids, strict=True)):
             live = self._live.get(handle)
             if live is not None:  # else: closed here while tokens were in flight
@@ -253,8 +266,8 @@ class SchedulerLink:
                 touched.append(live)
         for admitted in response.admitted:
             live = self._live.get(admitted.handle)
-            if live is not None and not live.output_token_ids:
-                live.num_cached_tokens = admitted.cached_tokens
+            if live is not None:
+                live.admit(admitted.cached_tokens)
         for finished in response.finished:
             live, end = self._live.get(finished.handle), finished_from_proto(finished)
             if live is not None and not self._has_to_wait(live, end):
@@ -262,6 +275,16 @@ class SchedulerLink:
                 live.end(end)
                 touched.append(live)
         self._wakes.add(touched)
+
+    def _deliver_prompt_output(self, live: LiveRequest, packed: types_pb2.PromptOutput) -> None:
+        """Delivers what was found out about a prompt; what cannot be read ends its request."""
+        try:
+            live.add_prompt_output(PromptOutput.unpack(packed))
+        except Exception as error:
+            log.error("a prompt's outputs cannot be read: %s", type(error).__name__)
+            self.close(live)
+            problem = "internal error: the prompt's outputs cannot be read"
+            self._fail(live, RequestError(ErrorKind.INTERNAL, problem))
 
 
 async def _drain(outbox: Outbox) -> AsyncGenerator[scheduler_pb2.SessionRequest, None]:

@@ -23,6 +23,7 @@ class Submission:
     reuse: PrefixReuse
     pooling: PromptPooling | None = None
     output_token_ids: tuple[int, ...] = ()  # from an earlier attempt
+    num_deaths: int = 0  # of schedulers and gateways in a row, while it ran there without a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,17 @@ class LiveRequest:
 
     __slots__ = (
         "_end",
+        "_has_news",
         "_logprobs",
         "_prompt_outputs",
         "_token_ids",
         "_waiter",
         "handle",
+        "is_running",
         "is_submitted",
         "lost_s",
         "num_cached_tokens",
+        "num_deaths",
         "num_losses",
         "output_token_ids",
         "submission",
@@ -69,6 +73,9 @@ class LiveRequest:
         self.lost_s: float | None = None
         self.num_losses = 0
         self.is_submitted = True
+        self.is_running = False  # the scheduler that has it has admitted it
+        self.num_deaths = submission.num_deaths
+        self._has_news = False  # the reader is to be told that it runs
         self._token_ids: list[int] = []
         self._logprobs: list[RawLogprobs] = []
         self._prompt_outputs: list[PromptOutput] = []
@@ -81,9 +88,10 @@ class LiveRequest:
         Raises RequestError when the request was refused or failed, after tokens that arrived
         before.
         """
-        if not self._token_ids and self._end is None:
+        if not self._token_ids and self._end is None and not self._has_news:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        self._has_news = False
         token_ids, self._token_ids = self._token_ids, []
         logprobs, self._logprobs = self._logprobs, []
         prompt_outputs, self._prompt_outputs = self._prompt_outputs, []
@@ -97,10 +105,24 @@ class LiveRequest:
         """Adds a token; call wake() afterwards."""
         self._token_ids.append(token_id)
         self.output_token_ids.append(token_id)
+        self.is_running, self.num_deaths = True, 0
         if self.lost_s is not None:  # the new scheduler continues it
             self.lost_s, self.num_losses = None, 0
         if logprobs is not None:
             self._logprobs.append(logprobs)
+
+    def admit(self, num_cached_tokens: int) -> None:
+        """Records that the scheduler computes it.
+
+        The reader of an output that a gateway died at hears of it at once: its client must know
+        whether it ran, should this gateway die.
+        """
+        self.is_running = True
+        if not self.output_token_ids:
+            self.num_cached_tokens = num_cached_tokens
+        if self.submission.num_deaths and self.submission.output_token_ids:
+            self._has_news = True
+            self.wake()
 
     def add_prompt_output(self, prompt_output: PromptOutput) -> None:
         """Adds prompt outputs, which arrive before the first token and the end."""
@@ -115,10 +137,12 @@ class LiveRequest:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def lose(self, now_s: float) -> None:
-        """Records that the scheduler that had the request is gone."""
+    def lose(self, now_s: float, is_death: bool = False) -> None:
+        """Records that the scheduler that had the request is gone; it may have died of it."""
         if not self.is_submitted:
             return  # no other scheduler has had it since
+        self.num_deaths += is_death and self.is_running
+        self.is_running = False
         self.lost_s = now_s if self.lost_s is None else self.lost_s
         self.num_losses += 1
         self.is_submitted = False

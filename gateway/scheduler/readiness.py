@@ -20,6 +20,7 @@ from wire.patience import Patience
 POLL_INTERVAL_S = 1.0
 POLL_TIMEOUT_S = 2.0
 WAIT_POLL_S = 0.1
+PRIORITY_POLICY = "priority"  # the one under which priorities count
 LONGEST_POLL_S = 30.0  # of a scheduler that did not answer in time before
 
 log = logging.getLogger("gateway.scheduler.readiness")
@@ -37,6 +38,7 @@ class Readiness:
     reason: str  # why it is not ready, for clients: without addresses
     model: ServedModel | None  # requests may be submitted for it
     detail: str = ""  # of the reason, for the log
+    policy: str = ""  # of the queue; empty: unknown
 
 
 Listener = Callable[[Readiness], Awaitable[None]]
@@ -83,7 +85,8 @@ class ReadinessWatch:
     def drain(self) -> None:
         """Refuses new requests from now on."""
         self._is_draining = True
-        self.current = Readiness(False, "this gateway is shutting down", self.current.model)
+        reason, before = "this gateway is shutting down", self.current
+        self.current = Readiness(False, reason, before.model, policy=before.policy)
 
     async def run(self, listener: Listener) -> None:
         """Polls until cancelled; calls the listener on every change."""
@@ -123,7 +126,8 @@ class ReadinessWatch:
                 self._patience.gave_up()
             # Its stream tells whether it is gone. If it is slow, requests wait there.
             model = self.current.model if is_late and self._link.is_open else None
-            return Readiness(False, "the scheduler does not answer", model, problem)
+            policy = self.current.policy
+            return Readiness(False, "the scheduler does not answer", model, problem, policy)
         self._patience.fade(self._poll_interval_s)
         if not status.HasField("model"):
             return Readiness(False, "no worker has attached yet", None, status.reason)
@@ -132,10 +136,12 @@ class ReadinessWatch:
         if wrong_tokenizer is not None:
             return Readiness(False, wrong_tokenizer, None)
         if not self._link.is_open:
-            return Readiness(False, "the stream to the scheduler is not open", model)
+            return Readiness(
+                False, "the stream to the scheduler is not open", model, policy=status.policy
+            )
         if not status.ready:
-            return Readiness(False, "no worker is attached", model, status.reason)
-        return Readiness(True, "", model)
+            return Readiness(False, "no worker is attached", model, status.reason, status.policy)
+        return Readiness(True, "", model, policy=status.policy)
 
 
 def is_timeout(error: grpc.aio.AioRpcError) -> bool:

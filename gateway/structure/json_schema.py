@@ -6,14 +6,17 @@ which must be refused here.
 """
 
 import json
+import math
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gateway import limits
 from gateway.errors import ErrorKind, RequestError, invalid, unsupported
 
 MAX_NESTING = 64
+MAX_JSON_NESTING = 123  # the engine reads 127, with what is written around a schema
 MAX_TRIES = 256  # parts tried in search of the one at fault
 
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
@@ -40,15 +43,40 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]*")
 
 def check(schema: Any, place: str) -> None:
     """Raises RequestError naming the first place of the schema that is not supported."""
+    _check_values(schema, place)
     try:
         num_bytes = len(json.dumps(schema, ensure_ascii=False).encode())
-    except (UnicodeEncodeError, RecursionError) as error:
-        raise invalid(place, "is nested too deeply or is no Unicode text") from error
+    except UnicodeEncodeError as error:
+        raise invalid(place, "is no Unicode text") from error
     if num_bytes > limits.MAX_SCHEMA_BYTES:
         raise invalid(place, f"has {num_bytes} bytes, at most {limits.MAX_SCHEMA_BYTES}")
     if schema is False:
         raise invalid(place, "allows nothing")
     _check(schema, place, 0)
+
+
+def _check_values(schema: Any, place: str) -> None:
+    """Raises RequestError for numbers that JSON cannot hold, and for values nested too deeply.
+
+    Python's JSON reader takes NaN, Infinity and integers of any length; the engine's does not.
+    """
+    num_values, todo = 0, [(schema, place, 0)]
+    while todo:
+        value, where, depth = todo.pop()
+        num_values += 1
+        if num_values > limits.MAX_SCHEMA_BYTES:
+            most = limits.MAX_SCHEMA_BYTES
+            raise invalid(place, f"has more than {most} values, at most {most} bytes are allowed")
+        if depth > MAX_JSON_NESTING:
+            raise invalid(place, f"is nested deeper than {MAX_JSON_NESTING} values")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise invalid(where, "is not a finite number")
+        if isinstance(value, int) and abs(value) > sys.float_info.max:
+            raise invalid(where, "is a number out of range")
+        if isinstance(value, dict):
+            todo += [(part, _join(where, str(name)), depth + 1) for name, part in value.items()]
+        elif isinstance(value, list):
+            todo += [(part, f"{where}[{index}]", depth + 1) for index, part in enumerate(value)]
 
 
 def without_neutral(schema: Any) -> Any:
@@ -153,22 +181,23 @@ def _join(place: str, name: str) -> str:
 
 
 def refusal(
-    schema: Any, place: str, problem: str, problem_of: Callable[[Any], str | None]
+    schema: Any, place: str, problem: str, find: Callable[[Iterable[Any]], int | None]
 ) -> RequestError:
-    """The error for a schema that the engine refuses; names the smallest part with that problem."""
+    """The error for a schema that the engine refuses; names the smallest part with that problem.
+
+    `find` returns the index of the first of some schemas that has the problem.
+    """
     root = schema if isinstance(schema, dict) else {}
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
     tries = MAX_TRIES
-    is_searching = True
-    while is_searching and isinstance(schema, dict):
-        is_searching = False
-        for part_place, part in _parts(schema, place):
-            tries -= 1
-            if tries < 0 or not isinstance(part, dict):
-                continue
-            if problem_of(shared | part) == problem:
-                schema, place, is_searching = part, part_place, True
-                break
+    while tries and isinstance(schema, dict):
+        parts = [(where, part) for where, part in _parts(schema, place) if isinstance(part, dict)]
+        parts = parts[:tries]
+        tries -= len(parts)
+        found = find(shared | part for _, part in parts)
+        if found is None:
+            break
+        place, schema = parts[found]
     kind = ErrorKind.INVALID
     if problem.startswith(("Unimplemented", "Unknown format", "oneOf constraints")):
         kind = ErrorKind.UNSUPPORTED

@@ -41,16 +41,19 @@ class JsonSchema:
         return self.grammar_of(self.schema)
 
     def grammar_of(self, schema: Any) -> str:
-        """The grammar of a schema, or of a part of it."""
+        """The grammar of a schema, or of a part of it. Raises RequestError if it is no JSON."""
         whitespace = DEFAULT_WHITESPACE if self.whitespace is None else self.whitespace
-        return LLMatcher.grammar_from_json_schema(
-            json.dumps(json_schema.without_neutral(schema), ensure_ascii=False),
-            overrides={
-                "whitespace_pattern": whitespace or None,
-                "whitespace_flexible": bool(whitespace),
-                "json_allowed_escapes": ESCAPES,
-            },
-        )
+        try:
+            return LLMatcher.grammar_from_json_schema(
+                json.dumps(json_schema.without_neutral(schema), ensure_ascii=False),
+                overrides={
+                    "whitespace_pattern": whitespace or None,
+                    "whitespace_flexible": bool(whitespace),
+                    "json_allowed_escapes": ESCAPES,
+                },
+            )
+        except ValueError as error:
+            raise invalid(self.place, f"is no schema: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

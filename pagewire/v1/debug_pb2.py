@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pagewire/v1/debug.proto\x12\x0bpagewire.v1\"$\n\x13ListRequestsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"T\n\x14ListRequestsResponse\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.pagewire.v1.RequestSummary\x12\r\n\x05total\x18\x02 \x01(\r\"\x87\x02\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x11\n\x04slot\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x0fnum_preemptions\x18\x08 \x01(\r\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\x12\x0f\n\x07summary\x18\n \x01(\t\x12\x16\n\x0eworker_address\x18\x0b \x01(\tB\x07\n\x05_slot\",\n\x16\x44\x65scribeRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xa7\x01\n\x17\x44\x65scribeRequestResponse\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.pagewire.v1.RequestSummary\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\x10\n\x08sampling\x18\x03 \x01(\t\x12\r\n\x05story\x18\x04 \x03(\t\x12*\n\ntime_spent\x18\x05 \x01(\x0b\x32\x16.pagewire.v1.TimeSpent\"m\n\tTimeSpent\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x03 \x01(\x01\x12\x13\n\x0bpreempted_s\x18\x04 \x01(\x01\x12\x15\n\rworker_away_s\x18\x05 \x01(\x01\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xb4\x02\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06wall_s\x18\x04 \x01(\x01\x12*\n\ntime_spent\x18\x05 \x01(\x0b\x32\x16.pagewire.v1.TimeSpent\x12\'\n\x05waits\x18\x06 \x03(\x0b\x32\x18.pagewire.v1.WaitingTime\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12\x19\n\x11num_output_tokens\x18\t \x01(\r\x12\x17\n\x0fnum_preemptions\x18\n \x01(\r\x12\r\n\x05story\x18\x0b \x03(\t\x12\x0f\n\x07summary\x18\x0c \x01(\t\".\n\x0bWaitingTime\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"=\n\x14\x44umpBlockPoolRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x16\n\x0eworker_address\x18\x02 \x01(\t\"\xcd\x01\n\x15\x44umpBlockPoolResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x10\n\x08num_free\x18\x02 \x01(\r\x12\x12\n\nnum_cached\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12)\n\x06\x62locks\x18\x05 \x03(\x0b\x32\x19.pagewire.v1.BlockSummary\x12\x12\n\nfree_queue\x18\x06 \x03(\r\x12\x0f\n\x07summary\x18\x07 \x01(\t\x12\x16\n\x0eworker_address\x18\x08 \x01(\t\"V\n\x0c\x42lockSummary\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\r\x12\x11\n\tref_count\x18\x02 \x01(\r\x12\x0c\n\x04hash\x18\x03 \x01(\t\x12\x13\n\x0brequest_ids\x18\x04 \x03(\t\"!\n\x10ListStepsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"<\n\x11ListStepsResponse\x12\'\n\x05steps\x18\x01 \x03(\x0b\x32\x18.pagewire.v1.StepSummary\"\x95\x02\n\x0bStepSummary\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x18\n\x10num_prefill_rows\x18\x02 \x01(\r\x12\x17\n\x0fnum_decode_rows\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\"\n\x04rows\x18\x05 \x03(\x0b\x32\x14.pagewire.v1.StepRow\x12\x11\n\tpreempted\x18\x06 \x03(\t\x12\x17\n\x0fnum_free_blocks\x18\x07 \x01(\r\x12\x13\n\x0b\x64uration_us\x18\x08 \x01(\x04\x12\x0f\n\x07summary\x18\t \x01(\t\x12\x16\n\x0eworker_address\x18\n \x01(\t\x12\x0f\n\x07\x62usy_us\x18\x0b \x01(\x04\x12\x0f\n\x07idle_us\x18\x0c \x01(\x04\"f\n\x07StepRow\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x03 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x04 \x01(\r2\xab\x03\n\x0c\x44\x65\x62ugService\x12S\n\x0cListRequests\x12 .pagewire.v1.ListRequestsRequest\x1a!.pagewire.v1.ListRequestsResponse\x12\\\n\x0f\x44\x65scribeRequest\x12#.pagewire.v1.DescribeRequestRequest\x1a$.pagewire.v1.DescribeRequestResponse\x12\x44\n\x07\x45xplain\x12\x1b.pagewire.v1.ExplainRequest\x1a\x1c.pagewire.v1.ExplainResponse\x12V\n\rDumpBlockPool\x12!.pagewire.v1.DumpBlockPoolRequest\x1a\".pagewire.v1.DumpBlockPoolResponse\x12J\n\tListSteps\x12\x1d.pagewire.v1.ListStepsRequest\x1a\x1e.pagewire.v1.ListStepsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pagewire/v1/debug.proto\x12\x0bpagewire.v1\"$\n\x13ListRequestsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"T\n\x14ListRequestsResponse\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.pagewire.v1.RequestSummary\x12\r\n\x05total\x18\x02 \x01(\r\"\x87\x02\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x11\n\x04slot\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x0fnum_preemptions\x18\x08 \x01(\r\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\x12\x0f\n\x07summary\x18\n \x01(\t\x12\x16\n\x0eworker_address\x18\x0b \x01(\tB\x07\n\x05_slot\",\n\x16\x44\x65scribeRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xa7\x01\n\x17\x44\x65scribeRequestResponse\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.pagewire.v1.RequestSummary\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\x10\n\x08sampling\x18\x03 \x01(\t\x12\r\n\x05story\x18\x04 \x03(\t\x12*\n\ntime_spent\x18\x05 \x01(\x0b\x32\x16.pagewire.v1.TimeSpent\"\x80\x01\n\tTimeSpent\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x03 \x01(\x01\x12\x13\n\x0bpreempted_s\x18\x04 \x01(\x01\x12\x15\n\rworker_away_s\x18\x05 \x01(\x01\x12\x11\n\tgrammar_s\x18\x06 \x01(\x01\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xb4\x02\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06wall_s\x18\x04 \x01(\x01\x12*\n\ntime_spent\x18\x05 \x01(\x0b\x32\x16.pagewire.v1.TimeSpent\x12\'\n\x05waits\x18\x06 \x03(\x0b\x32\x18.pagewire.v1.WaitingTime\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12\x19\n\x11num_output_tokens\x18\t \x01(\r\x12\x17\n\x0fnum_preemptions\x18\n \x01(\r\x12\r\n\x05story\x18\x0b \x03(\t\x12\x0f\n\x07summary\x18\x0c \x01(\t\".\n\x0bWaitingTime\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"=\n\x14\x44umpBlockPoolRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x16\n\x0eworker_address\x18\x02 \x01(\t\"\xcd\x01\n\x15\x44umpBlockPoolResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x10\n\x08num_free\x18\x02 \x01(\r\x12\x12\n\nnum_cached\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12)\n\x06\x62locks\x18\x05 \x03(\x0b\x32\x19.pagewire.v1.BlockSummary\x12\x12\n\nfree_queue\x18\x06 \x03(\r\x12\x0f\n\x07summary\x18\x07 \x01(\t\x12\x16\n\x0eworker_address\x18\x08 \x01(\t\"V\n\x0c\x42lockSummary\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\r\x12\x11\n\tref_count\x18\x02 \x01(\r\x12\x0c\n\x04hash\x18\x03 \x01(\t\x12\x13\n\x0brequest_ids\x18\x04 \x03(\t\"!\n\x10ListStepsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"<\n\x11ListStepsResponse\x12\'\n\x05steps\x18\x01 \x03(\x0b\x32\x18.pagewire.v1.StepSummary\"\x95\x02\n\x0bStepSummary\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x18\n\x10num_prefill_rows\x18\x02 \x01(\r\x12\x17\n\x0fnum_decode_rows\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\"\n\x04rows\x18\x05 \x03(\x0b\x32\x14.pagewire.v1.StepRow\x12\x11\n\tpreempted\x18\x06 \x03(\t\x12\x17\n\x0fnum_free_blocks\x18\x07 \x01(\r\x12\x13\n\x0b\x64uration_us\x18\x08 \x01(\x04\x12\x0f\n\x07summary\x18\t \x01(\t\x12\x16\n\x0eworker_address\x18\n \x01(\t\x12\x0f\n\x07\x62usy_us\x18\x0b \x01(\x04\x12\x0f\n\x07idle_us\x18\x0c \x01(\x04\"f\n\x07StepRow\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x03 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x04 \x01(\r2\xab\x03\n\x0c\x44\x65\x62ugService\x12S\n\x0cListRequests\x12 .pagewire.v1.ListRequestsRequest\x1a!.pagewire.v1.ListRequestsResponse\x12\\\n\x0f\x44\x65scribeRequest\x12#.pagewire.v1.DescribeRequestRequest\x1a$.pagewire.v1.DescribeRequestResponse\x12\x44\n\x07\x45xplain\x12\x1b.pagewire.v1.ExplainRequest\x1a\x1c.pagewire.v1.ExplainResponse\x12V\n\rDumpBlockPool\x12!.pagewire.v1.DumpBlockPoolRequest\x1a\".pagewire.v1.DumpBlockPoolResponse\x12J\n\tListSteps\x12\x1d.pagewire.v1.ListStepsRequest\x1a\x1e.pagewire.v1.ListStepsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,28 +41,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUESTREQUEST']._serialized_end=474
   _globals['_DESCRIBEREQUESTRESPONSE']._serialized_start=477
   _globals['_DESCRIBEREQUESTRESPONSE']._serialized_end=644
-  _globals['_TIMESPENT']._serialized_start=646
-  _globals['_TIMESPENT']._serialized_end=755
-  _globals['_EXPLAINREQUEST']._serialized_start=757
-  _globals['_EXPLAINREQUEST']._serialized_end=793
-  _globals['_EXPLAINRESPONSE']._serialized_start=796
-  _globals['_EXPLAINRESPONSE']._serialized_end=1104
-  _globals['_WAITINGTIME']._serialized_start=1106
-  _globals['_WAITINGTIME']._serialized_end=1152
-  _globals['_DUMPBLOCKPOOLREQUEST']._serialized_start=1154
-  _globals['_DUMPBLOCKPOOLREQUEST']._serialized_end=1215
-  _globals['_DUMPBLOCKPOOLRESPONSE']._serialized_start=1218
-  _globals['_DUMPBLOCKPOOLRESPONSE']._serialized_end=1423
-  _globals['_BLOCKSUMMARY']._serialized_start=1425
-  _globals['_BLOCKSUMMARY']._serialized_end=1511
-  _globals['_LISTSTEPSREQUEST']._serialized_start=1513
-  _globals['_LISTSTEPSREQUEST']._serialized_end=1546
-  _globals['_LISTSTEPSRESPONSE']._serialized_start=1548
-  _globals['_LISTSTEPSRESPONSE']._serialized_end=1608
-  _globals['_STEPSUMMARY']._serialized_start=1611
-  _globals['_STEPSUMMARY']._serialized_end=1888
-  _globals['_STEPROW']._serialized_start=1890
-  _globals['_STEPROW']._serialized_end=1992
-  _globals['_DEBUGSERVICE']._serialized_start=1995
-  _globals['_DEBUGSERVICE']._serialized_end=2422
+  _globals['_TIMESPENT']._serialized_start=647
+  _globals['_TIMESPENT']._serialized_end=775
+  _globals['_EXPLAINREQUEST']._serialized_start=777
+  _globals['_EXPLAINREQUEST']._serialized_end=813
+  _globals['_EXPLAINRESPONSE']._serialized_start=816
+  _globals['_EXPLAINRESPONSE']._serialized_end=1124
+  _globals['_WAITINGTIME']._serialized_start=1126
+  _globals['_WAITINGTIME']._serialized_end=1172
+  _globals['_DUMPBLOCKPOOLREQUEST']._serialized_start=1174
+  _globals['_DUMPBLOCKPOOLREQUEST']._serialized_end=1235
+  _globals['_DUMPBLOCKPOOLRESPONSE']._serialized_start=1238
+  _globals['_DUMPBLOCKPOOLRESPONSE']._serialized_end=1443
+  _globals['_BLOCKSUMMARY']._serialized_start=1445
+  _globals['_BLOCKSUMMARY']._serialized_end=1531
+  _globals['_LISTSTEPSREQUEST']._serialized_start=1533
+  _globals['_LISTSTEPSREQUEST']._serialized_end=1566
+  _globals['_LISTSTEPSRESPONSE']._serialized_start=1568
+  _globals['_LISTSTEPSRESPONSE']._serialized_end=1628
+  _globals['_STEPSUMMARY']._serialized_start=1631
+  _globals['_STEPSUMMARY']._serialized_end=1908
+  _globals['_STEPROW']._serialized_start=1910
+  _globals['_STEPROW']._serialized_end=2012
+  _globals['_DEBUGSERVICE']._serialized_start=2015
+  _globals['_DEBUGSERVICE']._serialized_end=2442
 # @@protoc_insertion_point(module_scope)

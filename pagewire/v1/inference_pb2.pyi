@@ -34,7 +34,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerationOptions(_message.Message):
-    __slots__ = ("model", "request_id", "sampling", "stop", "include_stop_str_in_output", "skip_special_tokens", "bad_words", "n", "priority", "tenant", "cache_salt", "skip_prefix_cache", "structured_output", "resume_token_ids", "resume_outputs")
+    __slots__ = ("model", "request_id", "sampling", "stop", "include_stop_str_in_output", "skip_special_tokens", "bad_words", "n", "priority", "tenant", "cache_salt", "skip_prefix_cache", "structured_output", "resume_token_ids", "num_deaths", "resume_outputs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class GenerationOptions(_message.Message):
     SKIP_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEATHS_FIELD_NUMBER: _ClassVar[int]
     RESUME_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     request_id: str
@@ -64,8 +65,9 @@ class GenerationOptions(_message.Message):
     skip_prefix_cache: bool
     structured_output: StructuredOutput
     resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_deaths: int
     resume_outputs: _containers.RepeatedCompositeFieldContainer[ResumedOutput]
-    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: bool = ..., skip_special_tokens: bool = ..., bad_words: _Optional[_Iterable[str]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., resume_outputs: _Optional[_Iterable[_Union[ResumedOutput, _Mapping]]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: bool = ..., skip_special_tokens: bool = ..., bad_words: _Optional[_Iterable[str]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., num_deaths: _Optional[int] = ..., resume_outputs: _Optional[_Iterable[_Union[ResumedOutput, _Mapping]]] = ...) -> None: ...
 
 class ResumedOutput(_message.Message):
     __slots__ = ("token_ids", "is_finished")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pagewire.v1 import worker_pb2 as pagewire_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16pagewire/v1/rank.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/worker.proto\"\xb2\x02\n\tRankOrder\x12&\n\x04load\x18\x01 \x01(\x0b\x32\x16.pagewire.v1.LoadOrderH\x00\x12?\n\x10initialize_cache\x18\x02 \x01(\x0b\x32#.pagewire.v1.InitializeCacheRequestH\x00\x12-\n\x07warm_up\x18\x03 \x01(\x0b\x32\x1a.pagewire.v1.WarmUpRequestH\x00\x12\x0f\n\x05\x66rame\x18\x04 \x01(\x0cH\x00\x12\x30\n\x0cgranted_step\x18\x05 \x01(\x0b\x32\x18.pagewire.v1.GrantedStepH\x00\x12\x11\n\x07\x63hanges\x18\x06 \x01(\x0cH\x00\x12.\n\x0b\x66orget_rows\x18\x07 \x01(\x0b\x32\x17.pagewire.v1.ForgetRowsH\x00\x42\x07\n\x05order\"O\n\tLoadOrder\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.pagewire.v1.LoadModelRequest\x12\x12\n\nstore_port\x18\x02 \x01(\r\"\r\n\x0bGrantedStep\"\x0c\n\nForgetRowsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16pagewire/v1/rank.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/worker.proto\"\xc5\x02\n\tRankOrder\x12&\n\x04load\x18\x01 \x01(\x0b\x32\x16.pagewire.v1.LoadOrderH\x00\x12?\n\x10initialize_cache\x18\x02 \x01(\x0b\x32#.pagewire.v1.InitializeCacheRequestH\x00\x12-\n\x07warm_up\x18\x03 \x01(\x0b\x32\x1a.pagewire.v1.WarmUpRequestH\x00\x12\x0f\n\x05\x66rame\x18\x04 \x01(\x0cH\x00\x12\x30\n\x0cgranted_step\x18\x05 \x01(\x0b\x32\x18.pagewire.v1.GrantedStepH\x00\x12\x11\n\x07\x63hanges\x18\x06 \x01(\x0cH\x00\x12.\n\x0b\x66orget_rows\x18\x07 \x01(\x0b\x32\x17.pagewire.v1.ForgetRowsH\x00\x12\x11\n\x07prepare\x18\x08 \x01(\x0cH\x00\x42\x07\n\x05order\"O\n\tLoadOrder\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.pagewire.v1.LoadModelRequest\x12\x12\n\nstore_port\x18\x02 \x01(\r\"\r\n\x0bGrantedStep\"\x0c\n\nForgetRowsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,11 +33,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagewire.v1.rank_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RANKORDER']._serialized_start=66
-  _globals['_RANKORDER']._serialized_end=372
-  _globals['_LOADORDER']._serialized_start=374
-  _globals['_LOADORDER']._serialized_end=453
-  _globals['_GRANTEDSTEP']._serialized_start=455
-  _globals['_GRANTEDSTEP']._serialized_end=468
-  _globals['_FORGETROWS']._serialized_start=470
-  _globals['_FORGETROWS']._serialized_end=482
+  _globals['_RANKORDER']._serialized_end=391
+  _globals['_LOADORDER']._serialized_start=393
+  _globals['_LOADORDER']._serialized_end=472
+  _globals['_GRANTEDSTEP']._serialized_start=474
+  _globals['_GRANTEDSTEP']._serialized_end=487
+  _globals['_FORGETROWS']._serialized_start=489
+  _globals['_FORGETROWS']._serialized_end=501
 # @@protoc_insertion_point(module_scope)

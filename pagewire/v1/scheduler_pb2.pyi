@@ -16,7 +16,7 @@ class SessionRequest(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[AbortHandle, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "tenant", "priority", "timeout_s", "cache_salt", "skip_prefix_cache", "fork_group", "resumed_by_client", "pooling", "num_prompt_tokens")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "tenant", "priority", "timeout_s", "cache_salt", "skip_prefix_cache", "fork_group", "resumed_by_client", "pooling", "num_prompt_tokens", "num_deaths")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class Submit(_message.Message):
     RESUMED_BY_CLIENT_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEATHS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: bytes
@@ -43,7 +44,8 @@ class Submit(_message.Message):
     resumed_by_client: bool
     pooling: _types_pb2.Pooling
     num_prompt_tokens: int
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., fork_group: _Optional[str] = ..., resumed_by_client: bool = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
+    num_deaths: int
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., fork_group: _Optional[str] = ..., resumed_by_client: bool = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_deaths: _Optional[int] = ...) -> None: ...
 
 class AbortHandle(_message.Message):
     __slots__ = ("handle",)
@@ -94,7 +96,7 @@ class Finished(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., status_code: _Optional[int] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class SchedulerServiceGenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "tenant", "priority", "cache_salt", "skip_prefix_cache", "fork_group", "pooling", "num_prompt_tokens")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "tenant", "priority", "cache_salt", "skip_prefix_cache", "fork_group", "pooling", "num_prompt_tokens", "num_deaths")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +107,7 @@ class SchedulerServiceGenerateRequest(_message.Message):
     FORK_GROUP_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEATHS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _types_pb2.SamplingParams
@@ -115,7 +118,8 @@ class SchedulerServiceGenerateRequest(_message.Message):
     fork_group: str
     pooling: _types_pb2.Pooling
     num_prompt_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., fork_group: _Optional[str] = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
+    num_deaths: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., skip_prefix_cache: bool = ..., fork_group: _Optional[str] = ..., pooling: _Optional[_Union[_types_pb2.Pooling, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_deaths: _Optional[int] = ...) -> None: ...
 
 class SchedulerServiceGenerateResponse(_message.Message):
     __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "usage", "logprobs", "prompt_logprobs", "hidden")

@@ -36,7 +36,7 @@ ROW_STATUS_NOT_FINITE: RowStatus
 ROW_STATUS_DEAD_END: RowStatus
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "gemm_timings", "rehearsed_steps")
+    __slots__ = ("model", "incarnation", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "rank", "world_size", "device", "kv_dtype", "kv_layout", "graph_batch_sizes", "attention_backend", "num_host_blocks", "max_granted_steps", "has_state_hashes", "sends_heartbeats", "attention_timings", "rank_addresses", "all_reduce", "gemm_timings", "rehearsed_steps", "prepares_grammars")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class WorkerDescription(_message.Message):
     ALL_REDUCE_FIELD_NUMBER: _ClassVar[int]
     GEMM_TIMINGS_FIELD_NUMBER: _ClassVar[int]
     REHEARSED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PREPARES_GRAMMARS_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     incarnation: int
     num_blocks: int
@@ -81,7 +82,8 @@ class WorkerDescription(_message.Message):
     all_reduce: str
     gemm_timings: _containers.RepeatedCompositeFieldContainer[_timing_pb2.GemmTiming]
     rehearsed_steps: _containers.RepeatedCompositeFieldContainer[_timing_pb2.RehearsedStep]
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., gemm_timings: _Optional[_Iterable[_Union[_timing_pb2.GemmTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ...) -> None: ...
+    prepares_grammars: bool
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., incarnation: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., graph_batch_sizes: _Optional[_Iterable[int]] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., max_granted_steps: _Optional[int] = ..., has_state_hashes: bool = ..., sends_heartbeats: bool = ..., attention_timings: _Optional[_Iterable[_Union[AttentionTiming, _Mapping]]] = ..., rank_addresses: _Optional[_Iterable[str]] = ..., all_reduce: _Optional[str] = ..., gemm_timings: _Optional[_Iterable[_Union[_timing_pb2.GemmTiming, _Mapping]]] = ..., rehearsed_steps: _Optional[_Iterable[_Union[_timing_pb2.RehearsedStep, _Mapping]]] = ..., prepares_grammars: bool = ...) -> None: ...
 
 class AttentionTiming(_message.Message):
     __slots__ = ("kind", "shape", "backend", "us")
@@ -156,14 +158,16 @@ class WarmUpResponse(_message.Message):
     def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("hello", "step", "cut")
+    __slots__ = ("hello", "step", "cut", "prepare")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step: SchedulerOutput
     cut: Cut
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[SchedulerOutput, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ...) -> None: ...
+    prepare: PrepareGrammars
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[SchedulerOutput, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., prepare: _Optional[_Union[PrepareGrammars, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "epoch", "first_step_id", "heartbeat_interval_ms")
@@ -178,16 +182,18 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., first_step_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("description", "output", "skipped", "heartbeat")
+    __slots__ = ("description", "output", "skipped", "heartbeat", "grammar_prepared")
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_PREPARED_FIELD_NUMBER: _ClassVar[int]
     description: WorkerDescription
     output: ModelRunnerOutput
     skipped: Skipped
     heartbeat: Heartbeat
-    def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., output: _Optional[_Union[ModelRunnerOutput, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    grammar_prepared: GrammarPrepared
+    def __init__(self, description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., output: _Optional[_Union[ModelRunnerOutput, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ...) -> None: ...
 
 class Cut(_message.Message):
     __slots__ = ("first_step_id", "last_step_id")
@@ -204,6 +210,32 @@ class Skipped(_message.Message):
     first_step_id: int
     last_step_id: int
     def __init__(self, first_step_id: _Optional[int] = ..., last_step_id: _Optional[int] = ...) -> None: ...
+
+class PrepareGrammars(_message.Message):
+    __slots__ = ("preparations", "dropped_ids")
+    PREPARATIONS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_IDS_FIELD_NUMBER: _ClassVar[int]
+    preparations: _containers.RepeatedCompositeFieldContainer[GrammarPreparation]
+    dropped_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, preparations: _Optional[_Iterable[_Union[GrammarPreparation, _Mapping]]] = ..., dropped_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GrammarPreparation(_message.Message):
+    __slots__ = ("preparation_id", "grammar", "output_token_ids")
+    PREPARATION_ID_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    preparation_id: int
+    grammar: str
+    output_token_ids: bytes
+    def __init__(self, preparation_id: _Optional[int] = ..., grammar: _Optional[str] = ..., output_token_ids: _Optional[bytes] = ...) -> None: ...
+
+class GrammarPrepared(_message.Message):
+    __slots__ = ("preparation_id", "problem")
+    PREPARATION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    preparation_id: int
+    problem: str
+    def __init__(self, preparation_id: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("num_frames_received", "num_frames_sent", "running_step_id", "running_ms")
@@ -258,7 +290,7 @@ class SchedulerOutput(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., ack_step_id: _Optional[int] = ..., reset: bool = ..., freed_slots: _Optional[bytes] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., appended_slots: _Optional[bytes] = ..., appended_block_ids: _Optional[bytes] = ..., same_rows: bool = ..., slots: _Optional[bytes] = ..., num_scheduled: _Optional[bytes] = ..., granted_steps: _Optional[int] = ..., wants_state: bool = ..., swapped_out_block_ids: _Optional[bytes] = ..., to_host_block_ids: _Optional[bytes] = ..., from_host_block_ids: _Optional[bytes] = ..., swapped_in_block_ids: _Optional[bytes] = ..., copied_from_block_ids: _Optional[bytes] = ..., copied_to_block_ids: _Optional[bytes] = ...) -> None: ...
 
 class NewSequence(_message.Message):
-    __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "prompt_output_begin", "prompt_only")
+    __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "prompt_output_begin", "prompt_only", "grammar_preparation")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +300,7 @@ class NewSequence(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_OUTPUT_BEGIN_FIELD_NUMBER: _ClassVar[int]
     PROMPT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_PREPARATION_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request_id: str
     token_ids: bytes
@@ -277,7 +310,8 @@ class NewSequence(_message.Message):
     sampling: RowSampling
     prompt_output_begin: int
     prompt_only: bool
-    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., prompt_output_begin: _Optional[int] = ..., prompt_only: bool = ...) -> None: ...
+    grammar_preparation: int
+    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ..., prompt_output_begin: _Optional[int] = ..., prompt_only: bool = ..., grammar_preparation: _Optional[int] = ...) -> None: ...
 
 class RowSampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words_token_ids", "logprobs", "grammar", "prompt_logprobs", "pooling")

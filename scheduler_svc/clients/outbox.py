@@ -66,8 +66,9 @@ class Outbox:
         self._filled.set()
 
     def put_admission(self, admission: Admitted) -> None:
-        """Adds an admission; sent with the request's first token, or before."""
+        """Adds an admission; sent before the request's first token, as soon as it is taken."""
         self._admitted.append(admission)
+        self._filled.set()  # its gateway must know that it runs, should this process die
 
     def put_tokens(
         self,

@@ -7,6 +7,8 @@ import numpy as np
 
 from scheduler_svc.clients.outbox import Admitted, Outbox, RequestEnd
 from scheduler_svc.core import Finished, FinishReason, StepOutputs, StepPlan
+from scheduler_svc.core.request.fault import RequestFault, blaming
+from scheduler_svc.core.step.plan import PromptOutputDelivery
 from wire.logprobs import LogprobColumns
 from wire.prompt_outputs import PromptOutput
 
@@ -14,6 +16,7 @@ _STATUS_CODES = {  # gRPC status codes
     FinishReason.ERROR: 13,
     FinishReason.EXPIRED: 4,
     FinishReason.DEAD_END: 3,
+    FinishReason.POISON: 10,
 }
 
 
@@ -40,13 +43,11 @@ class Clients:
         logprobs: LogprobColumns | None,
         prompt_outputs: Sequence[PromptOutput] = (),
     ) -> None:
-        """Delivers a step's outputs. Rows of `logprobs` index the tokens of the step's result."""
-        for delivery in outputs.prompt_outputs:
-            outbox = self._outboxes.get(delivery.request.client)
-            if outbox is not None:
-                outbox.put_prompt_output(
-                    replace(prompt_outputs[delivery.row], owner=delivery.request.handle)
-                )
+        """Delivers a step's outputs. Rows of `logprobs` index the tokens of the step's result.
+
+        Raises RequestFault, with all else delivered, for a prompt's outputs that cannot be.
+        """
+        failed = self._tell_prompt_outputs(outputs.prompt_outputs, prompt_outputs)
         clients, handles, token_ids = outputs.clients, outputs.handles, outputs.token_ids
         if logprobs is not None and outputs.sampled_rows is not None:
             logprobs = logprobs.select(outputs.sampled_rows)
@@ -60,6 +61,26 @@ class Clients:
                     own = None if logprobs is None else logprobs.select(rows)
                     self._tell_tokens(client, handles[rows], token_ids[rows], own)
         self.tell_ends(outputs.finished)
+        if failed is not None:
+            raise failed
+
+    def _tell_prompt_outputs(
+        self, deliveries: Iterable[PromptOutputDelivery], prompt_outputs: Sequence[PromptOutput]
+    ) -> RequestFault | None:
+        """Delivers what was found out about prompts; returns why one request missed its own."""
+        failed: RequestFault | None = None
+        for delivery in deliveries:
+            outbox = self._outboxes.get(delivery.request.client)
+            if outbox is None:
+                continue
+            try:
+                with blaming(delivery.request.request_id):
+                    told = replace(prompt_outputs[delivery.row], owner=delivery.request.handle)
+            except RequestFault as fault:
+                failed = fault
+            else:
+                outbox.put_prompt_output(told)
+        return failed
 
     def _tell_tokens(
         self,

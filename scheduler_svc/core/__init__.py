@@ -7,6 +7,7 @@ then `planner`, `state`, `slots`, `block_pool`, `prefix_cache`.
 
 from scheduler_svc.core.history.losses import hopeless
 from scheduler_svc.core.kv.block_moves import BlockMoves
+from scheduler_svc.core.queue.grammar_waits import Preparation, Preparations
 from scheduler_svc.core.request.config import Policy, Preemption, SchedulerConfig
 from scheduler_svc.core.request.request import FinishReason, RefusalKind, Refused, Request
 from scheduler_svc.core.request.sequence import Sequence, Status
@@ -39,6 +40,8 @@ __all__ = [
     "Phase",
     "Policy",
     "Preemption",
+    "Preparation",
+    "Preparations",
     "PromptOutputDelivery",
     "PromptOutputRange",
     "ReceivedPromptOutput",

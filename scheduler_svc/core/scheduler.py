@@ -15,23 +15,25 @@ the previous result is known; results come in the order of the plans.
 from collections import deque
 from collections.abc import Iterable
 
-from scheduler_svc.core.history.losses import note_loss
+from scheduler_svc.core.history.losses import clear_suspects, hopeless_ends, note_loss
 from scheduler_svc.core.history.migration import Migration
 from scheduler_svc.core.history.output_lengths import OutputLengths
 from scheduler_svc.core.history.recent import Recent
-from scheduler_svc.core.kv.sliding_window import blocks_needed
-from scheduler_svc.core.queue.deadlines import Deadlines
+from scheduler_svc.core.history.rescue import Unfinished, rescue
+from scheduler_svc.core.queue.deadlines import Deadlines, expiry_of
+from scheduler_svc.core.queue.grammar_waits import Preparations
 from scheduler_svc.core.queue.intake import Intake
 from scheduler_svc.core.request.config import SchedulerConfig
+from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.core.request.request import FinishReason, Request
 from scheduler_svc.core.request.sequence import End, Sequence, Status
 from scheduler_svc.core.request.timeline import Phase
 from scheduler_svc.core.step import prompt_outputs
 from scheduler_svc.core.step.apply_tokens import TokenUpdates
+from scheduler_svc.core.step.check_result import check_result
 from scheduler_svc.core.step.grants import Cut, Grants
 from scheduler_svc.core.step.plan import (
     Finished,
-    OutOfStep,
     PromptOutputDelivery,
     StepOutputs,
     StepPlan,
@@ -60,13 +62,12 @@ class Scheduler:
         self.recent = Recent()
         self._deadlines = Deadlines()
         self.migration = Migration(self.internal_state, self._live, self._deadlines)
+        self._unfinished = Unfinished()  # of the call in progress
         self._lost_at_step = 0  # last step planned when the worker was lost
         self.num_accepted = 0
         self.num_finished = 0
         self.num_expired = 0
         self.num_output_tokens = 0
-
-    # --- time ------------------------------------------------------------------------------------
 
     @property
     def now_s(self) -> float:
@@ -88,22 +89,14 @@ class Scheduler:
         Returns one end per sequence; its message says how long the request spent in each phase.
         """
         self.now_s = now_s
-        finished = []
-        for sequence in self._deadlines.take_due(now_s):
-            request, timeline = sequence.request, sequence.timeline
-            assert request.deadline_s is not None
-            message = (
-                f"the deadline of {request.deadline_s - request.arrival_s:.3f} s passed after "
-                f"{timeline.tell(self.now_s)}"
-            )
-            finished.append(self._finish(sequence, FinishReason.EXPIRED, message))
+        finished = [
+            self._finish(sequence, FinishReason.EXPIRED, expiry_of(sequence, self.now_s))
+            for sequence in self._deadlines.take_due(now_s)
+        ]
         if finished:
             self.num_expired += len(finished)
-            self._grants.left()
-            self.internal_state.renew_running()
+            self._leave()
         return finished
-
-    # --- state -----------------------------------------------------------------------------------
 
     @property
     def num_in_flight(self) -> int:
@@ -136,22 +129,16 @@ class Scheduler:
         return self._planner.last_step_id
 
     def live(self) -> Iterable[Sequence]:
-        """All sequences that have not finished, oldest first."""
+        """All live sequences, oldest first."""
         return self._live.values()
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Number of a waiting sequence's tokens that the prefix cache holds here."""
         return self._planner.num_cached_tokens(sequence)
 
-    def has_fork_group_of(self, request: Request) -> bool:
-        """Whether a request of the same fork group is live here."""
-        return self.internal_state.fork_groups.has_group_of(request)
-
     def find(self, request_id: str) -> Sequence | None:
         """The live sequence with this request id; None when there is none."""
         return self._live.get(request_id)
-
-    # --- requests --------------------------------------------------------------------------------
 
     def add(self, request: Request) -> Sequence:
         """Queues a request and returns its sequence.
@@ -159,17 +146,14 @@ class Scheduler:
         Raises Refused, naming the field, when the request is invalid or the queue is full.
         """
         self.now_s = request.arrival_s
-        max_len = self.intake.check(request, self._live, self.internal_state.pool.num_usable)
-        eos = () if request.ignore_eos else self.config.eos_token_ids
-        stop_ids = tuple({*eos, *request.stop_token_ids})
-        sequence = Sequence(request, max_len, stop_ids, self.internal_state.next_number())
-        if self.internal_state.is_worker_away:
-            sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
-        self._live[request.request_id] = sequence
-        self.internal_state.fork_groups.add(sequence)
-        self.internal_state.waiting.append(sequence)
-        self._deadlines.add(sequence)
-        self.num_accepted += 1
+        state = self.internal_state
+        sequence = self.intake.accept(request, self._live, state.pool.num_usable)
+        sequence.number = state.next_number()
+        with blaming(request.request_id):
+            self._live[request.request_id] = sequence
+            self.num_accepted += 1
+            self._deadlines.add(sequence)
+            state.receive(sequence)
         return sequence
 
     def reserve(self, request: Request, due_s: float) -> None:
@@ -178,25 +162,37 @@ class Scheduler:
 
     def abort(self, request_id: str) -> Finished | None:
         """Ends a request in any state; None when no live request has this id."""
-        sequence = self._live.get(request_id)
-        if sequence is None:
+        if (sequence := self._live.get(request_id)) is None:
             return None
-        was_running = sequence.status is Status.RUNNING
-        finished = self._finish(sequence, FinishReason.ABORT)
-        if was_running:
-            self._grants.left()
-            self.internal_state.renew_running()
-        return finished
+        return self._end_from_outside(sequence, FinishReason.ABORT)
 
     def set_priority(self, request_id: str, priority: int) -> Sequence | None:
         """Changes the priority of a live request; None when no live request has this id.
 
         Only the policy PRIORITY uses it.
         """
-        sequence = self._live.get(request_id)
-        if sequence is not None:
+        if (sequence := self._live.get(request_id)) is not None:
             self.internal_state.set_priority(sequence, priority)
         return sequence
+
+    def take_preparations(self) -> Preparations | None:
+        """Returns what the worker should prepare, or need not any more; None: nothing new.
+
+        The worker answers for each with `grammar_prepared`.
+        """
+        return self.internal_state.grammars.take()
+
+    def grammar_prepared(self, preparation_id: int, problem: str = "") -> Finished | None:
+        """Queues the request whose grammar is ready, or ends it if there is a problem.
+
+        An answer for a request that has ended has no effect. Returns the end, if it is one.
+        """
+        state = self.internal_state
+        if problem and (sequence := state.grammars.failed(preparation_id)) is not None:
+            return self._end_from_outside(sequence, FinishReason.DEAD_END, f"grammar: {problem}")
+        if (sequence := state.waiting.grammar_is_ready(preparation_id)) is not None:
+            sequence.timeline.enter(sequence.waiting_phase, self.now_s)
+        return None
 
     def reset_prefix_cache(self) -> int:
         """Empties the prefix cache; running sequences continue. Returns how many blocks it held."""
@@ -204,25 +200,45 @@ class Scheduler:
 
     def _end(self, sequence: Sequence) -> None:
         """Removes a sequence from slots, queue and indexes; the caller renews the running set."""
-        if sequence.status is Status.RUNNING:
-            self.internal_state.leave(sequence, Status.FINISHED)
-        else:
-            sequence.status = Status.FINISHED
-            self.internal_state.waiting.discard(sequence)
-            self.internal_state.host.release(sequence)
-        self.internal_state.fork_groups.remove(sequence)
+        self.internal_state.remove(sequence)
         del self._live[sequence.request.request_id]
+        self._unfinished.ended.append(sequence)
         self.num_finished += 1
 
-    # --- steps -----------------------------------------------------------------------------------
+    def _end_from_outside(
+        self, sequence: Sequence, reason: FinishReason, message: str = ""
+    ) -> Finished:
+        was_running = sequence.status is Status.RUNNING
+        finished = self._finish(sequence, reason, message)
+        self._leave(was_running)
+        return finished
+
+    def _leave(self, was_running: bool = True) -> None:
+        """Completes a call that ended sequences from outside."""
+        if was_running:
+            self._grants.left()
+            self.internal_state.renew_running()
+        self._unfinished = Unfinished()
 
     def schedule(self) -> StepPlan | None:
         """Plans the next step; None when there is nothing to compute before a result arrives."""
-        if self._grants.pending is not None:
-            return None
-        plan = self._planner.plan()
+        plan = self._planner.plan() if self._grants.pending is None else None
         if plan is not None:
             self._in_flight.append(plan)
+            self.counters.planned(plan)
+        return plan
+
+    def release(self) -> StepPlan | None:
+        """Plans a step that only tells an idle worker which sequences have left it.
+
+        Otherwise it would hold the last ones until the next request. None when a step is in flight,
+        a sequence runs, or the worker knows.
+        """
+        if self._in_flight or not self.internal_state.is_idle_with_freed_slots:
+            return None
+        plan = self._planner.plan_release()
+        self._in_flight.append(plan)
+        self.counters.planned(plan)
         return plan
 
     def grant(self, max_steps: int) -> tuple[StepPlan, ...]:
@@ -266,70 +282,60 @@ class Scheduler:
         Raises OutOfStep, with nothing changed, when the result is of another step or its shape is
         wrong.
         """
-        plan = self._in_flight[0] if self._in_flight else None
-        if plan is None or plan.step_id != result.step_id:
-            raise OutOfStep(f"result of step {result.step_id}, expected {plan and plan.step_id}")
-        num_tokens, num_rows = len(result.token_ids), len(plan.sampled_slots)
-        if num_tokens != num_rows:
-            message = f"{num_tokens} tokens for {num_rows} rows that sample"
-            raise OutOfStep(f"step {plan.step_id}: {message}")
-        if result.bad_rows and not 0 <= min(result.bad_rows) <= max(result.bad_rows) < num_rows:
-            raise OutOfStep(f"step {plan.step_id}: bad_rows {result.bad_rows} has no such row")
-        if (plan.due_prompt_outputs or result.prompt_outputs) and not prompt_outputs.match(
-            plan.due_prompt_outputs, result.prompt_outputs
-        ):
-            raise OutOfStep(f"step {plan.step_id}: its prompt outputs are not those due")
+        plan = check_result(self._in_flight[0] if self._in_flight else None, result)
+        state = self.internal_state
+        self._unfinished = Unfinished(plan, state.table.num_tokens[plan.sampled_slots])
         self._in_flight.popleft()
+        if plan.grant_id is not None:  # now it cannot be taken back
+            self.counters.planned(plan)
         deliveries: list[PromptOutputDelivery] = []
         finished: list[Finished] = []
         if plan.due_prompt_outputs or plan.prompt_ends:
-            deliveries, ends = prompt_outputs.receive(
-                plan, result.prompt_outputs, self.internal_state
-            )
+            deliveries, ends = prompt_outputs.receive(plan, result.prompt_outputs, state)
             # A sequence that a report ends receives no further token.
             finished = self._finish_all(ends)
-        if plan.num_scheduled is not None:
+        if plan.num_prefill_tokens:
             self._token_updates.begin_decoding(plan.sampled_slots)
         if finished:
-            self.internal_state.renew_running()
-        token_update = self._token_updates.take(plan, result)
+            state.renew_running()
+        token_update = self._token_updates.take(plan, result, self._unfinished.late)
         if token_update.ends:
             finished += self._finish_all(token_update.ends)
-            self.internal_state.renew_running()
-        self.internal_state.acknowledge(plan.step_id)
+            state.renew_running()
+        state.acknowledge(plan.step_id)
+        if state.suspects:
+            clear_suspects(plan)
+            state.note_suspects(state.suspects)
         self.num_output_tokens += len(token_update.token_ids)
-        return StepOutputs(
-            token_update.clients,
-            token_update.handles,
-            token_update.token_ids,
-            finished,
-            token_update.sampled_rows,
-            deliveries,
-        )
+        self._unfinished = Unfinished()
+        return token_update.with_ends(finished, deliveries)
 
     def _finish_all(self, ends: Iterable[End]) -> list[Finished]:
         return [self._finish(end.sequence, end.reason, end.message) for end in ends]
 
     def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "") -> Finished:
-        self._end(sequence)
-        self.recent.note(sequence, reason, message, self.now_s)
-        if reason in (FinishReason.STOP, FinishReason.LENGTH) and sequence.num_output:
-            self.output_lengths.observe(sequence, sequence.num_output)
-        return Finished.of(sequence, reason, message, self.config.eos_token_ids)
+        with blaming(sequence.request.request_id):
+            self._end(sequence)
+            self.recent.note(sequence, reason, message, self.now_s)
+            if reason in (FinishReason.STOP, FinishReason.LENGTH) and sequence.num_output:
+                self.output_lengths.observe(sequence, sequence.num_output)
+            return Finished.of(sequence, reason, message, self.config.eos_token_ids)
 
-    # --- failures --------------------------------------------------------------------------------
-
-    def worker_lost(self, num_blocks: int | None = None, num_host_blocks: int | None = None) -> int:
+    def worker_lost(
+        self,
+        num_blocks: int | None = None,
+        num_host_blocks: int | None = None,
+        is_death: bool = False,
+    ) -> int:
         """Sends running sequences back to the queue, with their tokens: the worker is gone.
 
-        Its KV is lost, and results that have not arrived are void. `num_blocks` and
-        `num_host_blocks` are those of the new worker, where they differ. Returns the number of
-        sequences that were running.
+        Its KV is lost, and results that have not arrived are void. The numbers of blocks are those
+        of the new worker, where they differ. With `is_death` the sequences of the step in flight
+        are suspect. Returns how many sequences were running.
         """
-        oldest, did_none = (
-            self.oldest_in_flight,
-            self.internal_state.acked_step == self._lost_at_step,
-        )
+        oldest = self.oldest_in_flight
+        did_none = self.internal_state.acked_step == self._lost_at_step
+        self.counters.lost(self._in_flight)
         self._in_flight.clear()
         self._grants.reset()
         self._planner.reset()
@@ -344,15 +350,37 @@ class Scheduler:
             num_blocks or self.internal_state.pool.num_blocks, num_host_blocks
         )
         if oldest is not None:
-            note_loss(oldest, is_first_step=did_none)
+            note_loss(oldest, is_first_step=did_none, is_death=is_death)
+            self.internal_state.note_suspects(self._live.values())
         return num_ran
+
+    def give_up(self, why: str) -> list[Finished]:
+        """Ends the requests that lost worker after worker; `why` is the last worker's end."""
+        finished = self._finish_all(hopeless_ends(self._live.values(), why))
+        self._leave()
+        return finished
 
     def worker_back(self) -> None:
         """Records that there is a worker again; this only changes the phase of each timeline."""
         self.internal_state.is_worker_away = False
         for sequence in self._live.values():
-            has_run = sequence.num_cached is not None
-            sequence.timeline.enter(Phase.PREEMPTED if has_run else Phase.QUEUE, self.now_s)
+            sequence.timeline.enter(sequence.waiting_phase, self.now_s)
+
+    def salvage(self, at_fault: Iterable[str], message: str) -> list[Finished]:
+        """Rebuilds all state after an exception in a call: every live sequence waits again.
+
+        What that call had begun is undone. The worker is lost with it: it holds another state.
+        Ends the requests at fault, which enter no part of the state again; returns their ends.
+        """
+        unfinished, self._unfinished = self._unfinished, Unfinished()
+        unfinished.undo(self.internal_state, self._live)
+        leaving = [self._live.pop(i) for i in dict.fromkeys(at_fault) if i in self._live]
+        self.num_finished += len(leaving) - len(unfinished.ended)
+        rescue(self.internal_state, self._live.values(), leaving)
+        self._deadlines.restart(self._live.values())
+        self._in_flight.clear()  # no sequence is to blame for the steps in flight
+        self.worker_lost()
+        return [Finished.of(s, FinishReason.ERROR, message, ()) for s in leaving]
 
     def misfits(self) -> list[str]:
         """Ids of live requests that the KV cache cannot hold.
@@ -361,16 +389,11 @@ class Scheduler:
         the caller should fail them.
         """
         num_usable = self.internal_state.pool.num_usable
-        return [
-            request_id
-            for request_id, sequence in self._live.items()
-            if blocks_needed(self.config, sequence.max_len) > num_usable
-        ]
+        return self.intake.misfits(self._live.values(), num_usable)
 
     def fail(self, request_ids: Iterable[str], message: str) -> list[Finished]:
         """Ends live requests with an error; unknown ids are skipped. Returns the ends."""
         sequences = [self._live[i] for i in dict.fromkeys(request_ids) if i in self._live]
         finished = [self._finish(s, FinishReason.ERROR, message) for s in sequences]
-        self._grants.left()
-        self.internal_state.renew_running()
+        self._leave()
         return finished

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.kv.slots import Index, SlotTable
-from scheduler_svc.core.request.request import TokenIds
+from scheduler_svc.core.request.request import Request, TokenIds
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.step.state import SchedulerState
 
@@ -37,6 +37,10 @@ class View:
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
+
+    def has_fork_group_of(self, request: Request) -> bool:
+        """Whether a request of the same fork group is live here."""
+        return self._state.fork_groups.has_group_of(request)
 
     # --- counts ----------------------------------------------------------------------------------
 

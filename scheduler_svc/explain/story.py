@@ -17,6 +17,7 @@ _WAITS = {
     Cause.BUDGET: "the step's token budget (max_num_batched_tokens) was used up",
     Cause.FORK_GROUP: "the first in the queue awaited its prompt from its fork group",
     Cause.TOKEN: "the first in the queue awaited a token in flight",
+    Cause.GRAMMAR: "the worker prepared the grammars of all that waited",
     Cause.PREEMPTION: "a running request was preempted, and must not be overtaken",
 }
 
@@ -101,6 +102,8 @@ def waits_for(core: Scheduler, sequence: Sequence, not_ready: str) -> str:
     """The condition for a waiting request to run; `not_ready` is why no worker serves, if so."""
     if not_ready:
         return f"no worker is ready ({not_ready})"
+    if sequence.status is Status.WAITING_FOR_GRAMMAR:
+        return "until the worker has prepared its grammar"
     num_ahead = 0
     for other in core.view.waiting:
         if other is sequence:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from scheduler_svc.core import (
     Cut,
     Finished,
+    Preparations,
     Refused,
     Request,
     Scheduler,
@@ -34,14 +35,19 @@ EVENTS = frozenset(
         "cut",
         "expire",
         "fail",
+        "grammar_prepared",
+        "give_up",
         "grant",
         "migrate_out",
         "now_s",
         "reserve",
+        "release",
         "reset_prefix_cache",
+        "salvage",
         "schedule",
         "set_priority",
         "skip",
+        "take_preparations",
         "update",
         "worker_back",
         "worker_lost",
@@ -54,7 +60,6 @@ QUESTIONS = frozenset(
     (
         "can_hold",
         "find",
-        "has_fork_group_of",
         "is_cutting",
         "last_step_id",
         "live",
@@ -173,6 +178,9 @@ class TappedScheduler(Scheduler):
     def schedule(self) -> StepPlan | None:
         return self._tell("schedule", super().schedule)
 
+    def release(self) -> StepPlan | None:
+        return self._tell("release", super().release)
+
     def grant(self, max_steps: int) -> tuple[StepPlan, ...]:
         return self._tell("grant", super().grant, max_steps)
 
@@ -185,8 +193,25 @@ class TappedScheduler(Scheduler):
     def update(self, result: StepResult) -> StepOutputs:
         return self._tell("update", super().update, result)
 
-    def worker_lost(self, num_blocks: int | None = None, num_host_blocks: int | None = None) -> int:
-        return self._tell("worker_lost", super().worker_lost, num_blocks, num_host_blocks)
+    def take_preparations(self) -> Preparations | None:
+        return self._tell("take_preparations", super().take_preparations)
+
+    def grammar_prepared(self, preparation_id: int, problem: str = "") -> Finished | None:
+        return self._tell("grammar_prepared", super().grammar_prepared, preparation_id, problem)
+
+    def worker_lost(
+        self,
+        num_blocks: int | None = None,
+        num_host_blocks: int | None = None,
+        is_death: bool = False,
+    ) -> int:
+        return self._tell("worker_lost", super().worker_lost, num_blocks, num_host_blocks, is_death)
+
+    def salvage(self, at_fault: Iterable[str], message: str) -> list[Finished]:
+        return self._tell("salvage", super().salvage, list(at_fault), message)
+
+    def give_up(self, why: str) -> list[Finished]:
+        return self._tell("give_up", super().give_up, why)
 
     def worker_back(self) -> None:
         self._tell("worker_back", super().worker_back)

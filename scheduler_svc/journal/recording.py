@@ -11,7 +11,7 @@ from scheduler_svc import core as core_package
 from scheduler_svc.core import Scheduler, SchedulerConfig
 from scheduler_svc.journal import records, segments, values
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 class NotReplayable(Exception):

@@ -12,6 +12,7 @@ import grpc
 
 from pagewire.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.worker.watch import Watch, silence_patience
+from wire.deaths import is_death
 from wire.identity.peers import OpenPeer, open_plain
 from wire.patience import Patience
 from wire.server import CHANNEL_OPTIONS
@@ -32,7 +33,15 @@ Answer = worker_pb2.ModelRunnerOutput | worker_pb2.Skipped
 
 
 class LinkLost(Exception):
-    """Raised when the stream to the worker ended or cannot be opened; the message says why."""
+    """Raised when the stream to the worker ended or cannot be opened; the message says why.
+
+    `is_death` says that the worker died, hangs or failed in a step, as far as can be told: nothing
+    was lost on the way, and it was not asked to end.
+    """
+
+    def __init__(self, message: str, *, is_death: bool = False) -> None:
+        super().__init__(message)
+        self.is_death = is_death
 
 
 class AttachRefused(LinkLost):
@@ -63,9 +72,12 @@ class WorkerLink:
         beats = attached.description.sends_heartbeats
         self.attached = attached
         self.watch = Watch(patience if beats else None)
+        # Receives answers about grammars, which may come at any time.
+        self.on_prepared: Callable[[worker_pb2.GrammarPrepared], None] = lambda _: None
         self._stream = stream
         self._reading: asyncio.Task[Answer] | None = None
         self._why_lost = ""
+        self._is_death = False
 
     async def send(self, step: worker_pb2.SchedulerOutput) -> None:
         """Sends a step."""
@@ -76,11 +88,15 @@ class WorkerLink:
         cut = worker_pb2.Cut(first_step_id=first_step_id, last_step_id=last_step_id)
         await self._write(worker_pb2.AttachRequest(cut=cut))
 
+    async def prepare(self, preparations: worker_pb2.PrepareGrammars) -> None:
+        """Asks the worker to prepare grammars; it answers each one to `on_prepared`."""
+        await self._write(worker_pb2.AttachRequest(prepare=preparations))
+
     async def _write(self, frame: worker_pb2.AttachRequest) -> None:
         try:
             await self._stream.write(frame)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise LinkLost(self._why_lost or _reason(error)) from error
+            raise self._lost(error) from error
         except asyncio.CancelledError as error:
             self._raise_if_lost(error)
             raise
@@ -102,29 +118,39 @@ class WorkerLink:
             try:
                 response = await self._stream.read()
             except grpc.aio.AioRpcError as error:
-                raise LinkLost(self._why_lost or _reason(error)) from error
+                raise self._lost(error) from error
             except asyncio.CancelledError as error:
                 self._raise_if_lost(error)
                 raise
             if not isinstance(response, worker_pb2.AttachResponse):  # end of stream
                 details = self._why_lost or await self._stream.details()
-                raise LinkLost(f"the worker closed the stream: {details}")
+                message = f"the worker closed the stream: {details}"
+                raise LinkLost(message, is_death=self._is_death)
             if not response.HasField("heartbeat"):
                 self.watch.output_came()
+                if response.HasField("grammar_prepared"):
+                    self.on_prepared(response.grammar_prepared)
+                    continue
                 return response.skipped if response.HasField("skipped") else response.output
             if why := self.watch.heartbeat_came(response.heartbeat):
                 raise LinkLost(why)
 
-    def lose(self, why: str) -> None:
+    def lose(self, why: str, *, is_death: bool = True) -> None:
         """Closes the stream; a pending `receive` raises LinkLost with this reason."""
-        self._why_lost = self._why_lost or why
+        if not self._why_lost:
+            self._why_lost, self._is_death = why, is_death
         self._stream.cancel()
+
+    def _lost(self, error: BaseException) -> LinkLost:
+        if self._why_lost:
+            return LinkLost(self._why_lost, is_death=self._is_death)
+        return LinkLost(_reason(error), is_death=is_death(error))
 
     def _raise_if_lost(self, error: asyncio.CancelledError) -> None:
         # gRPC reports a cancelled stream as if the task that reads it had been cancelled.
         task = asyncio.current_task()
         if self._why_lost and task is not None and not task.cancelling():
-            raise LinkLost(self._why_lost) from error
+            raise self._lost(error) from error
 
     async def close(self) -> None:
         """Ends the stream; the worker keeps its weights and waits for the next."""
@@ -206,7 +232,7 @@ class WorkerClient:
         await self._channel.close()
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
     return str(error) or type(error).__name__

@@ -11,13 +11,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from default_model.folder import ensure
+from pagewire.cli.launcher.services import LOOPBACK, Settings, plan
 from tests.pace import patience
 from tests.ports import free_port
 from tests.tiny_model import save_tiny_model
@@ -58,34 +59,39 @@ class Product:
         self.wait_until_ready()
 
     def start_worker(self, *options: str, port: int | None = None, name: str = "") -> None:
-        self._start(
-            "worker_svc",
-            *("--model", str(self.model), "--port", str(port or self.worker_port)),
-            *("--dtype", "float32", "--device", "cpu"),
-            *(*self.worker_options, *options),
-            name=name,
+        settings = replace(
+            self._settings,
+            worker_port=port or self.worker_port,
+            worker_options=(*self.worker_options, *options),
         )
+        self._start(settings, "worker_svc", name)
 
-    def start_scheduler(self) -> None:
-        worker = f"127.0.0.1:{self.worker_port}"
-        self._start(
-            "scheduler_svc",
-            *("--worker", worker, "--port", str(self.scheduler_port)),
-            *("--state-check-interval", "8"),
-        )
+    def start_scheduler(self, *options: str) -> None:
+        options = ("--state-check-interval", "8", *options)
+        self._start(replace(self._settings, scheduler_options=options), "scheduler_svc")
 
     def start_gateway(self) -> None:
-        self._start(
-            "gateway",
-            *("--model", str(self.model), "--scheduler", f"127.0.0.1:{self.scheduler_port}"),
-            *("--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)),
+        self._start(self._settings, "gateway")
+
+    @property
+    def _settings(self) -> Settings:
+        return Settings(
+            host=LOOPBACK,
+            http_port=self.http_port,
+            grpc_port=self.grpc_port,
+            scheduler_port=self.scheduler_port,
+            worker_port=self.worker_port,
+            dtype="float32",
+            device="cpu",
         )
 
-    def _start(self, module: str, *arguments: str, name: str = "") -> None:
+    def _start(self, settings: Settings, module: str, name: str = "") -> None:
+        """Starts a service of `pagewire up`, without a guard: tests kill and stop it themselves."""
         name = name or module
+        spec = next(spec for spec in plan(settings, self.model) if spec.module == module)
         log = (self.logs / f"{name}.log").open("ab")
         self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", module, *spec.arguments],
             cwd=ROOT,
             stdout=log,
             stderr=log,

@@ -1,6 +1,6 @@
 """`pagewire up` with clients: services die, hang and end under it, and no text is lost.
 
-`python -m bench.kill_matrix` does the same with more streams, more often.
+`python -m bench.robustness.kill_matrix` does the same with more streams, more often.
 """
 
 import json
@@ -17,7 +17,7 @@ import pytest
 
 from bench.harness.supervised import Supervised
 from bench.harness.twins import Streams, Verdict, asks
-from bench.kill_matrix import Cell, Matrix
+from bench.robustness.kill_matrix import Cell, Matrix
 from tests.pace import paced, patience
 
 pytestmark = pytest.mark.slow

@@ -200,10 +200,9 @@ class TwoGroups(Product):
         self.start_worker(*small)
         self.start_worker(*small, port=self.second_port, name="second")
 
-    def start_scheduler(self) -> None:
-        ports = (self.worker_port, self.second_port)
-        workers = [part for port in ports for part in ("--worker", f"127.0.0.1:{port}")]
-        self._start("scheduler_svc", *workers, "--port", str(self.scheduler_port))
+    def start_scheduler(self, *options: str) -> None:
+        second = ("--worker", f"127.0.0.1:{self.second_port}")
+        Product.start_scheduler(self, *second, *options)
 
 
 @pytest.fixture

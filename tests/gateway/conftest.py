@@ -82,6 +82,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     end: dict[str, Any] = field(default_factory=lambda: {"reason": types_pb2.FINISH_REASON_STOP})
     is_ready: bool = True
     reason: str = "no worker is attached"
+    policy: str = ""
     tokens_per_step: int = 1
     hangs_after: int | None = None  # stops sending after this many tokens
     breaks_on_submit: bool = False
@@ -92,7 +93,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def GetStatus(self, request: Any, context: Any) -> scheduler_pb2.GetStatusResponse:
         return scheduler_pb2.GetStatusResponse(
-            ready=self.is_ready, reason="" if self.is_ready else self.reason, model=self.model
+            ready=self.is_ready,
+            reason="" if self.is_ready else self.reason,
+            model=self.model,
+            policy=self.policy,
         )
 
     async def Session(self, requests: Any, context: Any) -> AsyncIterator[Any]:
@@ -201,6 +205,12 @@ class Running:
     grpc_target: str
     http: httpx.AsyncClient
     channel: grpc.aio.Channel
+
+    async def until_policy(self, policy: str) -> None:
+        """Waits until the gateway knows the scheduler's policy."""
+        self.gateway._link.changed.set()  # polls at once
+        readiness = self.gateway._readiness
+        await eventually(lambda: readiness.current.policy == policy, f"the policy is {policy}")
 
 
 async def eventually(

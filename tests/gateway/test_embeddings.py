@@ -101,7 +101,7 @@ async def test_an_input_may_fill_the_model(running: Any) -> None:
 async def test_a_refusal_of_the_scheduler_ends_the_other_inputs(
     running: Any, eventually: Any
 ) -> None:
-    running.scheduler.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "too much waits")
+    running.scheduler.refuse(grpc.StatusCode.FAILED_PRECONDITION, "it never fits")
     plain = type(running.scheduler)._answer
 
     def answer(submit: Any, outbox: Any) -> None:
@@ -111,7 +111,7 @@ async def test_a_refusal_of_the_scheduler_ends_the_other_inputs(
     running.scheduler._answer = answer
     try:
         response = await running.http.post(EMBEDDINGS, json={"input": ["a", "b", "c"]})
-        assert response.status_code == 429
+        assert response.status_code == 400
         await eventually(lambda: len(running.scheduler.aborted) == 2, "the others are aborted")
     finally:
         del running.scheduler._answer

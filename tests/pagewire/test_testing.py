@@ -5,11 +5,12 @@ import doctest
 import time
 from itertools import accumulate
 
+import grpc
 import pytest
 
 import pagewire
 import pagewire.testing
-from pagewire._resume import FIRST_PAUSE_S, MAX_PAUSE_S
+from pagewire._resume import FIRST_PAUSE_S, MAX_PAUSE_S, ResumePatience
 from pagewire.testing import FakeServer
 from tests.pace import paced, patience
 
@@ -146,3 +147,40 @@ def test_patience_ends_when_nothing_comes_for_so_long() -> None:
 def test_a_failure_without_a_status_is_refused() -> None:
     with pytest.raises(ValueError, match="PagewireError"):
         FakeServer().fail_next(pagewire.PagewireError("what?"))
+
+
+class _Broken(grpc.RpcError):
+    """A call that ended with a status."""
+
+    def __init__(self, details: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
+        super().__init__()
+        self.code, self.details = lambda: code, lambda: details
+
+
+def test_a_second_death_without_a_token_in_between_is_poison() -> None:
+    patience = ResumePatience(60.0)
+    patience.note()
+    assert patience.pause_s(_Broken("Socket closed")) is not None
+    assert patience.num_deaths == 1
+    assert patience.pause_s(_Broken("Socket closed")) is not None, "it did not run"
+    patience.note(has_tokens=False)
+    assert patience.pause_s(_Broken("Socket closed")) is None and patience.is_poison
+
+
+def test_a_token_a_planned_end_and_a_wait_are_no_reason_to_blame_a_request() -> None:
+    patience = ResumePatience(60.0)
+    for _ in range(3):
+        patience.note()
+        assert patience.pause_s(_Broken("Socket closed")) is not None
+    assert patience.num_deaths == 1
+    for details in ("this gateway is shutting down", "GOAWAY received", "failed to connect to all"):
+        patience.note(has_tokens=False)
+        assert patience.pause_s(_Broken(details)) is not None
+    assert patience.num_deaths == 1
+
+
+def test_the_next_gateway_hears_of_the_death() -> None:
+    with FakeServer(TEXT) as server, server.client() as client:
+        server.fail_next(pagewire.Unavailable("Socket closed"), after_words=3)
+        assert client.stream("a").completion().text == TEXT
+        assert [one.options.num_deaths for one in server.received] == [0, 1]

@@ -19,6 +19,7 @@ from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker.link import FencedOut
 from simulator.workers.fake_worker import FakeModel, FakeWorker, start
 from tests.pace import paced, patience
+from wire.requests import RequestCheck
 from wire.server import SERVER_OPTIONS, PortInUse, bind
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ class Cluster:
     engine: Engine
     scheduler: "scheduler_pb2_grpc.SchedulerServiceAsyncStub"  # a name that only the stubs define
     debug: "debug_pb2_grpc.DebugServiceAsyncStub"
+    channel: grpc.aio.Channel
 
     @property
     def core(self) -> Scheduler:
@@ -104,7 +106,7 @@ async def cluster(
         worker_server, worker_port = await start(worker, "127.0.0.1:0")
         stack.push_async_callback(worker_server.stop, None)
         engine = Engine(service_config(worker_port, **options))
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[RequestCheck()])
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(engine), server)
         debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(engine), server)
         port = bind(server, "127.0.0.1:0", "test")
@@ -127,6 +129,7 @@ async def cluster(
             engine,
             scheduler_pb2_grpc.SchedulerServiceStub(channel),
             debug_pb2_grpc.DebugServiceStub(channel),
+            channel,
         )
         await made.until(lambda: engine.is_ready)
         yield made

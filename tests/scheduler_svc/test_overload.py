@@ -284,3 +284,16 @@ def test_an_option_that_makes_no_sense_is_refused_by_name(
     name = option.split()[0].strip("-")
     message = capsys.readouterr().err.splitlines()[-1]
     assert name in message or name.replace("-", "_") in message
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ([], 512),
+        (["--max-num-seqs", "4"], 16),
+        (["--max-waiting-requests", "7"], 7),
+        (["--max-waiting-requests", "0"], 0),
+    ],
+)
+def test_the_queue_is_bounded_by_default(options: list[str], most: int) -> None:
+    assert parse(options).max_waiting_requests == most

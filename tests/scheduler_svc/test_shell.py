@@ -300,8 +300,8 @@ async def test_a_request_whose_step_always_fails_is_given_up(make_cluster: MakeC
         token_ids, _ = await generate(
             cluster.scheduler, Generate(prompt_token_ids=[1], sampling=params())
         )
-    assert error.code() is grpc.StatusCode.INTERNAL
-    assert "planned failure" in error.details()
+    assert error.code() is grpc.StatusCode.ABORTED
+    assert "2 processes in a row died" in error.details() and "planned failure" in error.details()
     assert token_ids == expected(7, 1, 8)
 
 
@@ -373,3 +373,9 @@ async def test_a_scheduler_with_a_higher_epoch_fences_the_older_one(
             call.cancel()
             attach.cancel()
     assert "stopping" in cluster.engine.reason
+
+
+async def test_an_idle_worker_holds_no_request(make_cluster: MakeCluster) -> None:
+    async with make_cluster() as cluster:
+        await generate(cluster.scheduler, Generate(prompt_token_ids=[1, 2], sampling=params()))
+        await cluster.until(lambda: cluster.worker._slots.num_live == 0)

@@ -84,6 +84,10 @@ class Ranks:
         assert self._frame is not None  # else its first step has applied the changes
         self._tell(RankOrder(changes=self._frame))
 
+    def prepare(self, frame: bytes) -> None:
+        """Orders the grammars of a frame to be prepared; empty: all prepared to be forgotten."""
+        self._tell(RankOrder(prepare=frame))
+
     def forget_rows(self) -> None:
         self._tell(RankOrder(forget_rows=rank_pb2.ForgetRows()))
 

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -21,6 +21,7 @@ from wire.columns import INT32
 log = logging.getLogger(__name__)
 
 DEFAULT_STALL_S = 30.0
+POISONOUS = "poison"  # beginning of the ids that the fault of this name is for
 
 
 class Fault(Enum):
@@ -39,6 +40,7 @@ class Fault(Enum):
     LOSE_DEVICE = "lose-device"  # a kernel fails and breaks the CUDA context
     HANG_DEVICE = "hang-device"  # a kernel never ends
     EXIT = "exit"  # the process exits after a step, before its answer
+    POISON = "poison"  # it exits at the COUNTth step of a request whose id begins with "poison"
     NONE = ""
 
 
@@ -94,6 +96,7 @@ class StreamFaults:
         self._num_arrived = 0
         self._num_left = 0
         self._num_computed = 0
+        self._num_poisoned = 0  # steps that computed a request named so
 
     def _fire(self, count: int, *faults: Fault) -> Failpoint:
         """Returns the next failpoint if it is due and one of these faults; else NOTHING."""
@@ -155,8 +158,15 @@ class StreamFaults:
         if failpoint.seconds:
             time.sleep(failpoint.seconds)
 
-    def after_step(self) -> None:
-        """Injects an exit; called after a step is computed or launched, before its answer."""
+    def after_step(self, request_ids: Callable[[], Iterable[str]] = tuple) -> None:
+        """Injects an exit; called after a step is computed or launched, before its answer.
+
+        `request_ids` names those of the step, where it is computed already: on CPU.
+        """
+        if self._waiting and self._waiting[0].fault is Fault.POISON:
+            self._num_poisoned += any(one.startswith(POISONOUS) for one in request_ids())
+            if self._fire(self._num_poisoned, Fault.POISON).fault is Fault.POISON:
+                os.kill(os.getpid(), signal.SIGKILL)
         if self._fire(self._num_computed, Fault.EXIT).fault is Fault.EXIT:
             os.kill(os.getpid(), signal.SIGKILL)
 

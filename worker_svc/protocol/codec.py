@@ -286,6 +286,7 @@ def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) ->
         sampling=_sampling(message.sampling, f"{name}.sampling", limits),
         prompt_output_begin=message.prompt_output_begin,
         prompt_only=message.prompt_only,
+        grammar_preparation=message.grammar_preparation,
     )
 
 

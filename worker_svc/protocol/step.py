@@ -119,6 +119,7 @@ class NewSequence:
     sampling: RowSampling = field(default_factory=RowSampling)
     prompt_output_begin: int = 0  # first prompt position with outputs due
     prompt_only: bool = False  # no token is sampled
+    grammar_preparation: int = 0  # of its grammar; 0: it was not prepared
 
     @property
     def prompt_output_end(self) -> int:

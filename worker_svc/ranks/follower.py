@@ -12,6 +12,7 @@ from worker_svc.config import WorkerConfig
 from worker_svc.parallel.group import abandon
 from worker_svc.parallel.leader import Ranks
 from worker_svc.protocol import codec
+from worker_svc.protocol.preparations import decode_orders
 from worker_svc.protocol.step import BadStep, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner, Pending
 from worker_svc.serving.server import RankServer
@@ -58,6 +59,8 @@ class Follower(RankServer):
         try:
             if kind == "forget_rows":
                 runner.state.forget_rows()
+            elif kind == "prepare":
+                _prepare(runner, order.prepare)
             elif kind == "changes":
                 runner.launch(codec.decode_step(order.changes, runner.limits).changes())
             else:
@@ -82,6 +85,14 @@ class Follower(RankServer):
         launched.record(output)
         if output.error:  # an error of the device, which lasts
             abandon(f"rank {self._ranks.rank}: step {output.step_id}: {output.error}")
+
+
+def _prepare(runner: ModelRunner, frame: bytes) -> None:
+    orders = decode_orders(frame, runner.limits)
+    if orders is None:
+        runner.state.grammars.drop_all()
+    else:
+        runner.state.grammars.take_orders(orders, lambda *_: None)  # rank 0 answers
 
 
 def _advance(lifecycle: Lifecycle, ranks: Ranks, order: RankOrder) -> None:

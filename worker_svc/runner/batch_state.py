@@ -324,7 +324,7 @@ class BatchState:
         sampling, place = sequence.sampling, None
         if sampling.grammar:
             output = sequence.token_ids[sequence.num_prompt_tokens :].tolist()
-            place = self.grammars.begin(sampling.grammar, output)
+            place = self.grammars.take_place(sequence.grammar_preparation, sampling.grammar, output)
         table.occupants[sequence.slot] = Occupant(
             sequence.request_id, sampling, time.monotonic(), RowProcessors.of(sampling, place)
         )

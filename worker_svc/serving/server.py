@@ -14,6 +14,7 @@ from pagewire.v1 import debug_pb2_grpc
 from wire.health_port import LIVENESS, health_server
 from wire.identity.certificates import certificates_of
 from wire.identity.interceptors import AccessInterceptor
+from wire.requests import ThreadedRequestCheck
 from wire.server import SERVER_OPTIONS, add_reflection, bind
 from worker_svc.config import WorkerConfig
 from worker_svc.parallel.leader import Ranks
@@ -52,7 +53,11 @@ class RankServer:
         self._server = grpc.server(
             ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"),
             options=SERVER_OPTIONS,
-            interceptors=[] if access is None else [AccessInterceptor(access)],
+            interceptors=[
+                *([] if access is None else [AccessInterceptor(access)]),
+                ThreadedRequestCheck(),
+            ],
+            maximum_concurrent_rpcs=HANDLER_THREADS,  # refused, where they would wait for ever
         )
         credentials = None if certificates is None else certificates.grpc_credentials()
         self.port = bind(self._server, f"{config.host}:{port}", "the worker", credentials)

@@ -18,9 +18,8 @@ from worker_svc.config import DTYPES
 from worker_svc.device.step_clock import DecodeTime
 from worker_svc.protocol import codec
 from worker_svc.protocol.step import BadStep
-from worker_svc.serving.session import (
-    SchedulerStream,
-    Session,
+from worker_svc.serving.session import SchedulerStream, Session
+from worker_svc.serving.session_errors import (
     StaleEpoch,
     StepGap,
     Stopping,
@@ -32,6 +31,7 @@ from worker_svc.startup.kv_sizing import CacheTooSmall
 from worker_svc.startup.lifecycle import Lifecycle, WorkerPhase, WrongPhase
 
 SERVICE_NAME = "pagewire.v1.WorkerService"
+HELLO_TIMEOUT_S = 30.0  # from the start of a stream to its first frame
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -118,7 +118,13 @@ class WorkerService:
         Frames stay bytes here: the compute thread parses them in order, so that a frame that does
         not parse ends the stream with our status instead of an error inside gRPC.
         """
-        first = next(frames, None)
+        hurry = threading.Timer(HELLO_TIMEOUT_S, context.cancel)  # a stream occupies a thread
+        hurry.daemon = True
+        hurry.start()
+        try:
+            first = next(frames, None)
+        finally:
+            hurry.cancel()
         if first is None:
             _abort(context, BadStep("frame", "the stream ended before hello"))
         stream = _answer(context, lambda: self._session.attach(codec.decode_hello(first)))
@@ -141,6 +147,8 @@ class WorkerService:
         try:
             for frame in frames:
                 if self._session.cut(stream, frame):  # handled now, ahead of the queued frames
+                    continue
+                if self._session.prepare(stream, frame):
                     continue
                 stream.wait_for_room()
                 if stream.is_over:
@@ -241,6 +249,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         sends_heartbeats=True,
         max_granted_steps=codec.MAX_GRANTED_STEPS,
         has_state_hashes=True,
+        prepares_grammars=True,
         rehearsed_steps=[
             timing_pb2.RehearsedStep(num_tokens=num_tokens, seconds=seconds)
             for num_tokens, seconds in description.rehearsed_s.items()

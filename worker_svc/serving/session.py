@@ -19,38 +19,22 @@ from worker_svc.process.failpoints import Failpoints, StreamFaults
 from worker_svc.process.step_limit import StepLimit
 from worker_svc.protocol import codec
 from worker_svc.protocol.codec import Heartbeat, Hello
+from worker_svc.protocol.preparations import GrammarOrders, decode_orders, encode_prepared
 from worker_svc.protocol.step import BadStep, CutRequest, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner, Pending, failed
+from worker_svc.serving.session_errors import (
+    StaleEpoch,
+    StepGap,
+    Stopping,
+    TakenOver,
+    UnknownProtocol,
+)
 from worker_svc.startup.lifecycle import Lifecycle
 
 MAX_FRAMES_IN_FLIGHT = 6  # three with steps, and as many emptied by cuts
 MAX_STEPS_LAUNCHED = 3  # on an asynchronous device: one running, two queued
 
 log = logging.getLogger(__name__)
-
-
-class SessionError(Exception):
-    """Raised when a stream is refused, or ended by the worker."""
-
-
-class UnknownProtocol(SessionError):
-    """The scheduler uses another version of the step protocol."""
-
-
-class StaleEpoch(SessionError):
-    """The scheduler's epoch is not higher than the highest so far."""
-
-
-class TakenOver(SessionError):
-    """A scheduler with a higher epoch has attached."""
-
-
-class StepGap(SessionError):
-    """A step id is not the one after the previous step's."""
-
-
-class Stopping(SessionError):
-    """The worker is shutting down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +93,15 @@ class SchedulerStream:
             self._left_out.append(range(first, cut.last_step_id + 1))
             if not self.is_over:
                 self.outbox.put(codec.encode_skipped(first, cut.last_step_id))
+
+    def count_frame(self) -> None:
+        """Counts a received frame that is handled at once."""
+        self._num_received += 1
+
+    def grammar_prepared(self, preparation_id: int, problem: str) -> None:
+        """Sends what became of a preparation, from any thread."""
+        if not self.is_over:
+            self.outbox.put(encode_prepared(preparation_id, problem))
 
     def next_frame(self) -> bytes | None:
         """Waits for the next frame to send; returns a heartbeat after an interval without one, None
@@ -248,7 +241,31 @@ class Session:
     def greet(self, stream: SchedulerStream, frame: bytes) -> None:
         """Sends the stream's first frame once the compute thread is free: a scheduler that attaches
         while a step hangs must not assume that its own steps would run."""
-        self._compute.post(partial(stream.greet, frame))
+        self._compute.post(partial(self._greet, stream, frame))
+
+    def _greet(self, stream: SchedulerStream, frame: bytes) -> None:
+        self._lifecycle.ready_runner().state.grammars.drop_all()
+        self._ranks.prepare(b"")
+        stream.greet(frame)
+
+    def prepare(self, stream: SchedulerStream, frame: bytes) -> bool:
+        """Starts to prepare a frame's grammars; returns False for any other frame."""
+        try:
+            orders = decode_orders(frame, self._lifecycle.ready_runner().limits)
+        except BadStep as error:
+            log.warning("epoch %d ends: %s", stream.epoch, error)
+            self.end(stream, error)
+            return True
+        if orders is not None:
+            stream.count_frame()
+            self._compute.post(partial(self._prepare, stream, frame, orders))
+        return orders is not None
+
+    def _prepare(self, stream: SchedulerStream, frame: bytes, orders: GrammarOrders) -> None:
+        if stream.is_over:
+            return
+        self._ranks.prepare(frame)
+        self._lifecycle.ready_runner().state.grammars.take_orders(orders, stream.grammar_prepared)
 
     def submit(self, stream: SchedulerStream, frame: bytes) -> None:
         """Queues a frame for the compute thread."""
@@ -365,7 +382,7 @@ class Session:
             self._ranks.compute_step()
             launched = runner.launch(step, queue_us)
         if stream.faults:
-            stream.faults.after_step()
+            stream.faults.after_step(lambda: runner.records[-1].request_ids)
         if isinstance(launched, StepOutput):
             stream.note_failure(launched)  # the next step may come before the answer
         return launched

@@ -9,6 +9,7 @@ import torch
 
 from kernels.gemm import cublas_lt
 from wire.grammar import Vocabulary, read_vocabulary
+from wire.grammar_check.checks import GrammarChecks, VocabularySource
 from worker_svc.attention.flash_attn import Setup
 from worker_svc.attention.kv_cache import KVCache, block_bytes
 from worker_svc.config import GPU_MEMORY_UTILIZATION, WorkerConfig, require_device
@@ -238,7 +239,10 @@ def _grammars(model: LoadedModel) -> Grammars:
     def read() -> Vocabulary:
         return read_vocabulary(path.read_text("utf-8"), facts.vocab_size, facts.eos_token_ids)
 
-    return Grammars(facts.vocab_size, read)
+    source = VocabularySource(
+        lambda: path.read_text("utf-8"), facts.vocab_size, facts.eos_token_ids
+    )
+    return Grammars(facts.vocab_size, read, GrammarChecks(source))
 
 
 def _limits(

@@ -29,9 +29,11 @@ class Migration:
         leaving = []
         while (sequence := self._state.waiting.take()) is not None:
             leaving.append(sequence)
+        leaving += self._state.waiting.take_held()
         assert len(leaving) == len(self._live)
         self._live.clear()
         self._state.fork_groups.clear()
+        self._state.suspects.clear()
         self._deadlines.clear()
         self.num_migrated_out += len(leaving)
         return leaving
@@ -49,19 +51,19 @@ class Migration:
 
         A sequence that has run goes to the front of the queue; a new one to the end.
         """
-        state, has_run = self._state, sequence.status is Status.PREEMPTED
+        state, has_run = self._state, sequence.has_run
+        sequence.status = Status.PREEMPTED if has_run else Status.WAITING
         sequence.number = state.next_number()
         sequence.num_overtaken = 0
         sequence.forget_hashes()
         self._live[sequence.request.request_id] = sequence
         self._deadlines.add(sequence)
         state.fork_groups.add(sequence)
-        if has_run:
-            state.waiting.put_back(sequence)
-        else:
-            state.waiting.append(sequence)
+        if sequence.is_suspect:
+            state.suspects.add(sequence)
         phase = Phase.PREEMPTED if has_run else Phase.QUEUE
         if state.is_worker_away:
             phase = Phase.WORKER_AWAY
         sequence.timeline.enter(phase, state.now_s)
+        state.enqueue(sequence)
         self.num_migrated_in += 1

@@ -149,6 +149,12 @@ class SlotTable:
         self.prompt_output_slots.discard(slot)
         return sequence
 
+    def clear(self) -> None:
+        """Empties every slot."""
+        self.sequence = [None] * len(self.sequence)
+        self.is_live[:] = self.is_prefilling[:] = False
+        self.prompt_output_slots.clear()
+
     def facts(self, index: Index) -> Facts:
         """The constant columns of the sequences in these slots."""
         return Facts(self.max_len[index], self.client[index], self.handle[index])

@@ -1,7 +1,7 @@
 """A heap of deadlines; a call costs nothing while none is due."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from scheduler_svc.core.request.sequence import Sequence, Status
 
@@ -29,9 +29,23 @@ class Deadlines:
         """Removes all sequences."""
         self._heap.clear()
 
+    def restart(self, live: Iterable[Sequence]) -> None:
+        """Holds the live sequences alone."""
+        self._heap.clear()
+        for sequence in live:
+            self.add(sequence)
+
     def take_due(self, now_s: float) -> Iterator[Sequence]:
         """Removes and yields the live sequences whose deadline is at or before `now_s`."""
         while self._heap and self._heap[0][0] <= now_s:
             sequence = heapq.heappop(self._heap)[2]
             if sequence.status is not Status.FINISHED:
                 yield sequence
+
+
+def expiry_of(sequence: Sequence, now_s: float) -> str:
+    """Why a sequence ends at its deadline, and how long it spent in each phase."""
+    request = sequence.request
+    assert request.deadline_s is not None
+    allowed_s = request.deadline_s - request.arrival_s
+    return f"the deadline of {allowed_s:.3f} s passed after {sequence.timeline.tell(now_s)}"

@@ -1,6 +1,6 @@
 """Admission control: which requests enter the queue, and why the others are refused."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from scheduler_svc.core.kv.sliding_window import blocks_needed
 from scheduler_svc.core.queue.continuation import continuation_problem
@@ -9,6 +9,7 @@ from scheduler_svc.core.queue.reservations import Reservations
 from scheduler_svc.core.queue.waiting import Load, WaitingQueue
 from scheduler_svc.core.request.config import SchedulerConfig
 from scheduler_svc.core.request.request import RefusalKind, Refused, Request
+from scheduler_svc.core.request.sequence import Sequence
 
 MAX_TENANT_BYTES = 64
 MAX_CACHE_SALT_BYTES = 256
@@ -26,6 +27,20 @@ class Intake:
         self._waiting = waiting
         self.reservations = Reservations()
         self.num_refused = 0  # requests refused for overload
+
+    def accept(self, request: Request, live: Container[str], num_usable_blocks: int) -> Sequence:
+        """The sequence of a new request. Raises Refused, naming the field."""
+        max_len = self.check(request, live, num_usable_blocks)
+        eos = () if request.ignore_eos else self._config.eos_token_ids
+        return Sequence(request, max_len, tuple({*eos, *request.stop_token_ids}))
+
+    def misfits(self, live: Iterable[Sequence], num_usable_blocks: int) -> list[str]:
+        """Ids of the live requests that so many blocks cannot hold."""
+        return [
+            sequence.request.request_id
+            for sequence in live
+            if blocks_needed(self._config, sequence.max_len) > num_usable_blocks
+        ]
 
     def check(self, request: Request, live: Container[str], num_usable_blocks: int) -> int:
         """Returns the sequence's maximum length, in tokens. Raises Refused, naming the field."""
@@ -48,7 +63,7 @@ class Intake:
                 f"prompt_token_ids and max_tokens need up to {num_blocks} KV blocks of "
                 f"{self._config.block_size} tokens, the worker has {num_usable_blocks}",
             )
-        if request.deadline_s is not None and request.deadline_s <= request.arrival_s:
+        if request.deadline_s is not None and not request.deadline_s > request.arrival_s:
             raise Refused(RefusalKind.EXPIRED, "the deadline had passed when the request arrived")
         if request.output_token_ids is None or request.resumed_by_client:  # else accepted before
             self._check_load(request)

@@ -1,8 +1,12 @@
-"""The waiting queue: counts sequences and tokens, in total and per tenant, for any policy."""
+"""The waiting queue: counts sequences and tokens, in total and per tenant, for any policy.
+
+Sequences that wait for their grammar count, although no order has them.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from scheduler_svc.core.queue.grammar_waits import GrammarWaits
 from scheduler_svc.core.queue.policies import Order
 from scheduler_svc.core.request.sequence import Sequence, Status
 
@@ -23,16 +27,29 @@ class Load:
 class WaitingQueue:
     """Sequences without a slot. An aborted one is skipped when taken, so that abort is O(1)."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, grammars: GrammarWaits) -> None:
         self.order = order
+        self.grammars = grammars
         self._total = Load()
         self._by_tenant: dict[str, Load] = {}
+
+    def clear(self, order: Order) -> None:
+        """Removes all sequences; from now on they are kept in this order."""
+        self.order, self._total = order, Load()
+        self._by_tenant.clear()
+        self.grammars.clear()
 
     def __len__(self) -> int:
         return self._total.num_sequences
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self.order)
+        yield from self.order
+        yield from self.grammars
+
+    @property
+    def num_admissible(self) -> int:
+        """Number of sequences that need nothing but room."""
+        return len(self) - len(self.grammars)
 
     @property
     def num_tokens(self) -> int:
@@ -53,8 +70,30 @@ class WaitingQueue:
         self.order.put_back(sequence)
         self._count(sequence, 1)
 
+    def hold(self, sequence: Sequence) -> None:
+        """Adds a sequence that waits for its grammar."""
+        self.grammars.hold(sequence)
+        self._count(sequence, 1)
+
+    def grammar_is_ready(self, preparation_id: int) -> Sequence | None:
+        """Queues the sequence that waited for this; one that has run goes to the front."""
+        sequence = self.grammars.prepared(preparation_id)
+        if sequence is not None and sequence.has_run:
+            self.order.put_back(sequence)
+        elif sequence is not None:
+            self.order.append(sequence)
+        return sequence
+
+    def take_held(self) -> list[Sequence]:
+        """Removes and returns the sequences that wait for their grammar."""
+        held = list(self.grammars)
+        for sequence in held:
+            self.grammars.discard(sequence)
+            self._count(sequence, -1)
+        return held
+
     def take(self) -> Sequence | None:
-        """Removes and returns the next sequence; None when the queue is empty."""
+        """Removes and returns the next admissible sequence; None when there is none."""
         sequence = self.order.take()
         if sequence is not None:
             self._count(sequence, -1)
@@ -70,6 +109,7 @@ class WaitingQueue:
     def discard(self, sequence: Sequence) -> None:
         """Removes a sequence from the counts; its status must be FINISHED already."""
         assert sequence.status is Status.FINISHED
+        self.grammars.discard(sequence)
         self._count(sequence, -1)
 
     def append_token(self, sequence: Sequence, token_id: int) -> None:

@@ -59,6 +59,8 @@ class SchedulerConfig:
     tenant_weights: tuple[tuple[str, float], ...] = ()  # of the fair share; 1 for all others
     queue_window: int = 4  # requests tried after a waiting one that has no room
     max_overtakes: int = 16  # times that one request may be overtaken this way
+    # Whether the worker prepares grammars apart from its steps; if not, it reads each in a step.
+    prepares_grammars: bool = False
     # Limits of the queue; a request that would exceed one is refused. 0: no limit.
     max_waiting_requests: int = 0
     max_waiting_tokens: int = 0

@@ -21,6 +21,7 @@ class FinishReason(Enum):
     ERROR = "error"
     EXPIRED = "expired"
     DEAD_END = "dead end"  # its own parameters left no token to sample
+    POISON = "poison"  # process after process died where it was computed
 
 
 class RefusalKind(Enum):
@@ -72,6 +73,8 @@ class Request:
     # Output generated before, after which this request continues. None: it is new.
     output_token_ids: TokenIds | None = None
     resumed_by_client: bool = False  # by the client's word; maybe never accepted
+    has_grammar: bool = False  # which the worker prepares before the request may enter a slot
+    num_deaths: int = 0  # of other processes, while it ran there; it begins as a suspect
 
     @property
     def num_tokens(self) -> int:

@@ -8,13 +8,14 @@ import numpy as np
 from scheduler_svc.core.request.blame import Blame
 from scheduler_svc.core.request.block_hash import chain, root_of
 from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
-from scheduler_svc.core.request.timeline import Timeline
+from scheduler_svc.core.request.timeline import Phase, Timeline
 
 
 class Status(Enum):
-    """The state of a sequence. Waiting and preempted ones hold neither slot nor blocks."""
+    """The state of a sequence. Only a running one holds a slot and blocks."""
 
     WAITING = "waiting"
+    WAITING_FOR_GRAMMAR = "waiting for grammar"  # new or preempted; the worker prepares it
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
@@ -49,6 +50,7 @@ class Sequence:
         "num_prompt_outputs_delivered",
         "num_prompt_outputs_planned",
         "number",
+        "preparation_id",
         "request",
         "root",
         "slot",
@@ -69,7 +71,8 @@ class Sequence:
             self.token_ids = np.concatenate((request.prompt_token_ids, request.output_token_ids))
         self.num_prompt = len(request.prompt_token_ids)
         self.max_len = max_len  # tokens, prompt included, at which it ends for length
-        self.min_len = self.num_prompt + request.min_tokens  # no stop token ends it before
+        # No stop token ends it before; beyond max_len, which a column holds, none ever does.
+        self.min_len = min(self.num_prompt + request.min_tokens, max_len + 1)
         self.stop_ids = stop_ids  # end-of-sequence and stop tokens
         self.slot: int | None = None
         self.num_cached: int | None = None  # prompt tokens cached at the first admission
@@ -81,12 +84,33 @@ class Sequence:
         self.is_private = request.skip_prefix_cache
         self.root = root_of(request.cache_salt)  # parent of its first block
         self.blame: Blame | None = None  # None: no worker was lost during its steps
+        if request.num_deaths:
+            place = len(self.token_ids)
+            self.blame = Blame(num_deaths=request.num_deaths, place=place, is_suspect=True)
         # Prompt positions before these have no outputs left to deliver;
         # `num_prompt_outputs_planned` includes the steps in flight.
         self.num_prompt_outputs_delivered = self.num_prompt_outputs_planned = (
             request.prompt_output_begin
         )
+        self.preparation_id = 0  # of its grammar, asked for or ready; 0: none
         self._hashes: list[int] = []
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it has held a slot."""
+        return self.num_cached is not None
+
+    @property
+    def waiting_phase(self) -> Phase:
+        """The phase in which it waits, while there is a worker."""
+        if self.status is Status.WAITING_FOR_GRAMMAR:
+            return Phase.GRAMMAR
+        return Phase.PREEMPTED if self.has_run else Phase.QUEUE
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it computes alone, since a process died in its last step."""
+        return self.blame is not None and self.blame.is_suspect
 
     @property
     def num_output(self) -> int:

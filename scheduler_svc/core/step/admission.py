@@ -9,6 +9,7 @@ from enum import Enum
 
 from scheduler_svc.core.kv.sealing import seal_slot
 from scheduler_svc.core.request.config import Policy, SchedulerConfig
+from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.core.request.sequence import Sequence, Status
 from scheduler_svc.core.step.draft import Counters, Draft
 from scheduler_svc.core.step.plan import AdmissionHold, Cause, EnteringSequence
@@ -18,6 +19,7 @@ from scheduler_svc.core.step.state import SchedulerState
 
 MAX_AWAITING = 64  # most sequences examined per step that await their fork group
 _HELD_BY_SLOTS, _HELD_BY_BUDGET = AdmissionHold(Cause.SLOTS), AdmissionHold(Cause.BUDGET)
+_HELD_BY_GRAMMAR = AdmissionHold(Cause.GRAMMAR)
 
 
 class _Outcome(Enum):
@@ -75,7 +77,10 @@ class Admission:
             sequence = state.waiting.take()
             if sequence is None:
                 break
-            if sequence.num_awaited or self._would_rob(aside, sequence):
+            if state.awaits_grammar(sequence):  # what was ready went with a worker
+                state.enqueue(sequence)
+                continue
+            if sequence.num_awaited or sequence.is_suspect or self._would_rob(aside, sequence):
                 aside.add(sequence, _Outcome.NO_ROOM)
                 break
             outcome = self._admit(draft, sequence)
@@ -91,6 +96,22 @@ class Admission:
         self._blocked = {s: self._blocked[s] for s in aside.passed if s in self._blocked}
         if entered:
             state.join_running(entered)
+
+    def draft_suspect(self, draft: Draft) -> bool:
+        """Admits the next sequence, if it is a suspect and there is room, to a step of its own."""
+        state = self._state
+        sequence = state.waiting.take() if state.free_slots else None
+        if sequence is None:
+            return False
+        if state.awaits_grammar(sequence):
+            state.enqueue(sequence)
+            return False
+        may_enter = sequence.is_suspect and not sequence.num_awaited
+        if may_enter and self._admit(draft, sequence) is _Outcome.ENTERED:
+            state.join_running([sequence])
+            return True
+        state.waiting.put_back(sequence)
+        return False
 
     def _may_look_past(self, aside: _SetAside) -> bool:
         """Whether to try the next sequence although those in `aside` were not admitted.
@@ -122,10 +143,16 @@ class Admission:
             return AdmissionHold(Cause.BLOCKS, passed[0].request.request_id, short)
         if aside.everyone:
             return AdmissionHold(Cause.FORK_GROUP, first=aside.everyone[0].request.request_id)
+        if not state.waiting.num_admissible:
+            return _HELD_BY_GRAMMAR
         return _HELD_BY_BUDGET if state.free_slots else _HELD_BY_SLOTS
 
     def _admit(self, draft: Draft, sequence: Sequence) -> _Outcome:
         """Moves a sequence into a slot, if there are blocks for its first chunk."""
+        with blaming(sequence.request.request_id):
+            return self._try_to_enter(draft, sequence)
+
+    def _try_to_enter(self, draft: Draft, sequence: Sequence) -> _Outcome:
         config, state = self._config, self._state
         num_free, is_sibling = state.pool.num_free, bool(sequence.request.fork_group)
         if not is_sibling and sequence in self._blocked and num_free <= self._blocked[sequence][0]:
@@ -159,6 +186,8 @@ class Admission:
         if start.sibling is not None:
             self._counters.num_forks += 1
             return
+        if sequence.is_private or not self._config.enable_prefix_caching:
+            return  # nothing was looked up
         self._counters.prefix_query_tokens += len(sequence.token_ids)
         self._counters.prefix_hit_tokens += start.num_computed
 
@@ -200,6 +229,7 @@ class Admission:
                 num_first_cached_tokens=sequence.num_cached or 0,
                 stop_ids=sequence.stop_ids,
                 prompt_output_begin=prompt_output_begin,
+                preparation_id=self._state.grammars.entered(sequence),
             )
         )
         draft.admitted_chunks.append(chunk)
@@ -218,12 +248,13 @@ class Admission:
         if self._config.policy is not Policy.PRIORITY or not state.running.sequences:
             return
         head, running = state.waiting.peek(), list(state.running.sequences)
-        if head is None or head.num_awaited:
+        if head is None or head.num_awaited or state.awaits_grammar(head):
             return
         is_more_urgent = state.waiting.order.is_more_urgent
         if not is_more_urgent(head, running[-1]):
             return
-        start = self.reuse.find(head, [])
+        with blaming(head.request.request_id):
+            start = self.reuse.find(head, [])
         if start is None:
             return
         _, num_new = self._first_chunk(head, start, self._config.max_num_batched_tokens)

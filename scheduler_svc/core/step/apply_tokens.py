@@ -13,10 +13,17 @@ from numpy.typing import NDArray
 from scheduler_svc.core.kv.sealing import seal
 from scheduler_svc.core.kv.slots import Index, Slots
 from scheduler_svc.core.request.config import Policy, SchedulerConfig
+from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.core.request.request import FinishReason, TokenIds
 from scheduler_svc.core.request.sequence import End, Sequence, Status
 from scheduler_svc.core.request.timeline import Phase
-from scheduler_svc.core.step.plan import StepPlan, StepResult
+from scheduler_svc.core.step.plan import (
+    Finished,
+    PromptOutputDelivery,
+    StepOutputs,
+    StepPlan,
+    StepResult,
+)
 from scheduler_svc.core.step.state import SchedulerState
 
 _NOT_FINITE = "the model's logits were not finite"
@@ -32,6 +39,13 @@ class TokenUpdate:
     sampled_rows: Index | None  # row of the result per token; None: all rows, in order
     ends: list[End]
 
+    def with_ends(
+        self, finished: list[Finished], deliveries: list[PromptOutputDelivery]
+    ) -> StepOutputs:
+        """What the step brought to the clients."""
+        rows = self.sampled_rows
+        return StepOutputs(self.clients, self.handles, self.token_ids, finished, rows, deliveries)
+
 
 class TokenUpdates:
     """Writes sampled tokens into the slot table."""
@@ -40,8 +54,13 @@ class TokenUpdates:
         self._config = config
         self._state = state
 
-    def take(self, plan: StepPlan, result: StepResult) -> TokenUpdate:
-        """Appends the tokens of a step, one for each slot that sampled."""
+    def take(
+        self, plan: StepPlan, result: StepResult, appended_late: list[Sequence]
+    ) -> TokenUpdate:
+        """Appends the tokens of a step, one for each slot that sampled.
+
+        Notes in `appended_late` the sequences that had no slot any more.
+        """
         table, token_ids, slots = self._state.table, result.token_ids, plan.sampled_slots
         # While the running set is the plan's, no sequence has left.
         running = self._state.running if plan.running is self._state.running else None
@@ -72,7 +91,7 @@ class TokenUpdates:
         ends += self._ended(index, token_ids, length, facts.max_len)
         if late:
             late_ids = result.token_ids[[row for _, row in late]]
-            ends += self._append_late(late, late_ids)
+            ends += self._append_late(late, late_ids, appended_late)
             requests = [sequence.request for sequence, _ in late]
             clients = np.append(clients, [r.client for r in requests]).astype(np.int32)
             handles = np.append(handles, [r.handle for r in requests]).astype(np.uint32)
@@ -151,11 +170,15 @@ class TokenUpdates:
                 late.append((sequence, row))
         return is_good, late
 
-    def _append_late(self, late: list[tuple[Sequence, int]], token_ids: TokenIds) -> list[End]:
+    def _append_late(
+        self, late: list[tuple[Sequence, int]], token_ids: TokenIds, appended: list[Sequence]
+    ) -> list[End]:
         """Appends tokens to sequences that were preempted while the token was in flight."""
         ends = []
         for (sequence, _), token_id in zip(late, token_ids.tolist(), strict=True):
-            self._state.waiting.append_token(sequence, token_id)
+            with blaming(sequence.request.request_id):
+                self._state.waiting.append_token(sequence, token_id)
+            appended.append(sequence)
             sequence.num_awaited -= 1
             length = len(sequence.token_ids)
             if token_id in sequence.stop_ids and length >= sequence.min_len:

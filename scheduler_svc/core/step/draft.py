@@ -1,5 +1,6 @@
 """A step plan under construction: first the running rows, then the admitted ones."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -7,19 +8,35 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.kv.slots import Index, Slots
 from scheduler_svc.core.request.sequence import Sequence
-from scheduler_svc.core.step.plan import AdmissionHold, EnteringSequence, PromptOutputRange
+from scheduler_svc.core.step.plan import (
+    AdmissionHold,
+    EnteringSequence,
+    PromptOutputRange,
+    StepPlan,
+)
 from scheduler_svc.core.step.prompt_outputs import plan_range
 
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since start, for status and metrics."""
+    """Totals since start, for status and metrics; none ever goes down."""
 
-    num_steps: int = 0
+    num_steps: int = 0  # a granted step counts once it cannot be taken back
     num_prefill_tokens: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     num_forks: int = 0
+
+    def planned(self, plan: StepPlan) -> None:
+        """Counts a step that will not be taken back."""
+        self.num_steps += 1
+        self.num_prefill_tokens += plan.num_prefill_tokens
+
+    def lost(self, plans: Iterable[StepPlan]) -> None:
+        """Counts the steps in flight to a worker that is gone: granted ones are not taken back."""
+        for plan in plans:
+            if plan.grant_id is not None:
+                self.planned(plan)
 
 
 @dataclass(slots=True)

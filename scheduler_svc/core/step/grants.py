@@ -91,7 +91,7 @@ class Grants:
         return [in_flight.pop() for _ in range(first_step_id, last_step_id + 1)]
 
     def _is_outdated(self, newest: StepPlan) -> bool:
-        if len(self._state.waiting) or self._somebody_left:
+        if self._state.waiting.num_admissible or self._somebody_left:
             return True
         num_rows = len(newest.slots)
         num_live = np.count_nonzero(self._state.table.is_live[newest.slots])

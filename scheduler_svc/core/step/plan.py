@@ -29,6 +29,7 @@ class EnteringSequence:
     num_first_cached_tokens: int  # prompt tokens cached at the first admission
     stop_ids: tuple[int, ...]  # masked by the worker until min_tokens
     prompt_output_begin: int = 0  # no prompt outputs are due before this position
+    preparation_id: int = 0  # of its grammar; 0: it has none, or the worker prepares none
 
 
 class Cause(Enum):
@@ -39,6 +40,7 @@ class Cause(Enum):
     BLOCKS = "blocks"
     FORK_GROUP = "fork group"  # another of its fork group computes the first's prompt
     TOKEN = "token"  # the first in the queue awaits a token in flight
+    GRAMMAR = "grammar"  # all that wait await their grammar
     PREEMPTION = "preemption"  # a sequence was just preempted and must not be overtaken
 
 
@@ -105,11 +107,20 @@ class StepPlan:
     grant_id: int | None = None  # first step id of its grant, if it is of one
     due_prompt_outputs: list[PromptOutputRange] = field(default_factory=list)  # in batch order
     prompt_ends: list[Sequence] = field(default_factory=list)  # end with this step, unsampled
+    num_prefill_tokens: int = 0  # tokens of prompts, and of output that is computed again
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens that the step computes."""
         return len(self.slots) if self.num_scheduled is None else int(self.num_scheduled.sum())
+
+    @property
+    def num_computed_after(self) -> NDArray[np.int32]:
+        """Tokens of each row that are computed once the step is done."""
+        after: NDArray[np.int32] = self.num_computed + (
+            1 if self.num_scheduled is None else self.num_scheduled
+        )
+        return after
 
     def sequences(self) -> list[Sequence]:
         """The sequences of the rows, in batch order."""

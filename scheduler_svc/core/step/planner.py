@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.kv.sealing import seal
 from scheduler_svc.core.kv.slots import Slots
 from scheduler_svc.core.request.config import SchedulerConfig
+from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.step.admission import Admission
 from scheduler_svc.core.step.draft import Counters, Draft
@@ -56,6 +57,8 @@ class Planner:
         self._admission.make_way()
         if self._config.sliding_window:
             self._state.slide()
+        if self._state.suspects and (draft := self._draft_suspect()) is not None:
+            return self._commit(draft)
         num_preemptions = self._state.num_preemptions
         draft = self._draft_running()
         if self._state.num_preemptions == num_preemptions:
@@ -66,6 +69,12 @@ class Planner:
             return None
         return self._commit(draft)
 
+    def plan_release(self) -> StepPlan:
+        """Plans a step that computes nothing and only reports the freed slots to the worker."""
+        index = self._state.running.index[:0]
+        slots, none = self._state.running.slots[:0], np.zeros(0, dtype=np.int32)
+        return self._commit(Draft(self._next_step_id, slots, index, none, none))
+
     def plan_grant(self, max_steps: int) -> tuple[StepPlan, ...]:
         """Plans as many decode steps, up to `max_steps`, as every running sequence can make.
 
@@ -74,7 +83,8 @@ class Planner:
         """
         state = self._state
         table, running = state.table, state.running
-        if len(state.waiting) or self._reset or table.prompt_output_slots:
+        is_busy = state.waiting.num_admissible or state.suspects
+        if is_busy or self._reset or table.prompt_output_slots:
             return ()
         index, slots = running.index, running.slots
         left = table.max_len[index] - table.num_planned[index]
@@ -109,7 +119,6 @@ class Planner:
                     departed[slot].num_awaited -= 1
         self._state.move_fence(last_step_id)
         self._previous_slots = None  # the worker's last step may not be the last one planned here
-        self.counters.num_steps -= len(plans)
 
     def _grow_for_grant(self, draft: Draft) -> bool:
         """Allocates a grant's blocks, halving its steps to fit; False if not even one fits."""
@@ -137,7 +146,45 @@ class Planner:
             num_computed=first.num_computed + later,
             preempted=[],
             moves=None,
+            num_prefill_tokens=0,
         )
+
+    # --- the suspects ----------------------------------------------------------------------------
+
+    def _draft_suspect(self) -> Draft | None:
+        """A step of one suspect alone: the running one, else the first in the queue.
+
+        None when it cannot compute now; the others go on meanwhile.
+        """
+        table, budget = self._state.table, self._config.max_num_batched_tokens
+        for sequence in self._state.running.sequences:
+            if sequence.is_suspect:
+                assert sequence.slot is not None
+                return self._draft_alone(sequence.slot)
+        none = self._state.running.index[:0]
+        computed = table.num_computed[none]
+        draft = Draft(self._next_step_id, none.astype(np.int32), none, computed, computed)
+        draft.budget = budget
+        return draft if self._admission.draft_suspect(draft) else None
+
+    def _draft_alone(self, slot: int) -> Draft | None:
+        """The next chunk of one running sequence; None when it has none, or no blocks for it."""
+        table = self._state.table
+        index = np.array([slot], dtype=np.intp)
+        computed, planned = table.num_computed[index], table.num_planned[index]
+        chunks = planned - computed
+        if planned[0] >= table.max_len[slot] or not chunks[0]:
+            return None
+        self._share_budget(chunks)
+        draft = Draft(self._next_step_id, index.astype(np.int32), index, computed, planned)
+        shortage = int(computed[0] + chunks[0] - table.capacity[slot])
+        num_blocks = max(-(-shortage // self._config.block_size), 0)
+        if num_blocks > self._state.pool.num_free:
+            return None
+        if num_blocks:
+            self._append(draft, slot, num_blocks)
+        draft.keep(chunks)
+        return draft
 
     # --- the running -----------------------------------------------------------------------------
 
@@ -255,7 +302,7 @@ class Planner:
         state, step_id = self._state, draft.step_id
         sampled = self._book(draft, step_id)
         slots, chunks, computed = draft.slots, draft.chunks, draft.computed
-        num_decodes = len(slots) if chunks is None else int((chunks == 1).sum())
+        num_prefill_tokens = self._num_prefill_tokens(draft)
         if draft.admitted:
             ones = np.ones(len(slots), dtype=np.int32) if chunks is None else chunks
             slots = _extended(slots, [new.slot for new in draft.admitted])
@@ -283,14 +330,26 @@ class Planner:
             grant_id=step_id if is_grant else None,
             due_prompt_outputs=draft.due_prompt_outputs,
             prompt_ends=draft.prompt_ends,
+            num_prefill_tokens=num_prefill_tokens,
         )
         state.freed_slots, state.preempted = [], []
         self._next_step_id = step_id + draft.num_steps
         self._previous_slots, self._reset = slots, False
-        self.counters.num_steps += draft.num_steps
-        if chunks is not None:
-            self.counters.num_prefill_tokens += int(chunks.sum()) - num_decodes
         return plan
+
+    def _num_prefill_tokens(self, draft: Draft) -> int:
+        """Tokens of a draft that were known when their sequence was admitted, of all its rows.
+
+        A row that still awaits its first token computes a known one, or with look-ahead that first
+        token itself; how many tokens it computes does not tell a decode from a last chunk of one.
+        """
+        table, index = self._state.table, draft.index
+        num_tokens = sum(draft.admitted_chunks)
+        rows = table.is_prefilling[index]
+        if np.count_nonzero(rows):
+            rows &= draft.computed < table.num_tokens[index]
+            num_tokens += int(rows.sum() if draft.chunks is None else draft.chunks[rows].sum())
+        return num_tokens
 
     def _book(self, draft: Draft, step_id: int) -> Slots:
         """Counts the running rows' chunks as computed; returns the slots that sample."""
@@ -326,7 +385,8 @@ class Planner:
             slot = int(draft.index[row])
             sequence = table.sequence[slot]
             assert sequence is not None
-            draft.add_prompt_outputs(sequence, slot, int(after[row]))
+            with blaming(sequence.request.request_id):
+                draft.add_prompt_outputs(sequence, slot, int(after[row]))
             if sequence.request.is_prompt_only:
                 samples[row] = False
             elif not sequence.has_prompt_outputs_due:

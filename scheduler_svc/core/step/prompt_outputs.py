@@ -8,6 +8,7 @@ another worker, continues where it was. A prefix hit may only skip positions wit
 
 from collections.abc import Sequence as Many
 
+from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.request.sequence import End, Sequence, Status
 from scheduler_svc.core.step.plan import (
@@ -51,8 +52,9 @@ def receive(
         if sequence.status is Status.FINISHED:
             continue
         if prompt_output.is_finite:
-            sequence.num_prompt_outputs_delivered = one.end
-            deliveries.append(PromptOutputDelivery(sequence.request, row))
+            with blaming(sequence.request.request_id):
+                sequence.num_prompt_outputs_delivered = one.end
+                deliveries.append(PromptOutputDelivery(sequence.request, row))
         else:
             state.forget(one.slot)
             broken.append(sequence)

@@ -5,6 +5,7 @@ that still touches its slot and blocks is in flight. These are handed out again 
 such step was acknowledged.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK
 from scheduler_svc.core.kv.slots import RunningSet, SlotTable
 from scheduler_svc.core.queue.fair_share import FairShare
 from scheduler_svc.core.queue.fork_groups import ForkGroups
+from scheduler_svc.core.queue.grammar_waits import GrammarWaits
 from scheduler_svc.core.queue.policies import make_order
 from scheduler_svc.core.queue.waiting import WaitingQueue
 from scheduler_svc.core.request.config import Preemption, SchedulerConfig
@@ -39,9 +41,12 @@ class SchedulerState:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.share = FairShare(config.tenant_weights)
-        self.waiting = WaitingQueue(make_order(config, self.share))
+        # Prepared grammars take memory of the worker, so not all of a long queue are.
+        self.grammars = GrammarWaits(max_prepared=2 * config.max_num_seqs)
+        self.waiting = WaitingQueue(make_order(config, self.share), self.grammars)
         self.table = SlotTable(config.max_num_seqs, config.max_model_len, config.block_size)
         self.fork_groups = ForkGroups()
+        self.suspects: set[Sequence] = set()  # the live ones that compute alone
         self.num_preemptions = 0
         self.num_swapped_out = 0  # blocks
         self.num_swapped_in = 0
@@ -66,6 +71,48 @@ class SchedulerState:
         self.num_fenced_blocks = 0
         self.departed: dict[int, Sequence] = {}  # fenced slot to the sequence that awaits its token
         self._fenced: list[_Fenced] = []
+
+    def receive(self, sequence: Sequence) -> None:
+        """Adds a new sequence."""
+        if self.is_worker_away:
+            sequence.timeline.enter(Phase.WORKER_AWAY, self.now_s)
+        if sequence.is_suspect:
+            self.suspects.add(sequence)
+        self.fork_groups.add(sequence)
+        self.enqueue(sequence)
+
+    @property
+    def is_idle_with_freed_slots(self) -> bool:
+        """Whether no sequence runs, and the worker does not know that of all yet."""
+        return bool(self.freed_slots) and not self.running.sequences
+
+    def remove(self, sequence: Sequence) -> None:
+        """Removes a sequence that ends; if it was running the caller renews the running set."""
+        if sequence.status is Status.RUNNING:
+            self.leave(sequence, Status.FINISHED)
+        else:
+            sequence.status = Status.FINISHED
+            self.waiting.discard(sequence)
+            self.host.release(sequence)
+        self.fork_groups.remove(sequence)
+        self.suspects.discard(sequence)
+
+    def rebuild(self, sequences: list[Sequence]) -> None:
+        """Frees everything and queues these sequences; reads nothing of the state before."""
+        self.table.clear()
+        self.running, self.departed, self._fenced = RunningSet(()), {}, []
+        self.waiting.clear(make_order(self.config, self.share))
+        self.fork_groups.clear()
+        for sequence in sequences:
+            self.fork_groups.add(sequence)
+        ran = [s for s in sequences if s.status is Status.PREEMPTED]
+        for sequence in (*reversed(ran), *(s for s in sequences if s not in ran)):
+            self.enqueue(sequence)
+        self.note_suspects(sequences)
+
+    def note_suspects(self, live: Iterable[Sequence]) -> None:
+        """Finds anew which of the live sequences are suspect."""
+        self.suspects = {sequence for sequence in live if sequence.is_suspect}
 
     def next_number(self) -> int:
         """A new sequence number; never the same twice."""
@@ -162,7 +209,23 @@ class SchedulerState:
         self.num_preemptions += 1
         self.preempted.append(sequence.request.request_id)
         sequence.timeline.enter(Phase.PREEMPTED, self.now_s)
-        self.waiting.put_back(sequence)
+        self.enqueue(sequence)
+
+    def awaits_grammar(self, sequence: Sequence) -> bool:
+        """Whether a sequence without a slot may not enter one before its grammar is ready."""
+        needs_one = self.config.prepares_grammars and sequence.request.has_grammar
+        return needs_one and not sequence.preparation_id
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Adds a sequence to the queue: one that has run first, one without its grammar apart."""
+        if self.awaits_grammar(sequence):
+            self.waiting.hold(sequence)
+            if not self.is_worker_away:
+                sequence.timeline.enter(Phase.GRAMMAR, self.now_s)
+        elif sequence.status is Status.PREEMPTED:
+            self.waiting.put_back(sequence)
+        else:
+            self.waiting.append(sequence)
 
     def _swap_out(self, sequence: Sequence) -> bool:
         """Plans a copy of a sequence's KV to host memory; False if it has no room there.
@@ -213,7 +276,9 @@ class SchedulerState:
     def set_priority(self, sequence: Sequence, priority: int) -> None:
         """Changes the priority of a live sequence, running or waiting."""
         changed = replace(sequence.request, priority=priority)
-        if sequence.status is Status.RUNNING:
+        if sequence.status is Status.WAITING_FOR_GRAMMAR:
+            sequence.request = changed
+        elif sequence.status is Status.RUNNING:
             sequence.request = changed
             self.running = RunningSet(self.waiting.order.by_seniority(self.running.sequences))
         else:
@@ -266,7 +331,8 @@ class SchedulerState:
         for sequence in reversed(survivors):
             assert sequence.slot is not None
             self.table.leave(sequence.slot, Status.PREEMPTED)
-            self.waiting.put_back(sequence)
+            self.enqueue(sequence)
+        self.grammars.worker_lost()
         self.clear(num_blocks, num_host_blocks)
         return len(survivors)
 

@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core import BlockMoves, ReceivedPromptOutput, Request, StepPlan, StepResult
+from scheduler_svc.core import (
+    BlockMoves,
+    EnteringSequence,
+    Preparation,
+    Preparations,
+    ReceivedPromptOutput,
+    Request,
+    StepPlan,
+    StepResult,
+)
 from scheduler_svc.core.request.block_hash import root_of
 
 Content = int  # hash of a token and all tokens before it
@@ -53,6 +62,8 @@ class FakeWorker:
         self.received_for: dict[
             int, list[Request]
         ] = {}  # step id to the requests with prompt outputs
+        self.preparing: dict[int, Preparation] = {}  # grammars asked for, not answered
+        self.prepared: dict[int, Preparation] = {}
         self.last_step_id: int | None = None
         self.roots: dict[int, Content] = {}  # parent of first blocks by its hash
         self._previous_rows: list[int] = []
@@ -94,6 +105,7 @@ class FakeWorker:
             is_swapped_in = not swapped_in.isdisjoint(new.block_ids)
             swapped_in -= set(new.block_ids)
             assert new.slot not in self.slots, f"slot {new.slot} given away twice"
+            self._use_grammar(new)
             self.slots[new.slot] = _Slot(
                 new.request,
                 new.token_ids.tolist(),
@@ -106,6 +118,28 @@ class FakeWorker:
             self.slots[slot].block_ids.append(block_id)
         if plan.moves is not None:
             self._move(plan.moves)
+
+    def prepare(self, preparations: Preparations) -> None:
+        """Takes what is asked for; `finish_grammar` answers."""
+        for preparation_id in preparations.dropped_ids:
+            known = self.preparing.pop(preparation_id, None)
+            assert known or self.prepared.pop(preparation_id), "dropped, and never asked for"
+        for wanted in preparations.wanted:
+            assert wanted.preparation_id not in {*self.preparing, *self.prepared}
+            self.preparing[wanted.preparation_id] = wanted
+
+    def finish_grammar(self, preparation_id: int) -> None:
+        """Keeps a prepared grammar for its sequence."""
+        self.prepared[preparation_id] = self.preparing.pop(preparation_id)
+
+    def _use_grammar(self, new: EnteringSequence) -> None:
+        if not new.preparation_id:
+            return
+        prepared = self.prepared.pop(new.preparation_id)
+        assert prepared.request.request_id == new.request.request_id, "another one's grammar"
+        known = prepared.output_token_ids.tolist()
+        output = new.token_ids[len(new.request.prompt_token_ids) :].tolist()
+        assert output[: len(known)] == known, "prepared for another output"
 
     def _root(self, request: Request, is_swapped_in: bool) -> Content:
         """The parent of a request's first block. Two sequences may share KV if theirs are the same.

@@ -80,9 +80,9 @@ class Granting(Simulation):
                 self.worker.last_step_id = plan.step_id
                 self.worker._previous_rows = []
 
-    def send_worker_away(self) -> None:
+    def send_worker_away(self, is_death: bool = False) -> None:
         self.not_begun.clear()
-        super().send_worker_away()
+        super().send_worker_away(is_death)
 
     def serve(self, max_steps: int, lookahead: int, rng: random.Random) -> None:
         """Serves with grants as the shell does, with a worker that begins steps at random times."""

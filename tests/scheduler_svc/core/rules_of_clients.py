@@ -99,6 +99,27 @@ def submit_with_min_tokens(world: World, draw: Draw) -> None:
 
 
 @rule(weight=1)
+def submit_at_the_edges_of_numbers(world: World, draw: Draw) -> None:
+    """What int32 and uint32 hold at most, and one more, wherever a request has a number."""
+    edges = [2**31 - 1, 2**31, 2**32 - 1]
+    world.submit(
+        world.draw_prompt(draw, 1, 8),
+        max_tokens=draw.pick([None, *edges]),
+        min_tokens=draw.pick([0, 1, 2**31 - 1]),
+        stop_token_ids=draw.pick([(), (0, VOCAB_SIZE - 1)]),
+        deadline_s=draw.pick([None, world.scheduler.now_s + 1e9]),
+        priority=draw.pick([-(2**31), -1, 0, 1, 2**31 - 1]),
+        client=draw.pick([0, 1, 2**31 - 1]),
+    )
+
+
+@rule(weight=1)
+def submit_a_suspect(world: World, draw: Draw) -> None:
+    """A request that ran when a scheduler or gateway died."""
+    world.submit(world.draw_prompt(draw, 1, 12), max_tokens=draw.integer(1, 8), num_deaths=1)
+
+
+@rule(weight=1)
 def submit_ignoring_eos(world: World, draw: Draw) -> None:
     stops = draw.pick([(), (0,), (5, 6, 7)])
     prompt = world.draw_prompt(draw, 1, 8)

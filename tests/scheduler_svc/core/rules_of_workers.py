@@ -127,6 +127,27 @@ def lose_the_worker(world: World, draw: Draw) -> None:
     world.send_worker_away()
 
 
+@rule(weight=0.3, when=lambda world: bool(world.scheduler.num_in_flight))
+def kill_the_worker(world: World, draw: Draw) -> None:
+    """A death: those in its step compute alone from now on, and end at the second one there."""
+    plan = world.scheduler.oldest_in_flight
+    assert plan is not None
+    in_step = {s.request.request_id for s in plan.sequences()}
+    condemned = {s.request.request_id for s in plan.sequences() if s.is_suspect}
+    world.send_worker_away(is_death=True)
+    before = set(world.live)
+    world.give_up()
+    assert before - set(world.live) >= condemned & before, "a second death at one place"
+    assert all(s.is_suspect for s in world.scheduler.live() if s.request.request_id in in_step)
+
+
+@rule(weight=0.1)
+def salvage_what_an_exception_left(world: World, draw: Draw) -> None:
+    """Rebuilds the core as after an exception; some requests are at fault."""
+    at_fault = [draw.pick(world.live), "missing"] if world.live and draw.integer(0, 1) else []
+    world.salvage(at_fault)
+
+
 @rule(weight=6, when=lambda world: world.is_worker_away)
 def attach_a_worker(world: World, draw: Draw) -> None:
     world.bring_worker_back(draw.pick([None, draw.integer(2, 24)]))

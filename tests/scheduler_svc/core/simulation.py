@@ -19,8 +19,8 @@ from scheduler_svc.core import (
     StepPlan,
     StepResult,
 )
+from scheduler_svc.core.invariants import check_invariants
 from tests.scheduler_svc.core.fake_worker import FakeWorker, sampled_token
-from tests.scheduler_svc.core.invariants import check_invariants
 from tests.scheduler_svc.core.transitions import CacheTruth, FreeQueueWatch
 
 
@@ -102,6 +102,20 @@ class Simulation:
         self._end(finished)
         self.check()
 
+    def salvage(self, at_fault: list[str]) -> None:
+        """Rebuilds the scheduler as after an exception; the worker is lost with it."""
+        ends = self.scheduler.salvage(at_fault, "planted")
+        self.send_worker_away()
+        for finished in ends:
+            self._end(finished)
+        self.check()
+
+    def give_up(self) -> None:
+        """Ends the requests that lost worker after worker, as the shell does."""
+        for finished in self.scheduler.give_up("planted"):
+            self._end(finished)
+        self.check()
+
     def fail(self, request_ids: Iterable[str]) -> None:
         """Fails requests, as the shell does."""
         for finished in self.scheduler.fail(request_ids, "given up"):
@@ -133,9 +147,9 @@ class Simulation:
         self.send_worker_away()
         self.bring_worker_back(num_blocks, num_host_blocks)
 
-    def send_worker_away(self) -> None:
+    def send_worker_away(self, is_death: bool = False) -> None:
         """Loses the worker with all results in flight, without a replacement."""
-        self.scheduler.worker_lost()
+        self.scheduler.worker_lost(is_death=is_death)
         self.worker = self._fresh_worker()
         self.results.clear()
         self.num_lost += 1
@@ -153,6 +167,9 @@ class Simulation:
     def drain(self, depth: int, max_steps: int = 5000) -> None:
         """Steps until every request has ended and every result has arrived."""
         for _ in range(max_steps):
+            self.ask_for_grammars()
+            for preparation_id in list(self.worker.preparing):
+                self.answer_grammar(preparation_id)
             while self.scheduler.num_in_flight <= depth and self.schedule() is not None:
                 pass
             if self.results:
@@ -162,6 +179,25 @@ class Simulation:
             else:
                 raise AssertionError(f"stuck with {self.live}")
         raise AssertionError(f"{self.live} still run after {max_steps} steps")
+
+    def ask_for_grammars(self) -> None:
+        """Tells the worker which grammars to prepare, and which not any more."""
+        preparations = self.scheduler.take_preparations()
+        if preparations is not None:
+            self.worker.prepare(preparations)
+        self.check()
+
+    def answer_grammar(self, preparation_id: int, problem: str = "") -> None:
+        """The worker has prepared a grammar, or found that it cannot be followed."""
+        if problem:
+            del self.worker.preparing[preparation_id]
+        else:
+            self.worker.finish_grammar(preparation_id)
+        finished = self.scheduler.grammar_prepared(preparation_id, problem)
+        if finished is not None:
+            assert finished.reason is FinishReason.DEAD_END and problem in finished.message
+            self._end(finished)
+        self.check()
 
     def check(self, may_forget: bool = False) -> None:
         """Checks the state: consistent, a valid successor, and matching the worker's memory."""
@@ -179,6 +215,8 @@ class Simulation:
         touched = {slot for older in in_flight for slot in older.slots.tolist()}
         for new in plan.new_sequences:
             assert new.slot not in touched, "a slot was handed out under a step in flight"
+            is_gated = self.config.prepares_grammars and new.request.has_grammar
+            assert bool(new.preparation_id) == is_gated, "it entered without its grammar"
 
     def _end(self, finished: Finished) -> None:
         handle = finished.request.handle
@@ -188,7 +226,7 @@ class Simulation:
         assert finished.num_prompt_tokens == len(finished.request.prompt_token_ids)
         expected, reason = self.expected(finished.request)
         got = self.outputs[handle]
-        if finished.reason in (FinishReason.ERROR, FinishReason.EXPIRED, FinishReason.ABORT):
+        if finished.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             assert got == expected[: len(got)]
         else:
             assert (got, finished.reason) == (expected, reason)

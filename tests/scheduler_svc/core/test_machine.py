@@ -1,6 +1,6 @@
 """All rules for a scheduler, in any order, with every invariant checked after each.
 
-The rules are in `rules_of_clients.py` and `rules_of_workers.py`. Hypothesis searches for a short
+The rules are in the files `rules_of_*.py`. Hypothesis searches for a short
 failing sequence; `soak.py` runs the same rules by the million.
 """
 

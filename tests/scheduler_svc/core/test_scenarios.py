@@ -37,7 +37,7 @@ from scheduler_svc.core import (
     StepPlan,
     StepResult,
 )
-from tests.scheduler_svc.core.invariants import check_invariants
+from scheduler_svc.core.invariants import check_invariants
 
 SCENARIOS = sorted(Path(__file__).with_name("scenarios").glob("*.txt"))
 REWRITE = os.environ.get("PAGEWIRE_REWRITE_SCENARIOS") == "1"

@@ -11,6 +11,7 @@ from scheduler_svc.core import (
     StepOutputs,
     StepResult,
 )
+from scheduler_svc.core.invariants import check_invariants
 from tests.scheduler_svc.core.builders import (
     SMALL,
     answer,
@@ -20,7 +21,6 @@ from tests.scheduler_svc.core.builders import (
     rows,
     step,
 )
-from tests.scheduler_svc.core.invariants import check_invariants
 
 EOS = 0
 

@@ -52,6 +52,7 @@ def draw_config(draw: Draw) -> SchedulerConfig:
         tenant_weights=(("a", 2.0),),
         queue_window=draw.pick([0, 1, 4]),
         max_overtakes=draw.pick([0, 1, 3]),
+        prepares_grammars=draw.pick([True, True, False]),
         max_waiting_requests=draw.pick([0, 0, 3]),
         max_waiting_tokens=draw.pick([0, 0, 60]),
         max_waiting_requests_per_tenant=draw.pick([0, 0, 2]),
@@ -152,8 +153,8 @@ class World(Granting):
         )  # fmt: skip
         self.skip(first, cut)
 
-    def send_worker_away(self) -> None:
-        super().send_worker_away()
+    def send_worker_away(self, is_death: bool = False) -> None:
+        super().send_worker_away(is_death)
         self.is_worker_away = True
         self.cut_asked = self.first_left_out = None
 
@@ -165,6 +166,7 @@ class World(Granting):
 
     def _check_plan(self, plan: StepPlan, in_flight: list[StepPlan]) -> None:
         super()._check_plan(plan, in_flight)
+        assert sum(s.is_suspect for s in plan.sequences()) <= 1, "suspects share a step"
         entered = [(new.slot, new.block_ids) for new in plan.new_sequences]
         rows = plan.slots.tolist(), plan.num_computed.tolist(), plan.sampled_slots.tolist()
         told = plan.step_id, rows, entered, plan.appended_block_ids, plan.preempted

@@ -26,7 +26,6 @@ async def ask(stub: Any, number: int, max_tokens: int) -> grpc.StatusCode:
         request_id=f"r{number}",
         prompt_token_ids=[*range(1, 20), 20 + number],
         sampling=types_pb2.SamplingParams(max_tokens=max_tokens, seed=number),
-        priority=number % 3,
         tenant="ab"[number % 2],
     )
     try:

@@ -10,6 +10,7 @@ import pytest
 
 from scheduler_svc.clients.registry import Clients
 from scheduler_svc.core import Finished, FinishReason, Request
+from scheduler_svc.core.invariants import check_invariants
 from scheduler_svc.core.kv.slots import SlotTable
 from scheduler_svc.core.step.state import SchedulerState
 from scheduler_svc.group import WorkerGroup
@@ -18,7 +19,6 @@ from simulator.chaos import story
 from simulator.chaos.history import ClientHistory, HistoryRules, expected, judge
 from simulator.chaos.scenario import MISHAPS, Mishap, Scenario, draw
 from simulator.chaos.story import Wrong, run_scenario, run_seed
-from tests.scheduler_svc.core.invariants import check_invariants
 
 FIRST, COUNT, PART = 0, 100, 25
 

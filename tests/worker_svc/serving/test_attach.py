@@ -1,11 +1,13 @@
 """The step stream over gRPC: refusals with their status, after which the worker still serves."""
 
+import threading
 import time
 
 import grpc
 import pytest
 
 from pagewire.v1 import worker_pb2
+from tests.pace import paced
 from tests.worker_svc.conftest import VOCAB_SIZE, Attachment, Worker, make_sequence
 from wire.columns import pack
 
@@ -206,3 +208,19 @@ def test_who_did_not_ask_gets_no_heartbeats(worker: Worker) -> None:
     time.sleep(0.1)
     attachment.send()
     assert next(attachment.call).HasField("output")
+
+
+def test_a_stream_without_hello_is_ended_and_frees_its_thread(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker_svc.serving.service.HELLO_TIMEOUT_S", paced(0.2))
+    silent = threading.Event()
+    with grpc.insecure_channel(worker.address) as channel:
+        call = channel.stream_stream("/pagewire.v1.WorkerService/Attach")(
+            frame
+            for frame in iter(silent.wait, True)  # ends with the test
+        )
+        with pytest.raises(grpc.RpcError) as ended:
+            next(call)
+        silent.set()
+    assert ended.value.code() is grpc.StatusCode.CANCELLED

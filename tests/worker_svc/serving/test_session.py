@@ -9,10 +9,8 @@ from pagewire.v1 import worker_pb2
 from tests.pace import patience
 from tests.worker_svc.session_fakes import FakeRunner, SlowRunner, attach, receive, submit
 from worker_svc.protocol.codec import Hello
-from worker_svc.serving.session import (
-    MAX_FRAMES_IN_FLIGHT,
-    SchedulerStream,
-    Session,
+from worker_svc.serving.session import MAX_FRAMES_IN_FLIGHT, SchedulerStream, Session
+from worker_svc.serving.session_errors import (
     StaleEpoch,
     Stopping,
     TakenOver,

@@ -251,15 +251,37 @@ def test_a_process_with_a_model_starts_up_serves_and_stops_soon(
         assert time.monotonic() - signalled_s < patience(5)
 
 
+@pytest.mark.parametrize("named", ["nowhere", "final_logit_softcapping"])
 def test_a_process_whose_model_cannot_be_loaded_says_why_and_exits_with_1(
-    start_process: Process, tmp_path: Path
+    start_process: Process, llama_folder: Path, tmp_path: Path, named: str
 ) -> None:
-    process = start_process("--model", str(tmp_path / "nowhere"), "--port", "0")
+    with_key(llama_folder, tmp_path / "there", "final_logit_softcapping", 30.0)
+    folder = tmp_path / ("nowhere" if named == "nowhere" else "there")
+    process = start_process("--model", str(folder), "--port", "0")
     assert process.wait(TIMEOUT_S) == 1
     text = process.log_path.read_text()
     assert "worker is FAILED" in text
-    assert "nowhere" in text
+    assert named in text
     assert "Traceback" not in text
+
+
+def with_key(folder: Path, copy: Path, key: str, value: object) -> Path:
+    """A copy of a model's folder with one more key in its config.json."""
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {key: value}))
+    return copy
+
+
+def test_a_model_with_a_key_that_is_ignored_is_served(
+    start_worker: StartWorker, llama_folder: Path, tmp_path: Path
+) -> None:
+    folder = with_key(llama_folder, tmp_path / "new", "a_key_of_tomorrow", 1)
+    refusing = start_worker(WORKER_CONFIG)
+    code, details = refused(lambda: load(refusing, folder))
+    assert (code, "a_key_of_tomorrow" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    ignoring = start_worker(replace(WORKER_CONFIG, ignore_config_keys=("a_key_of_tomorrow",)))
+    assert load(ignoring, folder).model.model == "new"
 
 
 def test_a_model_that_does_not_divide_among_ranks_is_refused_in_a_line(

@@ -3,6 +3,7 @@
 import pytest
 
 from scheduler_svc.core import FinishReason, Phase, Scheduler, hopeless
+from scheduler_svc.core.invariants import check_invariants
 from scheduler_svc.core.request.blame import MAX_LOSSES
 from tests.scheduler_svc.core.builders import (
     answer,
@@ -12,7 +13,6 @@ from tests.scheduler_svc.core.builders import (
     rows,
     step,
 )
-from tests.scheduler_svc.core.invariants import check_invariants
 
 
 def move_all(source: Scheduler, target: Scheduler) -> None:

@@ -13,10 +13,10 @@ from scheduler_svc.core import (
     StepPlan,
     StepResult,
 )
+from scheduler_svc.core.invariants import check_invariants
 from tests.scheduler_svc.core.builders import answer, make_request, make_scheduler, step
 from tests.scheduler_svc.core.draws import SeededDraw
 from tests.scheduler_svc.core.granting import Granting
-from tests.scheduler_svc.core.invariants import check_invariants
 from tests.scheduler_svc.core.test_random_walks import add_random, patient_config
 from tests.scheduler_svc.core.world import draw_config
 

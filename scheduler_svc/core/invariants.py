@@ -7,6 +7,8 @@ from scheduler_svc.core import Preemption, Scheduler, Sequence, Status
 from scheduler_svc.core.queue.reservations import LEAD_S
 from scheduler_svc.core.request.block_hash import chain
 
+WITHOUT_SLOT = (Status.WAITING, Status.WAITING_FOR_GRAMMAR, Status.PREEMPTED)
+
 
 def check_invariants(scheduler: Scheduler) -> None:
     """Raises AssertionError when the scheduler's state is inconsistent."""
@@ -19,6 +21,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_reservations(scheduler)
     _check_host(scheduler)
     _check_fork_groups(scheduler)
+    _check_grammars(scheduler)
 
 
 def _check_sequences(scheduler: Scheduler) -> None:
@@ -42,7 +45,7 @@ def _check_sequences(scheduler: Scheduler) -> None:
         assert min(spent_s.values()) >= 0
     assert {id(s) for s in waiting + running} == {id(s) for s in live}
     assert len(waiting) + len(running) == len(live), "a sequence waits and runs, or twice"
-    assert all(s.status in (Status.WAITING, Status.PREEMPTED) and s.slot is None for s in waiting)
+    assert all(s.status in WITHOUT_SLOT and s.slot is None for s in waiting)
     assert all(s.status is Status.RUNNING for s in running)
     migration = scheduler.migration
     num_came = scheduler.num_accepted + migration.num_migrated_in
@@ -179,7 +182,7 @@ def _check_host(scheduler: Scheduler) -> None:
     assert host.num_free == host.num_blocks - len(hold)
     for sequence in host.sequences:
         swapped = host.find(sequence)
-        assert swapped is not None and sequence.status is Status.PREEMPTED
+        assert swapped is not None and sequence.has_run and sequence.slot is None
         num_blocks = swapped.num_null + len(swapped.host_blocks)
         assert num_blocks == -(-swapped.num_computed // block_size)
     assert hold == [] or scheduler.config.preemption is Preemption.SWAP
@@ -197,3 +200,23 @@ def _check_fork_groups(scheduler: Scheduler) -> None:
         assert sequence in members or fork_groups.problem(sequence.request)
         prompts = {s.request.prompt_token_ids.tobytes() for s in members}
         assert len(prompts) <= 1, "siblings of different prompts"
+
+
+def _check_grammars(scheduler: Scheduler) -> None:
+    """Who waits for a grammar is in no order; what is ready belongs to one in the queue."""
+    state, grammars = scheduler.internal_state, scheduler.internal_state.grammars
+    held, queued = list(grammars), list(state.waiting.order)
+    assert len(held) == len(grammars) == len(set(map(id, held)))
+    assert not {id(s) for s in held} & {id(s) for s in queued}, "it waits twice"
+    for sequence in scheduler.live():
+        is_held = sequence.status is Status.WAITING_FOR_GRAMMAR
+        assert is_held == (sequence in held)
+        assert not is_held or (scheduler.config.prepares_grammars and sequence.request.has_grammar)
+        known = grammars._asked if is_held else grammars._ready
+        number = sequence.preparation_id
+        assert not number or known[number] is sequence, "a preparation of another sequence"
+        assert not number or sequence.slot is None, "a preparation is used up by the entry"
+    assert len(grammars._asked) + grammars.num_ready <= 2 * scheduler.config.max_num_seqs
+    assert all(s.preparation_id == i for i, s in (grammars._asked | grammars._ready).items())
+    assert not grammars._asked.keys() & grammars._dropped
+    assert not scheduler.internal_state.is_worker_away or not grammars.num_ready

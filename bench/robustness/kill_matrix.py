@@ -1,6 +1,6 @@
 """Kills and stops services under `pagewire up` while clients stream, and compares every text.
 
-    python -m bench.kill_matrix [--streams 32] [--repetitions 10] [--seed 7] [--model DIR]
+    python -m bench.robustness.kill_matrix [--streams 32] [--repetitions 10] [--model DIR]
 
 In each round so many streams run over HTTP and as many through the SDK: greedy, seeded, penalized,
 ruled by a grammar, and of two outputs. Once all have begun, at a random moment, a service is killed
@@ -169,7 +169,7 @@ def model_folder(given: Path | None) -> Iterator[Path]:
     if given is not None:
         yield given
         return
-    with temporary("tiny-text") as folder:
+    with temporary("tiny-chat") as folder:
         for name in TOKENIZER:
             shutil.copy(ensure() / name, folder)
         yield folder
@@ -177,7 +177,9 @@ def model_folder(given: Path | None) -> Iterator[Path]:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(prog="python -m bench.kill_matrix", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.robustness.kill_matrix", description=__doc__
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--streams", type=int, default=32, help="over HTTP, and as many through the SDK")

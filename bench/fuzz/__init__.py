@@ -1,0 +1,1 @@
+"""Fuzzers that send broken, hostile and odd requests to every port, and judge the answers."""

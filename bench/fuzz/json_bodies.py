@@ -1,0 +1,142 @@
+"""Bodies of the HTTP API: valid ones, changed at random; field names come from the schema."""
+
+import copy
+import json
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bench.fuzz import values
+from bench.fuzz.case import Case
+from bench.harness.services import ROOT
+
+TARGET = "http"
+OPENAPI = ROOT / "docs" / "openapi.json"
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+EMBEDDING, RESPONSE = "/v1/embeddings", "/v1/responses"
+_TURN = {"role": "user", "content": "Hello"}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    },
+}
+_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "n", "schema": {"type": "object", "properties": {"a": {"enum": [1]}}}},
+}
+VALID: tuple[tuple[str, dict[str, Any]], ...] = (
+    (CHAT, {"messages": [_TURN], "max_tokens": 2}),
+    (CHAT, {"messages": [_TURN], "max_tokens": 2, "stream": True, "n": 2, "seed": 1}),
+    (CHAT, {"messages": [_TURN], "max_tokens": 2, "logprobs": True, "top_logprobs": 2}),
+    (CHAT, {"messages": [_TURN], "max_tokens": 2, "tools": [_TOOL], "tool_choice": "auto"}),
+    (CHAT, {"messages": [_TURN], "max_tokens": 4, "response_format": _FORMAT}),
+    (
+        CHAT,
+        {
+            "messages": [{"role": "system", "content": [{"type": "text", "text": "Be"}]}, _TURN],
+            "max_completion_tokens": 2,
+            "stop": ["a", "b"],
+            "logit_bias": {"5": 1.5},
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.5,
+        },
+    ),
+    (COMPLETION, {"prompt": "Hello", "max_tokens": 2, "temperature": 0}),
+    (COMPLETION, {"prompt": ["a", [5, 6]], "max_tokens": 2, "stream": True, "top_k": 5}),
+    (COMPLETION, {"prompt": [5, 6], "max_tokens": 1, "echo": True, "logprobs": 1}),
+    (COMPLETION, {"prompt": "a", "max_tokens": 2, "guided_choice": ["yes", "no"]}),
+    (COMPLETION, {"prompt": "a", "max_tokens": 3, "guided_regex": "[ab]+", "min_p": 0.1}),
+    (COMPLETION, {"prompt": "a", "max_tokens": 3, "bad_words": ["b"], "min_tokens": 1}),
+    (EMBEDDING, {"input": ["a", "b"], "encoding_format": "float"}),
+    (RESPONSE, {"input": "Hello", "max_output_tokens": 2}),
+    (RESPONSE, {"input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 2}),
+    ("/tokenize", {"prompt": "Hello", "add_special_tokens": True}),
+    ("/tokenize", {"messages": [_TURN]}),
+    ("/detokenize", {"tokens": [5, 6, 7]}),
+)
+
+
+class Bodies:
+    """Draws cases."""
+
+    def __init__(self) -> None:
+        schemas = json.loads(OPENAPI.read_text())["components"]["schemas"]
+        self._kinds: dict[str, list[str]] = {}  # of values, by field
+        for schema in schemas.values():
+            for name, about in schema.get("properties", {}).items():
+                kinds = [about, *about.get("anyOf", ())]
+                self._kinds[name] = [one["type"] for one in kinds if "type" in one] or ["object"]
+        self._names = sorted(self._kinds)
+
+    def draw(self, rng: random.Random) -> Case:
+        """A body that differs from a valid one in one to three places."""
+        route, body = rng.choice(VALID)
+        body = copy.deepcopy(body)
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            self._change(body, rng)
+        payload = _encode(body)
+        if rng.random() < 0.1:
+            payload = change_bytes(payload, rng)
+        return Case(TARGET, route, payload)
+
+    def _change(self, body: dict[str, Any], rng: random.Random) -> None:
+        places = list(_places(body))
+        kind = rng.random()
+        if kind < 0.45 or not places:
+            name = rng.choice(self._names)
+            body[name] = self._value(name, rng)
+        elif kind < 0.85:
+            holder, key = rng.choice(places)
+            holder[key] = self._value(key, rng)
+        elif kind < 0.93:
+            holder, key = rng.choice(places)
+            del holder[key]
+        else:
+            holder, key = rng.choice(places)
+            holder[key] = [holder[key]] * rng.choice((2, 3, 70, 1100))
+
+    def _value(self, name: Any, rng: random.Random) -> Any:
+        """A value of the kind that the field takes, more often than of any."""
+        if name not in self._kinds or rng.random() < 0.3:
+            return values.anything(rng)
+        return values.of_kind(rng.choice(self._kinds[name]), rng)
+
+
+def change_bytes(payload: bytes, rng: random.Random) -> bytes:
+    """The bytes with some of them changed, lost or repeated."""
+    changed = bytearray(payload)
+    for _ in range(rng.choice((1, 1, 2, 8))):
+        at = rng.randrange(len(changed) + 1)
+        match rng.randrange(4):
+            case 0:
+                changed[at : at + 1] = bytes([rng.randrange(256)])
+            case 1:
+                del changed[at : at + rng.choice((1, 1, 4, 100))]
+            case 2:
+                changed[at:at] = changed[at : at + rng.choice((1, 4, 50))]
+            case _:
+                changed[at:at] = rng.randbytes(rng.choice((1, 2, 8)))
+    return bytes(changed)
+
+
+def _encode(body: Any) -> bytes:
+    try:
+        text = json.dumps(body)
+    except (ValueError, RecursionError):
+        return b"{"
+    return text.replace(json.dumps(values.HUGE_MARK), values.HUGE).encode()
+
+
+def _places(body: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
+    """Every value within, as its holder and its key."""
+    keys: Sequence[Any] = ()
+    if isinstance(body, dict):
+        keys = list(body)
+    elif isinstance(body, list):
+        keys = range(min(len(body), 5))
+    for key in keys:
+        yield body, key
+        if depth < 8:
+            yield from _places(body[key], depth + 1)

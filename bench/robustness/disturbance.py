@@ -1,0 +1,223 @@
+"""The gaps between tokens of running streams while hostile requests arrive.
+
+Starts the three services, streams from them at once, and sends each hostile request several times
+while they decode. A request hurts no other if the largest gap stays near the median.
+"""
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+
+from bench.harness.services import commit, free_ports, hardware, launched, settings
+from default_model.folder import ensure
+from pagewire.cli.launcher import services
+from pagewire.v1 import inference_pb2, inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from pagewire.v1.types_pb2 import SamplingParams
+
+PROMPT = "Hello " * 60
+Send = Callable[["Stubs"], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stubs:
+    """Clients of the running services."""
+
+    inference: "inference_pb2_grpc.InferenceServiceAsyncStub"
+    scheduler: "scheduler_pb2_grpc.SchedulerServiceAsyncStub"
+    http: httpx.AsyncClient
+
+
+@dataclass(slots=True)
+class RunningStreams:
+    """RunningStreams that decode until they are told to stop, and when their tokens came."""
+
+    arrivals_s: list[list[float]] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def start(self, product: Stubs, number: int) -> None:
+        """Starts streams; each begins anew when it reaches its longest output."""
+        for index in range(number):
+            self.arrivals_s.append([])
+            self.tasks.append(asyncio.create_task(self._follow(product, index)))
+
+    async def _follow(self, product: Stubs, index: int) -> None:
+        sampling = SamplingParams(temperature=0, max_tokens=1_500, ignore_eos=True)
+        request = inference_pb2.GenerateStreamRequest(
+            prompt=inference_pb2.Prompt(text=f"{index}: {PROMPT}"),
+            options=inference_pb2.GenerationOptions(sampling=sampling),
+        )
+        while True:
+            self.arrivals_s[index].append(float("nan"))  # no gap spans two requests
+            async for _ in product.inference.GenerateStream(request):
+                self.arrivals_s[index].append(time.perf_counter())
+
+    def gaps_s(self, begin_s: float, end_s: float) -> list[float]:
+        """The gaps of all streams that ended in this time."""
+        gaps = []
+        for arrivals in self.arrivals_s:
+            for before, after in pairwise(arrivals):
+                if begin_s <= after <= end_s and after - before == after - before:
+                    gaps.append(after - before)
+        return gaps
+
+
+def many_properties(number: int, *, are_required: bool) -> dict[str, Any]:
+    """A schema of an object with so many properties."""
+    names = [f"f{i}" for i in range(number)]
+    properties = {name: {"type": "string"} for name in names}
+    if not are_required:
+        return {"type": "object", "properties": properties}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": names,
+        "additionalProperties": False,
+    }
+
+
+def chained_rules(num_bytes: int) -> str:
+    """A grammar of about so many bytes, each rule with the next at its end."""
+    number = num_bytes // 15
+    rules = "\n".join(f'r{i}: "a" r{i + 1}' for i in range(number))
+    return f'start: r0\n{rules}\nr{number}: "b"\n'
+
+
+def one_message(text: str) -> list[dict[str, str]]:
+    """A chat of one message."""
+    return [{"role": "user", "content": text}]
+
+
+def chat(**fields: object) -> Send:
+    """A chat completion over HTTP; the answer's status."""
+
+    async def send(product: Stubs) -> str:
+        body = {"messages": one_message("Hello"), "max_tokens": 40, **fields}
+        answer = await product.http.post("/v1/chat/completions", json=body)
+        return str(answer.status_code)
+
+    return send
+
+
+def schema(content: dict[str, Any]) -> Send:
+    """A chat completion whose answer must follow a schema."""
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": content}}
+    return chat(response_format=form)
+
+
+def straight(grammar: str) -> Send:
+    """A grammar past the gateway; the answer's status."""
+
+    async def send(product: Stubs) -> str:
+        sampling = SamplingParams(temperature=0, max_tokens=40, grammar=grammar)
+        request = scheduler_pb2.SchedulerServiceGenerateRequest(
+            prompt_token_ids=[1, 2, 3], sampling=sampling
+        )
+        try:
+            async for _ in product.scheduler.Generate(request):
+                pass
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+        return "OK"
+
+    return send
+
+
+def hostile_requests(max_model_len: int) -> dict[str, Send]:
+    """What is sent, by name."""
+    ambiguous = 'start: e\ne: e e | /[a-z]/ | e "+" e\n'
+    longest = "word " * (min(50_000, max_model_len) - 600)
+    return {
+        "nothing": chat(max_tokens=1),
+        "a small schema": schema(many_properties(3, are_required=True)),
+        "3,000 properties": schema(many_properties(3_000, are_required=False)),
+        "1,500 required properties": schema(many_properties(1_500, are_required=True)),
+        "a{999999}": chat(guided_regex="a{999999}"),
+        "64 KB of chained rules": chat(guided_grammar=chained_rules(64_000)),
+        "an ambiguous grammar": chat(guided_grammar=ambiguous, max_tokens=200),
+        "128 KB of chained rules, past the gateway": straight(chained_rules(128_000)),
+        "a{999999}, past the gateway": straight("start: /a{999999}/"),
+        "a prompt of 1 MB, refused": chat(
+            messages=[{"role": "user", "content": "word " * 200_000}]
+        ),
+        f"a prompt of {len(longest) // 5} words": chat(messages=one_message(longest), max_tokens=1),
+    }
+
+
+async def measure(
+    product: Stubs, name: str, send: Send, streams: RunningStreams, repeats: int
+) -> None:
+    """Sends one request again and again, and prints the gaps in the meantime."""
+    began_s = time.perf_counter()
+    answers = []
+    for _ in range(repeats):
+        answers.append(await send(product))
+        await asyncio.sleep(0.3)
+    spent_s = time.perf_counter() - began_s
+    gaps = sorted(streams.gaps_s(began_s, time.perf_counter()))
+    middle, largest = statistics.median(gaps), gaps[-1]
+    late = gaps[int(len(gaps) * 0.99)]
+    print(
+        f"{name:42}{answers[0]:>18}{spent_s / repeats - 0.3:9.2f}{middle * 1e3:10.1f}"
+        f"{late * 1e3:10.1f}{largest * 1e3:10.1f}{largest / middle:8.1f}",
+        flush=True,
+    )
+
+
+async def run(ports: Any, args: argparse.Namespace) -> None:
+    """RunningStreams, and sends every hostile request."""
+    limit = [("grpc.max_receive_message_length", 64 << 20)]
+    async with (
+        grpc.aio.insecure_channel(f"127.0.0.1:{ports.gateway_grpc}", options=limit) as gateway,
+        grpc.aio.insecure_channel(f"127.0.0.1:{ports.scheduler}") as scheduler,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports.gateway_http}", timeout=120) as http,
+    ):
+        product = Stubs(
+            inference_pb2_grpc.InferenceServiceStub(gateway),
+            scheduler_pb2_grpc.SchedulerServiceStub(scheduler),
+            http,
+        )
+        streams = RunningStreams()
+        streams.start(product, args.streams)
+        await asyncio.sleep(5)
+        print(f"{'':42}{'answer':>18}{'s':>9}{'median':>10}{'p99':>10}{'largest':>10}{'times':>8}")
+        for name, send in hostile_requests(args.max_model_len).items():
+            await measure(product, name, send, streams, args.repeats)
+        for task in streams.tasks:
+            task.cancel()
+        await asyncio.gather(*streams.tasks, return_exceptions=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, help="default: the default model")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--max-model-len", type=int, default=2_048, help="of the model")
+    parser.add_argument("--worker-option", action="append", default=[])
+    args = parser.parse_args(arguments)
+    ports = free_ports()
+    specs = services.plan(settings(ports, args.worker_option), args.model or ensure())
+    url = f"http://127.0.0.1:{ports.gateway_http}/ready"
+
+    def is_ready() -> bool:
+        try:
+            return httpx.get(url).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    print(f"{hardware()}, commit {commit()}, {args.streams} streams, milliseconds between tokens")
+    with launched(specs, is_ready):
+        asyncio.run(run(ports, args))
+
+
+if __name__ == "__main__":
+    main()

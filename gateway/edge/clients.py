@@ -1,0 +1,39 @@
+"""Counts the requests that each client has open; refuses more than its share.
+
+A client is an API key where keys are needed, else an address: without keys anything may stand in
+the header, and a new value would be a new client.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gateway.errors import ErrorKind, RequestError
+from wire.identity.access import CALLER
+
+
+class OpenRequests:
+    """The open requests of all clients, over HTTP and gRPC together."""
+
+    def __init__(self, max_per_client: int) -> None:
+        self._max_per_client = max_per_client
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def one_of(self, address: str) -> Iterator[None]:
+        """Counts one request until the end of the block. Raises RequestError beyond the limit."""
+        caller = CALLER.get()
+        client = address if caller is None else f"key {caller.name}"
+        if self._open[client] >= self._max_per_client:
+            problem = (
+                f"this client has {self._open[client]} requests open, --max-streams-per-client is "
+                f"{self._max_per_client}"
+            )
+            raise RequestError(ErrorKind.OVERLOADED, problem)
+        self._open[client] += 1
+        try:
+            yield
+        finally:
+            self._open[client] -= 1
+            if not self._open[client]:
+                del self._open[client]

@@ -1,0 +1,95 @@
+"""The options that bound what a client may cost, with their defaults. Every refusal names one."""
+
+import argparse
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from gateway import limits
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeLimits:
+    """Limits of clients and connections; of each gateway process where there are several.
+
+    Raises ValueError, naming the option, for a value that cannot work.
+    """
+
+    max_body_mib: int = limits.MAX_BODY_BYTES // MIB
+    max_header_bytes: int = 64 << 10
+    max_headers: int = 128
+    max_streams_per_client: int = 1024
+    max_connections: int = 8192
+    header_timeout_s: float = 30.0
+    body_timeout_s: float = 60.0
+    write_timeout_s: float = 60.0
+    keep_alive_s: float = 30.0
+    max_connection_idle_s: float = 600.0
+    max_connection_age_s: float = 0.0  # 0: no limit
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            may_be_zero = field.name == "max_connection_age_s"
+            if not (0 < value < math.inf or (may_be_zero and value == 0)):
+                option = f"--{field.name.replace('_', '-')}"
+                raise ValueError(f"{option}: {value} is not a positive number")
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Of an HTTP body, and of a gRPC message after decompression."""
+        return self.max_body_mib * MIB
+
+    @property
+    def grpc_options(self) -> list[tuple[str, int]]:
+        """What gRPC itself enforces."""
+        options = [
+            ("grpc.max_receive_message_length", self.max_body_bytes),
+            ("grpc.max_metadata_size", self.max_header_bytes),
+            ("grpc.max_concurrent_streams", self.max_streams_per_client),
+            ("grpc.max_allowed_incoming_connections", self.max_connections),
+            ("grpc.max_connection_idle_ms", round(self.max_connection_idle_s * 1e3)),
+        ]
+        if self.max_connection_age_s:
+            # Without a grace period: streams end by themselves, however long they take.
+            options.append(("grpc.max_connection_age_ms", round(self.max_connection_age_s * 1e3)))
+        return options
+
+
+HELP: dict[str, tuple[str, str]] = {
+    "max_body_mib": ("MIB", "most MiB of an HTTP body (413) or gRPC message"),
+    "max_header_bytes": ("N", "most bytes of a request's headers (431)"),
+    "max_headers": ("N", "most headers of an HTTP request (431)"),
+    "max_streams_per_client": (
+        "N",
+        "most requests that a client has open at once (429); a client is an API key or, where "
+        "none is needed, an address",
+    ),
+    "max_connections": ("N", "most connections of each port; more are closed"),
+    "header_timeout_s": ("S", "seconds for the headers of an HTTP request (408)"),
+    "body_timeout_s": ("S", "seconds for an HTTP body (408), and one more per 64 KiB received"),
+    "write_timeout_s": ("S", "seconds after which a client that does not read its answer is left"),
+    "keep_alive_s": ("S", "seconds that an HTTP connection may be idle between two requests"),
+    "max_connection_idle_s": ("S", "seconds that a gRPC connection may be without a call"),
+    "max_connection_age_s": (
+        "S",
+        "seconds after which a gRPC client is asked to connect anew, calls end first; 0 is never",
+    ),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds one option per limit."""
+    group = parser.add_argument_group("limits of clients")
+    for field in fields(EdgeLimits):
+        metavar, text = HELP[field.name]
+        option = f"--{field.name.replace('_', '-')}"
+        kind = type(field.default)
+        group.add_argument(option, type=kind, default=field.default, metavar=metavar, help=text)
+
+
+def take(options: dict[str, Any]) -> EdgeLimits:
+    """Removes these options from parsed ones. Raises ValueError, naming the option."""
+    return EdgeLimits(**{field.name: options.pop(field.name) for field in fields(EdgeLimits)})

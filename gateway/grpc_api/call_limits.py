@@ -1,0 +1,61 @@
+"""Counts the open calls of each client, as `gateway.edge.clients` counts its HTTP requests."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from gateway.edge.clients import OpenRequests
+from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
+from wire.identity.roles import METHOD_ROLES, Role
+
+Handler = Any  # grpc.RpcMethodHandler or None; its class takes no parameters at run time
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
+
+
+class CallLimit(grpc.aio.ServerInterceptor):
+    """Refuses calls of a client that has too many open; probes and reflection are not counted."""
+
+    def __init__(self, open_requests: OpenRequests) -> None:
+        self._open = open_requests
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler:
+        """The handler, counted while it runs."""
+        handler: Any = await continuation(handler_call_details)
+        method = str(handler_call_details.method)
+        if handler is None or METHOD_ROLES.get(method) is Role.OPEN:
+            return handler
+        codecs = handler.request_deserializer, handler.response_serializer
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary), *codecs)
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream), *codecs)
+        return handler
+
+    def _unary(self, behavior: Callable[[Any, Context], Awaitable[Any]]) -> Any:
+        async def counted(request: Any, context: Context) -> Any:
+            async with RefusalsAsStatuses(context):
+                with self._open.one_of(_address(context.peer())):
+                    return await behavior(request, context)
+
+        return counted
+
+    def _stream(self, behavior: Callable[[Any, Context], AsyncIterator[Any]]) -> Any:
+        async def counted(request: Any, context: Context) -> AsyncIterator[Any]:
+            async with RefusalsAsStatuses(context):
+                with self._open.one_of(_address(context.peer())):
+                    async with aclosing(behavior(request, context)) as messages:  # type: ignore[type-var]
+                        async for message in messages:
+                            yield message
+
+        return counted
+
+
+def _address(peer: str) -> str:
+    """The address of `ipv4:127.0.0.1:40000` or `ipv6:%5B::1%5D:40000`, as HTTP names it."""
+    _, _, address = peer.partition(":")
+    host, _, _ = address.rpartition(":")
+    return host.removeprefix("%5B").removesuffix("%5D") or peer

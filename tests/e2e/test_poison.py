@@ -1,0 +1,101 @@
+"""A request that kills every worker that computes it: ended after the second death, alone."""
+
+import json
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Product
+from tests.pace import patience
+
+pytestmark = pytest.mark.slow
+FAILPOINT = ("--failpoint", "poison@5")
+NUM_OTHERS = 4
+
+
+@pytest.fixture
+def poisoned(tiny_model: Path, tmp_path: Path) -> Iterator[Product]:
+    """A product of its own, whose worker dies at the fifth step of a request named so."""
+    small = ("--threads", "1", "--kv-cache-gib", "0.2", *FAILPOINT)
+    running = Product(tiny_model, tmp_path, small)
+    try:
+        running.start()
+        yield running
+        assert running.stop() == {"worker_svc": 0, "scheduler_svc": 0, "gateway": 0}
+    finally:
+        running.kill()
+
+
+def _complete(product: Product, name: str, max_tokens: int = 60) -> tuple[int, dict[str, Any]]:
+    body = {
+        "prompt": f"Once upon a time, {name[-1]}",
+        "request_id": name,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "seed": 7,
+    }
+    request = urllib.request.Request(
+        f"{product.url}/v1/completions",
+        data=json.dumps(body).encode(),
+        headers={"content-type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=patience(120)) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, {**json.load(error), "retry": error.headers.get("x-should-retry")}
+
+
+class _Restarts:
+    """Starts the worker again whenever it has died, until stopped."""
+
+    def __init__(self, product: Product) -> None:
+        self._product = product
+        self._over = threading.Event()
+        self.num_deaths = 0
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            worker: subprocess.Popen[bytes] = self._product.processes["worker_svc"]
+            if worker.poll() is None:
+                self._over.wait(0.05)
+                continue
+            self.num_deaths += 1
+            self._product.start_worker()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def test_a_request_that_kills_workers_ends_after_the_second_and_hurts_no_other(
+    poisoned: Product,
+) -> None:
+    names = [f"r{number}" for number in range(NUM_OTHERS)]
+    calm = {name: _complete(poisoned, f"calm-{name}") for name in names}
+    assert all(status == 200 for status, _ in calm.values())
+    restarts = _Restarts(poisoned)
+    try:
+        with ThreadPoolExecutor(NUM_OTHERS + 1) as pool:
+            asking = {name: pool.submit(_complete, poisoned, name) for name in names}
+            status, error = pool.submit(_complete, poisoned, "poison").result()
+            ends = {name: one.result() for name, one in asking.items()}
+    finally:
+        restarts.stop()
+    assert status == 500 and error["error"]["code"] == "request_poisonous"
+    assert "2 processes in a row died" in error["error"]["message"]
+    assert error["retry"] == "false"
+    assert restarts.num_deaths == 2
+    for name in names:
+        assert ends[name][0] == 200, ends[name]
+        assert ends[name][1]["choices"] == calm[name][1]["choices"]
+    assert "num_running" not in poisoned.status()

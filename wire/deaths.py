@@ -1,0 +1,20 @@
+"""Tells the death of a peer from its planned end, by the status of the stream that broke."""
+
+import grpc
+
+MAX_DEATHS = 2  # in a row, without a new token: then a request ends and is not submitted again
+
+# A server that is stopped says so, in our words or in those of gRPC's GOAWAY.
+_PLANNED = ("shutting down", "stopping", "draining", "GOAWAY", "Cancelling all calls")
+# No stream was opened: nothing of ours ran there.
+_UNREACHED = ("failed to connect", "Connection refused")
+
+
+def is_death(error: BaseException) -> bool:
+    """Whether a stream broke because the process at its other end died, or cannot be reached."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return False
+    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return False
+    details = error.details() or ""
+    return not any(words in details for words in (*_PLANNED, *_UNREACHED))

@@ -1,0 +1,60 @@
+"""What the check of one grammar may use, applied to the process that makes it, and in words."""
+
+import os
+import resource
+import signal
+from dataclasses import dataclass
+
+# In seconds and MiB; a grammar within them is read a second time by the worker's own threads, on a
+# stack sixteen times as large (`worker_svc/sampling/matcher_threads.py`).
+CPU_S = 5
+WALL_S = 30
+MEMORY_MIB = 512
+STACK_MIB = 4
+NICENESS = 10  # what answers requests comes first
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLimits:
+    """Bounds of one check: seconds of CPU and of the wall, MiB of new memory and of stack."""
+
+    cpu_s: int = CPU_S
+    wall_s: float = WALL_S
+    memory_mib: int = MEMORY_MIB
+    stack_mib: int = STACK_MIB
+
+    def apply(self) -> None:
+        """Limits this process, to be called once after a fork; the system kills it beyond them."""
+        for number in (signal.SIGALRM, signal.SIGXCPU, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, self.wall_s)
+        _limit(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_CPU, self.cpu_s)
+        _limit(resource.RLIMIT_STACK, self.stack_mib << 20)
+        _limit(resource.RLIMIT_AS, _address_space_bytes() + (self.memory_mib << 20))
+
+    def reason(self, signal_number: int) -> str:
+        """Why a check ended with this signal."""
+        match signal_number:
+            case signal.SIGSEGV | signal.SIGBUS:
+                return "the grammar is nested too deeply"
+            case signal.SIGXCPU:
+                return f"the grammar needs more than {self.cpu_s} s of CPU time to be read"
+            case signal.SIGALRM:
+                return f"the grammar needs more than {self.wall_s:g} s to be read"
+            case signal.SIGABRT | signal.SIGKILL:
+                return f"the grammar needs more than {self.memory_mib} MiB of memory"
+            case _:
+                return f"the grammar ended the process that read it (signal {signal_number})"
+
+
+def _limit(what: int, most: int) -> None:
+    _, hard = resource.getrlimit(what)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    # A soft limit alone: at the hard limit of CPU time the signal would be SIGKILL.
+    resource.setrlimit(what, (most, hard))
+
+
+def _address_space_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

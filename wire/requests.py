@@ -1,0 +1,175 @@
+"""Refuses requests that cannot be read, or hold a number that no column holds, before any handler.
+
+One interceptor for asyncio servers and one for threads: every method of this project's services is
+covered, those that are added later too. The status is INVALID_ARGUMENT; the message and a
+BadRequest detail name the field.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import grpc
+from google.protobuf.any_pb2 import Any as Packed
+from google.protobuf.message import DecodeError, Message
+from google.rpc.error_details_pb2 import BadRequest
+from google.rpc.status_pb2 import Status
+
+from wire.numbers import BadNumber, check_numbers
+
+OWN_SERVICES = "/pagewire."
+_INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+Handler = Any  # grpc.RpcMethodHandler of any two messages
+Metadata = tuple[tuple[str, bytes], ...]
+
+
+class Unreadable(ValueError):
+    """Takes the place of a request whose bytes are no message of its type."""
+
+
+class RequestCheck(grpc.aio.ServerInterceptor):
+    """For asyncio servers."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Wraps the handler of a method of this project."""
+        handler = await continuation(handler_call_details)
+        return _wrapped(handler, str(handler_call_details.method), _aio_behaviour)
+
+
+class ThreadedRequestCheck(grpc.ServerInterceptor):
+    """For servers with threads."""
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Wraps the handler of a method of this project."""
+        handler = continuation(handler_call_details)
+        return _wrapped(handler, str(handler_call_details.method), _threaded_behaviour)
+
+
+def problem_of(request: Message | Unreadable) -> ValueError | None:
+    """Why a request is refused; None when it may be handled."""
+    if isinstance(request, Unreadable):
+        return request
+    try:
+        check_numbers(request)
+    except BadNumber as error:
+        return error
+    return None
+
+
+def details_of(error: ValueError) -> Metadata:
+    """The trailing metadata that names the field at fault, where one is."""
+    if not isinstance(error, BadNumber):
+        return ()
+    violation = BadRequest.FieldViolation(field=error.field, description=str(error))
+    packed = Packed()
+    packed.Pack(BadRequest(field_violations=[violation]))
+    status = Status(code=_INVALID.value[0], message=str(error), details=[packed])
+    return (("grpc-status-details-bin", status.SerializeToString()),)
+
+
+def _wrapped(handler: Handler, method: str, wrap: Callable[[Handler], Any]) -> Handler:
+    parse = None if handler is None else handler.request_deserializer
+    if parse is None or not method.startswith(OWN_SERVICES):  # None: the handler reads bytes
+        return handler
+    kinds = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    make = kinds[handler.request_streaming, handler.response_streaming]
+    return make(wrap(handler), _parser(parse), handler.response_serializer)
+
+
+def _parser(parse: Callable[[bytes], Message]) -> Callable[[bytes], Message | Unreadable]:
+    def read(data: bytes) -> Message | Unreadable:
+        try:
+            return parse(data)
+        except DecodeError:  # its text says nothing that the caller could use
+            return Unreadable("the request is not a valid protobuf message of its type")
+
+    return read
+
+
+# --- asyncio -------------------------------------------------------------------------------------
+
+
+def _aio_behaviour(handler: Handler) -> Any:
+    if handler.request_streaming:
+        return _aio_stream_stream(handler.stream_stream)
+    if handler.response_streaming:
+        return _aio_unary_stream(handler.unary_stream)
+    return _aio_unary_unary(handler.unary_unary)
+
+
+def _aio_unary_unary(behaviour: Any) -> Any:
+    async def answer(request: Any, context: Any) -> Any:
+        await _aio_refuse_bad(request, context)
+        return await behaviour(request, context)
+
+    return answer
+
+
+def _aio_unary_stream(behaviour: Any) -> Any:
+    async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
+        await _aio_refuse_bad(request, context)
+        responses = behaviour(request, context)
+        try:
+            async for response in responses:
+                yield response
+        finally:  # a call that is cancelled must not wait for the garbage collector
+            await responses.aclose()
+
+    return answer
+
+
+def _aio_stream_stream(behaviour: Any) -> Any:
+    """Messages of a stream are many requests: each is judged where it is read, by its handle."""
+
+    async def readable(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for request in requests:
+            if isinstance(request, Unreadable):
+                await context.abort(_INVALID, str(request))
+            yield request
+
+    async def answer(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        responses = behaviour(readable(requests, context), context)
+        try:
+            async for response in responses:
+                yield response
+        finally:
+            await responses.aclose()
+
+    return answer
+
+
+async def _aio_refuse_bad(request: Any, context: Any) -> None:
+    if (problem := problem_of(request)) is not None:
+        await context.abort(_INVALID, str(problem), details_of(problem))
+
+
+# --- threads -------------------------------------------------------------------------------------
+
+
+def _threaded_behaviour(handler: Handler) -> Any:
+    if handler.request_streaming:
+        return handler.stream_stream
+    behaviour = handler.unary_stream or handler.unary_unary
+
+    def answer(request: Any, context: Any) -> Any:
+        if (problem := problem_of(request)) is not None:
+            context.set_trailing_metadata(details_of(problem))
+            context.abort(_INVALID, str(problem))
+        return behaviour(request, context)
+
+    def stream(request: Any, context: Any) -> Iterator[Any]:
+        yield from answer(request, context)
+
+    return stream if handler.response_streaming else answer

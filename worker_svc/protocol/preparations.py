@@ -1,0 +1,61 @@
+"""Converts frames about grammars that are prepared ahead of their sequences."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from pagewire.v1 import worker_pb2
+from worker_svc.protocol import columns
+from worker_svc.protocol.step import BadStep, Limits
+
+_TAG = bytes([worker_pb2.AttachRequest.PREPARE_FIELD_NUMBER << 3 | 2])  # length-delimited
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarOrder:
+    """A grammar to prepare, up to the place that an output has reached."""
+
+    preparation_id: int
+    grammar: str
+    output_token_ids: NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarOrders:
+    """A frame of them, and the ids of earlier ones that are not needed any more."""
+
+    wanted: tuple[GrammarOrder, ...]
+    dropped_ids: tuple[int, ...]
+
+
+def decode_orders(frame: bytes, limits: Limits) -> GrammarOrders | None:
+    """Decodes a frame with grammars to prepare; None for any other. Raises BadStep."""
+    if not frame.startswith(_TAG):  # a step, parsed only once
+        return None
+    try:
+        message = worker_pb2.AttachRequest.FromString(frame)
+    except DecodeError:
+        return None  # refused when it is executed
+    if message.WhichOneof("frame") != "prepare":
+        return None
+    orders = [_order(preparation, limits) for preparation in message.prepare.preparations]
+    return GrammarOrders(tuple(orders), tuple(message.prepare.dropped_ids))
+
+
+def _order(message: worker_pb2.GrammarPreparation, limits: Limits) -> GrammarOrder:
+    name = "prepare.preparations.output_token_ids"
+    token_ids = columns.column(message.output_token_ids, name)
+    columns.check_range(token_ids, 0, limits.vocab_size, name, "token")
+    if not message.preparation_id:
+        raise BadStep("prepare.preparations.preparation_id", "must not be 0")
+    if not message.grammar:
+        raise BadStep("prepare.preparations.grammar", "is empty")
+    return GrammarOrder(message.preparation_id, message.grammar, token_ids)
+
+
+def encode_prepared(preparation_id: int, problem: str) -> bytes:
+    """Encodes the answer to one preparation; the problem is empty if it is ready."""
+    answer = worker_pb2.GrammarPrepared(preparation_id=preparation_id, problem=problem)
+    return worker_pb2.AttachResponse(grammar_prepared=answer).SerializeToString()
