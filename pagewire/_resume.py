@@ -15,7 +15,7 @@ MAX_REQUEST_ID_BYTES = 256
 MAX_DEATHS = 2  # of gateways in a row while the request ran, without a new token
 # A server that is asked to end says so; one that cannot be reached ran nothing.
 _NO_DEATH = (
-    *("shutting down", "stopping", "draining", "GOAWAY", "Cancelling all calls"),
+    *("shutting down", "has shut down", "stopping", "draining", "GOAWAY", "Cancelling all calls"),
     *("failed to connect", "Connection refused"),
 )
 

@@ -43,6 +43,10 @@ class _Output:
         self._patience.note(bool(response.delta.token_ids))
         return self._assembly.read(response)
 
+    def _is_whole(self, error: grpc.RpcError) -> bool:
+        """Whether the connection was lost after the end of all outputs: nothing is missing."""
+        return self._assembly.is_finished and error.code() is grpc.StatusCode.UNAVAILABLE
+
     def _pause_s(self, error: grpc.RpcError) -> float:
         """Seconds to wait before opening the stream again; raises an error that is not retried."""
         pause_s = None
@@ -104,6 +108,8 @@ class Stream(_Output, Iterator[Delta]):
             try:
                 return self._read(next(self._call))
             except grpc.RpcError as error:
+                if self._is_whole(error):
+                    raise StopIteration from None
                 time.sleep(self._pause_s(error))
             except StopIteration:
                 self._assembly.completion()  # raises if there was no finish reason
@@ -148,6 +154,8 @@ class AsyncStream(_Output, AsyncIterator[Delta]):
             try:
                 return self._read(await anext(self._responses))
             except grpc.RpcError as error:
+                if self._is_whole(error):
+                    raise StopAsyncIteration from None
                 await asyncio.sleep(self._pause_s(error))
             except StopAsyncIteration:
                 self._assembly.completion()  # raises if there was no finish reason

@@ -206,6 +206,8 @@ class _Service(inference_pb2_grpc.InferenceServiceServicer):
                     del delta.token_ids[:num_skipped]
                 if delta.text or (delta.finish_reason and num_known < math.inf):
                     yield received.options.request_id or "fake-1", delta
+        if failure is not None:  # it had fewer words
+            _fail(failure, context)
 
 
 def _num_known(options: pb.GenerationOptions, index: int) -> float:

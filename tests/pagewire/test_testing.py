@@ -103,6 +103,29 @@ def test_a_stream_of_several_outputs_goes_on_after_what_came_of_each() -> None:
         assert not any(one.is_finished for one in again.resume_outputs)
 
 
+@pytest.mark.parametrize("num_outputs", [1, 2])
+def test_a_connection_that_is_lost_after_the_end_of_all_outputs_is_no_failure(
+    num_outputs: int,
+) -> None:
+    with FakeServer(TEXT) as server, server.client() as client:
+        server.fail_next(pagewire.Unavailable("Socket closed"), after_words=1000)
+        stream = client.stream("a", n=num_outputs)
+        assert "".join(piece.text for piece in stream) == TEXT * num_outputs
+        assert stream.completion().text == TEXT
+        assert len(server.received) == 1
+
+
+def test_an_asyncio_stream_whose_connection_is_lost_after_its_end_is_whole() -> None:
+    async def read(server: FakeServer) -> str:
+        async with server.async_client() as client:
+            return (await client.stream("a").completion()).text
+
+    with FakeServer(TEXT) as server:
+        server.fail_next(pagewire.Unavailable("Socket closed"), after_words=1000)
+        assert asyncio.run(read(server)) == TEXT
+        assert len(server.received) == 1
+
+
 def test_an_asyncio_stream_goes_on_as_well() -> None:
     async def read(server: FakeServer) -> str:
         async with server.async_client() as client:

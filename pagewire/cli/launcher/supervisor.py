@@ -16,6 +16,8 @@ from pagewire.cli.launcher.services import ServiceSpec
 from pagewire.cli.options import CommandError
 
 REFUSALS = (1, 2)  # statuses of a service that cannot start, and says why in its log
+LEAST_START_S = 60.0  # for a restart to log something or to answer
+STARTS = 10.0  # times the first start of a service: the same, where starts are slow
 KILL_S = 5.0  # a guard that has not reported the end of its service by then is killed, too
 HURRIED_S = 2.0  # for a gateway to end its streams with an error
 MARGIN_S = 5.0  # for the services to end, after the time that the drain has
@@ -41,7 +43,7 @@ class KeptService:
         self._connection = connection
         self._limits = limits
         self._restarts = Restarts()
-        self._has_been_ready = False
+        self._start_s: float | None = None  # that its first start took; None before it was ready
         self._down_s: float | None = None  # since when it is not ready, after a death
         self._due_s: float | None = None  # when to start the next process
         self._why = ""  # of the last death
@@ -51,7 +53,7 @@ class KeptService:
         """A new process has been started."""
         self._watch = HealthWatch(self._connection, self._limits.hang_timeout_s)
         self._quiet = Quiet(now_s)
-        self._before_s = now_s
+        self._began_s = self._before_s = now_s
         self._ready_s: float | None = None  # since when this process is ready
         self._killed_s: float | None = None  # when it was killed for a hang
 
@@ -77,10 +79,11 @@ class KeptService:
             yield from self._look(now_s)
 
     def _look(self, now_s: float) -> Iterator[str]:
-        self._watch.tick(now_s - self._before_s)
-        self._before_s = now_s
+        self._listen(now_s)
         if self._watch.is_serving and self._ready_s is None:
-            self._ready_s, self._has_been_ready = now_s, True
+            self._ready_s = now_s
+            if self._start_s is None:
+                self._start_s = now_s - self._began_s
             if self._down_s is not None:
                 yield f"the {self.name} {self._why}, is back after {now_s - self._down_s:.1f} s"
             self._down_s = None
@@ -89,22 +92,29 @@ class KeptService:
             self._killed_s = now_s
             self._services[self.name].kill()
 
+    def _listen(self, now_s: float) -> None:
+        self._watch.tick(now_s - self._before_s)
+        self._before_s = now_s
+
     def _hang(self, now_s: float) -> str:
         """Why the process must be killed; empty if it need not."""
         silence = self._watch.silence
         if self._ready_s is not None:
             return f"gave no answer for {silence.seconds:.1f} s" if silence.is_too_long else ""
+        if self._start_s is None:
+            return ""  # its first start; who waits for it, gives up
         quiet_s = self._quiet.seconds(self._services.log_bytes(self.name), now_s)
-        limit_s = self._limits.startup_timeout_s
-        is_stuck = self._has_been_ready and min(quiet_s, silence.seconds) > limit_s
-        return f"did not answer or log anything for {limit_s:g} s" if is_stuck else ""
+        limit_s = max(LEAST_START_S, STARTS * self._start_s)
+        limit_s = min(limit_s, self._limits.startup_timeout_s)
+        is_stuck = min(quiet_s, silence.seconds) > limit_s
+        return f"did not answer or log anything for {limit_s:.0f} s" if is_stuck else ""
 
     def _bury(self, now_s: float) -> Iterator[str]:
         service = self._services[self.name]
         self._watch.close()
         end = service.how_it_ended()
         self._why = self._why if self._killed_s is not None else end
-        if not self._has_been_ready and service.exit_status in REFUSALS:
+        if self._start_s is None and service.exit_status in REFUSALS:
             raise CommandError(self._services.obituary(service, end))
         pause_s = self._restarts.died(None if self._ready_s is None else now_s - self._ready_s)
         if pause_s is None:
@@ -113,6 +123,13 @@ class KeptService:
         self._down_s = now_s if self._down_s is None else self._down_s
         self._due_s = now_s + pause_s
         yield f"the {self.name} {self._why}, restarting" + (f" in {pause_s:g} s" * (pause_s > 0))
+
+    def is_ending(self, now_s: float) -> bool:
+        """Whether its process, asked to end, runs and answers."""
+        if self._services[self.name].exit_status is not None:
+            return False
+        self._listen(now_s)
+        return not self._watch.silence.is_too_long
 
     def close(self) -> None:
         """Stops watching."""
@@ -180,14 +197,14 @@ class ServiceSupervisor:
         deadline_s = time.monotonic() + self._limits.drain_timeout_s + MARGIN_S
         while self._kept:
             kept = self._kept.pop()
-            kept.close()
-            service = self._services[kept.name]
-            service.drain()
-            while service.exit_status is None and time.monotonic() < deadline_s:
+            self._services[kept.name].drain()
+            while kept.is_ending(now_s := time.monotonic()) and now_s < deadline_s:
                 if is_hurried():
+                    kept.close()
                     return self._hurry()
                 self._look()
                 time.sleep(POLL_S)
+            kept.close()
         return None
 
     def _hurry(self) -> None:
