@@ -1,7 +1,7 @@
 """Converts the arrivals of one output to the deltas that its client receives. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gateway.chat.answer import AnswerReader
 from gateway.errors import ErrorKind, RequestError, invalid
@@ -46,7 +46,7 @@ class OutputReader:
             delta = _with_logprobs(delta, self.logprobs, arrival)
         if self.answer is not None:
             parts = self.answer.push(delta.text, is_last=delta.finish is not None)
-            delta = replace(delta, parts=parts)
+            delta = delta._replace(parts=parts)
         return delta
 
     def _read_text(self, arrival: TokenArrival, num_cached_tokens: int) -> OutputDelta:
@@ -66,10 +66,10 @@ def _with_prompt(
 ) -> OutputDelta:
     if delta.finish is not None and delta.finish.reason is FinishReason.ABORT:
         return delta  # it may precede the end of the prompt
-    return replace(delta, prompt=prompt_reader.combine(arrival.prompt_outputs))
+    return delta._replace(prompt=prompt_reader.combine(arrival.prompt_outputs))
 
 
 def _with_logprobs(delta: OutputDelta, reader: LogprobReader, arrival: TokenArrival) -> OutputDelta:
     if len(arrival.logprobs) < len(arrival.token_ids):
         raise RequestError(ErrorKind.INTERNAL, "the scheduler sent tokens without logprobs")
-    return replace(delta, logprobs=reader.read(delta.token_ids, arrival.logprobs))
+    return delta._replace(logprobs=reader.read(delta.token_ids, arrival.logprobs))

@@ -5,7 +5,7 @@ aborts the request.
 """
 
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 from gateway import limits
@@ -18,13 +18,13 @@ from gateway.generation import GenerationRequest, Prompt, Standing, check_token_
 from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
 from gateway.pipeline import Pipeline
 from gateway.scheduler.convert import (
-    delta_to_proto,
     model_to_proto,
     num_choices_from_proto,
     output_to_proto,
     prompt_from_proto,
     request_from_proto,
     resumed_from_proto,
+    write_delta,
 )
 from gateway.scheduler.readiness import ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
@@ -61,11 +61,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             wanted = self._request(prompt, request.options, context)
             await self._wait_to_resume(request.options)
             name = self._pipeline.resolve_model(wanted.model).name
-            async with aclosing(self._generate(wanted, request.options)) as deltas:
-                async for delta in deltas:
-                    yield pb.GenerateStreamResponse(
-                        request_id=wanted.request_id, model=name, delta=delta
-                    )
+            indices, choices = self._choices(wanted, request.options)
+            async with aclosing(generate_all(self._pipeline, choices)) as deltas:
+                async for position, delta in deltas:
+                    response = pb.GenerateStreamResponse(request_id=wanted.request_id, model=name)
+                    write_delta(response.delta, delta, indices[position])
+                    yield response
 
     async def Chat(self, request: pb.ChatRequest, context: Context) -> pb.ChatResponse:
         """The whole answer to a conversation."""
@@ -87,11 +88,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             wanted = self._request(conversation, request.options, context)
             await self._wait_to_resume(request.options)
             name = self._pipeline.resolve_model(wanted.model).name
-            async with aclosing(self._generate(wanted, request.options)) as deltas:
-                async for delta in deltas:
-                    yield pb.ChatStreamResponse(
-                        request_id=wanted.request_id, model=name, delta=delta
-                    )
+            indices, choices = self._choices(wanted, request.options)
+            async with aclosing(generate_all(self._pipeline, choices)) as deltas:
+                async for position, delta in deltas:
+                    response = pb.ChatStreamResponse(request_id=wanted.request_id, model=name)
+                    write_delta(response.delta, delta, indices[position])
+                    yield response
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """The ids of a text or a conversation."""
@@ -149,20 +151,17 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         outputs = await complete_all(self._pipeline, choices)
         return [output_to_proto(output, index) for index, output in enumerate(outputs)]
 
-    async def _generate(
+    def _choices(
         self, wanted: GenerationRequest, options: pb.GenerationOptions
-    ) -> AsyncGenerator[pb.OutputDelta, None]:
-        """Pieces of all n outputs as they arrive."""
+    ) -> tuple[Sequence[int], list[GenerationRequest]]:
+        """The requests of a stream, each with the index of its output. Raises RequestError."""
         choices = expand(wanted, num_choices_from_proto(options))
         if len(choices) > 1 and options.resume_token_ids:
             raise invalid("resume_token_ids", f"is for one output, not for {len(choices)}")
-        indexed = list(enumerate(choices))
-        if options.resume_outputs:
-            indexed = resume(choices, resumed_from_proto(options))
-        wanted_now = [choice for _, choice in indexed]
-        async with aclosing(generate_all(self._pipeline, wanted_now)) as deltas:
-            async for position, delta in deltas:
-                yield delta_to_proto(delta, indexed[position][0])
+        if not options.resume_outputs:
+            return range(len(choices)), choices
+        indexed = resume(choices, resumed_from_proto(options))
+        return [index for index, _ in indexed], [choice for _, choice in indexed]
 
     def _request(
         self, prompt: Prompt, options: pb.GenerationOptions, context: Context

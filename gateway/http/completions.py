@@ -92,14 +92,18 @@ class EventStream(StreamingResponse):
 
     def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(self._all(), media_type="text/event-stream", headers=headers)
+        super().__init__(events, media_type="text/event-stream", headers=headers)
         self._first = first
         self._events = events
 
-    async def _all(self) -> AsyncGenerator[bytes, None]:
-        yield self._first
+    async def stream_response(self, send: Send) -> None:
+        """Sends the head, the first event, the others, and the end of the body."""
+        status, headers = self.status_code, self.raw_headers
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async for chunk in self._events:
-            yield chunk
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):

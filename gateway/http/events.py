@@ -6,7 +6,7 @@ chunk costs one string encoding.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, Reply
@@ -140,7 +140,7 @@ class ChunkWriter:
         """The chunk of a delta; empty when there is nothing to show."""
         data = b""
         if delta.prompt is not None and delta.prompt.echo is not None:
-            delta = replace(delta, text=delta.prompt.echo.text + delta.text)
+            delta = delta._replace(text=delta.prompt.echo.text + delta.text)
         if delta.parts is not None:
             data = self._parts(index, delta, delta.parts)
         elif (logprobs := logprobs_body(self._form, delta)) is not None:

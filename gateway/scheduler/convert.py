@@ -280,21 +280,22 @@ def num_choices_from_proto(options: inference_pb2.GenerationOptions) -> int | No
     return options.n if options.HasField("n") else None
 
 
-def delta_to_proto(delta: OutputDelta, index: int = 0) -> inference_pb2.OutputDelta:
-    """A piece of an output for a gRPC client."""
-    message = inference_pb2.OutputDelta(
-        text=delta.text,
-        token_ids=delta.token_ids,
-        logprobs=_logprobs_to_proto(delta.logprobs),
-        index=index,
-    )
+def write_delta(message: inference_pb2.OutputDelta, delta: OutputDelta, index: int) -> None:
+    """Fills an empty message with a piece of an output.
+
+    In place: a message made here would be copied into the one that is sent.
+    """
+    message.text = delta.text
+    message.token_ids.extend(delta.token_ids)
+    message.index = index
+    if delta.logprobs:
+        message.logprobs.extend(_logprobs_to_proto(delta.logprobs))
     if delta.prompt is not None:
         _add_prompt(message, delta.prompt)
     if delta.parts is not None:
         add_parts(message, delta.parts)
     if delta.finish is not None:
         _add_finish(message, delta.finish)
-    return message
 
 
 def output_to_proto(completion: WholeOutput, index: int = 0) -> inference_pb2.Output:

@@ -1,13 +1,12 @@
 """The text of one output: detokenizer and stop strings combined, token by token. Pure."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.stops import StopMatcher
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The text and tokens that some tokens added."""
 
     text: str

@@ -168,7 +168,7 @@ async def test_tokens_of_several_steps_are_read_at_once_and_an_error_comes_after
     live.add(7, None)
     live.end(RequestError(ErrorKind.INTERNAL, "broken"))
     live.wake()
-    assert await reading == TokenArrival([5, 6, 7], [], None)
+    assert await reading == TokenArrival([5, 6, 7], (), None)
     with pytest.raises(RequestError, match="broken"):
         await live.receive()
 
