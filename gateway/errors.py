@@ -107,8 +107,9 @@ class RequestError(Exception):
         super().__init__(message)
         self._retry_after_s = retry_after_s
         self.kind = kind
-        self.message = message
-        self.field = field
+        # Names that a caller chose stand in both; a lone surrogate has no UTF-8.
+        self.message = _encodable(message)
+        self.field = None if field is None else _encodable(field)
 
     @property
     def wire(self) -> Wire:
@@ -128,6 +129,10 @@ class RequestError(Exception):
         if self.kind not in (ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE):
             return None
         return RETRY_AFTER_S if self._retry_after_s is None else self._retry_after_s
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def error_body(error: RequestError) -> dict[str, Any]:

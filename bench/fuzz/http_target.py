@@ -47,14 +47,15 @@ class HttpTarget:
 
 
 async def exchange(address: tuple[str, int], sent: bytes) -> bytes:
-    """All of the answer that comes within CUT_S after its beginning."""
+    """All of a refusal; of what may be a stream, what comes within CUT_S after its beginning."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         writer.write(sent)
         async with asyncio.timeout(LEAVE_S):
             answer = await reader.read(1 << 16)
+        is_stream = answer.startswith(b"HTTP/1.1 200")
         with suppress(TimeoutError):
-            async with asyncio.timeout(CUT_S):
+            async with asyncio.timeout(CUT_S if is_stream else LEAVE_S):
                 while more := await reader.read(1 << 16):
                     answer += more
         return answer

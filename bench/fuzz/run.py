@@ -53,6 +53,8 @@ class _Runner:
 
     async def run(self, cases: Sequence[Case]) -> None:
         """Runs the cases some at a time; after a death each that got no answer runs alone."""
+        if not cases:
+            return
         lost: list[tuple[Case, CaseVerdict]] = []
         free = asyncio.Semaphore(self._width)
 
@@ -68,7 +70,10 @@ class _Runner:
         if lost or self._stack.has_death():
             await self._explain(lost)
         elif not await asyncio.to_thread(self._stack.answers):
-            self._report.add_problem(cases[-1], "the gateway is not ready after this or before")
+            tails = [self._stack.log_tail(spec.name)[-500:] for spec in self._stack.specs]
+            what = f"the gateway is not ready after this or before: {tails}"
+            self._report.add_problem(cases[-1], what)
+            self._report.deaths += self._stack.renew()
 
     async def _explain(self, lost: list[tuple[Case, CaseVerdict]]) -> None:
         await asyncio.sleep(SETTLE_S)

@@ -18,9 +18,9 @@ from bench.soak.product import running
 from bench.soak.run import Soak, SoakOptions, SoakOutcome, told
 
 UP = (
-    "--worker-options=--threads 1 --kv-cache-gib 0.2 --max-model-len 4096",
-    "--max-num-seqs",
-    "16",
+    # Few blocks: all of their memory has soon been touched, and requests are preempted.
+    *("--worker-options=--threads 1", "--max-model-len", "4096", "--num-kv-blocks", "1000"),
+    *("--max-num-seqs", "16"),
 )
 
 

@@ -172,3 +172,19 @@ async def test_a_body_over_the_limit_is_a_413_whether_it_declares_its_length_or_
     at_limit = body + padded[len(body) :]
     response = await running.http.post("/v1/completions", content=at_limit, headers=headers)
     assert response.status_code == 200
+
+
+async def test_a_refusal_can_name_a_field_that_is_no_unicode(running: Any) -> None:
+    body = CHAT | {"chat_template_kwargs": {"\ud800": 1}}
+    content = json.dumps(body).encode()
+    headers = {"content-type": "application/json"}
+    for route in ("/v1/chat/completions", "/tokenize"):
+        response = await running.http.post(route, content=content, headers=headers)
+        assert error_of(response, 400)["param"] == r"chat_template_kwargs.\ud800"
+
+
+@pytest.mark.parametrize("body", [b'{"prompt": "\xff"}', b"[" * 30_000])
+async def test_a_body_that_cannot_be_decoded_is_refused_by_name(body: bytes, running: Any) -> None:
+    headers = {"content-type": "application/json"}
+    response = await running.http.post("/v1/completions", content=body, headers=headers)
+    assert error_of(response, 400)["param"] == "body"
