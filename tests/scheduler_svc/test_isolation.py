@@ -23,6 +23,7 @@ from scheduler_svc.core.step.planner import Planner
 from scheduler_svc.core.step.reuse import Reuse
 from scheduler_svc.core.step.state import SchedulerState
 from simulator.workers.fake_worker import FakeModel, FakeWorker
+from tests.pace import patience
 from tests.scheduler_svc.conftest import Cluster, cluster
 from tests.scheduler_svc.test_shell import expected, generate
 from wire.columns import unpack
@@ -197,7 +198,7 @@ async def test_a_core_that_does_not_hold_ends_the_process(monkeypatch: pytest.Mo
     with pytest.raises(AssertionError, match="the engine failed"):
         async with cluster(MODEL) as made:
             with pytest.raises(grpc.aio.AioRpcError):
-                async with asyncio.timeout(2):
+                async with asyncio.timeout(patience(10)):
                     await generate(made.scheduler, _request("victim", seed=99))
 
 
