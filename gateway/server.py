@@ -28,6 +28,8 @@ from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.readiness import Readiness, ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import debug_pb2_grpc, embedding_pb2_grpc, inference_pb2_grpc
+from wire.aio.server import aio_server
+from wire.aio.slow_readers import SlowReaders
 from wire.health_port import LIVENESS, aio_health_server
 from wire.identity.access import Access
 from wire.identity.certificates import Certificates, certificates_of
@@ -36,7 +38,6 @@ from wire.identity.options import is_loopback
 from wire.identity.peers import peer_opener
 from wire.requests.check import RequestCheck
 from wire.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
-from wire.slow_readers import SlowReaders
 from wire.stop_signals import stop_signals
 
 INFERENCE_SERVICE = "pagewire.v1.InferenceService"
@@ -112,7 +113,7 @@ class Gateway:
         # If an option is given twice, gRPC uses the first.
         reuseport = ("grpc.so_reuseport", int(self._config.share_ports))
         options = [reuseport, *self._config.edge.grpc_options, *SERVER_OPTIONS]
-        server = grpc.aio.server(options=options, interceptors=interceptors)
+        server = aio_server(options, interceptors)
         inference = InferenceService(self._pipeline, tokenizer, self._readiness)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
         embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(

@@ -17,6 +17,8 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.journal.recorder import SWITCH_INTERVAL_S
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker.link import FencedOut, open_channel
+from wire.aio.server import aio_server
+from wire.aio.slow_readers import SlowReaders
 from wire.health_port import LIVENESS, aio_health_server
 from wire.identity.certificates import certificates_of
 from wire.identity.interceptors import AioAccessInterceptor
@@ -24,7 +26,6 @@ from wire.identity.peers import peer_opener
 from wire.identity.watched import BadIdentityFile
 from wire.requests.check import RequestCheck
 from wire.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
-from wire.slow_readers import SlowReaders
 from wire.stop_signals import stop_signals
 
 logger = logging.getLogger("scheduler_svc")
@@ -81,7 +82,7 @@ def _servers(
     if access is not None:
         interceptors.append(AioAccessInterceptor(access))
     interceptors.append(RequestCheck())
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
+    server = aio_server(SERVER_OPTIONS, interceptors)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)
     debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(engine), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)

@@ -7,7 +7,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from wire.server import SERVER_OPTIONS, bind
+from wire.aio.server import aio_server
+from wire.server import SERVER_OPTIONS, bind, register
 
 THREADS = 2
 LIVENESS = "liveness"  # a health service's name that is SERVING as long as the process answers
@@ -19,7 +20,7 @@ def aio_health_server(check: AioCheck, address: str, *, shares_port: bool = Fals
     """A bound grpc.aio server, to be started and stopped. Raises PortInUse."""
     # If an option is given twice, gRPC uses the first.
     options = [("grpc.so_reuseport", int(shares_port)), *SERVER_OPTIONS]
-    return _serving(grpc.aio.server(options=options), check, address)
+    return _serving(aio_server(options), check, address)
 
 
 def health_server(check: Check, address: str) -> Any:
@@ -35,7 +36,6 @@ def _serving(server: Any, check: Callable[[Any, Any], Any], address: str) -> Any
         health_pb2.HealthCheckRequest.FromString,
         health_pb2.HealthCheckResponse.SerializeToString,
     )
-    generic = grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": handler})
-    server.add_generic_rpc_handlers((generic,))
+    register(server, health.SERVICE_NAME, {"Check": handler})
     bind(server, address, "the health port (--health-port)")
     return server

@@ -87,5 +87,11 @@ def add_reflection(server: Any, services: Iterable[str], *, aio: bool) -> None:
     )
     # v1 is served but not listed: clients that see it listed request a descriptor it lacks.
     for name in ("grpc.reflection.v1.ServerReflection", reflection.SERVICE_NAME):
-        generic = grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})
-        server.add_generic_rpc_handlers((generic,))
+        register(server, name, {"ServerReflectionInfo": handler})
+
+
+def register(server: Any, service: str, handlers: dict[str, Any]) -> None:
+    """Adds handlers to a server as generated code does: by name, and generic."""
+    generic = grpc.method_handlers_generic_handler(service, handlers)
+    server.add_generic_rpc_handlers((generic,))
+    server.add_registered_method_handlers(service, handlers)

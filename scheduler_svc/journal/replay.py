@@ -9,9 +9,10 @@ from google.protobuf.message import Message
 
 from pagewire.v1.journal_pb2 import JournalEvent
 from scheduler_svc.core import OutOfStep, Refused, Scheduler
-from scheduler_svc.journal.calls import perform
+from scheduler_svc.journal.calls import UnknownCall, perform
 from scheduler_svc.journal.events import Call, arguments_of, outcome_of, to_event
 from scheduler_svc.journal.recording import Recording
+from scheduler_svc.journal.values import BadValues
 from wire.columns import INT32, unpack
 
 _COMPARED = ("raised", "outcome", "step", "plan")
@@ -89,7 +90,7 @@ def play(
     """Replays on a core that is in the recording's first state; leaves it in the last one."""
     report = ReplayReport()
     for stored in recording.events(num_segments):
-        report.divergence = compare(stored.event, core)
+        report.divergence = _compared(stored.event, core)
         if report.divergence is not None:
             break
         report.count(stored.event)
@@ -103,6 +104,17 @@ def is_answer_to(event: JournalEvent, step_id: int | None) -> bool:
     if step_id is None or event.call != "update":
         return False
     return bool(arguments_of(event)[0].step_id >= step_id)
+
+
+def _compared(event: JournalEvent, core: Scheduler) -> Divergence | None:
+    """As compare(); raises BadValues for arguments that are not those of the call."""
+    try:
+        return compare(event, core)
+    except (BadValues, UnknownCall):
+        raise
+    except (AttributeError, TypeError, ValueError) as error:
+        problem = f"event {event.number} ({event.call}) cannot be performed"
+        raise BadValues(f"{problem}: {type(error).__name__}: {error}") from error
 
 
 def compare(event: JournalEvent, core: Scheduler) -> Divergence | None:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_svc.journal import records, segments
 from scheduler_svc.journal.recording import Recording
 from scheduler_svc.journal.replay import compare, replay
-from scheduler_svc.journal.values import as_read
+from scheduler_svc.journal.values import BadValues, as_read, encode
 from tests.scheduler_svc.journal.recorded import Run
 
 
@@ -72,3 +73,17 @@ def test_what_moves_to_another_scheduler_replays_on_both_sides(
         report = replay(Recording(run.folder))
         assert report.divergence is None, str(report.divergence)
         assert report.num_events >= len(run.calls)
+
+
+@pytest.mark.parametrize("call", ["expire", "update", "now_s", "add", "abort"])
+def test_an_event_with_the_arguments_of_another_call_is_refused(call: str, tmp_path: Path) -> None:
+    run = Run(tmp_path / "r", "forged", is_masked=False)
+    run.act(20)
+    run.close()
+    path = segments.segment_path(tmp_path / "r", 1)
+    header, event = (stored.record for stored in list(records.read(path))[:2])
+    event.event.call = call
+    event.event.arguments.CopyFrom(encode(()))
+    path.write_bytes(records.pack(header) + records.pack(event))
+    with pytest.raises(BadValues, match=call):
+        replay(Recording(tmp_path / "r"))

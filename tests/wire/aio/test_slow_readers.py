@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from tests.pace import paced, patience
+from wire.aio.slow_readers import SlowReaders, WriteWatch
 from wire.server import SERVER_OPTIONS
-from wire.slow_readers import SlowReaders, WriteWatch
 
 pytestmark = pytest.mark.asyncio
 
