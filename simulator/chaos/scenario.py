@@ -113,7 +113,7 @@ def draw(seed: int) -> Scenario:
 def _draw_config(rng: random.Random, model: FakeModel, num_workers: int) -> ServiceConfig:
     return ServiceConfig(
         workers=tuple(f"worker:{number}" for number in range(num_workers)),
-        host="",
+        host="127.0.0.1",
         port=0,
         max_num_seqs=model.max_num_seqs,
         max_num_batched_tokens=model.max_num_batched_tokens,
