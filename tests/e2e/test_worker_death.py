@@ -94,9 +94,9 @@ def test_streams_survive_ten_kills_of_the_worker(
 
     def kill_ten_times(streams: Streams) -> None:
         for number in range(NUM_KILLS):
-            # At least one token in between, or ten kills would count as three losses in a row for
-            # some request.
-            if not until_a_moment(streams, rng, calm, 1, 40 if number else 1):
+            # A token of every running request in between: one that was lost twice in a row without
+            # any is taken for the cause, and ended.
+            if not until_a_moment(streams, rng, calm, *((80, 160) if number else (1, 1))):
                 return
             killed_at.append(streams.num_tokens)
             kill_worker(product)

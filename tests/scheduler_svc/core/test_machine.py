@@ -215,5 +215,5 @@ def test_a_planted_bug_is_found(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(Failed):
-        for episode in range(20):
+        for episode in range(80):
             run_episode(seed=1, episode=episode, num_actions=500, tally=Tally(), tell=False)

@@ -25,7 +25,8 @@ def test_whatever_happened_replays_to_the_same_plans(
     report = replay(Recording(tmp_path / "r"))
     assert report.divergence is None, str(report.divergence)
     scheduler, called = run.world.scheduler, Counter(run.calls)
-    assert report.num_steps == scheduler.counters.num_steps > 100
+    # Granted steps that were lost with their worker were planned, and never counted.
+    assert report.num_steps >= scheduler.counters.num_steps > 100
     assert report.num_tokens == scheduler.num_output_tokens
     assert report.num_workers_lost == called["worker_lost"]
     if not is_masked:

