@@ -16,13 +16,13 @@ from tests.e2e.conftest import Product
 from tests.pace import patience
 
 pytestmark = pytest.mark.slow
-FAILPOINT = ("--failpoint", "poison@5")
+FAILPOINT = ("--failpoint", "poison@1")
 NUM_OTHERS = 4
 
 
 @pytest.fixture
 def poisoned(tiny_model: Path, tmp_path: Path) -> Iterator[Product]:
-    """A product of its own, whose worker dies at the fifth step of a request named so."""
+    """A product of its own, whose worker dies at the first step of a request named so."""
     small = ("--threads", "1", "--kv-cache-gib", "0.2", *FAILPOINT)
     running = Product(tiny_model, tmp_path, small)
     try:
