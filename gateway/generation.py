@@ -14,6 +14,7 @@ from gateway.structure.structure import Structure
 from gateway.text.logprobs import OutputTokenLogprobs
 from gateway.text.prompt_outputs import PromptOutputs
 from wire.requests.numbers import FLOAT32_MAX, INT32_MAX, LONGEST_TIMEOUT_S, UINT32_MAX, UINT64_MAX
+from wire.sampling import SMALLEST_FLOAT
 
 MAX_LOGPROBS = 20
 MOST_DIGITS = 40  # of a refused number that are repeated
@@ -97,7 +98,8 @@ def check_range(
     """Raises RequestError for a number outside; None is absent and passes."""
     if value is None:
         return
-    is_inside = low < value <= high if open_below else low <= value <= high
+    least = low + SMALLEST_FLOAT if open_below else low
+    is_inside = least <= value <= high
     if not is_inside:  # also true for NaN
         bracket = "(" if open_below else "["
         told = str(value)  # JSON has integers of thousands of digits

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pagewire.v1.types_pb2 import POOLING_UNSPECIFIED, Pooling, SamplingParams
-from wire.sampling import GREEDY_TEMPERATURE
+from wire.sampling import GREEDY_TEMPERATURE, SMALLEST_FLOAT
 
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
@@ -18,7 +18,7 @@ MAX_BAD_WORD_TOKENS = 256
 MAX_LOGPROBS = 20
 MAX_GRAMMAR_BYTES = 1 << 20
 # The worker computes in float32, where values outside would become 0 or infinite.
-SMALLEST, LARGEST = 1.2e-38, 3.4e38
+LARGEST = 3.4e38
 
 
 class BadSampling(ValueError):
@@ -81,12 +81,12 @@ def _check_ranges(params: SamplingParams) -> None:
     """Checks single numbers; NaN is in no range. Raises BadSampling."""
     ranges: dict[str, tuple[str, Callable[[float], bool]]] = {
         "temperature": ("from 0 to 2", lambda x: 0 <= x <= 2),
-        "top_p": ("above 0 and at most 1", lambda x: SMALLEST <= x <= 1),
+        "top_p": ("above 0 and at most 1", lambda x: SMALLEST_FLOAT <= x <= 1),
         "top_k": ("-1, 0 (both off) or more", lambda x: x >= -1),
         "min_p": ("from 0 to 1", lambda x: 0 <= x <= 1),
         "presence_penalty": ("from -2 to 2", lambda x: -2 <= x <= 2),
         "frequency_penalty": ("from -2 to 2", lambda x: -2 <= x <= 2),
-        "repetition_penalty": ("above 0 and finite", lambda x: SMALLEST <= x <= LARGEST),
+        "repetition_penalty": ("above 0 and finite", lambda x: SMALLEST_FLOAT <= x <= LARGEST),
         "logprobs": (f"at most {MAX_LOGPROBS}", lambda x: x <= MAX_LOGPROBS),
         "prompt_logprobs": (f"at most {MAX_LOGPROBS}", lambda x: x <= MAX_LOGPROBS),
     }

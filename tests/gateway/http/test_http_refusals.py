@@ -50,6 +50,8 @@ BAD_BODIES: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", CHAT | {"max_token": 1}, "max_token"),
     ("/v1/chat/completions", CHAT | {"temperature": "hot"}, "temperature"),
     ("/v1/chat/completions", CHAT | {"temperature": "0.5"}, "temperature"),
+    ("/v1/chat/completions", CHAT | {"top_p": 5e-324}, "top_p"),
+    ("/v1/chat/completions", CHAT | {"repetition_penalty": 1e-40}, "repetition_penalty"),
     ("/v1/chat/completions", CHAT | {"temperature": 3}, "temperature"),
     ("/v1/chat/completions", CHAT | {"seed": -1}, "seed"),
     ("/v1/chat/completions", CHAT | {"seed": 1.5}, "seed"),
