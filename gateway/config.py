@@ -25,6 +25,8 @@ MAX_PROCESSES = 128
 MAX_TIMEOUT_S = 3600.0
 SCHEDULER_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 60.0
+GATHER_MS = 20.0
+MAX_GATHER_MS = 1000.0
 _STARTS = 20.0  # times what it took this process to start, a scheduler may be gone
 
 
@@ -43,6 +45,7 @@ class GatewayConfig:
     reasoning_parser: str = AUTO
     drain_timeout_s: float = DRAIN_TIMEOUT_S
     scheduler_timeout_s: float = SCHEDULER_TIMEOUT_S
+    gather_ms: float = GATHER_MS
     processes: int = 1
     share_ports: bool = False  # with the other gateways of a supervisor
     identity: IdentityOptions = field(default_factory=IdentityOptions)
@@ -68,6 +71,8 @@ class GatewayConfig:
         if not 0 <= self.scheduler_timeout_s <= MAX_TIMEOUT_S:
             problem = f"{self.scheduler_timeout_s} is outside [0, {MAX_TIMEOUT_S}]"
             raise ValueError(f"--scheduler-timeout-s: {problem}")
+        if not 0 <= self.gather_ms <= MAX_GATHER_MS:
+            raise ValueError(f"--gather-ms: {self.gather_ms} is outside [0, {MAX_GATHER_MS}]")
         if self.api_key is not None and self.identity.api_keys is not None:
             raise ValueError("--api-key and --api-keys exclude each other")
         if not 0 <= self.drain_timeout_s <= MAX_TIMEOUT_S:
@@ -166,4 +171,12 @@ def _add_limits(parser: argparse.ArgumentParser, own_start_s: float) -> None:
         default=DRAIN_TIMEOUT_S,
         metavar="S",
         help="seconds that running requests have after SIGTERM; what is left ends with an error",
+    )
+    parser.add_argument(
+        "--gather-ms",
+        type=float,
+        default=GATHER_MS,
+        metavar="MS",
+        help="most milliseconds between two messages of a stream that its tokens wait for each "
+        "other, while this process uses more than half of a core (0: they never wait)",
     )

@@ -83,7 +83,9 @@ class Gateway:
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer) -> None:
         self._config = config
         self._channel = peer_opener(config.identity)(config.scheduler, LINK_OPTIONS)
-        self._link = SchedulerLink(self._channel, config.scheduler, config.scheduler_timeout_s)
+        self._link = SchedulerLink(
+            self._channel, config.scheduler, config.scheduler_timeout_s, config.gather_ms / 1e3
+        )
         self._readiness = ReadinessWatch(
             self._channel, self._link, tokenizer, config.served_model_name
         )

@@ -1,12 +1,13 @@
 """Costs of the gateway: per token over SSE and gRPC, per open stream, and to the first byte.
 
     python -m bench.gateway [--json results.jsonl]
+    python -m bench.gateway --processes 4 --clients 4 --rates 100000 --streams 1024
 
 The gateway runs as it is started in production, between a scheduler that sends scripted tokens to
 all streams at once, one per step, and clients that read them: each is a process, and the gateway's
-alone is counted. "per CPU s" is what one core could stream; "per msg" is above 1 where the gateway
-lagged and put several tokens into one message; the delay runs from the scheduler's step to the
-client's read.
+alone is counted, all of them with --processes. "per CPU s" is what one core could stream; "per msg"
+is above 1 where the gateway was busy and put several tokens into one message; the delay runs from
+the scheduler's step to the client's read.
 """
 
 import argparse
@@ -33,6 +34,8 @@ from default_model import folder
 RATES = (5_000, 10_000, 20_000, 30_000, 0)  # 0: without limit
 FIRST_BYTES = 50  # requests, one at a time
 READY_TIMEOUT_S = 60.0
+READY_CHECKS = 4  # per gateway process
+CONNECTIONS = 16  # of each client over gRPC, to several gateways
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class GatewayMeasurement:
 
 
 class GatewayProcess:
-    """The measured process, from the system's view."""
+    """The measured process, and its children if it is a supervisor, from the system's view."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._pid = process.pid
@@ -60,13 +63,23 @@ class GatewayProcess:
 
     def cpu_s(self) -> float:
         """Processor seconds so far, all threads."""
-        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * self._tick_s
+        ticks = 0
+        for pid in self._pids():
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks * self._tick_s
 
     def memory_kib(self) -> int:
         """Resident memory."""
-        status = Path(f"/proc/{self._pid}/status").read_text()
+        return sum(map(self._resident_kib, self._pids()))
+
+    def _resident_kib(self, pid: int) -> int:
+        status = Path(f"/proc/{pid}/status").read_text()
         return int(next(x for x in status.splitlines() if x.startswith("VmRSS")).split()[1])
+
+    def _pids(self) -> list[int]:
+        children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text()
+        return [self._pid, *map(int, children.split())]
 
 
 @contextmanager
@@ -98,9 +111,10 @@ def wait_until_ready(ports: Ports) -> None:
 class GatewayBench:
     """Starts the processes of one measurement and reads their output."""
 
-    def __init__(self, model: Path, log: IO[bytes]) -> None:
+    def __init__(self, model: Path, log: IO[bytes], num_processes: int = 1) -> None:
         self._model = model
         self._log = log
+        self._num_processes = num_processes
 
     @contextmanager
     def _serving(
@@ -108,7 +122,8 @@ class GatewayBench:
     ) -> Iterator[tuple[GatewayProcess, "subprocess.Popen[bytes]"]]:
         size = ("--streams", str(streams), "--tokens", str(tokens), "--rate", str(rate))
         source = ("bench.gateway.peers", "source", "--model", str(self._model))
-        gateway = ("gateway", "--model", str(self._model))
+        processes = ("--processes", str(self._num_processes))
+        gateway = ("gateway", "--model", str(self._model), *processes)
         with ExitStack() as stack:
             where = ("--port", str(ports.scheduler))
             sending = stack.enter_context(
@@ -122,6 +137,11 @@ class GatewayBench:
                 process(*gateway, *scheduler, *listens[0], *listens[1], log=self._log)
             )
             wait_until_ready(ports)
+            assert sending.stdout is not None
+            for _ in range(self._num_processes):
+                sending.stdout.readline()  # a session is open
+            for _ in range(READY_CHECKS * self._num_processes):  # each may go to another process
+                wait_until_ready(ports)
             yield GatewayProcess(served), sending
 
     def _readers(
@@ -129,6 +149,8 @@ class GatewayBench:
     ) -> "subprocess.Popen[bytes]":
         port = ports.gateway_http if api == "sse" else ports.gateway_grpc
         size = ("--streams", str(streams), "--tokens", str(tokens), "--repeat", str(repeat))
+        if self._num_processes > 1:  # a connection is one process's
+            size += ("--connections", str(CONNECTIONS))
         arguments = ("readers", "--model", str(self._model), "--api", api, "--port", str(port))
         return subprocess.Popen(
             [sys.executable, "-m", "bench.gateway.peers", *arguments, *size],
@@ -231,16 +253,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=400, help="per stream")
     parser.add_argument("--clients", type=int, default=2, help="processes that read")
+    parser.add_argument("--processes", type=int, default=1, help="of the gateway")
     parser.add_argument("--json", type=Path, help="append one JSON object per line")
     args = parser.parse_args(arguments)
     where = {"hardware": hardware(), "commit": commit(), "streams": args.streams}
-    print(f"{where['hardware']}, commit {where['commit']}, {args.streams} streams")
+    where["processes"] = args.processes
+    print(
+        f"{where['hardware']}, commit {where['commit']}, {args.streams} streams, "
+        f"gateways: {args.processes}"
+    )
     print(
         f"{'':6}{'offered/s':>10}{'tokens/s':>11}{'per CPU s':>13}{'us/token':>9}{'CPU %':>7}"
         f"{'per msg':>9}{'p50 ms':>9}{'p99 ms':>9}{'KiB':>9}"
     )
     with tempfile.NamedTemporaryFile(prefix="pagewire-bench-", suffix=".log") as log:
-        bench = GatewayBench(folder.ensure(), log)
+        bench = GatewayBench(folder.ensure(), log, args.processes)
         for api in args.apis:
             first_ms = bench.first_byte_ms(api)
             print(f"{api:6}first byte {first_ms:.2f} ms after the request, without the scheduler")

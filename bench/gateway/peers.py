@@ -47,8 +47,14 @@ def say(what: dict[str, Any]) -> None:
     print(json.dumps(what), flush=True)
 
 
+Outbox = asyncio.Queue[scheduler_pb2.SessionResponse]
+
+
 class TokenSource(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Waits for its streams, then sends one token per step to each until the script ends."""
+    """Waits for its streams, then sends one token per step to each until the script ends.
+
+    They may come from several gateways: each has a session, and all sessions step together.
+    """
 
     def __init__(
         self, model: types_pb2.ModelInfo, token_ids: list[int], num_streams: int, rate: float
@@ -58,6 +64,8 @@ class TokenSource(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._num_streams = num_streams
         self._step_s = num_streams / rate if rate else 0.0
         self._pause_s = 0.2 if num_streams > 1 else 0.0
+        self._handles: dict[Outbox, list[int]] = {}  # of each session, for the next round
+        self._playing: asyncio.Task[None] | None = None
 
     async def GetStatus(self, request: Any, context: Any) -> scheduler_pb2.GetStatusResponse:
         return scheduler_pb2.GetStatusResponse(ready=True, model=self._model)
@@ -65,34 +73,46 @@ class TokenSource(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Session(
         self, requests: AsyncIterator[scheduler_pb2.SessionRequest], context: Any
     ) -> AsyncIterator[scheduler_pb2.SessionResponse]:
-        while True:
-            handles: list[int] = []
-            async for request in requests:
-                if request.HasField("submit"):
-                    handles.append(request.submit.handle)
-                if len(handles) == self._num_streams:
-                    break
-            if len(handles) < self._num_streams:
-                return
-            async for response in self._play(handles):
-                yield response
+        outbox: Outbox = asyncio.Queue(maxsize=1)  # a gateway that does not read stops the source
+        self._handles[outbox] = []
+        say({"num_sessions": len(self._handles)})
+        reading = asyncio.create_task(self._read(requests, outbox))
+        try:
+            while True:
+                yield await outbox.get()
+        finally:
+            del self._handles[outbox]
+            reading.cancel()
 
-    async def _play(self, handles: list[int]) -> AsyncIterator[scheduler_pb2.SessionResponse]:
-        column = columns.pack(handles, columns.UINT32)
+    async def _read(
+        self, requests: AsyncIterator[scheduler_pb2.SessionRequest], outbox: Outbox
+    ) -> None:
+        async for request in requests:
+            if request.HasField("submit"):
+                self._handles[outbox].append(request.submit.handle)
+                if sum(map(len, self._handles.values())) == self._num_streams:
+                    streams = {box: handles for box, handles in self._handles.items() if handles}
+                    self._handles = {box: [] for box in self._handles}
+                    self._playing = asyncio.create_task(self._play(streams))
+
+    async def _play(self, streams: dict[Outbox, list[int]]) -> None:
         say({"submitted_s": time.monotonic()})
         await asyncio.sleep(self._pause_s)  # the parent reads counters in this pause
         sent_s = []
         due_s = time.monotonic()
+        packed = {box: columns.pack(handles, columns.UINT32) for box, handles in streams.items()}
         for token_id in self._token_ids:
             await asyncio.sleep(due_s - time.monotonic())
             sent_s.append(time.monotonic())
             due_s += self._step_s
-            token_ids = np.full(len(handles), token_id, dtype=np.int32)
-            yield scheduler_pb2.SessionResponse(handles=column, token_ids=columns.pack(token_ids))
+            for outbox, column in packed.items():
+                token_ids = columns.pack([token_id] * len(streams[outbox]))
+                await outbox.put(scheduler_pb2.SessionResponse(handles=column, token_ids=token_ids))
         usage = types_pb2.Usage(prompt_tokens=7, completion_tokens=len(self._token_ids))
         reason = types_pb2.FINISH_REASON_LENGTH
-        ends = [scheduler_pb2.Finished(handle=h, reason=reason, usage=usage) for h in handles]
-        yield scheduler_pb2.SessionResponse(finished=ends)
+        for outbox, handles in streams.items():
+            ends = [scheduler_pb2.Finished(handle=h, reason=reason, usage=usage) for h in handles]
+            await outbox.put(scheduler_pb2.SessionResponse(finished=ends))
         say({"sent_s": sent_s})
 
 
@@ -149,12 +169,16 @@ async def read_sse(port: int, reading: Reading, num_tokens: int) -> None:
     writer.close()
 
 
-async def read_grpc(port: int, readings: list[Reading], num_tokens: int) -> None:
-    """Reads one completion over gRPC per reading."""
+async def read_grpc(
+    port: int, readings: list[Reading], num_tokens: int, num_connections: int
+) -> None:
+    """Reads one completion over gRPC per reading, all at once."""
     request = inference_pb2.GenerateStreamRequest(prompt=inference_pb2.Prompt(text=PROMPT))
     request.options.sampling.max_tokens = num_tokens
     notes = [partial(reading.note, num_messages=1) for reading in readings]
-    await read_all(port, GENERATE_STREAM, request.SerializeToString(), notes)
+    shares = [share for i in range(num_connections) if (share := notes[i::num_connections])]
+    body = request.SerializeToString()
+    await asyncio.gather(*(read_all(port, GENERATE_STREAM, body, share) for share in shares))
 
 
 def tokens_over_time(api: str, reading: Reading, tokenizer: Tokenizer) -> list[tuple[float, int]]:
@@ -186,7 +210,7 @@ async def run_readers(args: argparse.Namespace) -> None:
         if args.api == "sse":
             await asyncio.gather(*(read_sse(args.port, r, args.tokens) for r in readings))
         else:
-            await read_grpc(args.port, readings, args.tokens)
+            await read_grpc(args.port, readings, args.tokens, args.connections)
         ended_s = time.monotonic()
         timed = [tokens_over_time(args.api, r, tokenizer) for r in readings if r.pieces]
         say(
@@ -210,6 +234,7 @@ def main(arguments: Sequence[str]) -> int:
         role.add_argument("--streams", type=int, required=True)
         role.add_argument("--tokens", type=int, required=True, help="per stream")
     readers.add_argument("--repeat", type=int, default=1)
+    readers.add_argument("--connections", type=int, default=1, help="over gRPC; SSE: one a stream")
     source.add_argument("--rate", type=float, default=0.0, help="tokens/s of all; 0: no limit")
     readers.add_argument("--api", choices=("sse", "grpc"), required=True)
     args = parser.parse_args(arguments)

@@ -10,10 +10,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from itertools import islice
 
 import grpc
 
@@ -26,6 +25,7 @@ from gateway.scheduler.convert import (
     submit_to_proto,
 )
 from gateway.scheduler.live_request import LiveRequest, Submission
+from gateway.scheduler.wakes import Pace, WakeQueue
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from wire import columns
 from wire.deaths import MAX_DEATHS, is_death
@@ -37,45 +37,21 @@ RETRY_S = 0.1  # between attempts to submit lost requests again
 WORKER_STARTS = 10.0  # times the limit without a scheduler: the one with a scheduler that waits
 LOST = "lost the scheduler"
 MAX_LOSSES = 3  # in a row without a token; the request may crash schedulers
-WAKES_PER_ROUND = 16  # wakes per round of the event loop: about 0.5 ms of work
 
 log = logging.getLogger("gateway.scheduler.link")
 
 Outbox = asyncio.Queue[scheduler_pb2.SessionRequest | None]  # None ends the stream
 
 
-class WakeQueue:
-    """Wakes the readers of requests in turn, a few per round of the event loop.
-
-    Between two rounds the loop receives other messages. A gateway that keeps up wakes all readers
-    before the next step; one that lags finds that the requests still queued have more tokens to
-    deliver, and pays the cost per wake-up once for all of them.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[LiveRequest, None] = {}  # in order; each once
-        self._is_running = False
-
-    def add(self, touched: Iterable[LiveRequest]) -> None:
-        """Queues requests with new tokens or an end."""
-        self._waiting.update(dict.fromkeys(touched))
-        if not self._is_running:
-            self._run()
-
-    def _run(self) -> None:
-        for live in list(islice(self._waiting, WAKES_PER_ROUND)):
-            del self._waiting[live]
-            live.wake()
-        self._is_running = bool(self._waiting)
-        if self._is_running:
-            asyncio.get_running_loop().call_soon(self._run)
-
-
 class SchedulerLink:
     """The stream and its requests. All methods belong to the event loop's thread."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, address: str, scheduler_timeout_s: float = 0.0
+        self,
+        channel: grpc.aio.Channel,
+        address: str,
+        scheduler_timeout_s: float = 0.0,
+        gather_s: float = 0.0,
     ) -> None:
         self._stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = (
             scheduler_pb2_grpc.SchedulerServiceStub(channel)
@@ -87,7 +63,7 @@ class SchedulerLink:
         self._recovering: asyncio.Task[None] | None = None
         self._live: dict[int, LiveRequest] = {}
         self._handles = itertools.count(1)
-        self._wakes = WakeQueue()
+        self._wakes = WakeQueue(Pace(gather_s))
         self._refusal: RequestError | None = None  # of every request, since end_all
         self._outbox: Outbox | None = None  # set while a stream is open
         self.changed = asyncio.Event()  # set when a stream opens or breaks; the waiter clears it

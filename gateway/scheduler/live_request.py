@@ -46,13 +46,14 @@ class LiveRequest:
 
     __slots__ = (
         "_end",
-        "_has_news",
+        "_is_woken",
         "_logprobs",
         "_loop",
         "_prompt_outputs",
         "_token_ids",
         "_waiter",
         "handle",
+        "has_delivered",
         "is_running",
         "is_submitted",
         "lost_s",
@@ -77,7 +78,8 @@ class LiveRequest:
         self.is_submitted = True
         self.is_running = False  # the scheduler that has it has admitted it
         self.num_deaths = submission.num_deaths
-        self._has_news = False  # the reader is to be told that it runs
+        self._is_woken = False
+        self.has_delivered = False  # whether its reader has received anything
         self._loop = asyncio.get_running_loop()  # asking for it again is a system call
         self._token_ids: list[int] = []
         self._logprobs: list[RawLogprobs] = []
@@ -86,15 +88,16 @@ class LiveRequest:
         self._waiter: asyncio.Future[None] | None = None
 
     async def receive(self) -> TokenArrival:
-        """Returns everything since the last call; waits if there is nothing. For one reader.
+        """Returns everything since the last call, once wake() was called. For one reader.
 
         Raises RequestError when the request was refused or failed, after tokens that arrived
         before.
         """
-        if not self._token_ids and self._end is None and not self._has_news:
+        # Not by the tokens: those that came while the last ones were written may have to gather.
+        if not self._is_woken and self._end is None:
             self._waiter = self._loop.create_future()
             await self._waiter
-        self._has_news = False
+        self._is_woken, self.has_delivered = False, True
         token_ids, self._token_ids = self._token_ids, []
         logprobs: Sequence[RawLogprobs] = ()
         prompt_outputs: Sequence[PromptOutput] = ()
@@ -128,7 +131,6 @@ class LiveRequest:
         if not self.output_token_ids:
             self.num_cached_tokens = num_cached_tokens
         if self.submission.num_deaths and self.submission.output_token_ids:
-            self._has_news = True
             self.wake()
 
     def add_prompt_output(self, prompt_output: PromptOutput) -> None:
@@ -141,6 +143,7 @@ class LiveRequest:
 
     def wake(self) -> None:
         """Wakes the reader; call it once per step, not once per token."""
+        self._is_woken = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -279,6 +279,7 @@ async def run_gateway(folder: Path, tokenizer: Tokenizer, server: Any, **options
         "http_port": 0,
         "grpc_port": 0,
         "drain_timeout_s": paced(2.0),
+        "gather_ms": 0,  # the scheduler and the clients keep this process busy
     }
     config = GatewayConfig(model=folder, **(defaults | options))
     gateway = Gateway(config, tokenizer)

@@ -18,6 +18,7 @@ from gateway.config import parse_args
         (["--processes", "0"], "--processes"),
         (["--scheduler-timeout-s", "-1"], "--scheduler-timeout-s"),
         (["--drain-timeout-s", "-1"], "--drain-timeout-s"),
+        (["--gather-ms", "-1"], "--gather-ms"),
         (["--http", "80"], "--http"),
         (["--frobnicate"], "--frobnicate"),
     ],

@@ -14,6 +14,7 @@ from pagewire.cli.options import CommandError
 
 LOOPBACK = "127.0.0.1"
 MODULES = ("worker_svc", "scheduler_svc", "gateway")
+CORES_PER_GATEWAY, MAX_GATEWAYS = 4, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,14 @@ class ServiceSpec:
     module: str
     arguments: tuple[str, ...]
     address: str  # of its gRPC health service
+
+
+def choose_gateway_processes(num_cores: int) -> int:
+    """How many gateways to start on this machine.
+
+    Each uses up to one core; the worker, the scheduler and what else runs here need the others.
+    """
+    return min(max(1, num_cores // CORES_PER_GATEWAY), MAX_GATEWAYS)
 
 
 def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:

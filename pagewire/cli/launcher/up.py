@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import shlex
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +24,13 @@ from pagewire._terminal import StatusLine, Style
 from pagewire.cli.launcher.identity import LocalIdentity, check_options, local_identity
 from pagewire.cli.launcher.invitation import invitation
 from pagewire.cli.launcher.processes import POLL_S, Services
-from pagewire.cli.launcher.services import Settings, check_ports, find_checkout, plan
+from pagewire.cli.launcher.services import (
+    Settings,
+    check_ports,
+    choose_gateway_processes,
+    find_checkout,
+    plan,
+)
 from pagewire.cli.launcher.supervisor import ServiceSupervisor, TimeLimits
 from pagewire.cli.options import CommandError, add_command
 
@@ -128,25 +135,8 @@ def run(options: argparse.Namespace) -> int:
     """Starts the services and serves until stopped; returns 0 unless something failed."""
     if options.once and options.no_sample:
         raise ValueError("--once and --no-sample together have no effect")
-    settings = Settings(
-        host=options.host,
-        http_port=options.http_port,
-        grpc_port=options.grpc_port,
-        scheduler_port=options.scheduler_port,
-        worker_port=options.worker_port,
-        dtype=options.dtype,
-        device=options.device,
-        attention_backend=options.attention_backend,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=options.max_model_len,
-        num_kv_blocks=options.num_kv_blocks,
-        tensor_parallel_size=options.tensor_parallel_size,
-        drain_timeout_s=options.drain_timeout_s,
-        worker_options=options.worker_options,
-        scheduler_options=options.scheduler_options,
-        gateway_options=options.gateway_options,
-    )
+    processes = _gateway_processes(options.gateway_options)
+    settings = _settings(options, processes)
     checkout = find_checkout(options.checkout.resolve())
     check_ports(settings.ports)
     limits = TimeLimits(options.startup_timeout_s, options.hang_timeout_s, options.drain_timeout_s)
@@ -157,6 +147,9 @@ def run(options: argparse.Namespace) -> int:
         with StopSignals() as signals:
             model = _model_folder(options.model, checkout, journal)
             logs = _log_folder(options.log_dir, journal)
+            if processes:
+                overrides = "--gateway-options='--processes N' overrides"
+                journal.done("gateways", f"{processes[1]} on the same ports; {overrides}")
             with (
                 local_identity(settings, options, logs) as identity,
                 Services(checkout, logs) as services,
@@ -269,6 +262,35 @@ def _default_model(checkout: Path) -> Path:
             "give a model folder with --model"
         )
     return Path(printed.strip())
+
+
+def _settings(options: argparse.Namespace, processes: Sequence[str]) -> Settings:
+    return Settings(
+        host=options.host,
+        http_port=options.http_port,
+        grpc_port=options.grpc_port,
+        scheduler_port=options.scheduler_port,
+        worker_port=options.worker_port,
+        dtype=options.dtype,
+        device=options.device,
+        attention_backend=options.attention_backend,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=options.max_model_len,
+        num_kv_blocks=options.num_kv_blocks,
+        tensor_parallel_size=options.tensor_parallel_size,
+        drain_timeout_s=options.drain_timeout_s,
+        worker_options=options.worker_options,
+        scheduler_options=options.scheduler_options,
+        gateway_options=(*processes, *options.gateway_options),
+    )
+
+
+def _gateway_processes(given: Sequence[str]) -> tuple[str, ...]:
+    """The option for several gateways, where the cores suggest it and the user does not choose."""
+    num_processes = choose_gateway_processes(len(os.sched_getaffinity(0)))
+    is_given = any(word.partition("=")[0] == "--processes" for word in given)
+    return () if is_given or num_processes == 1 else ("--processes", str(num_processes))
 
 
 def _log_folder(given: Path | None, journal: Journal) -> Path:

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import ErrorKind, RequestError
 from gateway.generation import PrefixReuse, SamplingParams, Standing
-from gateway.scheduler.link import WAKES_PER_ROUND, SchedulerLink, WakeQueue
+from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.live_request import LiveRequest, Submission, TokenArrival
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -171,26 +171,6 @@ async def test_tokens_of_several_steps_are_read_at_once_and_an_error_comes_after
     assert await reading == TokenArrival([5, 6, 7], (), None)
     with pytest.raises(RequestError, match="broken"):
         await live.receive()
-
-
-async def test_a_reader_behind_others_gets_tokens_of_two_steps_at_once_and_nobody_waits_twice() -> (
-    None
-):
-    lives = [LiveRequest(handle, ASKED) for handle in range(2 * WAKES_PER_ROUND)]
-    reading = [asyncio.create_task(live.receive()) for live in lives]
-    await asyncio.sleep(0)
-    wakes = WakeQueue()
-    for token_id in (7, 8):  # two steps in one round of the loop
-        for live in lives:
-            live.add(token_id, None)
-        wakes.add(lives)
-        if token_id == 7:
-            await asyncio.sleep(0)  # readers of step 7 run before step 8 arrives
-    arrivals = await asyncio.gather(*reading)
-    assert arrivals[0].token_ids == [7]
-    assert arrivals[-1].token_ids == [7, 8]
-    again = asyncio.create_task(lives[0].receive())
-    assert (await again).token_ids == [8]
 
 
 async def test_without_a_stream_a_submit_is_refused_at_once() -> None:
