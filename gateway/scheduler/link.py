@@ -25,7 +25,7 @@ from gateway.scheduler.convert import (
     submit_to_proto,
 )
 from gateway.scheduler.live_request import LiveRequest, Submission
-from gateway.scheduler.wakes import Pace, WakeQueue
+from gateway.scheduler.wakes import WakePace, WakeQueue
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from wire import columns
 from wire.deaths import MAX_DEATHS, is_death
@@ -63,7 +63,7 @@ class SchedulerLink:
         self._recovering: asyncio.Task[None] | None = None
         self._live: dict[int, LiveRequest] = {}
         self._handles = itertools.count(1)
-        self._wakes = WakeQueue(Pace(gather_s))
+        self._wakes = WakeQueue(WakePace(gather_s))
         self._refusal: RequestError | None = None  # of every request, since end_all
         self._outbox: Outbox | None = None  # set while a stream is open
         self.changed = asyncio.Event()  # set when a stream opens or breaks; the waiter clears it

@@ -22,7 +22,7 @@ GROWTH = 1.5
 MOST_WINDOWS = 20  # after so many idle ones nothing is left
 
 
-class Pace:
+class WakePace:
     """The least time from one pass over the readers to the next: 0 unless this process is busy."""
 
     def __init__(self, longest_s: float, cpu_s: Callable[[], float] = time.process_time) -> None:
@@ -51,7 +51,7 @@ class Pace:
 class WakeQueue:
     """Requests whose readers are to be woken."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: WakePace) -> None:
         self._pace = pace
         self._waiting: dict[LiveRequest, None] = {}  # in order; each once
         self._began_s = 0.0  # the last pass

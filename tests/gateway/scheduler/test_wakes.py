@@ -8,7 +8,7 @@ import pytest
 
 from gateway.generation import PrefixReuse, SamplingParams, Standing
 from gateway.scheduler.live_request import LiveRequest, Submission
-from gateway.scheduler.wakes import WAKES_PER_ROUND, Pace, WakeQueue
+from gateway.scheduler.wakes import WAKES_PER_ROUND, WakePace, WakeQueue
 from simulator.chaos import virtual_time
 
 STEP_S, GATHER_S = 0.008, 0.02
@@ -22,7 +22,7 @@ async def test_a_reader_behind_others_gets_tokens_of_two_steps_at_once_and_nobod
     lives = [LiveRequest(handle, ASKED) for handle in range(2 * WAKES_PER_ROUND)]
     reading = [asyncio.create_task(live.receive()) for live in lives]
     await asyncio.sleep(0)
-    wakes = WakeQueue(Pace(0.0))
+    wakes = WakeQueue(WakePace(0.0))
     for token_id in (7, 8):  # two steps in one round of the loop
         for live in lives:
             live.add(token_id, None)
@@ -80,7 +80,7 @@ def run(main: Coroutine[object, object, None]) -> None:
 def test_a_process_that_uses_less_than_half_of_a_core_delays_no_token() -> None:
     async def main() -> None:
         core = Core()
-        stream = Stream(WakeQueue(Pace(GATHER_S, core.used_s)))
+        stream = Stream(WakeQueue(WakePace(GATHER_S, core.used_s)))
         core.share = 0.49
         await stream.play(100)
         assert stream.read == [(0.0, [5])] * 100
@@ -91,7 +91,7 @@ def test_a_process_that_uses_less_than_half_of_a_core_delays_no_token() -> None:
 def test_tokens_gather_in_a_busy_process_and_no_longer_when_it_is_idle_again() -> None:
     async def main() -> None:
         core = Core()
-        stream = Stream(WakeQueue(Pace(GATHER_S, core.used_s)))
+        stream = Stream(WakeQueue(WakePace(GATHER_S, core.used_s)))
         core.share = 0.9
         await stream.play(300)
         busy = stream.read[-20:]
@@ -116,7 +116,7 @@ def test_tokens_gather_in_a_busy_process_and_no_longer_when_it_is_idle_again() -
 def test_tokens_gather_while_the_last_ones_are_written() -> None:
     async def main() -> None:
         core = Core()
-        wakes = WakeQueue(Pace(GATHER_S, core.used_s))
+        wakes = WakeQueue(WakePace(GATHER_S, core.used_s))
         core.share = 0.9
         await Stream(wakes).play(300)
         live = LiveRequest(2, ASKED)
@@ -135,7 +135,7 @@ def test_tokens_gather_while_the_last_ones_are_written() -> None:
 def test_a_first_token_waits_for_no_other() -> None:
     async def main() -> None:
         core = Core()
-        wakes = WakeQueue(Pace(GATHER_S, core.used_s))
+        wakes = WakeQueue(WakePace(GATHER_S, core.used_s))
         core.share = 0.9
         await Stream(wakes).play(300)
         new = Stream(wakes)
