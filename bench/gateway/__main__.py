@@ -148,9 +148,9 @@ class GatewayBench:
         self, api: str, ports: Ports, streams: int, tokens: int, repeat: int = 1
     ) -> "subprocess.Popen[bytes]":
         port = ports.gateway_http if api == "sse" else ports.gateway_grpc
-        size = ("--streams", str(streams), "--tokens", str(tokens), "--repeat", str(repeat))
+        size = ["--streams", str(streams), "--tokens", str(tokens), "--repeat", str(repeat)]
         if self._num_processes > 1:  # a connection is one process's
-            size += ("--connections", str(CONNECTIONS))
+            size += ["--connections", str(CONNECTIONS)]
         arguments = ("readers", "--model", str(self._model), "--api", api, "--port", str(port))
         return subprocess.Popen(
             [sys.executable, "-m", "bench.gateway.peers", *arguments, *size],
