@@ -190,7 +190,8 @@ async def run(ports: Any, args: argparse.Namespace) -> None:
         await asyncio.sleep(5)
         print(f"{'':42}{'answer':>18}{'s':>9}{'median':>10}{'p99':>10}{'largest':>10}{'times':>8}")
         for name, send in hostile_requests(args.max_model_len).items():
-            await measure(product, name, send, streams, args.repeats)
+            if args.only in name:
+                await measure(product, name, send, streams, args.repeats)
         for task in streams.tasks:
             task.cancel()
         await asyncio.gather(*streams.tasks, return_exceptions=True)
@@ -202,6 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--max-model-len", type=int, default=2_048, help="of the model")
+    parser.add_argument("--only", default="", help="requests whose name has this")
     parser.add_argument("--worker-option", action="append", default=[])
     args = parser.parse_args(arguments)
     ports = free_ports()

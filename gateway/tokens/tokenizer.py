@@ -85,7 +85,13 @@ class Tokenizer:
                 raise too_long(field, f"more than {fewest} tokens", max_tokens)
         if num_bytes <= INLINE_BYTES:
             return self._encode(text, add_special_tokens)
-        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+        return await asyncio.to_thread(self._encode_aside, text, add_special_tokens)
+
+    def _encode_aside(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The same ids; unlike `encode`, a batch releases the interpreter while it is encoded."""
+        batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        token_ids: list[int] = batch[0].ids
+        return token_ids
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

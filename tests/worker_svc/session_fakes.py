@@ -1,12 +1,14 @@
 """Fake runners for a session without a model, and scheduler calls without gRPC."""
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
 from pagewire.v1 import worker_pb2
 from tests.pace import patience
 from worker_svc.protocol.codec import Hello
+from worker_svc.protocol.preparations import GrammarOrders
 from worker_svc.protocol.step import Limits, StepInput, StepOutput
 from worker_svc.serving.session import SchedulerStream, Session
 
@@ -20,8 +22,25 @@ LIMITS = Limits(
 )
 
 
+class FakeGrammars:
+    """Answers each order at once; a grammar that begins with "bad" has a problem."""
+
+    def __init__(self) -> None:
+        self.orders: list[GrammarOrders] = []
+        self.num_forgotten = 0
+
+    def take_orders(self, orders: GrammarOrders, answer: Callable[[int, str], None]) -> None:
+        self.orders.append(orders)
+        for order in orders.wanted:
+            answer(order.preparation_id, order.grammar if order.grammar.startswith("bad") else "")
+
+    def drop_all(self) -> None:
+        self.num_forgotten += 1
+
+
 class FakeState:
     def __init__(self) -> None:
+        self.grammars = FakeGrammars()
         self.num_forgotten = 0
 
     def forget_rows(self) -> None:

@@ -146,7 +146,10 @@ class _Process:
         self._control, theirs = socket.socketpair()
         with theirs:
             command = (sys.executable, "-m", "wire.grammar_check.helper")
-            self.process = subprocess.Popen(command, stdin=theirs.fileno(), cwd=_ROOT)
+            # A session of its own: no signal of a terminal, and its own share of time.
+            self.process = subprocess.Popen(
+                command, stdin=theirs.fileno(), cwd=_ROOT, start_new_session=True
+            )
         self.end = weakref.finalize(self, _end, self.process, self._control)
         settings = {
             "definition": source.definition(),

@@ -22,7 +22,7 @@ from wire.grammar import (
     read_vocabulary,
 )
 from wire.grammar_check import frames
-from wire.grammar_check.limits import NICENESS, CheckLimits
+from wire.grammar_check.limits import CheckLimits, give_way
 
 
 class Helper:
@@ -102,6 +102,7 @@ def _answer(vocabulary: Vocabulary, grammar: str) -> bytes:
 def main() -> None:
     # A fork for a check must find one thread: the Rust library starts none before it is used.
     control = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    give_way()
     settings = json.loads(frames.receive(control))
     try:
         vocabulary = read_vocabulary(
@@ -110,7 +111,6 @@ def main() -> None:
     except BadVocabulary as error:
         frames.send(control, str(error).encode())
         return
-    os.nice(NICENESS)
     frames.send(control, b"")
     # What Rust writes about a child's end is of no use, and may quote the grammar.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
@@ -118,5 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group
     main()

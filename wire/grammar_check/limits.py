@@ -1,5 +1,6 @@
 """What the check of one grammar may use, applied to the process that makes it, and in words."""
 
+import contextlib
 import os
 import resource
 import signal
@@ -46,6 +47,17 @@ class CheckLimits:
                 return f"the grammar needs more than {self.memory_mib} MiB of memory"
             case _:
                 return f"the grammar ended the process that read it (signal {signal_number})"
+
+
+def give_way() -> None:
+    """Lets everything else on the machine run before this process, which leads a session.
+
+    Where the kernel shares time between sessions first (autogroups), niceness counts only within
+    one, so the session gets it, too.
+    """
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as file:
+        file.write(str(NICENESS))
 
 
 def _limit(what: int, most: int) -> None:

@@ -244,9 +244,11 @@ class Session:
         self._compute.post(partial(self._greet, stream, frame))
 
     def _greet(self, stream: SchedulerStream, frame: bytes) -> None:
-        self._lifecycle.ready_runner().state.grammars.drop_all()
-        self._ranks.prepare(b"")
-        stream.greet(frame)
+        try:
+            self._lifecycle.ready_runner().state.grammars.drop_all()
+            self._ranks.prepare(b"")
+        finally:
+            stream.greet(frame)
 
     def prepare(self, stream: SchedulerStream, frame: bytes) -> bool:
         """Starts to prepare a frame's grammars; returns False for any other frame."""

@@ -8,7 +8,9 @@ import pytest
 from pagewire.v1 import worker_pb2
 from tests.pace import patience
 from tests.worker_svc.session_fakes import FakeRunner, SlowRunner, attach, receive, submit
+from wire.columns import pack
 from worker_svc.protocol.codec import Hello
+from worker_svc.protocol.step import BadStep
 from worker_svc.serving.session import MAX_FRAMES_IN_FLIGHT, SchedulerStream, Session
 from worker_svc.serving.session_errors import (
     StaleEpoch,
@@ -189,3 +191,42 @@ def heartbeat(stream: SchedulerStream) -> worker_pb2.Heartbeat:
     frame = worker_pb2.AttachResponse.FromString(stream.next_frame() or b"")
     assert frame.HasField("heartbeat")
     return frame.heartbeat
+
+
+def test_grammars_are_prepared_for_the_stream_that_asks_and_forgotten_with_the_next(
+    session: Session, runner: FakeRunner
+) -> None:
+    stream, grammars = attach(session, 1), runner.state.grammars
+    asked = worker_pb2.PrepareGrammars(dropped_ids=[5])
+    asked.preparations.add(preparation_id=6, grammar="good", output_token_ids=pack([3, 4]))
+    asked.preparations.add(preparation_id=7, grammar="bad one")
+    assert session.prepare(stream, worker_pb2.AttachRequest(prepare=asked).SerializeToString())
+    answers = [worker_pb2.AttachResponse.FromString(stream.next_frame() or b"") for _ in range(2)]
+    told = [(a.grammar_prepared.preparation_id, a.grammar_prepared.problem) for a in answers]
+    assert told == [(6, ""), (7, "bad one")]
+    (orders,) = grammars.orders
+    assert orders.dropped_ids == (5,)
+    assert [order.output_token_ids.tolist() for order in orders.wanted] == [[3, 4], []]
+    session.greet(attach(session, 2), b"hello")
+    session.submit(stream, b"")  # the compute thread is past the greeting once this ran
+    session._compute.call(lambda: None)
+    assert grammars.num_forgotten == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "field"),
+    [
+        ({"preparation_id": 0, "grammar": "a"}, "preparation_id"),
+        ({"preparation_id": 1, "grammar": ""}, "grammar"),
+        ({"preparation_id": 1, "grammar": "a", "output_token_ids": pack([99])}, "output_token_ids"),
+        ({"preparation_id": 1, "grammar": "a", "output_token_ids": b"x"}, "output_token_ids"),
+    ],
+)
+def test_a_preparation_out_of_range_ends_the_stream(
+    session: Session, wanted: dict[str, object], field: str
+) -> None:
+    stream = attach(session, 1)
+    asked = worker_pb2.PrepareGrammars(preparations=[worker_pb2.GrammarPreparation(**wanted)])  # type: ignore[arg-type]
+    assert session.prepare(stream, worker_pb2.AttachRequest(prepare=asked).SerializeToString())
+    with pytest.raises(BadStep, match=field):
+        stream.next_frame()
