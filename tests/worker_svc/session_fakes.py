@@ -10,7 +10,8 @@ from tests.pace import patience
 from worker_svc.protocol.codec import Hello
 from worker_svc.protocol.preparations import GrammarOrders
 from worker_svc.protocol.step import Limits, StepInput, StepOutput
-from worker_svc.serving.session import SchedulerStream, Session
+from worker_svc.serving.scheduler_stream import SchedulerStream
+from worker_svc.serving.session import Session
 
 LIMITS = Limits(
     num_blocks=9,

@@ -18,7 +18,8 @@ from worker_svc.config import DTYPES
 from worker_svc.device.step_clock import DecodeTime
 from worker_svc.protocol import codec
 from worker_svc.protocol.step import BadStep
-from worker_svc.serving.session import SchedulerStream, Session
+from worker_svc.serving.scheduler_stream import SchedulerStream
+from worker_svc.serving.session import Session
 from worker_svc.serving.session_errors import (
     StaleEpoch,
     StepGap,

@@ -11,7 +11,8 @@ from tests.worker_svc.session_fakes import FakeRunner, SlowRunner, attach, recei
 from wire.columns import pack
 from worker_svc.protocol.codec import Hello
 from worker_svc.protocol.step import BadStep
-from worker_svc.serving.session import MAX_FRAMES_IN_FLIGHT, SchedulerStream, Session
+from worker_svc.serving.scheduler_stream import MAX_FRAMES_IN_FLIGHT, SchedulerStream
+from worker_svc.serving.session import Session
 from worker_svc.serving.session_errors import (
     StaleEpoch,
     Stopping,

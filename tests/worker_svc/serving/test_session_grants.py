@@ -7,7 +7,8 @@ from tests.pace import patience
 from tests.worker_svc.session_fakes import FakeRunner, SlowRunner, attach, receive, submit
 from wire.columns import pack
 from worker_svc.protocol.step import BadStep
-from worker_svc.serving.session import MAX_STEPS_LAUNCHED, SchedulerStream, Session
+from worker_svc.serving.scheduler_stream import MAX_STEPS_LAUNCHED, SchedulerStream
+from worker_svc.serving.session import Session
 
 
 def submit_grant(
