@@ -164,7 +164,7 @@ def unavailable(reason: str) -> RequestError:
 
 def poison(num_deaths: int) -> RequestError:
     """An error for a request at whose work process after process died."""
-    message = f"{num_deaths} processes in a row died while this request ran"
+    message = f"{num_deaths} processes, one after the other, died while this request ran"
     return RequestError(ErrorKind.POISON, f"{message}; it is not submitted again")
 
 

@@ -13,6 +13,7 @@ FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
 MAX_REQUEST_ID_BYTES = 256
 MAX_DEATHS = 2  # of gateways in a row while the request ran, without a new token
+MAX_DEATHS_IN_ALL = 16
 # A server that is asked to end says so; one that cannot be reached ran nothing.
 _NO_DEATH = (
     *("shutting down", "has shut down", "stopping", "draining", "GOAWAY", "Cancelling all calls"),
@@ -76,12 +77,13 @@ class ResumePatience:
         self._pause_s = FIRST_PAUSE_S
         self.num_attempts = 0
         self.num_deaths = 0  # of gateways in a row while the request ran, without a new token
+        self.num_deaths_in_all = 0
         self._has_run = False  # in this attempt
 
     @property
     def is_poison(self) -> bool:
         """Whether gateway after gateway died where the request ran."""
-        return self.num_deaths >= MAX_DEATHS
+        return self.num_deaths >= MAX_DEATHS or self.num_deaths_in_all >= MAX_DEATHS_IN_ALL
 
     def note(self, has_tokens: bool = True) -> None:
         """Records the arrival of a message; one without tokens says that the request runs."""
@@ -100,6 +102,7 @@ class ResumePatience:
             return None
         if is_gone and self._has_run and not _is_planned(error):
             self.num_deaths += 1
+            self.num_deaths_in_all += 1
         self._has_run = False
         if self.is_poison:
             return None

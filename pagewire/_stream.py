@@ -53,7 +53,8 @@ class _Output:
         if not (self._is_closed or self._assembly.is_finished):
             pause_s = self._patience.pause_s(error)
         if self._patience.is_poison:
-            message = f"{self._patience.num_deaths} gateways in a row died while this request ran"
+            num_deaths = self._patience.num_deaths_in_all
+            message = f"{num_deaths} gateways, one after the other, died while this request ran"
             raise Aborted(f"{message}; it is not submitted again", code="ABORTED") from None
         if pause_s is None:
             raise from_rpc_error(error, self._target) from None

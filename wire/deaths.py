@@ -2,7 +2,10 @@
 
 import grpc
 
-MAX_DEATHS = 2  # in a row, without a new token: then a request ends and is not submitted again
+# Then a request ends and is not submitted again. Tokens between deaths show that it can go on, so
+# many of those are needed before it is the likely cause of them.
+MAX_DEATHS = 2  # in a row, without a new token
+MAX_DEATHS_IN_ALL = 16
 
 # A server that is stopped says so, in our words or in those of gRPC's GOAWAY.
 _PLANNED = ("shutting down", "stopping", "draining", "GOAWAY", "Cancelling all calls")

@@ -28,7 +28,7 @@ from gateway.scheduler.live_request import LiveRequest, Submission
 from gateway.scheduler.wakes import WakePace, WakeQueue
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from wire import columns
-from wire.deaths import MAX_DEATHS, is_death
+from wire.deaths import is_death
 from wire.prompt_outputs import PromptOutput
 
 FIRST_BACKOFF_S = 0.1
@@ -168,8 +168,8 @@ class SchedulerLink:
             )
         for live in list(self._live.values()):
             live.lose(time.monotonic(), is_death)
-            if live.num_deaths >= MAX_DEATHS:
-                self._fail(live, poison(live.num_deaths))
+            if live.is_poison:
+                self._fail(live, poison(max(live.num_deaths, live.num_deaths_in_all)))
             elif live.num_losses >= MAX_LOSSES or not self._timeout_s:
                 self._fail(live, unavailable(LOST))
         self.changed.set()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from gateway.errors import RequestError
 from gateway.generation import Finish, PrefixReuse, PromptPooling, SamplingParams, Standing
 from gateway.text.logprobs import RawLogprobs
+from wire.deaths import MAX_DEATHS, MAX_DEATHS_IN_ALL
 from wire.prompt_outputs import PromptOutput
 
 
@@ -59,6 +60,7 @@ class LiveRequest:
         "lost_s",
         "num_cached_tokens",
         "num_deaths",
+        "num_deaths_in_all",
         "num_losses",
         "output_token_ids",
         "submission",
@@ -77,7 +79,7 @@ class LiveRequest:
         self.num_losses = 0
         self.is_submitted = True
         self.is_running = False  # the scheduler that has it has admitted it
-        self.num_deaths = submission.num_deaths
+        self.num_deaths = self.num_deaths_in_all = submission.num_deaths
         self._is_woken = False
         self.has_delivered = False  # whether its reader has received anything
         self._loop = asyncio.get_running_loop()  # asking for it again is a system call
@@ -147,11 +149,18 @@ class LiveRequest:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    @property
+    def is_poison(self) -> bool:
+        """Whether scheduler after scheduler died where it ran."""
+        return self.num_deaths >= MAX_DEATHS or self.num_deaths_in_all >= MAX_DEATHS_IN_ALL
+
     def lose(self, now_s: float, is_death: bool = False) -> None:
         """Records that the scheduler that had the request is gone; it may have died of it."""
         if not self.is_submitted:
             return  # no other scheduler has had it since
-        self.num_deaths += is_death and self.is_running
+        if is_death and self.is_running:
+            self.num_deaths += 1
+            self.num_deaths_in_all += 1
         self.is_running = False
         self.lost_s = now_s if self.lost_s is None else self.lost_s
         self.num_losses += 1

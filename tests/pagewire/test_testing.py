@@ -10,7 +10,7 @@ import pytest
 
 import pagewire
 import pagewire.testing
-from pagewire._resume import FIRST_PAUSE_S, MAX_PAUSE_S, ResumePatience
+from pagewire._resume import FIRST_PAUSE_S, MAX_DEATHS_IN_ALL, MAX_PAUSE_S, ResumePatience
 from pagewire.testing import FakeServer
 from tests.pace import paced, patience
 
@@ -200,6 +200,15 @@ def test_a_token_a_planned_end_and_a_wait_are_no_reason_to_blame_a_request() -> 
         patience.note(has_tokens=False)
         assert patience.pause_s(_Broken(details)) is not None
     assert patience.num_deaths == 1
+
+
+def test_deaths_without_end_are_poison_although_tokens_come_in_between() -> None:
+    patience = ResumePatience(60.0)
+    for _ in range(MAX_DEATHS_IN_ALL - 1):
+        patience.note()
+        assert patience.pause_s(_Broken("Socket closed")) is not None
+    patience.note()
+    assert patience.pause_s(_Broken("Socket closed")) is None and patience.is_poison
 
 
 def test_the_next_gateway_hears_of_the_death() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from scheduler_svc.core.request.blame import Blame
+from scheduler_svc.core.request.blame import MAX_DEATHS, Blame
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.request.sequence import End, Sequence
 from scheduler_svc.core.step.plan import StepPlan
@@ -35,8 +35,11 @@ def _hopeless_end(sequence: Sequence, why: str) -> End:
     reason, message = FinishReason.ERROR, "worker after worker was lost in its steps"
     if sequence.blame is not None and sequence.blame.is_poison:
         reason = FinishReason.POISON
-        num_deaths = sequence.blame.num_deaths
-        message = f"{num_deaths} processes in a row died where this request was computed"
+        blame = sequence.blame
+        count = f"{blame.num_deaths} processes in a row"
+        if blame.num_deaths < MAX_DEATHS:
+            count = f"{blame.num_deaths_in_all} processes, one after the other,"
+        message = f"{count} died where this request was computed"
     return End(sequence, reason, f"{message}; the last one: {why}")
 
 

@@ -3,12 +3,14 @@
 A request that kills its workers must be stopped; one that only happened to run when a worker died
 must not be. After a death each request of the step in flight is suspect: it computes alone, in
 steps of its own, until it has passed the place where it was (`place`). So a second death there is
-its own doing, and not that of another. Losses of a stream whose worker lives count for less.
+its own doing, and not that of another. A request that passes each place and meets one death after
+the other all the same ends after many. Losses of a stream whose worker lives count for less.
 """
 
 from dataclasses import dataclass
 
 MAX_DEATHS = 2  # at one place; then the request ends
+MAX_DEATHS_IN_ALL = 16  # wherever it was
 MAX_FIRST_STEP_LOSSES = 3  # workers in a row that were lost in their first step
 MAX_LOSSES = 16  # workers lost without a new token in between
 
@@ -21,6 +23,7 @@ class Blame:
     num_first_step_losses: int = 0
     num_losses: int = 0
     num_deaths: int = 0
+    num_deaths_in_all: int = 0
     place: int = 0  # tokens computed once the step in flight at the last death would have been done
     is_suspect: bool = False  # it has not passed that place since
 
@@ -34,6 +37,7 @@ class Blame:
     def note_death(self, place: int) -> None:
         """Adds a death in a step after which the request would have computed `place` tokens."""
         self.num_deaths = self.num_deaths + 1 if self.is_suspect else 1
+        self.num_deaths_in_all += 1
         self.place = max(place, self.place) if self.is_suspect else place
         self.is_suspect = True
 
@@ -51,4 +55,5 @@ class Blame:
     @property
     def is_poison(self) -> bool:
         """Whether processes die where the request is computed."""
-        return self.is_suspect and self.num_deaths >= MAX_DEATHS
+        died_again = self.is_suspect and self.num_deaths >= MAX_DEATHS
+        return died_again or self.num_deaths_in_all >= MAX_DEATHS_IN_ALL

@@ -13,6 +13,7 @@ from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.live_request import LiveRequest, Submission
 from pagewire.v1 import scheduler_pb2, types_pb2
 from wire import columns
+from wire.deaths import MAX_DEATHS_IN_ALL
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -69,7 +70,7 @@ async def test_after_the_second_death_it_ends_with_an_error_that_says_so() -> No
     link.die()
     error = await _ended(live)
     assert error.kind is ErrorKind.POISON
-    assert "2 processes in a row died while this request ran" in error.message
+    assert "2 processes, one after the other, died while this request ran" in error.message
     assert link.connect() == []
 
 
@@ -84,6 +85,20 @@ async def test_a_token_in_between_clears_it() -> None:
         (again,) = link.connect()
         assert again.num_deaths == 1
     assert not live._end
+
+
+async def test_deaths_without_end_are_ended_although_tokens_come_in_between() -> None:
+    link = _Link()
+    link.connect()
+    live = link.submit(ASKED)
+    for _ in range(MAX_DEATHS_IN_ALL):
+        assert not live._end
+        link.admit(live)
+        link.token(live)
+        link.die()
+        link.connect()
+    await live.receive()
+    assert (await _ended(live)).kind is ErrorKind.POISON
 
 
 async def test_who_only_waited_or_lost_a_scheduler_that_was_stopped_is_not_to_blame() -> None:

@@ -3,8 +3,9 @@
 import pytest
 
 from scheduler_svc.core import FinishReason, Phase, Scheduler, hopeless
+from scheduler_svc.core.history.losses import hopeless_ends
 from scheduler_svc.core.invariants import check_invariants
-from scheduler_svc.core.request.blame import MAX_LOSSES
+from scheduler_svc.core.request.blame import MAX_DEATHS_IN_ALL, MAX_LOSSES
 from tests.scheduler_svc.core.builders import (
     answer,
     make_request,
@@ -96,12 +97,12 @@ def test_what_does_not_fit_is_not_held() -> None:
     assert not twin.migration.can_hold(sequence)
 
 
-def lose_in_step(scheduler: Scheduler, num_steps: int = 0) -> None:
+def lose_in_step(scheduler: Scheduler, num_steps: int = 0, *, is_death: bool = False) -> None:
     """The worker completes some steps, then is lost in the next one."""
     for _ in range(num_steps):
         step(scheduler)
     plan_step(scheduler)
-    scheduler.worker_lost()
+    scheduler.worker_lost(is_death=is_death)
     scheduler.worker_back()
 
 
@@ -131,6 +132,19 @@ def test_a_token_in_between_wipes_the_slate_clean() -> None:
     for _ in range(2 * MAX_LOSSES):
         lose_in_step(scheduler, num_steps=1)
     assert hopeless(scheduler.live()) == []
+
+
+def test_deaths_without_end_are_ended_although_tokens_come_in_between() -> None:
+    scheduler = make_scheduler(blocks=20)
+    scheduler.add(make_request("a", 3))
+    for _ in range(MAX_DEATHS_IN_ALL - 1):
+        lose_in_step(scheduler, num_steps=1, is_death=True)
+        assert hopeless(scheduler.live()) == []
+    lose_in_step(scheduler, num_steps=1, is_death=True)
+    assert hopeless(scheduler.live()) == ["a"]
+    (end,) = hopeless_ends(scheduler.live(), "it ended")
+    assert end.reason is FinishReason.POISON
+    assert "16 processes, one after the other, died" in end.message
 
 
 def test_strikes_move_along() -> None:
