@@ -234,7 +234,7 @@ def test_streams_survive_the_death_for_good_of_one_of_two_workers(
         del two_groups.processes["worker_svc"]
 
     seen = Streams(two_groups, NUM_TOKENS, calm.stop).run(kill_one)
-    assert min(running) >= len(calm.histories) // 3  # both have run requests
+    assert min(running) >= max(sum(running) // 3, 1)  # of those that had come, both had a share
     assert_unnoticed(seen, calm.histories)
     lost, other = two_groups.status()["groups"]
     assert "ready" not in lost and other["ready"] and two_groups.status()["ready"]
