@@ -25,6 +25,7 @@ MAX_PROCESSES = 128
 MAX_TIMEOUT_S = 3600.0
 SCHEDULER_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 60.0
+HANG_TIMEOUT_S = 10.0
 GATHER_MS = 20.0
 MAX_GATHER_MS = 1000.0
 _STARTS = 20.0  # times what it took this process to start, a scheduler may be gone
@@ -47,7 +48,9 @@ class GatewayConfig:
     scheduler_timeout_s: float = SCHEDULER_TIMEOUT_S
     gather_ms: float = GATHER_MS
     processes: int = 1
+    hang_timeout_s: float = HANG_TIMEOUT_S
     share_ports: bool = False  # with the other gateways of a supervisor
+    heartbeat_fd: int | None = None  # a pipe to that supervisor
     identity: IdentityOptions = field(default_factory=IdentityOptions)
     edge: EdgeLimits = field(default_factory=EdgeLimits)
 
@@ -73,6 +76,9 @@ class GatewayConfig:
             raise ValueError(f"--scheduler-timeout-s: {problem}")
         if not 0 <= self.gather_ms <= MAX_GATHER_MS:
             raise ValueError(f"--gather-ms: {self.gather_ms} is outside [0, {MAX_GATHER_MS}]")
+        if not 0 < self.hang_timeout_s <= MAX_TIMEOUT_S:
+            problem = f"{self.hang_timeout_s} is outside (0, {MAX_TIMEOUT_S}]"
+            raise ValueError(f"--hang-timeout-s: {problem}")
         if self.api_key is not None and self.identity.api_keys is not None:
             raise ValueError("--api-key and --api-keys exclude each other")
         if not 0 <= self.drain_timeout_s <= MAX_TIMEOUT_S:
@@ -145,6 +151,12 @@ def _parser(own_start_s: float) -> argparse.ArgumentParser:
     add_server_options(parser)
     add_peer_options(parser, serves=False, calls=True)
     _add_limits(parser, own_start_s)
+    _add_processes(parser)
+    return parser
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--processes",
         type=int,
@@ -152,8 +164,16 @@ def _parser(own_start_s: float) -> argparse.ArgumentParser:
         metavar="N",
         help="number of gateway processes on the same ports; each uses about one core",
     )
-    add("--share-ports", action="store_true", help=argparse.SUPPRESS)  # set by the supervisor
-    return parser
+    add(
+        "--hang-timeout-s",
+        type=float,
+        default=HANG_TIMEOUT_S,
+        metavar="S",
+        help="seconds without a sign of life after which one of several processes is replaced",
+    )
+    # Set by the supervisor of several processes.
+    add("--share-ports", action="store_true", help=argparse.SUPPRESS)
+    add("--heartbeat-fd", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _add_limits(parser: argparse.ArgumentParser, own_start_s: float) -> None:

@@ -22,6 +22,7 @@ from gateway.grpc_api.call_limits import CallLimit
 from gateway.grpc_api.debug_service import DebugService
 from gateway.grpc_api.embedding_service import EmbeddingService
 from gateway.grpc_api.inference_service import InferenceService
+from gateway.heartbeats import beat
 from gateway.http.app import create_app
 from gateway.pipeline import Pipeline
 from gateway.scheduler.link import SchedulerLink
@@ -260,10 +261,12 @@ async def serve(config: GatewayConfig, tokenizer: Tokenizer) -> None:
     wanted_end, hurry = stop_signals()
     gateway = Gateway(config, tokenizer)
     await gateway.start()
+    beating = asyncio.create_task(beat(config.heartbeat_fd))
     ending = asyncio.create_task(wanted_end.wait())
     failing = asyncio.create_task(gateway.failure())
     await asyncio.wait((ending, failing), return_when=asyncio.FIRST_COMPLETED)
     await gateway.stop(hurry)
+    beating.cancel()
     if failing.done() and not wanted_end.is_set():
         failing.result()
         raise RuntimeError("a part of the gateway ended by itself")

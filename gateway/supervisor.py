@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from gateway.config import GatewayConfig
+from gateway.heartbeats import Heartbeats
 from wire.server import PortInUse
 
 FIRST_BACKOFF_S = 0.2
@@ -43,10 +44,11 @@ def reserve(host: str, port: int, what: str) -> socket.socket:
 class Supervisor:
     """Keeps a number of children alive until stopped."""
 
-    def __init__(self, command: Sequence[str], num_children: int, drain_timeout_s: float) -> None:
+    def __init__(self, command: Sequence[str], config: GatewayConfig) -> None:
         self._command = [*command]
-        self._num_children = num_children
-        self._drain_timeout_s = drain_timeout_s
+        self._num_children = config.processes
+        self._drain_timeout_s = config.drain_timeout_s
+        self._hang_timeout_s = config.hang_timeout_s
         self._stopping = asyncio.Event()
         self._children: dict[int, asyncio.subprocess.Process] = {}
 
@@ -69,15 +71,9 @@ class Supervisor:
         backoff_s = FIRST_BACKOFF_S
         while True:
             began_s = asyncio.get_running_loop().time()
-            # In a session of its own: Ctrl-C would be a second signal besides the one of stop().
-            child = self._children[index] = await asyncio.create_subprocess_exec(
-                *self._command, start_new_session=True
-            )
+            code = await self._run_child(index)
             if self._stopping.is_set():
-                child.terminate()
-            code = await self._end_of(child)
-            if self._stopping.is_set():
-                return int(code != 0)
+                return int(code not in (0, -signal.SIGTERM))  # asked to end while it started
             lived_s = asyncio.get_running_loop().time() - began_s
             if code == 1 and lived_s < SETTLED_S and backoff_s >= MAX_BACKOFF_S:
                 log.error("gateway %d cannot be started: it ended with code 1 again", index)
@@ -90,11 +86,36 @@ class Supervisor:
                 return 0
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
-    async def _end_of(self, child: asyncio.subprocess.Process) -> int:
+    async def _run_child(self, index: int) -> int:
+        heartbeats = Heartbeats()
+        fd = heartbeats.write_fd
+        # In a session of its own: Ctrl-C would be a second signal besides the one of stop().
+        child = self._children[index] = await asyncio.create_subprocess_exec(
+            *self._command,
+            *("--heartbeat-fd", str(fd)),
+            pass_fds=(fd,),
+            start_new_session=True,
+        )
+        heartbeats.close_write_end()
+        if self._stopping.is_set():
+            child.terminate()
+        try:
+            return await self._end_of(index, child, heartbeats)
+        finally:
+            heartbeats.close()
+
+    async def _end_of(
+        self, index: int, child: asyncio.subprocess.Process, heartbeats: Heartbeats
+    ) -> int:
         ending = asyncio.create_task(child.wait())
         stopping = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait((ending, stopping), return_when=asyncio.FIRST_COMPLETED)
+        hanging = asyncio.create_task(heartbeats.silence(self._hang_timeout_s))
+        await asyncio.wait((ending, stopping, hanging), return_when=asyncio.FIRST_COMPLETED)
+        if hanging.done():
+            log.error("gateway %d hangs: silent for %g s", index, self._hang_timeout_s)
+            child.kill()
         stopping.cancel()
+        hanging.cancel()
         try:
             return await asyncio.wait_for(ending, self._patience_s)
         except TimeoutError:
@@ -123,7 +144,7 @@ async def supervise(config: GatewayConfig, arguments: Sequence[str]) -> int:
         own = ("--processes", "1", "--share-ports")
         where = [word for option, port in ports.items() for word in (option, str(port))]
         command = [sys.executable, "-m", "gateway", *arguments, *own, *where]
-        supervisor = Supervisor(command, config.processes, config.drain_timeout_s)
+        supervisor = Supervisor(command, config)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, supervisor.stop)

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.pace import patience
+from tests.pace import paced, patience
 from tests.ports import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -142,6 +142,39 @@ async def test_two_processes_serve_one_port_and_a_killed_one_is_replaced(
             _, log = await process.communicate()
         assert process.returncode == 0, log.decode()
         assert b"ended with code -9" in log
+        assert b"Traceback" not in log
+    finally:
+        if process.returncode is None:
+            for pid in children_of(process.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.kill()
+            await process.wait()
+
+
+async def test_one_of_several_that_hangs_is_replaced(
+    model_folder: Path, scheduler_server: Any, eventually: Any
+) -> None:
+    _, address = scheduler_server
+    port = free_port()
+    where = ("--model", str(model_folder), "--scheduler", address, "--http-port", str(port))
+    limits = ("--processes", "2", "--hang-timeout-s", str(paced(1.5)))
+    process = await spawn(*where, "--grpc-port", str(free_port()), *limits)
+    try:
+        await eventually(lambda: len(listeners(port)) == 2, "two listen", timeout_s=patience(15))
+        await asyncio.sleep(paced(1.5))  # both have shown that they live
+        before = children_of(process.pid)
+        os.kill(before[0], signal.SIGSTOP)
+
+        def is_replaced() -> bool:
+            now = children_of(process.pid)
+            return len(now) == 2 and before[0] not in now and before[1] in now
+
+        await eventually(is_replaced, "a new child", timeout_s=patience(20))
+        process.terminate()
+        async with asyncio.timeout(patience(15)):
+            _, log = await process.communicate()
+        assert process.returncode == 0, log.decode()
+        assert b"gateway 0 hangs" in log or b"gateway 1 hangs" in log
         assert b"Traceback" not in log
     finally:
         if process.returncode is None:
