@@ -3,11 +3,14 @@
 Code inside the gateway raises `RequestError`; only the API layers (HTTP and gRPC) read the table.
 """
 
+import logging
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 import grpc
+
+log = logging.getLogger("gateway")
 
 
 class ErrorKind(Enum):
@@ -166,6 +169,14 @@ def poison(num_deaths: int) -> RequestError:
     """An error for a request at whose work process after process died."""
     message = f"{num_deaths} processes, one after the other, died while this request ran"
     return RequestError(ErrorKind.POISON, f"{message}; it is not submitted again")
+
+
+def ended_by(error: Exception) -> RequestError:
+    """The error that a client gets for any exception; one that is no RequestError is logged."""
+    if isinstance(error, RequestError):
+        return error
+    log.error("a request failed unexpectedly", exc_info=error)
+    return RequestError(ErrorKind.INTERNAL, "internal error; the gateway's log says more")
 
 
 def from_grpc_code(code: int, message: str, retry_after_s: float | None = None) -> RequestError:

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from gateway.choices import total_usage
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors import ErrorKind, RequestError, ended_by
 from gateway.fan_out import complete_all, generate_all
 from gateway.generation import GenerationRequest
 from gateway.http.events import (
@@ -81,10 +81,10 @@ async def _events(
                     has_begun = True
                     yield chunk
         yield writer.closing()
-    except RequestError as error:
+    except Exception as error:  # whatever it is, the client hears of it in the stream
         if not has_begun:
             raise
-        yield error_event(error) + DONE
+        yield error_event(ended_by(error)) + DONE
 
 
 class EventStream(StreamingResponse):

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from gateway.chat.conversation import ToolChoice
 from gateway.chat.parts import Content, Part
-from gateway.errors import RequestError, error_body
+from gateway.errors import RequestError, ended_by, error_body
 from gateway.generation import Finish, FinishReason, GenerationRequest, OutputDelta
 from gateway.http.completions import EventStream, first_of, unless_disconnected
 from gateway.http.events import encode_json
@@ -117,10 +117,10 @@ async def _events(
                 if chunk:
                     has_begun = True
                     yield chunk
-    except RequestError as error:
+    except Exception as error:  # whatever it is, the client hears of it in the stream
         if not has_begun:
             raise
-        yield answer.fail(error)
+        yield answer.fail(ended_by(error))
 
 
 def _parts_of(delta: OutputDelta) -> tuple[Part, ...]:

@@ -10,6 +10,8 @@ import grpc
 import httpx
 import pytest
 
+from gateway.http.events import ChunkWriter
+from gateway.http.responses import Answer
 from pagewire.v1 import types_pb2
 from tests.gateway.http_calls import error_of
 from tests.pace import patience
@@ -246,6 +248,29 @@ async def test_a_failure_after_the_first_token_is_an_event_of_the_stream(running
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     assert error["error"]["message"] == "logits were not finite"
     assert done == "[DONE]"
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses"])
+async def test_a_bug_after_the_first_token_is_an_event_and_not_a_cut(
+    route: str, running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writers = {"/v1/chat/completions": (ChunkWriter, "chunk"), "/v1/responses": (Answer, "add")}
+    writer, method = writers[route]
+    write, calls = getattr(writer, method), []
+
+    def writes_once(*args: Any) -> bytes:
+        calls.append(args)
+        if len(calls) > 1:
+            raise ValueError("a bug")
+        return write(*args)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(writer, method, writes_once)
+    body = CHAT if "chat" in route else {"input": "Hello"}
+    async with running.http.stream("POST", route, json=body | {"stream": True}) as response:
+        assert response.status_code == 200
+        text = (await response.aread()).decode()
+    assert "internal error; the gateway's log says more" in text
+    assert "a request failed unexpectedly" in caplog.text and "ValueError: a bug" in caplog.text
 
 
 @pytest.mark.parametrize("stream", [False, True])
