@@ -49,6 +49,7 @@ class ServiceConfig:
     lookahead: int  # steps planned before the running step's result is known
     step_timeout_s: float  # a longer step means a hung worker, unless long by measure
     heartbeat_timeout_s: float = 3.0  # a worker silent for this long is lost
+    target_itl_ms: float | None = None  # of the steps in which rows decode; None: no target
     max_grant: int = 8  # most decode steps per frame; 0 or 1: no grants
     state_check_interval: int = 64  # in steps; 0: never check the worker's state
     policy: Policy = Policy.FCFS
@@ -87,6 +88,8 @@ class ServiceConfig:
         ):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be positive")
+        if self.target_itl_ms is not None and not 0 < self.target_itl_ms < math.inf:
+            raise ValueError(f"target_itl_ms is {self.target_itl_ms}, must be positive")
         if not 0 <= self.drain_timeout_s < math.inf:
             raise ValueError(f"drain_timeout_s is {self.drain_timeout_s}, must not be negative")
         for name in _NOT_NEGATIVE:
@@ -154,6 +157,13 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         help="most prompt tokens of one request in a step; 0 is no limit",
+    )
+    parser.add_argument(
+        "--target-itl-ms",
+        type=float,
+        metavar="MS",
+        help="time between tokens to keep while prompts arrive: a step in which rows decode gets "
+        "only so many prompt tokens, by measure, as let it end in time, and at least 32",
     )
     parser.add_argument(
         "--no-prefix-caching",

@@ -79,7 +79,7 @@ class WorkerGroup:
         self.is_ready = False
         self.reason = "no worker has attached yet"
         self.trace = Trace()
-        self.pace = Pace()
+        self.pace = Pace(None if config.target_itl_ms is None else config.target_itl_ms / 1e3)
         self.state_check: StateCheck | None = None  # of the current stream
         self.attention_backend = ""  # reported by its worker
         self.all_reduce = ""  # reported by its worker

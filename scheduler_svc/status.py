@@ -30,6 +30,7 @@ _SUMS: dict[str, Callable[[Scheduler], int]] = {
     "num_finished": lambda core: core.num_finished,
     "num_output_tokens": lambda core: core.num_output_tokens,
     "num_prefill_tokens": lambda core: core.counters.num_prefill_tokens,
+    "num_capped_steps": lambda core: core.counters.num_capped_steps,
     "num_expired": lambda core: core.num_expired,
     "max_num_seqs": lambda core: core.config.max_num_seqs,
 }
@@ -56,6 +57,7 @@ def status_of(engine: Engine) -> scheduler_pb2.GetStatusResponse:
         all_reduce=named.all_reduce,
         uptime_s=engine.uptime_s,
         num_overloaded=engine.num_overloaded,
+        target_itl_ms=engine.config.target_itl_ms or 0.0,
         groups=[_group(group) for group in engine.groups],
     )
     cores = [group.core for group in engine.groups if group.core is not None]

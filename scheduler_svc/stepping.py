@@ -101,7 +101,9 @@ class Stepping:
         most = max(self._lookahead, num_steps // 2) if self._lookahead else 0
         if num_steps > 1 and num_in_flight <= most and (steps := core.grant(num_steps)):
             return steps
-        plan = core.schedule() if num_in_flight <= self._lookahead else None
+        plan = None
+        if num_in_flight <= self._lookahead:
+            plan = core.schedule(self._pace.prompts.most_prompt_tokens)
         return () if plan is None else (plan,)
 
     def _update(self, output: worker_pb2.ModelRunnerOutput) -> None:

@@ -174,4 +174,12 @@ def _rows(status: scheduler_pb2.GetStatusResponse, style: Style) -> list[tuple[s
             f"{status.num_output_tokens} delivered, {status.num_prefill_tokens} prefilled",
         ),
         ("steps", f"{status.num_steps} in {status.uptime_s:.0f} s, epoch {status.epoch}"),
+        *_target(status),
     ]
+
+
+def _target(status: scheduler_pb2.GetStatusResponse) -> list[tuple[str, str]]:
+    if not status.target_itl_ms:
+        return []
+    held_back = f"prompts held back in {status.num_capped_steps} steps"
+    return [("target", f"{status.target_itl_ms:g} ms between tokens, {held_back}")]

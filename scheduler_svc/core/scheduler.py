@@ -167,10 +167,7 @@ class Scheduler:
         return self._end_from_outside(sequence, FinishReason.ABORT)
 
     def set_priority(self, request_id: str, priority: int) -> Sequence | None:
-        """Changes the priority of a live request; None when no live request has this id.
-
-        Only the policy PRIORITY uses it.
-        """
+        """Changes what PRIORITY goes by; None when no live request has this id."""
         if (sequence := self._live.get(request_id)) is not None:
             self.internal_state.set_priority(sequence, priority)
         return sequence
@@ -220,9 +217,12 @@ class Scheduler:
             self.internal_state.renew_running()
         self._unfinished = Unfinished()
 
-    def schedule(self) -> StepPlan | None:
-        """Plans the next step; None when there is nothing to compute before a result arrives."""
-        plan = self._planner.plan() if self._grants.pending is None else None
+    def schedule(self, most_prompt_tokens: int | None = None) -> StepPlan | None:
+        """Plans the next step, with at most so many prompt tokens if rows decode in it.
+
+        Returns None when there is nothing to compute before a result arrives.
+        """
+        plan = None if self._grants.pending else self._planner.plan(most_prompt_tokens)
         if plan is not None:
             self._in_flight.append(plan)
             self.counters.planned(plan)

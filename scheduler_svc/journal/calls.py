@@ -175,8 +175,9 @@ class TappedScheduler(Scheduler):
     def expire(self, now_s: float) -> list[Finished]:
         return self._tell("expire", super().expire, now_s)
 
-    def schedule(self) -> StepPlan | None:
-        return self._tell("schedule", super().schedule)
+    def schedule(self, most_prompt_tokens: int | None = None) -> StepPlan | None:
+        limit = () if most_prompt_tokens is None else (most_prompt_tokens,)
+        return self._tell("schedule", super().schedule, *limit)
 
     def release(self) -> StepPlan | None:
         return self._tell("release", super().release)

@@ -10,6 +10,7 @@ from pagewire.v1 import timing_pb2
 from scheduler_svc.core import Request, Scheduler, StepPlan
 from scheduler_svc.core.estimate.forecast import Forecast, forecast
 from scheduler_svc.core.estimate.step_time import StepTime, StepTimeFit
+from scheduler_svc.worker.prompt_pace import PromptPace
 from wire.step_pace import StepPace
 
 _FRESH_S = 0.05  # reuse a forecast for this long
@@ -25,7 +26,8 @@ _MARGIN = 1.05  # a slightly late retry costs less than another refusal
 class Pace:
     """Step times in, seconds to wait out."""
 
-    def __init__(self) -> None:
+    def __init__(self, target_s: float | None = None) -> None:
+        self.prompts = PromptPace(target_s)
         self._fit = StepTimeFit()
         self._sizes = StepPace()  # of this worker's steps; what the fit has forgotten is here
         self._last_done_s = 0.0
@@ -43,6 +45,7 @@ class Pace:
             self._sizes.observe(step.num_tokens, step.seconds)
         self._most_tokens = 0
         self._decode_s = None
+        self.prompts.new_worker()
 
     @property
     def step_time(self) -> StepTime | None:
@@ -58,6 +61,8 @@ class Pace:
         if plan.num_scheduled is None:
             before_s = duration_s if self._decode_s is None else self._decode_s
             self._decode_s = 0.9 * before_s + 0.1 * duration_s
+        elif 0 < plan.num_prefill_tokens < plan.num_tokens:  # others decoded
+            self.prompts.observe(plan.num_prefill_tokens, duration_s, self._decode_s or 0.0)
         if not plan.reset:  # the first step on a worker warms it up
             self._fit.observe(plan.num_tokens, int(plan.num_computed.sum()), duration_s)
 

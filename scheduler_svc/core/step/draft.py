@@ -26,6 +26,7 @@ class Counters:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     num_forks: int = 0
+    num_capped_steps: int = 0  # whose prompt tokens the caller's limit held back
 
     def planned(self, plan: StepPlan) -> None:
         """Counts a step that will not be taken back."""
@@ -51,6 +52,7 @@ class Draft:
     chunks: NDArray[np.int32] | None = None  # [rows] tokens per row; None: one each
     num_steps: int = 1  # more than 1: a grant, in each step of which every row decodes
     budget: int = 0
+    is_capped: bool = False  # the caller limits the prompt tokens below the config's budget
     appended_slots: list[int] = field(default_factory=list)
     appended_block_ids: list[int] = field(default_factory=list)
     admitted: list[EnteringSequence] = field(default_factory=list)

@@ -18,6 +18,7 @@ from scheduler_svc.core.request.config import SchedulerConfig
 from scheduler_svc.core.request.fault import blaming
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.step.admission import Admission
+from scheduler_svc.core.step.budget import StepBudget
 from scheduler_svc.core.step.draft import Counters, Draft
 from scheduler_svc.core.step.plan import AdmissionHold, Cause, StepPlan
 from scheduler_svc.core.step.state import SchedulerState
@@ -35,6 +36,7 @@ class Planner:
         self._previous_slots: Slots | None = None
         self._reset = True
         self.counters = Counters()
+        self._budget = StepBudget(config)
         self._admission = Admission(config, state, self.counters)
 
     def reset(self) -> None:
@@ -52,8 +54,9 @@ class Planner:
         """Id of the last step planned; 0 before the first."""
         return self._next_step_id - 1
 
-    def plan(self) -> StepPlan | None:
+    def plan(self, most_prompt_tokens: int | None = None) -> StepPlan | None:
         """Plans the next step; None when there is nothing to compute now."""
+        self._budget.limit_prompts(most_prompt_tokens)
         self._admission.make_way()
         if self._config.sliding_window:
             self._state.slide()
@@ -67,6 +70,7 @@ class Planner:
             draft.hold = _HELD_BY_PREEMPTION  # none may overtake the preempted one
         if not len(draft.slots) and not draft.admitted:
             return None
+        self.counters.num_capped_steps += draft.is_capped and draft.budget <= 0
         return self._commit(draft)
 
     def plan_release(self) -> StepPlan:
@@ -156,7 +160,7 @@ class Planner:
 
         None when it cannot compute now; the others go on meanwhile.
         """
-        table, budget = self._state.table, self._config.max_num_batched_tokens
+        table = self._state.table
         for sequence in self._state.running.sequences:
             if sequence.is_suspect:
                 assert sequence.slot is not None
@@ -164,7 +168,7 @@ class Planner:
         none = self._state.running.index[:0]
         computed = table.num_computed[none]
         draft = Draft(self._next_step_id, none.astype(np.int32), none, computed, computed)
-        draft.budget = budget
+        draft.budget = self._budget.most
         return draft if self._admission.draft_suspect(draft) else None
 
     def _draft_alone(self, slot: int) -> Draft | None:
@@ -175,7 +179,7 @@ class Planner:
         chunks = planned - computed
         if planned[0] >= table.max_len[slot] or not chunks[0]:
             return None
-        self._share_budget(chunks)
+        self._budget.share(chunks)
         draft = Draft(self._next_step_id, index.astype(np.int32), index, computed, planned)
         shortage = int(computed[0] + chunks[0] - table.capacity[slot])
         num_blocks = max(-(-shortage // self._config.block_size), 0)
@@ -200,8 +204,8 @@ class Planner:
         is_decode_step = (
             np.count_nonzero(chunks == 1) == len(chunks) and not table.prompt_output_slots
         )
+        budget = self._budget.beside(len(index)) if is_decode_step else self._budget.share(chunks)
         if not is_decode_step:
-            self._share_budget(chunks)
             shortage = computed + chunks - table.capacity[index]
             rows = (shortage > 0).nonzero()[0]
             needs = (-(-shortage[rows] // self._config.block_size)).tolist()
@@ -213,19 +217,8 @@ class Planner:
         if not is_decode_step:
             draft.keep(chunks)
         num_tokens = len(index) if is_decode_step else int(chunks.sum())
-        draft.budget = self._config.max_num_batched_tokens - num_tokens
+        draft.budget, draft.is_capped = budget - num_tokens, budget < self._budget.most
         return draft
-
-    def _share_budget(self, chunks: NDArray[np.int32]) -> None:
-        """Cuts chunks [rows] to the budget: one token per decode, the rest to prompts in order."""
-        is_prompt = chunks > 1
-        sizes = chunks[is_prompt]
-        threshold = self._config.long_prefill_token_threshold
-        if threshold:
-            sizes = np.minimum(sizes, threshold)
-        num_single = np.count_nonzero(chunks == 1)
-        left = self._config.max_num_batched_tokens - num_single - (np.cumsum(sizes) - sizes)
-        chunks[is_prompt] = np.clip(left, 0, sizes)
 
     def _grow(
         self,

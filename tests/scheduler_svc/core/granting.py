@@ -4,7 +4,7 @@ import random
 from collections import deque
 
 from scheduler_svc.core import Cut, SchedulerConfig, StepPlan
-from tests.scheduler_svc.core.simulation import Simulation
+from tests.scheduler_svc.core.simulation import Simulation, check_limit
 
 
 class Granting(Simulation):
@@ -30,10 +30,11 @@ class Granting(Simulation):
         """Computes one granted step."""
         self.results.append(self.worker.execute(self.not_begun.popleft()))
 
-    def schedule(self) -> StepPlan | None:
+    def schedule(self, most_prompt_tokens: int | None = None) -> StepPlan | None:
         in_flight = list(self.scheduler._in_flight)
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(most_prompt_tokens)
         if plan is not None:
+            check_limit(plan, most_prompt_tokens)
             self._check_plan(plan, in_flight)
             while self.not_begun:  # steps keep their order
                 self.begin()

@@ -27,6 +27,11 @@ def plan_a_step(world: World, draw: Draw) -> None:
     world.schedule()
 
 
+@rule(weight=6, when=_may_plan)
+def plan_a_step_with_few_prompt_tokens(world: World, draw: Draw) -> None:
+    world.schedule(draw.pick([1, 2, 5]))
+
+
 @rule(weight=8, when=_may_plan)
 def plan_as_far_ahead_as_allowed(world: World, draw: Draw) -> None:
     while world.may_plan and world.schedule() is not None:

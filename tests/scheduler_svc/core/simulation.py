@@ -60,11 +60,12 @@ class Simulation:
         self.check()
         return sequence
 
-    def schedule(self) -> StepPlan | None:
+    def schedule(self, most_prompt_tokens: int | None = None) -> StepPlan | None:
         """Plans a step and executes it; its result is kept in `results`."""
         in_flight = list(self.scheduler._in_flight)
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(most_prompt_tokens)
         if plan is not None:
+            check_limit(plan, most_prompt_tokens)
             self._check_plan(plan, in_flight)
             self.results.append(self.worker.execute(plan))
         self.check()
@@ -250,3 +251,14 @@ class Simulation:
                 return output, FinishReason.STOP
             if len(output) == limit:
                 return output, FinishReason.LENGTH
+
+
+def check_limit(plan: StepPlan, most_prompt_tokens: int | None) -> None:
+    """Where rows decode, prompts compute no more than the limit in all.
+
+    The last token of a prompt counts as a decode: it takes no longer.
+    """
+    if most_prompt_tokens is not None and plan.num_prefill_tokens < plan.num_tokens:
+        chunks = plan.num_scheduled
+        num_single = len(plan.slots) if chunks is None else int((chunks == 1).sum())
+        assert plan.num_prefill_tokens <= most_prompt_tokens + num_single

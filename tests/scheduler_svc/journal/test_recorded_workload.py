@@ -55,7 +55,8 @@ async def test_a_recording_tells_who_came_and_how_long_steps_took(recorded: Path
     assert sorted(told, key=lambda each: each[1]) == [(20, 5 + n, "ab"[n % 2]) for n in range(10)]
     assert workload.arrivals[0].arrival_s == 0.0 and workload.config.num_blocks == 99
     assert median(step.duration_s for step in workload.steps) > 0.9 * BASE_S
-    assert fit(workload.steps).of(4, 80) == pytest.approx(BASE_S, rel=0.5)
+    longest_s = max(step.duration_s for step in workload.steps)
+    assert 0.5 * BASE_S < fit(workload.steps).of(4, 80) <= 1.5 * longest_s
 
 
 async def test_it_can_be_asked_what_if(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,33 @@ def test_an_arrival_in_every_step_does_not_starve_the_decodes() -> None:
         answer(scheduler, *[500] * len(plan.sampled_slots))
 
 
+def test_rows_that_decode_wait_for_no_more_prompt_tokens_than_the_caller_lets_in() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", 5))
+    step(scheduler)
+    scheduler.add(make_request("b", range(100, 120)))
+    scheduler.add(make_request("c", range(200, 206)))
+    for chunk in (8, 8):
+        plan = scheduler.schedule(8)
+        assert plan is not None and rows(plan) == {"a": 1, "b": chunk}
+        answer(scheduler, 500)
+    assert scheduler.counters.num_capped_steps == 2
+    plan = scheduler.schedule(8)
+    assert plan is not None and rows(plan) == {"a": 1, "b": 4, "c": 4}
+    answer(scheduler, 500, 500)
+    plan = scheduler.schedule(8)
+    assert plan is not None and rows(plan) == {"a": 1, "b": 1, "c": 2}
+    assert scheduler.counters.num_capped_steps == 3, "the last one held nothing back"
+
+
+def test_prompts_alone_have_the_whole_budget() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", 20))
+    plan = scheduler.schedule(8)
+    assert plan is not None and rows(plan) == {"a": 20}
+    assert not scheduler.counters.num_capped_steps
+
+
 def test_a_prompt_above_the_budget_goes_in_chunks_and_samples_with_the_last() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
     scheduler.add(make_request("a", 20))
