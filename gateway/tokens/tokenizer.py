@@ -22,6 +22,11 @@ from gateway.text.detokenizer import (
 
 # Below this a thread costs more than the tokenization.
 INLINE_BYTES = 4096
+# Characters per token of room: the start of a text whose tokens tell whether the rest can fit. Few
+# texts have as many per token, so most that are far too long are known by a small part of them.
+START_CHARS_PER_TOKEN = 8
+# Where the start is cut, its last tokens may differ from those of the whole text.
+START_SLACK_TOKENS = 64
 NOTHING: frozenset[int] = frozenset()
 
 
@@ -76,7 +81,8 @@ class Tokenizer:
     ) -> list[int]:
         """The ids of a text; a long one is tokenized off the event loop.
 
-        Raises RequestError, without tokenizing, for a text that cannot fit into max_tokens.
+        Raises RequestError for a text that cannot fit into max_tokens, by its length or its start:
+        tokenizing a megabyte to refuse it would keep a core from the requests that run.
         """
         num_bytes = len(limits.utf8(field, text))
         if max_tokens is not None and self._max_token_bytes is not None:
@@ -85,6 +91,12 @@ class Tokenizer:
                 raise too_long(field, f"more than {fewest} tokens", max_tokens)
         if num_bytes <= INLINE_BYTES:
             return self._encode(text, add_special_tokens)
+        if max_tokens is not None:
+            start = text[: START_CHARS_PER_TOKEN * max_tokens]
+            if len(text) > 2 * len(start):
+                token_ids = await asyncio.to_thread(self._encode_aside, start, add_special_tokens)
+                if len(token_ids) > max_tokens + START_SLACK_TOKENS:
+                    raise too_long(field, f"more than {max_tokens} tokens", max_tokens)
         return await asyncio.to_thread(self._encode_aside, text, add_special_tokens)
 
     def _encode_aside(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -146,6 +146,27 @@ async def test_a_hopelessly_long_text_is_refused_before_it_is_tokenized(
     assert refusal.value.kind is ErrorKind.TOO_LONG
 
 
+async def test_a_text_that_is_far_too_long_is_refused_by_its_start(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    whole = Tokenizer._encode_aside
+
+    def counted(self: Tokenizer, text: str, adds: bool) -> list[int]:
+        lengths.append(len(text))
+        return whole(self, text, adds)
+
+    monkeypatch.setattr(Tokenizer, "_encode_aside", counted)
+    text = "Hello world, 1234! " * 1000
+    with pytest.raises(RequestError, match="more than 500 tokens") as refusal:
+        await tokenizer.encode("prompt", text, add_special_tokens=False, max_tokens=500)
+    assert refusal.value.kind is ErrorKind.TOO_LONG and refusal.value.field == "prompt"
+    assert lengths == [4000]
+    lengths.clear()
+    assert await tokenizer.encode("prompt", text, add_special_tokens=False, max_tokens=20_000)
+    assert lengths == [len(text)], "what may fit is tokenized once"
+
+
 @pytest.mark.parametrize("content", [None, b"{", b'{"model": {"type": "Nonsense"}}', b"\xff"])
 def test_a_folder_without_a_readable_tokenizer_is_refused(
     content: bytes | None, tmp_path: Path
