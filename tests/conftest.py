@@ -20,6 +20,9 @@ if not Path("/dev/nvidiactl").exists():
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Connections are broken on purpose all the time; gRPC would say so between the dots.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 # The gateways of tests would require it, and no test knows it.
 os.environ.pop("PAGEWIRE_API_KEY", None)
 

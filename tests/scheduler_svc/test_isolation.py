@@ -23,7 +23,6 @@ from scheduler_svc.core.step.planner import Planner
 from scheduler_svc.core.step.reuse import Reuse
 from scheduler_svc.core.step.state import SchedulerState
 from simulator.workers.fake_worker import FakeModel, FakeWorker
-from tests.pace import patience
 from tests.scheduler_svc.conftest import Cluster, cluster
 from tests.scheduler_svc.test_shell import expected, generate
 from wire.columns import unpack
@@ -197,9 +196,12 @@ async def test_a_core_that_does_not_hold_ends_the_process(monkeypatch: pytest.Mo
     _when_it_enters(monkeypatch)
     with pytest.raises(AssertionError, match="the engine failed"):
         async with cluster(MODEL) as made:
-            with pytest.raises(grpc.aio.AioRpcError):
-                async with asyncio.timeout(patience(10)):
-                    await generate(made.scheduler, _request("victim", seed=99))
+            asking = asyncio.create_task(
+                generate(made.scheduler, _request("victim", seed=99))
+            )  # it has no answer: the process would be gone
+            await made.until(lambda: made.engine.groups[0]._broken is not None)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
 
 
 async def test_exceptions_that_go_on_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
