@@ -35,9 +35,10 @@ from simulator.capacity.step_times import fit, parse_step_time
 from simulator.capacity.virtual_server import VirtualServer
 from simulator.capacity.workload import Arrival, Range, Synthetic, rate_per_s, read_trace
 
-# Scheduler options that a virtual server applies: those of the core, and the look-ahead. Not the
-# destination of preempted KV: swapping takes host blocks, and copies have no step time.
-_OBEYED = {*SchedulerConfig.__dataclass_fields__, "lookahead"} - {"preemption"}
+# Scheduler options that a virtual server applies: those of the core, the look-ahead, and the target
+# for the time between tokens. Not the destination of preempted KV: swapping takes host blocks, and
+# copies have no step time.
+_OBEYED = {*SchedulerConfig.__dataclass_fields__, "lookahead", "target_itl_ms"} - {"preemption"}
 
 _USUAL = SchedulerConfig(
     num_blocks=4096,
@@ -62,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
 
     def make_server() -> VirtualServer:
-        return VirtualServer(core, step_time, service.lookahead, options.wire_s)
+        target_s = None if service.target_itl_ms is None else service.target_itl_ms / 1e3
+        return VirtualServer(core, step_time, service.lookahead, options.wire_s, target_s)
 
     began_s = time.perf_counter()
     try:

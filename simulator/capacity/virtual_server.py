@@ -23,6 +23,7 @@ from scheduler_svc.core import (
     StepResult,
 )
 from scheduler_svc.core.estimate.step_time import StepTime
+from scheduler_svc.worker.pace import Pace
 from simulator.capacity.workload import Arrival, BadTrace, Prompts
 
 
@@ -57,15 +58,22 @@ class VirtualServer:
     """One worker group's scheduler, from an empty queue to an empty queue."""
 
     def __init__(
-        self, config: SchedulerConfig, step_time: StepTime, lookahead: int, wire_s: float = 0.0
+        self,
+        config: SchedulerConfig,
+        step_time: StepTime,
+        lookahead: int,
+        wire_s: float = 0.0,
+        target_itl_s: float | None = None,
     ) -> None:
+        self._pace = Pace(target_itl_s)
         self._config = config
         self._step_time = step_time
         self._lookahead = lookahead
         self._wire_s = wire_s  # one way between scheduler and worker, in seconds
         self._core = Scheduler(config)
         self._prompts = Prompts(config.vocab_size)
-        self._coming: deque[tuple[float, StepPlan]] = deque()  # (arrival time of the result, plan)
+        # (arrival time of the result, time of sending, plan)
+        self._coming: deque[tuple[float, float, StepPlan]] = deque()
         self._outcomes: list[RequestOutcome] = []
         self._now_s = self._free_at_s = self._busy_s = self._row_s = self._peak_blocks = 0.0
         self._max_waiting = 0
@@ -123,19 +131,20 @@ class VirtualServer:
     def _plan(self) -> None:
         """Plans ahead of the results, up to the look-ahead."""
         while self._core.num_in_flight <= self._lookahead:
-            plan = self._core.schedule()
+            plan = self._core.schedule(self._pace.prompts.most_prompt_tokens)
             if plan is None:
                 return
             duration_s = self._step_time.of(plan.num_tokens, int(plan.num_computed.sum()))
             begin_s = max(self._now_s + self._wire_s, self._free_at_s)
             self._free_at_s = begin_s + duration_s
-            self._coming.append((self._free_at_s + self._wire_s, plan))
+            self._coming.append((self._free_at_s + self._wire_s, self._now_s, plan))
             self._busy_s += duration_s
             self._row_s += duration_s * len(plan.slots)
             self._peak_blocks = max(self._peak_blocks, self._core.view.block_usage)
 
     def _take_result(self) -> None:
-        plan = self._coming.popleft()[1]
+        _, sent_s, plan = self._coming.popleft()
+        self._pace.stepped(plan, sent_s, self._now_s)
         token_ids = np.ones(len(plan.sampled_slots), dtype=np.int32)
         outputs = self._core.update(StepResult(plan.step_id, token_ids))
         for handle in outputs.handles.tolist():

@@ -54,6 +54,19 @@ def test_the_wire_costs_every_step_without_look_ahead_and_the_first_with_it() ->
     assert ahead.last_token_s == pytest.approx(calm_s + 0.002)
 
 
+def test_with_a_target_a_long_prompt_takes_its_time_and_leaves_the_others_theirs() -> None:
+    arrivals = [Arrival(0.0, 16, 8), Arrival(0.011, 4000, 1)]
+
+    def ends_s(target_s: float | None) -> list[float]:
+        server = VirtualServer(CONFIG, STEP_TIME, lookahead=1, target_itl_s=target_s)
+        return [outcome.last_token_s for outcome in server.serve(arrivals).outcomes]
+
+    streams_s, prompts_s = zip(ends_s(None), ends_s(0.030), strict=True)
+    assert streams_s[0] > 6 * 0.060, "it waited for a full step with each of its tokens"
+    assert streams_s[1] < 0.012 + 7 * 0.031
+    assert prompts_s[0] < prompts_s[1] < 2 * prompts_s[0]
+
+
 def test_prompts_longer_than_the_budget_take_several_steps() -> None:
     (only,) = serve(Arrival(0.0, 1200, 1)).outcomes
     assert only.last_token_s == pytest.approx(3 * 0.010 + 1200 * 1e-4)
