@@ -9,6 +9,7 @@ from pathlib import Path
 from gateway.chat.answer import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
 from gateway.edge import edge_limits
 from gateway.edge.edge_limits import EdgeLimits
+from pagewire.settings.model_folder import problem_with
 from wire.identity.options import (
     IdentityOptions,
     add_peer_options,
@@ -55,8 +56,8 @@ class GatewayConfig:
     edge: EdgeLimits = field(default_factory=EdgeLimits)
 
     def __post_init__(self) -> None:
-        if not self.model.is_dir():
-            raise ValueError(f"--model: {self.model} is not a folder")
+        if problem := problem_with(self.model, needs="tokenizer.json"):
+            raise ValueError(f"--model: {problem}")
         host, _, port = self.scheduler.rpartition(":")
         if not host or not port.isdecimal():
             raise ValueError(f"--scheduler: {self.scheduler!r} is not HOST:PORT")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from pagewire.settings.model_folder import problem_with
 from wire.identity.options import (
     IdentityOptions,
     add_peer_options,
@@ -153,8 +154,8 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
     parser = _parser()
     options = vars(parser.parse_args(arguments))
     model = options["model"]
-    if model is not None and model.is_file():
-        parser.error(f"--model: {model} is a file, not a Hugging Face folder")
+    if model is not None and (problem := problem_with(model)):
+        parser.error(f"--model: {problem}")
     try:
         options["failpoints"] = tuple(map(Failpoint.parse, options["failpoints"]))
         options["identity"] = take_identity(options)

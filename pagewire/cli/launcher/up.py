@@ -33,6 +33,7 @@ from pagewire.cli.launcher.services import (
 )
 from pagewire.cli.launcher.supervisor import ServiceSupervisor, TimeLimits
 from pagewire.cli.options import CommandError, add_command
+from pagewire.settings.model_folder import problem_with
 
 if TYPE_CHECKING:
     from pagewire.cli.options import Subparsers
@@ -238,9 +239,9 @@ class StopSignals:
 
 def _model_folder(given: Path | None, checkout: Path, journal: Journal) -> Path:
     if given is not None:
+        if problem := problem_with(given):
+            raise CommandError(f"--model: {problem}")
         folder = given.resolve()  # absolute, since the services run in another folder
-        if not (folder / "config.json").is_file():
-            raise CommandError(f"--model: {folder} holds no config.json")
     else:
         folder = _default_model(checkout)
     journal.done("model", folder.name)
