@@ -10,11 +10,11 @@ from gateway.auth import authenticate
 from gateway.errors import ErrorKind, RequestError, error_body
 from wire.identity.access import CALLER, Access
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/docs"})  # /docs: the same for every gateway
 
 
 class ApiKeyGuard:
-    """Refuses requests without a user's key; probes need none."""
+    """Refuses requests without a user's key; probes and the documentation need none."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app

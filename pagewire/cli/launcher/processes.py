@@ -8,6 +8,7 @@ service; so does the end of this process, in any way.
 """
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ class Service:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=checkout,
+                env={**os.environ, **dict(spec.environ)},
                 start_new_session=True,  # keeps Ctrl-C from the services
             )
 

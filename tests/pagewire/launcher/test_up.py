@@ -30,9 +30,7 @@ def test_once_starts_everything_prints_the_answer_and_leaves_nothing_behind(up):
         "--host": "127.0.0.1",
         "--port": worker,
         "--dtype": "float32",
-        "--device": "auto",
         "--max-num-seqs": "8",
-        "--attention-backend": "auto",
         "--drain-timeout-s": "60.0",
     }
     assert up.note("scheduler")["arguments"] == {
