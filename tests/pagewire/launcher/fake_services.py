@@ -33,7 +33,8 @@ while words:  # a switch has no value, and is empty here
 mood = dict(pair.split("=") for pair in os.environ.get("FAKE", "").split()).get(NAME, "")
 is_first = not Path(NAME + ".json").exists()
 child = subprocess.Popen(["sleep", "600"], start_new_session=True)  # as a rank does
-facts = {{"pids": [os.getpid(), child.pid], "arguments": arguments}}
+own = {{k: v for k, v in os.environ.items() if k.startswith("PAGEWIRE_")}}
+facts = {{"pids": [os.getpid(), child.pid], "arguments": arguments, "environ": own}}
 Path(NAME + ".new").write_text(json.dumps(facts))
 Path(NAME + ".new").rename(NAME + ".json")
 print(f"the {{NAME}} speaks", flush=True)
