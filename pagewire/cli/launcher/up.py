@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,7 @@ from pagewire.cli.launcher.invitation import invitation
 from pagewire.cli.launcher.journal import Journal
 from pagewire.cli.launcher.processes import POLL_S, Services
 from pagewire.cli.launcher.sample import SampleOutcome
+from pagewire.cli.launcher.served import served
 from pagewire.cli.launcher.services import (
     Settings,
     check_ports,
@@ -242,6 +244,10 @@ def _start(supervisor: ServiceSupervisor, identity: LocalIdentity, journal: Jour
     for name, connection in supervisor.connections.items():
         supervisor.wait_until_ready(name, partial(journal.waiting, f"waiting for the {name}"))
         journal.done(name, connection.target)
+        if name == "scheduler" and (
+            line := served(replace(connection, api_key=identity.peer_token))
+        ):
+            journal.done("serving", line)
 
 
 def _serve(supervisor: ServiceSupervisor) -> NoReturn:

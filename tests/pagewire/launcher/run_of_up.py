@@ -15,16 +15,17 @@ PORT_OPTIONS = ("--http-port", "--grpc-port", "--scheduler-port", "--worker-port
 
 
 class Up:
-    """One run of `pagewire up` in a checkout of fakes."""
+    """Runs of `pagewire up`, in a checkout of fakes unless there is another."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, checkout: Path | None = None) -> None:
         self.folder = folder
+        self._checkout = checkout or folder
         self.ports = [free_port() for _ in PORT_OPTIONS]
         self._runs: list[subprocess.Popen[str]] = []
         self._limits: list[threading.Timer] = []
 
     def start(self, *options: str, fake: str = "", **environ: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "pagewire", "up", "--checkout", str(self.folder)]
+        command = [sys.executable, "-m", "pagewire", "up", "--checkout", str(self._checkout)]
         for option, port in zip(PORT_OPTIONS, self.ports, strict=True):
             command += [option, str(port)]
         run = subprocess.Popen(
