@@ -133,9 +133,7 @@ def make_parser(own_start_s: float = 0.0) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", type=Path, required=True, metavar="DIR", help="folder with tokenizer.json")
     add("--scheduler", required=True, metavar="HOST:PORT", help="address of the scheduler")
-    add("--host", default=DEFAULT_HOST, help="address to listen on")
-    add("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="OpenAI-compatible API")
-    add("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="InferenceService")
+    _add_ports(parser)
     add("--served-model-name", metavar="NAME", help="name of the model (default: the worker's)")
     add(
         "--tool-call-parser",
@@ -188,6 +186,13 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     # Set by the supervisor of several processes.
     add("--share-ports", action="store_true", help=argparse.SUPPRESS)
     add("--heartbeat-fd", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _add_ports(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--host", default=DEFAULT_HOST, help="address to listen on")
+    add("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="OpenAI-compatible API")
+    add("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="InferenceService")
 
 
 def _add_limits(parser: argparse.ArgumentParser, own_start_s: float) -> None:

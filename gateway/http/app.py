@@ -28,8 +28,8 @@ from gateway.http.completions import answer
 from gateway.http.docs_page import page
 from gateway.http.embeddings import EmbeddingBody, embed
 from gateway.http.events import CHAT, COMPLETION
-from gateway.http.guards import ApiKeyGuard, BodyLimit
-from gateway.http.names import field_names, place
+from gateway.http.guards import ApiKeyGuard, BodyLimit, place
+from gateway.http.messages import field_names
 from gateway.http.response_body import ResponseBody
 from gateway.http.responses import respond
 from gateway.http.schema import (

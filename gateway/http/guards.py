@@ -64,3 +64,13 @@ class BodyLimit:
     def _refusal(self) -> HTTPException:
         # The framework passes only this exception through when it reads a body.
         return HTTPException(413, f"body: exceeds {self._max_bytes} bytes (--max-body-mib)")
+
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def place(scope: Scope) -> str:
+    """Method and route of a request, for logs; what a caller may have written freely is a star."""
+    route = getattr(scope.get("route"), "path", "*")
+    method = scope.get("method", "")
+    return f"{method if method in METHODS else '*'} {route}"

@@ -96,21 +96,13 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
         ("--max-num-batched-tokens", settings.max_num_batched_tokens),
     )
     drain = _given(("--drain-timeout-s", settings.drain_timeout_s))
-    sizes = _given(
-        ("--dtype", settings.dtype),
-        ("--device", settings.device),
-        ("--attention-backend", settings.attention_backend),
-        ("--max-model-len", settings.max_model_len),
-        ("--num-kv-blocks", settings.num_kv_blocks),
-        ("--tensor-parallel-size", settings.tensor_parallel_size),
-    )
     return (
         ServiceSpec(
             "worker",
             "worker_svc",
             (
                 *("--model", str(model), "--host", LOOPBACK, "--port", str(settings.worker_port)),
-                *(*limits, *sizes, *drain),
+                *(*limits, *_of_worker(settings), *drain),
                 *settings.worker_options,
             ),
             worker,
@@ -139,6 +131,17 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
             f"{settings.reachable_host}:{settings.grpc_port}",
             (*NO_CONFIG, *settings.gateway_environ),
         ),
+    )
+
+
+def _of_worker(settings: Settings) -> tuple[str, ...]:
+    return _given(
+        ("--dtype", settings.dtype),
+        ("--device", settings.device),
+        ("--attention-backend", settings.attention_backend),
+        ("--max-model-len", settings.max_model_len),
+        ("--num-kv-blocks", settings.num_kv_blocks),
+        ("--tensor-parallel-size", settings.tensor_parallel_size),
     )
 
 
