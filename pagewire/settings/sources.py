@@ -105,12 +105,12 @@ def config_of(
 
 
 def long_options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """The options of a parser by their long names, without dashes, --help left out."""
+    """The options of a parser that --help lists, by their long names without dashes."""
     return {
         word.removeprefix("--"): action
         for action in parser._actions
         for word in action.option_strings
-        if word.startswith("--") and action.dest not in ("help", "version")
+        if word.startswith("--") and action.dest != "help" and action.help != argparse.SUPPRESS
     }
 
 

@@ -19,7 +19,7 @@ _HERE = ("model", "host", "drain-timeout-s", "peer-token-file", "api-keys", *_TL
 DECIDED = {
     "worker": ("port", *_HERE),
     "scheduler": ("worker", "port", *_HERE),
-    "gateway": ("scheduler", "http-port", "grpc-port", "share-ports", *_HERE),
+    "gateway": ("scheduler", "http-port", "grpc-port", *_HERE),
 }
 
 

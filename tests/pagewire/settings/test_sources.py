@@ -46,20 +46,22 @@ def test_a_file_may_be_named_by_a_variable_and_be_of_one_command_alone(tmp_path:
 
 def test_values_are_the_text_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("api-key: 0123\nserved-model-name: on\nshare-ports: true\n")
+    path.write_text("api-key: 0123\nserved-model-name: on\n")
     found = parsed(file=path)
-    assert (found.api_key, found.served_model_name, found.share_ports) == ("0123", "on", True)
+    assert (found.api_key, found.served_model_name) == ("0123", "on")
 
 
 def test_switches_and_lists(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("share-ports: true\ncors-origins: [https://a.example, https://b.example]\n")
+    path.write_text("cors-origins: [https://a.example, https://b.example]\n")
     found = parsed(file=path)
     assert found.cors_origins == ("https://a.example", "https://b.example")
-    assert parsed(file=path, PAGEWIRE_SHARE_PORTS="no").share_ports is False
     parser = make_scheduler_parser()
-    path.write_text("worker: [a:1, b:2]\n")
+    path.write_text("worker: [a:1, b:2]\nno-prefix-caching: true\n")
     options = ["--config", str(path)]
+    for environ, is_on in (({}, False), ({"PAGEWIRE_NO_PREFIX_CACHING": "no"}, True)):
+        words = sources.words(parser, options, "scheduler", environ)
+        assert parser.parse_args([*words, *options]).enable_prefix_caching is is_on
     for environ, workers in (
         ({}, ["a:1", "b:2"]),
         ({"PAGEWIRE_WORKER": "c:3, d:4"}, ["c:3", "d:4"]),
@@ -106,7 +108,7 @@ def test_a_clients_key_of_the_environment_yields_to_a_file_of_keys(tmp_path: Pat
         ("gather-ms:\n", "gather-ms: it has no value"),
         ("gather-ms: much\n", "gather-ms: 'much' is no valid float"),
         ("gather-ms: [1, 2]\n", "gather-ms: --gather-ms takes one value, not a list"),
-        ("share-ports: perhaps\n", "share-ports: 'perhaps' is neither true nor false"),
+        ("share-ports: true\n", "share-ports is no option of gateway"),
         ("tool-call-parser: x\n", "tool-call-parser: 'x' is none of auto"),
     ],
 )
@@ -127,6 +129,13 @@ def test_a_file_that_is_missing_or_empty(tmp_path: Path) -> None:
 def test_a_bad_variable_is_refused_by_its_name() -> None:
     with pytest.raises(BadSetting, match=r"^PAGEWIRE_HTTP_PORT: 'web' is no valid int$"):
         parsed(PAGEWIRE_HTTP_PORT="web")
+
+
+def test_a_switch_is_on_or_off() -> None:
+    with pytest.raises(BadSetting, match="'perhaps' is neither true nor false"):
+        sources.words(
+            make_scheduler_parser(), [], "scheduler", {"PAGEWIRE_NO_PREFIX_CACHING": "perhaps"}
+        )
 
 
 def test_an_unknown_variable_is_named_and_one_of_another_command_is_not() -> None:
