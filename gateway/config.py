@@ -1,7 +1,7 @@
-"""Options of the gateway process, read once from the command line."""
+"""Options of the gateway process, read once: command line, environment and file."""
 
 import argparse
-import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +9,8 @@ from pathlib import Path
 from gateway.chat.answer import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
 from gateway.edge import edge_limits
 from gateway.edge.edge_limits import EdgeLimits
+from pagewire.settings import sources
+from pagewire.settings.model_folder import problem_with
 from wire.identity.options import (
     IdentityOptions,
     add_peer_options,
@@ -16,7 +18,6 @@ from wire.identity.options import (
     take_identity,
 )
 
-API_KEY_VARIABLE = "PAGEWIRE_API_KEY"
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_HTTP_PORT = 8000
 DEFAULT_GRPC_PORT = 50051
@@ -28,6 +29,8 @@ DRAIN_TIMEOUT_S = 60.0
 HANG_TIMEOUT_S = 10.0
 GATHER_MS = 20.0
 MAX_GATHER_MS = 1000.0
+ANY_ORIGIN = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 _STARTS = 20.0  # times what it took this process to start, a scheduler may be gone
 
 
@@ -42,6 +45,7 @@ class GatewayConfig:
     grpc_port: int = DEFAULT_GRPC_PORT
     served_model_name: str | None = None
     api_key: str | None = None
+    cors_origins: tuple[str, ...] = ()
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     drain_timeout_s: float = DRAIN_TIMEOUT_S
@@ -55,8 +59,8 @@ class GatewayConfig:
     edge: EdgeLimits = field(default_factory=EdgeLimits)
 
     def __post_init__(self) -> None:
-        if not self.model.is_dir():
-            raise ValueError(f"--model: {self.model} is not a folder")
+        if problem := problem_with(self.model, needs="tokenizer.json"):
+            raise ValueError(f"--model: {problem}")
         host, _, port = self.scheduler.rpartition(":")
         if not host or not port.isdecimal():
             raise ValueError(f"--scheduler: {self.scheduler!r} is not HOST:PORT")
@@ -79,6 +83,9 @@ class GatewayConfig:
         if not 0 < self.hang_timeout_s <= MAX_TIMEOUT_S:
             problem = f"{self.hang_timeout_s} is outside (0, {MAX_TIMEOUT_S}]"
             raise ValueError(f"--hang-timeout-s: {problem}")
+        for origin in self.cors_origins:
+            if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"--cors-origins: {origin!r} is no origin (https://HOST[:PORT])")
         if self.api_key is not None and self.identity.api_keys is not None:
             raise ValueError("--api-key and --api-keys exclude each other")
         if not 0 <= self.drain_timeout_s <= MAX_TIMEOUT_S:
@@ -104,32 +111,29 @@ def scheduler_patience_s(own_start_s: float) -> float:
 
 def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> GatewayConfig:
     """The configuration of this process; exits with a usage message on an invalid option."""
-    parser = _parser(own_start_s)
-    edge_limits.add_arguments(parser)
-    options = vars(parser.parse_args(argv))
+    parser = make_parser(own_start_s)
+    options = sources.parse(parser, argv, "gateway")
     try:
         identity = take_identity(options)
-        if options["api_key"] is None and identity.api_keys is None:
-            options["api_key"] = os.environ.get(API_KEY_VARIABLE) or None
         edge = edge_limits.take(options)
         return GatewayConfig(**options, identity=identity, edge=edge)
     except ValueError as error:
         parser.error(str(error))
 
 
-def _parser(own_start_s: float) -> argparse.ArgumentParser:
+def make_parser(own_start_s: float = 0.0) -> argparse.ArgumentParser:
+    """The parser of all options; `own_start_s` as in scheduler_patience_s."""
     parser = argparse.ArgumentParser(
         prog="python -m gateway",
         description="Serves text over OpenAI-compatible HTTP and gRPC, in front of a scheduler.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
+    sources.add_config(parser)
     add = parser.add_argument
     add("--model", type=Path, required=True, metavar="DIR", help="folder with tokenizer.json")
     add("--scheduler", required=True, metavar="HOST:PORT", help="address of the scheduler")
-    add("--host", default=DEFAULT_HOST, help="address to listen on")
-    add("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="OpenAI-compatible API")
-    add("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="InferenceService")
+    _add_ports(parser)
     add("--served-model-name", metavar="NAME", help="name of the model (default: the worker's)")
     add(
         "--tool-call-parser",
@@ -146,12 +150,20 @@ def _parser(own_start_s: float) -> argparse.ArgumentParser:
     add(
         "--api-key",
         metavar="KEY",
-        help=f"one bearer token with all roles; without --api-keys, by default ${API_KEY_VARIABLE}",
+        help="one bearer token with all roles",
+    )
+    add(
+        "--cors-origins",
+        type=sources.comma_separated,
+        default=(),
+        metavar="ORIGIN,ORIGIN",
+        help="pages of these origins may call from a browser, of all with *; by default none may",
     )
     add_server_options(parser)
     add_peer_options(parser, serves=False, calls=True)
     _add_limits(parser, own_start_s)
     _add_processes(parser)
+    edge_limits.add_arguments(parser)
     return parser
 
 
@@ -174,6 +186,13 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     # Set by the supervisor of several processes.
     add("--share-ports", action="store_true", help=argparse.SUPPRESS)
     add("--heartbeat-fd", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _add_ports(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--host", default=DEFAULT_HOST, help="address to listen on")
+    add("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="OpenAI-compatible API")
+    add("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="InferenceService")
 
 
 def _add_limits(parser: argparse.ArgumentParser, own_start_s: float) -> None:

@@ -96,7 +96,15 @@ class Gateway:
         access = config.identity.public_access(config.api_key)
         self._certificates = certificates_of(config.identity)
         opened = OpenRequests(config.edge.max_streams_per_client)
-        app = create_app(self._pipeline, tokenizer, self._readiness, access, config.edge, opened)
+        app = create_app(
+            self._pipeline,
+            tokenizer,
+            self._readiness,
+            access,
+            config.edge,
+            opened,
+            config.cors_origins,
+        )
         self._http = HttpServer(_uvicorn_config(app, config, self._certificates))
         self._grpc = self._grpc_server(tokenizer, access, opened)
         self._probes: grpc.aio.Server | None = None

@@ -72,6 +72,7 @@ class Connection:
     resume_timeout_s: float = DEFAULT_RESUME_TIMEOUT_S
 
     def __post_init__(self) -> None:
+        check_target(self.target)
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s: {self.timeout_s} is not positive")
         if not self.resume_timeout_s >= 0:
@@ -89,6 +90,17 @@ class Connection:
         return Terms(
             timeout=None if math.isinf(seconds) else seconds,
             metadata=() if self.api_key is None else (("authorization", f"Bearer {self.api_key}"),),
+        )
+
+
+def check_target(target: str) -> None:
+    """Raises ValueError for a URL: waiting for an answer there would end in a timeout."""
+    scheme, is_url, rest = target.partition("://")
+    if is_url and scheme.lower() in ("http", "https", "grpc", "grpcs"):
+        host = rest.partition("/")[0].partition(":")[0] or "localhost"
+        raise ValueError(
+            f"target: {target} is a URL; give HOST:PORT of the gRPC API, which by default is "
+            f"{host}:{DEFAULT_TARGET.rpartition(':')[2]}"
         )
 
 

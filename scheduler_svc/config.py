@@ -1,4 +1,4 @@
-"""Options of the scheduler process, read once from the command line."""
+"""Options of the scheduler process, read once: command line, environment and file."""
 
 import argparse
 import math
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pagewire.settings import sources
 from scheduler_svc.core import Policy, Preemption
 from scheduler_svc.journal.start import RecordOptions
 from wire.identity.options import (
@@ -99,21 +100,8 @@ class ServiceConfig:
 
 def parse(arguments: list[str] | None = None) -> ServiceConfig:
     """The configuration of this process; exits with a usage message on an invalid option."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scheduler_svc",
-        description="Queues, places and runs requests on worker groups.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
-    )
-    _add_addresses(parser)
-    _add_step_options(parser)
-    _add_detection_options(parser)
-    _add_policy_options(parser)
-    _add_admission_options(parser)
-    _add_record_options(parser)
-    add_server_options(parser)
-    add_peer_options(parser, serves=True, calls=True)
-    options = vars(parser.parse_args(arguments))
+    parser = make_parser()
+    options = sources.parse(parser, arguments, "scheduler")
     options["workers"] = tuple(options.get("workers", [DEFAULT_WORKER]))
     options["tenant_weights"] = tuple(options["tenant_weights"])
     if options["max_waiting_requests"] is None:
@@ -125,6 +113,26 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
         return ServiceConfig(**options)
     except ValueError as error:
         parser.error(str(error))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scheduler_svc",
+        description="Queues, places and runs requests on worker groups.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    sources.add_config(parser)
+    _add_addresses(parser)
+    _add_step_options(parser)
+    _add_detection_options(parser)
+    _add_policy_options(parser)
+    _add_admission_options(parser)
+    _add_record_options(parser)
+    add_server_options(parser)
+    add_peer_options(parser, serves=True, calls=True)
+    return parser
 
 
 def _add_addresses(parser: argparse.ArgumentParser) -> None:

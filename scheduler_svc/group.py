@@ -83,6 +83,7 @@ class WorkerGroup:
         self.state_check: StateCheck | None = None  # of the current stream
         self.attention_backend = ""  # reported by its worker
         self.all_reduce = ""  # reported by its worker
+        self.device = ""  # reported by its worker
         self.num_recoveries = 0
         self.why_lost = ""  # the reason of the last loss
         self._config = config
@@ -193,6 +194,7 @@ class WorkerGroup:
         self._served.check(worker.model)
         self.attention_backend = worker.attention_backend
         self.all_reduce = worker.all_reduce
+        self.device = worker.device
         if self.core is None:
             limits, options = core_config(self._config, worker), self._config.record
             made = make_core(limits, worker, self.address, options)

@@ -55,6 +55,7 @@ def status_of(engine: Engine) -> scheduler_pb2.GetStatusResponse:
         worker_address=named.address,
         attention_backend=named.attention_backend,
         all_reduce=named.all_reduce,
+        device=named.device,
         uptime_s=engine.uptime_s,
         num_overloaded=engine.num_overloaded,
         target_itl_ms=engine.config.target_itl_ms or 0.0,
@@ -85,6 +86,7 @@ def _group(group: WorkerGroup) -> scheduler_pb2.WorkerGroupStatus:
         why_lost=group.why_lost,
         attention_backend=group.attention_backend,
         all_reduce=group.all_reduce,
+        device=group.device,
     )
     core = group.core
     if core is None:

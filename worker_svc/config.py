@@ -1,4 +1,4 @@
-"""Options of the worker, parsed once from the command line."""
+"""Options of the worker, read once: command line, environment and file."""
 
 import argparse
 import math
@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from pagewire.settings import sources
+from pagewire.settings.model_folder import problem_with
+from pagewire.settings.sources import comma_separated
 from wire.identity.options import (
     IdentityOptions,
     add_peer_options,
@@ -150,11 +153,11 @@ def _require(ok: bool, name: str, value: object, wanted: str) -> None:
 
 def parse(arguments: Sequence[str]) -> WorkerConfig:
     """Parses the command line; exits with a usage message if it is invalid."""
-    parser = _parser()
-    options = vars(parser.parse_args(arguments))
+    parser = make_parser()
+    options = sources.parse(parser, arguments, "worker")
     model = options["model"]
-    if model is not None and model.is_file():
-        parser.error(f"--model: {model} is a file, not a Hugging Face folder")
+    if model is not None and (problem := problem_with(model)):
+        parser.error(f"--model: {problem}")
     try:
         options["failpoints"] = tuple(map(Failpoint.parse, options["failpoints"]))
         options["identity"] = take_identity(options)
@@ -180,14 +183,15 @@ def kernel_cache() -> Path:
     return Path(named) if named else Path("~/.triton/cache").expanduser()
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all options."""
     parser = argparse.ArgumentParser(
         prog="python -m worker_svc",
         description="Loads a model and computes the steps that a scheduler sends.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-
+    sources.add_config(parser)
     add = partial(_add, parser)
     add("--model", Path, "Hugging Face folder to load at start (default: wait for LoadModel)")
     add("--served-model-name", str, "model name for requests; empty: the folder's name")
@@ -196,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--drain-timeout-s", float, "seconds that the scheduler may go on for after SIGTERM")
     parser.add_argument(
         "--ignore-config-keys",
-        type=_names,
+        type=comma_separated,
         default=(),
         metavar="KEY,KEY",
         help="keys of config.json to ignore although the output may then not be the model's",
@@ -228,10 +232,6 @@ def _parser() -> argparse.ArgumentParser:
         help="for tests: a fault to inject once; may be repeated; see docs/failures.md",
     )
     return parser
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _add(

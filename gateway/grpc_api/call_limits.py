@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from gateway.edge.clients import OpenRequests
-from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
+from gateway.grpc_api.statuses import METHOD, Context, RefusalsAsStatuses
 from wire.identity.roles import METHOD_ROLES, Role
 
 Handler = Any  # grpc.RpcMethodHandler or None; its class takes no parameters at run time
@@ -30,21 +30,25 @@ class CallLimit(grpc.aio.ServerInterceptor):
             return handler
         codecs = handler.request_deserializer, handler.response_serializer
         if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary), *codecs)
+            behavior = self._unary(method, handler.unary_unary)
+            return grpc.unary_unary_rpc_method_handler(behavior, *codecs)
         if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream), *codecs)
+            behavior = self._stream(method, handler.unary_stream)
+            return grpc.unary_stream_rpc_method_handler(behavior, *codecs)
         return handler
 
-    def _unary(self, behavior: Callable[[Any, Context], Awaitable[Any]]) -> Any:
+    def _unary(self, method: str, behavior: Callable[[Any, Context], Awaitable[Any]]) -> Any:
         async def counted(request: Any, context: Context) -> Any:
+            METHOD.set(method)
             async with RefusalsAsStatuses(context):
                 with self._open.one_of(_address(context.peer())):
                     return await behavior(request, context)
 
         return counted
 
-    def _stream(self, behavior: Callable[[Any, Context], AsyncIterator[Any]]) -> Any:
+    def _stream(self, method: str, behavior: Callable[[Any, Context], AsyncIterator[Any]]) -> Any:
         async def counted(request: Any, context: Context) -> AsyncIterator[Any]:
+            METHOD.set(method)
             async with RefusalsAsStatuses(context):
                 with self._open.one_of(_address(context.peer())):
                     async with aclosing(behavior(request, context)) as messages:  # type: ignore[type-var]

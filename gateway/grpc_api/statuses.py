@@ -2,19 +2,27 @@
 
 import logging
 import math
+from collections.abc import Iterator
+from contextvars import ContextVar
+from functools import cache
 from types import TracebackType
 from typing import Any
 
 import grpc
 from google.protobuf.any_pb2 import Any as Packed
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
+from gateway import refusals
 from gateway.errors import ErrorKind, RequestError
+from pagewire.v1 import debug_pb2, embedding_pb2, inference_pb2, types_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+METHOD: ContextVar[str] = ContextVar("METHOD", default="gRPC")  # that the current task serves
 
 log = logging.getLogger("gateway.grpc_api.statuses")
 
@@ -39,6 +47,20 @@ def _attach(status: Status, detail: BadRequest | RetryInfo) -> None:
     status.details.append(packed)
 
 
+@cache
+def field_names() -> frozenset[str]:
+    """The fields of all messages that callers send."""
+    files = (debug_pb2, embedding_pb2, inference_pb2, types_pb2)
+    messages = [m for file in files for m in file.DESCRIPTOR.message_types_by_name.values()]
+    return frozenset(name for message in messages for name in _names_in(message))
+
+
+def _names_in(message: Descriptor) -> Iterator[str]:
+    yield from (field.name for field in message.fields)
+    for nested in message.nested_types:
+        yield from _names_in(nested)
+
+
 class RefusalsAsStatuses:
     """Context manager for handlers: ends the call with the status of an error inside."""
 
@@ -52,6 +74,7 @@ class RefusalsAsStatuses:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if isinstance(error, RequestError):
+            refusals.note(error, METHOD.get(), field_names())
             status = to_status(error)
             metadata = tuple(status.trailing_metadata or ())
             # Clients retry UNAVAILABLE by a policy of their own, with shorter pauses.

@@ -6,10 +6,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from gateway import limits
+from gateway import limits, refusals
 from gateway.edge.clients import OpenRequests
 from gateway.edge.edge_limits import EdgeLimits
 from gateway.edge.http_guards import ClientLimit, PlainBodies
@@ -24,9 +25,11 @@ from gateway.errors import (
 )
 from gateway.generation import ServedModel, check_token_ids
 from gateway.http.completions import answer
+from gateway.http.docs_page import page
 from gateway.http.embeddings import EmbeddingBody, embed
 from gateway.http.events import CHAT, COMPLETION
-from gateway.http.guards import ApiKeyGuard, BodyLimit
+from gateway.http.guards import ApiKeyGuard, BodyLimit, place
+from gateway.http.messages import field_names
 from gateway.http.response_body import ResponseBody
 from gateway.http.responses import respond
 from gateway.http.schema import (
@@ -43,6 +46,8 @@ from wire.identity.access import Access
 OWNER = "pagewire"
 API_VERSION = "1"
 DESCRIPTION = "OpenAI's API with vLLM's extra fields; docs/api.md says what is supported, and how."
+# What a page of another origin may read of an answer.
+EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry")
 _TEXT = {"type": "string"}
 _ERROR = {
     "type": "object",
@@ -76,10 +81,10 @@ def create_app(
     access: Access | None = None,
     edge: EdgeLimits | None = None,
     open_requests: OpenRequests | None = None,
+    cors_origins: Sequence[str] = (),
 ) -> FastAPI:
     """The application; the caller starts and stops the pipeline."""
-    # No documentation pages: they would load scripts from a foreign host. The schema alone is
-    # served.
+    # The framework's documentation pages would load scripts from a foreign host.
     app = FastAPI(
         title="pagewire",
         version=API_VERSION,
@@ -95,6 +100,8 @@ def create_app(
         app.add_middleware(ClientLimit, open_requests=open_requests)
     if access is not None:
         app.add_middleware(ApiKeyGuard, access=access)
+    if cors_origins:
+        _allow_origins(app, cors_origins)
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(RequestValidationError, _on_bad_body)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -102,7 +109,25 @@ def create_app(
     _add_generation_routes(app, pipeline, tokenizer)
     _add_model_routes(app, pipeline, readiness)
     _add_token_routes(app, pipeline, tokenizer)
+    _add_docs(app)
     return app
+
+
+def _allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
+    """Lets pages of these origins call; outermost, since a preflight brings no key."""
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=EXPOSED_HEADERS,
+    )
+
+
+def _add_docs(app: FastAPI) -> None:
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(page(app.openapi()))
 
 
 def _add_generation_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> None:
@@ -189,24 +214,31 @@ def _refusal(error: RequestError) -> JSONResponse:
     return JSONResponse(error_body(error), error.wire.http_status, headers=headers)
 
 
-async def _on_refusal(_: Request, error: Exception) -> Response:
+async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
+    return _noted(request, error)
+
+
+def _noted(request: Request, error: RequestError) -> JSONResponse:
+    refusals.note(error, place(request.scope), field_names())
     return _refusal(error)
 
 
-async def _on_bad_body(_: Request, error: Exception) -> Response:
+async def _on_bad_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problem = error.errors()[0]
     field = _field_name(problem["loc"][1:])
     # The message never repeats the input: it may be part of a prompt.
     match problem["type"]:
         case "extra_forbidden":
-            return _refusal(unsupported(field, "is not a field of this request"))
+            refused = unsupported(field, "is not a field of this request")
         case "json_invalid":
-            return _refusal(RequestError(ErrorKind.INVALID, "the body is not valid JSON"))
+            refused = RequestError(ErrorKind.INVALID, "the body is not valid JSON")
         case "missing":
-            return _refusal(invalid(field, "is missing"))
-    return _refusal(invalid(field, str(problem["msg"])))
+            refused = invalid(field, "is missing")
+        case _:
+            refused = invalid(field, str(problem["msg"]))
+    return _noted(request, refused)
 
 
 def _field_name(location: Sequence[str | int]) -> str:
@@ -221,10 +253,10 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
     if error.status_code == 400:  # the framework could not decode it, or it nests too deep
-        return _refusal(invalid("body", "cannot be read as JSON"))
+        return _noted(request, invalid("body", "cannot be read as JSON"))
     if error.status_code in (404, 405):
         message = f"{request.method} {request.url.path} is not a route of this gateway"
-    return _refusal(from_http_status(error.status_code, message))
+    return _noted(request, from_http_status(error.status_code, message))
 
 
 async def _on_bug(_: Request, error: Exception) -> Response:

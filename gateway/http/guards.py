@@ -10,11 +10,11 @@ from gateway.auth import authenticate
 from gateway.errors import ErrorKind, RequestError, error_body
 from wire.identity.access import CALLER, Access
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/docs"})  # /docs: the same for every gateway
 
 
 class ApiKeyGuard:
-    """Refuses requests without a user's key; probes need none."""
+    """Refuses requests without a user's key; probes and the documentation need none."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -64,3 +64,13 @@ class BodyLimit:
     def _refusal(self) -> HTTPException:
         # The framework passes only this exception through when it reads a body.
         return HTTPException(413, f"body: exceeds {self._max_bytes} bytes (--max-body-mib)")
+
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def place(scope: Scope) -> str:
+    """Method and route of a request, for logs; what a caller may have written freely is a star."""
+    route = getattr(scope.get("route"), "path", "*")
+    method = scope.get("method", "")
+    return f"{method if method in METHODS else '*'} {route}"

@@ -1,6 +1,7 @@
 """Turns, tools and tool choices in OpenAI's form, and their conversion."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
@@ -176,3 +177,22 @@ _CHOICE_SCHEMA = {
     ]
 }
 Choice = Annotated[ToolChoice, PlainValidator(parse_choice), JsonSchema(_CHOICE_SCHEMA)]
+
+
+HEADERS = ("authorization", "content-encoding", "x-tenant", "x-priority", "x-timeout-s", "body")
+
+
+@cache
+def field_names() -> frozenset[str]:
+    """Every name that a field of a body has, supported or not, and the headers: for logs."""
+    tables = (fields.HARMLESS, fields.CHAT, fields.COMPLETION, fields.EMBEDDING)
+    found = {*HEADERS, *(name for table in tables for name in table)}
+    for body in _subclasses(Strict):
+        found |= {field.alias or name for name, field in body.model_fields.items()}
+    return frozenset(found)
+
+
+def _subclasses(kind: type[Strict]) -> Iterator[type[Strict]]:
+    for sub in kind.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)

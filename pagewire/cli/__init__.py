@@ -1,8 +1,9 @@
 """The `pagewire` command: parses the line, runs one subcommand, reports failures in one line."""
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pagewire import __version__
 from pagewire._errors import PagewireError
@@ -11,6 +12,7 @@ from pagewire.cli import chat, complete, explain, keys, replay, simulate, status
 from pagewire.cli.benchmark import bench
 from pagewire.cli.launcher import up
 from pagewire.cli.options import CommandError
+from pagewire.settings import environment, sources
 
 INTERRUPTED = 130  # as shells report SIGINT
 
@@ -36,15 +38,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options; a command with `rest` gets the arguments that its own parser does not know."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
+    parser, commands = _parser()
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    if typed[:1] == ["up"] and not {"-h", "--help"} & set(typed):
+        try:
+            typed[1:1] = _from_elsewhere(commands["up"], typed[1:])
+        except ValueError as error:
+            commands["up"].error(str(error))
+    options, rest = parser.parse_known_args(typed)
     if rest and "rest" not in options:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        explain = getattr(options, "explain_unknown", None)
+        parser.error(explain(rest) if explain else f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
+def _from_elsewhere(up: argparse.ArgumentParser, typed: Sequence[str]) -> list[str]:
+    """What environment and file say about the options of `up`. Raises ValueError."""
+    for line in environment.strangers(os.environ):
+        sys.stderr.write(f"pagewire: warning: {line}\n")
+    return sources.words(up, typed, "up")
+
+
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser, and those of the commands by their names."""
     parser = argparse.ArgumentParser(
         prog="pagewire",
         description="Serve a language model, talk to it, look into it, measure it.",
@@ -55,4 +72,4 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (up, chat, complete, status, explain, keys, bench, simulate, replay):
         command.add_parser(commands)
-    return parser
+    return parser, commands.choices

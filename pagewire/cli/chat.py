@@ -1,6 +1,7 @@
 """`pagewire chat`: a conversation in the terminal. Ctrl-C stops an answer, not the conversation."""
 
 import argparse
+import select
 import sys
 import time
 from contextlib import suppress
@@ -20,10 +21,15 @@ from pagewire.cli.options import (
 )
 
 with suppress(ImportError):  # not on every platform
-    import readline  # noqa: F401 - gives input() history and editing
+    import readline  # gives input() history and editing
+
+    # Python turns it off; with it, a terminal says where a paste begins and ends.
+    readline.parse_and_bind("set enable-bracketed-paste on")
 
 if TYPE_CHECKING:
     from pagewire.cli.options import Subparsers
+
+PASTE_S = 0.05  # between the lines of a paste, at most
 
 HELP = """\
 /clear         forget the conversation, keep the system message
@@ -58,15 +64,33 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_line(chat: "Chat") -> str | None:
-    """The next line; None at the end of input."""
+    """The next line, in a terminal with those pasted after it; None at the end of input."""
     while True:
         try:
-            return input("> " if is_terminal(sys.stdin) else "")
+            if not is_terminal(sys.stdin):
+                return input()
+            return _pasted(input("> "))
         except EOFError:
             chat.note("")
             return None
         except KeyboardInterrupt:
             chat.note("\n/quit or Ctrl-D leaves.")
+
+
+def _pasted(first: str) -> str:
+    """A line, with those that have come by the time it is read: more than a hand types."""
+    lines = [first]
+    # A terminal that does not mark a paste sends its lines at once.
+    while first.strip() and not first.startswith("/") and _has_input(PASTE_S):
+        try:
+            lines.append(input(". "))
+        except EOFError:
+            break
+    return "\n".join(lines)
+
+
+def _has_input(timeout_s: float) -> bool:
+    return bool(select.select([sys.stdin], [], [], timeout_s)[0])
 
 
 class Chat:

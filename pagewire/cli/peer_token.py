@@ -22,10 +22,15 @@ def token_path(scheduler_port: int, environ: Mapping[str, str] = os.environ) -> 
 
 def write_token(path: Path) -> None:
     """Writes a new random token. Raises OSError."""
+    write_secret(path, secrets.token_urlsafe(TOKEN_BYTES))
+
+
+def write_secret(path: Path, secret: str) -> None:
+    """Writes a file that the user alone can read. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = path.with_suffix(f".{os.getpid()}")
     with os.fdopen(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-        file.write(f"{secrets.token_urlsafe(TOKEN_BYTES)}\n")
+        file.write(f"{secret}\n")
     fresh.replace(path)
 
 

@@ -4,7 +4,8 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
@@ -21,6 +22,7 @@ from pagewire.cli.options import (
     to_connection,
     to_scheduler,
 )
+from pagewire.cli.token_rate import TokenRate, rate_now
 from pagewire.v1 import scheduler_pb2
 from pagewire.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
@@ -48,8 +50,10 @@ def add_parser(commands: "Subparsers") -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints one report, or one every `--watch` seconds."""
     gateway, scheduler = to_connection(options), to_scheduler(options)
+    before: scheduler_pb2.GetStatusResponse | None = None
     while True:
-        report = ask(gateway, scheduler, options.worker)
+        report = ask(gateway, scheduler, options.worker, before)
+        before = report.status
         text = json.dumps(report.as_json()) if options.json else report.as_text(Style(sys.stdout))
         if options.watch is not None and is_terminal(sys.stdout) and not options.json:
             sys.stdout.write(HOME_AND_CLEAR)
@@ -60,14 +64,22 @@ def run(options: argparse.Namespace) -> int:
         time.sleep(max(options.watch, 0.1))
 
 
-def ask(gateway: Connection, inside: Connection, worker: str | None) -> "Report":
-    """Queries all three services; missing answers are part of the report."""
+def ask(
+    gateway: Connection,
+    inside: Connection,
+    worker: str | None,
+    before: scheduler_pb2.GetStatusResponse | None = None,
+) -> "Report":
+    """Queries all three services; missing answers are part of the report.
+
+    `before` is an earlier status, since which tokens per second are counted.
+    """
     status: scheduler_pb2.GetStatusResponse | None = None
+    rate: TokenRate | None = None
     try:
         with open_channel(inside) as channel, translated(inside.target):
-            status = SchedulerServiceStub(channel).GetStatus(
-                scheduler_pb2.GetStatusRequest(), **inside.terms(ASK_TIMEOUT_S)
-            )
+            get = partial(_get_status, SchedulerServiceStub(channel), inside)
+            status, rate = rate_now(get(), get, before)
     except PagewireError as error:
         scheduler_health = Health(is_serving=False, reason=str(error))
     else:
@@ -79,7 +91,11 @@ def ask(gateway: Connection, inside: Connection, worker: str | None) -> "Report"
     addresses = [worker] if worker else _workers(status)
     for address in addresses:
         services[f"worker {address}"] = health.check(replace(inside, target=address, api_key=None))
-    return Report(services, status)
+    return Report(services, status, rate)
+
+
+def _get_status(stub: SchedulerServiceStub, inside: Connection) -> scheduler_pb2.GetStatusResponse:
+    return stub.GetStatus(scheduler_pb2.GetStatusRequest(), **inside.terms(ASK_TIMEOUT_S))
 
 
 def _workers(status: scheduler_pb2.GetStatusResponse | None) -> list[str]:
@@ -94,10 +110,19 @@ class Report:
     """Answers of the services, as text or JSON."""
 
     def __init__(
-        self, services: dict[str, Health], status: scheduler_pb2.GetStatusResponse | None
+        self,
+        services: dict[str, Health],
+        status: scheduler_pb2.GetStatusResponse | None,
+        rate: TokenRate | None = None,
     ) -> None:
         self._services = services
         self._status = status
+        self._rate = rate
+
+    @property
+    def status(self) -> scheduler_pb2.GetStatusResponse | None:
+        """The scheduler's answer."""
+        return self._status
 
     @property
     def is_ready(self) -> bool:
@@ -117,7 +142,13 @@ class Report:
                 "reason": answer.reason,
             }
         scheduler = None if self._status is None else _fields(self._status)
-        return {"ready": self.is_ready, "services": services, "scheduler": scheduler}
+        rate = None if self._rate is None else asdict(self._rate)
+        return {
+            "ready": self.is_ready,
+            "services": services,
+            "scheduler": scheduler,
+            "tokens_per_s": rate,
+        }
 
     def as_text(self, style: Style) -> str:
         """A table with at most one line per service."""
@@ -127,7 +158,7 @@ class Report:
             service, address = name.split()
             lines.append(f"{service:<11}{address:<22} {word}  {style.dim(answer.reason)}".rstrip())
         if self._status is not None:
-            lines += [f"{name:<11}{text}" for name, text in _rows(self._status, style)]
+            lines += [f"{name:<11}{text}" for name, text in _rows(self._status, self._rate, style)]
         return "\n".join(lines)
 
 
@@ -145,7 +176,13 @@ def _fields(message: Message) -> dict[str, object]:
     return found
 
 
-def _rows(status: scheduler_pb2.GetStatusResponse, style: Style) -> list[tuple[str, str]]:
+def _now(rate: TokenRate) -> str:
+    return f"{rate.output:.1f} delivered, {rate.prefill:.1f} prefilled now"
+
+
+def _rows(
+    status: scheduler_pb2.GetStatusResponse, rate: TokenRate | None, style: Style
+) -> list[tuple[str, str]]:
     model, used = status.model, status.num_blocks - status.num_free_blocks
     usage = used / status.num_blocks if status.num_blocks else 0.0
     queried = status.prefix_query_tokens
@@ -155,6 +192,7 @@ def _rows(status: scheduler_pb2.GetStatusResponse, style: Style) -> list[tuple[s
             "model",
             f"{model.model} ({model.architecture}, {model.dtype}, {model.max_model_len} tokens)",
         ),
+        *([("device", f"{model.dtype} on {status.device}")] if status.device else []),
         *([("attention", status.attention_backend)] if status.attention_backend else []),
         *([("sums", status.all_reduce)] if status.all_reduce else []),
         (
@@ -173,6 +211,7 @@ def _rows(status: scheduler_pb2.GetStatusResponse, style: Style) -> list[tuple[s
             "tokens",
             f"{status.num_output_tokens} delivered, {status.num_prefill_tokens} prefilled",
         ),
+        *([] if rate is None else [("tokens/s", _now(rate))]),
         ("steps", f"{status.num_steps} in {status.uptime_s:.0f} s, epoch {status.epoch}"),
         *_target(status),
     ]

@@ -173,6 +173,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self) -> None:
         self.target = ""
+        self.before_status = lambda: None
         self.status = scheduler_pb2.GetStatusResponse(
             ready=True,
             model=MODEL,
@@ -200,6 +201,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         raise NotImplementedError
 
     def GetStatus(self, request, context):
+        self.before_status()
         return self.status
 
 

@@ -3,13 +3,9 @@
 import argparse
 import io
 import json
-import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -324,29 +320,3 @@ def test_a_progress_bar_counts_and_leaves_no_trace(monkeypatch):
     assert "2/2" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")
     assert pipe.getvalue() == ""
-
-
-def test_chat_in_a_real_terminal_prompts_and_leaves_on_ctrl_d(gateway):
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "pagewire", "chat", "--target", gateway.target]
-    environ = {**os.environ, "TERM": "xterm", "NO_COLOR": ""}
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as chat:
-        os.close(theirs)
-        seen = _read_until(ours, b"> ", b"")
-        os.write(ours, b"hello\n")
-        seen = _read_until(ours, b"tokens/s\x1b[0m\r\n> ", seen)
-        os.write(ours, b"\x04")
-        assert chat.wait(patience(10)) == 0
-    os.close(ours)
-    assert b"tiny. /help" in seen
-    assert b"The capital is Paris." in seen
-    assert b"\x1b[2m" in seen
-
-
-def _read_until(descriptor: int, text: bytes, seen: bytes) -> bytes:
-    deadline = time.monotonic() + patience(15)
-    while text not in seen:
-        readable, _, _ = select.select([descriptor], [], [], deadline - time.monotonic())
-        assert readable, seen
-        seen += os.read(descriptor, 1024)
-    return seen

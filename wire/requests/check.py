@@ -5,6 +5,7 @@ covered, those that are added later too. The status is INVALID_ARGUMENT; the mes
 BadRequest detail name the field.
 """
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 
+from wire.log_rate import FewPerSecond
 from wire.requests.numbers import BadNumber, check_numbers
 
 OWN_SERVICES = "/pagewire."
@@ -21,6 +23,9 @@ _INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 Handler = Any  # grpc.RpcMethodHandler of any two messages
 Metadata = tuple[tuple[str, bytes], ...]
+
+log = logging.getLogger("wire.requests")
+log.addFilter(FewPerSecond())
 
 
 class Unreadable(ValueError):
@@ -73,6 +78,12 @@ def details_of(error: ValueError) -> Metadata:
     packed.Pack(BadRequest(field_violations=[violation]))
     status = Status(code=_INVALID.value[0], message=str(error), details=[packed])
     return (("grpc-status-details-bin", status.SerializeToString()),)
+
+
+def _note(request: Message | Unreadable, error: ValueError) -> None:
+    """Logs a refusal by the request's type and the field; the field is one of the contract's."""
+    field = f", field {error.field}" if isinstance(error, BadNumber) else ""
+    log.info("refused %s: %s%s", type(request).__name__, _INVALID.name, field)
 
 
 def _wrapped(handler: Handler, method: str, wrap: Callable[[Handler], Any]) -> Handler:
@@ -152,6 +163,7 @@ def _aio_stream_stream(behaviour: Any) -> Any:
 
 async def _aio_refuse_bad(request: Any, context: Any) -> None:
     if (problem := problem_of(request)) is not None:
+        _note(request, problem)
         await context.abort(_INVALID, str(problem), details_of(problem))
 
 
@@ -165,6 +177,7 @@ def _threaded_behaviour(handler: Handler) -> Any:
 
     def answer(request: Any, context: Any) -> Any:
         if (problem := problem_of(request)) is not None:
+            _note(request, problem)
             context.set_trailing_metadata(details_of(problem))
             context.abort(_INVALID, str(problem))
         return behaviour(request, context)

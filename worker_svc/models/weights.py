@@ -7,12 +7,13 @@ content of a checkpoint is executed. Errors name the tensor.
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,10 @@ class MissingWeight(WeightError):
 
 class UnexpectedWeight(WeightError):
     """A tensor has no parameter, or occurs twice."""
+
+
+class UnreadableWeights(WeightError):
+    """A file of the checkpoint is damaged or cut off."""
 
 
 class WrongShape(WeightError):
@@ -76,7 +81,7 @@ def load_weights(
     files = checkpoint_files(folder)
     for number, file in enumerate(files, start=1):
         logger.info("reading weights: %s (%d of %d)", file.name, number, len(files))
-        with safe_open(file, framework="pt", device="cpu") as tensors:
+        with _opened(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 if name in ignored or COMPUTED.fullmatch(name):
                     continue
@@ -85,17 +90,37 @@ def load_weights(
         raise MissingWeight(f"{_some(pending)} not found in {folder}")
 
 
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """The tensors of a file. Raises UnreadableWeights."""
+    try:
+        with safe_open(file, framework="pt", device="cpu") as tensors:
+            yield tensors
+    except SafetensorError as error:
+        size = file.stat().st_size
+        raise UnreadableWeights(
+            f"{file} ({size} bytes) is damaged or cut off, fetch it again: {error}"
+        ) from error
+
+
 def checkpoint_files(folder: Path) -> list[Path]:
     """Paths of the checkpoint's files, in a fixed order. Raises MissingWeight."""
     if (folder / INDEX).exists():
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        files = [folder / name for name in sorted(set(index["weight_map"].values()))]
+        files = [folder / name for name in _indexed(folder / INDEX)]
     else:
         files = [folder / SINGLE]
     for file in files:
         if not file.exists():
             raise MissingWeight(f"{file} does not exist; weights are read from safetensors only")
     return files
+
+
+def _indexed(path: Path) -> list[str]:
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        return sorted(set(index["weight_map"].values()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UnreadableWeights(f"{path} is no index of weights, fetch it again") from error
 
 
 def _copy(

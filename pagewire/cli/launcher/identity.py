@@ -13,8 +13,12 @@ from pathlib import Path
 from pagewire._types import TLS
 from pagewire.cli.launcher.certificates import make_certificates
 from pagewire.cli.launcher.services import Settings
+from pagewire.cli.launcher.up_options import SERVICES
 from pagewire.cli.options import API_KEY_VARIABLE, CommandError
-from pagewire.cli.peer_token import token_path, write_token
+from pagewire.cli.peer_token import first_token, token_path, write_secret, write_token
+from pagewire.settings import environment, sources
+
+GATEWAY_KEY_VARIABLE = environment.variable("api-key", "gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,8 @@ class LocalIdentity:
     ca: Path | None  # None: plaintext
     api_key: str | None
     needs_key: bool  # of clients
+    key_file: Path | None = None  # holds api_key, where the user's shell does not
+    peer_token: str = ""
 
     @property
     def tls(self) -> TLS | None:
@@ -37,9 +43,18 @@ class LocalIdentity:
         return self.api_key is not None or not self.needs_key
 
 
+@dataclass(frozen=True, slots=True)
+class ClientKeys:
+    """What the gateway asks of clients, and the key of this command."""
+
+    own: str | None
+    is_needed: bool
+    for_gateway: str | None = None  # a key that only this command knows of
+
+
 def check_options(settings: Settings, options: argparse.Namespace) -> None:
     """Refuses by name what would keep this command from its own services."""
-    for service in ("worker", "scheduler", "gateway"):
+    for service in SERVICES:
         for word in getattr(settings, f"{service}_options"):
             if word.startswith("--tls-"):
                 name = word.partition("=")[0]
@@ -47,8 +62,8 @@ def check_options(settings: Settings, options: argparse.Namespace) -> None:
                     f"--{service}-options: {name} is for services that are started one by one; "
                     "here --tls makes certificates for all"
                 )
-    key, needs_key = _key_and_need(settings, options, os.environ)
-    if options.once and needs_key and key is None:
+    keys = client_keys(settings, options, os.environ)
+    if options.once and keys.is_needed and keys.own is None:
         raise CommandError(
             f"--once: the sample question needs one of the API keys, in ${API_KEY_VARIABLE}"
         )
@@ -58,8 +73,9 @@ def check_options(settings: Settings, options: argparse.Namespace) -> None:
 def local_identity(
     settings: Settings, options: argparse.Namespace, folder: Path
 ) -> Iterator[LocalIdentity]:
-    """Makes the token and, with --tls, certificates in `folder`; removes the token at the end."""
+    """Makes the token and, with --tls, certificates in `folder`; removes the secrets at the end."""
     token = _new_token(settings.scheduler_port, folder)
+    key_file = token.with_suffix(".key")
     api_keys = None if options.api_keys is None else options.api_keys.resolve()
     ca, own, peer = None, _words(("--api-keys", api_keys)), _words(("--peer-token-file", token))
     served = calls = _words()
@@ -68,17 +84,32 @@ def local_identity(
         ca = made.ca
         served = _words(("--tls-cert", made.cert), ("--tls-key", made.key))
         calls = _words(("--tls-ca", made.ca))
+    keys = client_keys(settings, options, os.environ)
     secured = replace(
         settings,
         worker_options=(*own, *peer, *served, *settings.worker_options),
         scheduler_options=(*own, *peer, *served, *calls, *settings.scheduler_options),
         gateway_options=(*own, *peer, *served, *calls, *settings.gateway_options),
+        # Not among the words, which every user of this machine can read.
+        gateway_environ=()
+        if keys.for_gateway is None
+        else ((GATEWAY_KEY_VARIABLE, keys.for_gateway),),
     )
-    api_key, needs_key = _key_and_need(settings, options, os.environ)
+    is_hidden = keys.is_needed and keys.own not in (None, os.environ.get(API_KEY_VARIABLE))
     try:
-        yield LocalIdentity(secured, ca, api_key, needs_key)
+        if keys.own is not None and is_hidden:
+            write_secret(key_file, keys.own)
+        yield LocalIdentity(
+            secured,
+            ca,
+            keys.own,
+            keys.is_needed,
+            key_file if is_hidden else None,
+            first_token(token),
+        )
     finally:
         token.unlink(missing_ok=True)
+        key_file.unlink(missing_ok=True)
 
 
 def _words(*options: tuple[str, Path | None]) -> tuple[str, ...]:
@@ -96,16 +127,26 @@ def _new_token(scheduler_port: int, folder: Path) -> Path:
     return path
 
 
-def _key_and_need(
+def client_keys(
     settings: Settings, options: argparse.Namespace, environ: Mapping[str, str]
-) -> tuple[str | None, bool]:
-    """The key of this command, and whether the gateway requires one."""
+) -> ClientKeys:
+    """As the gateway will read its options, from all their sources. Raises ValueError."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    sources.add_config(parser)
     parser.add_argument("--api-key")
-    parser.add_argument("--api-keys", default=options.api_keys)
+    parser.add_argument("--api-keys", type=Path)
+    of_environment = environment.found("api-key", "up", environ)
+    is_own = options.api_key is not None and options.api_key != (of_environment or ("", ""))[1]
+    own = [f"--api-key={options.api_key}"] if is_own else []
+    own += [] if options.api_keys is None else [f"--api-keys={options.api_keys}"]
+    typed = [*own, *settings.gateway_options]
     try:
-        given, _ = parser.parse_known_args(settings.gateway_options)
+        added = sources.words(parser, typed, "gateway", environ, checks_keys=False)
+        given, _ = parser.parse_known_args([*added, *typed])
     except argparse.ArgumentError:
-        return None, True  # the gateway will say what is wrong
+        return ClientKeys(None, is_needed=True)  # the gateway will say what is wrong
+    if is_own and given.api_keys is not None:
+        raise ValueError("--api-key and --api-keys exclude each other")
     key = given.api_key or environ.get(API_KEY_VARIABLE) or None
-    return key, key is not None or given.api_keys is not None
+    is_needed = given.api_key is not None or given.api_keys is not None
+    return ClientKeys(key, is_needed, options.api_key if is_own else None)

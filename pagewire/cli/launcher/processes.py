@@ -8,6 +8,8 @@ service; so does the end of this process, in any way.
 """
 
 import contextlib
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +26,13 @@ from pagewire.cli.options import CommandError
 GRACE_S = 10.0
 TAIL_LINES = 20
 POLL_S = 0.1
+REFUSALS = (1, 2)  # statuses of a service that cannot start, and says why in its log
+_FAILED_START = "start-up failed: "
+# A line of a log, by each service's format, or of a usage message.
+_REASON = re.compile(
+    r"(?: ERROR [\w.]+: | [\w.]+ ERROR |^(?:python -m [\w.]+|pagewire[\w ]*): error: )"
+    rf"(?:{_FAILED_START}\w+: )?(?P<said>.+)"
+)
 
 
 class Service:
@@ -41,6 +50,7 @@ class Service:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=checkout,
+                env={**os.environ, **dict(spec.environ)},
                 start_new_session=True,  # keeps Ctrl-C from the services
             )
 
@@ -67,6 +77,15 @@ class Service:
             with contextlib.suppress(ValueError):
                 name = f" ({signal.Signals(status - 128).name})"
         return f"ended with status {status}{name}"
+
+    def reason(self) -> str:
+        """The sentence with which it refused to start; empty where its log has more to show."""
+        lines = self.log_path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        if any(line.startswith(("Traceback", "Fatal Python error")) for line in lines):
+            return ""
+        found = [match for line in lines if (match := _REASON.search(line))]
+        started = [match for match in found if _FAILED_START in match.string]
+        return next((str(match["said"]) for match in reversed(started or found)), "")
 
     def log_tail(self) -> str:
         """The last lines of its log."""
@@ -181,7 +200,9 @@ class Services:
                 raise CommandError(self.obituary(service, service.how_it_ended()))
 
     def obituary(self, service: Service, what: str) -> str:
-        """What became of a service, with the end of its log."""
+        """What became of a service, with the reason that it gave, else the end of its log."""
+        if service.exit_status in REFUSALS and (reason := service.reason()):
+            return f"the {service.spec.name} {what}: {reason} (its log: {service.log_path})"
         return (
             f"the {service.spec.name} {what}; its log ({self._log_folder}) ends with\n"
             f"{service.log_tail()}"

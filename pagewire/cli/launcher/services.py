@@ -7,13 +7,14 @@ import errno
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagewire.cli.options import CommandError
 
 LOOPBACK = "127.0.0.1"
 MODULES = ("worker_svc", "scheduler_svc", "gateway")
+NO_CONFIG = (("PAGEWIRE_CONFIG", ""),)  # a file for services goes to them by --config
 CORES_PER_GATEWAY, MAX_GATEWAYS = 4, 4
 
 
@@ -35,9 +36,9 @@ class Settings:
     grpc_port: int
     scheduler_port: int
     worker_port: int
-    dtype: str = "auto"
-    device: str = "auto"
-    attention_backend: str = "auto"
+    dtype: str | None = None
+    device: str | None = None
+    attention_backend: str | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
@@ -48,6 +49,8 @@ class Settings:
     worker_options: tuple[str, ...] = ()
     scheduler_options: tuple[str, ...] = ()
     gateway_options: tuple[str, ...] = ()
+    # Further variables of the gateway: what must not stand among its arguments.
+    gateway_environ: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
     def ports(self) -> tuple[Port, ...]:
@@ -73,6 +76,7 @@ class ServiceSpec:
     module: str
     arguments: tuple[str, ...]
     address: str  # of its gRPC health service
+    environ: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # variables to set
 
 
 def choose_gateway_processes(num_cores: int) -> int:
@@ -92,23 +96,17 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
         ("--max-num-batched-tokens", settings.max_num_batched_tokens),
     )
     drain = _given(("--drain-timeout-s", settings.drain_timeout_s))
-    sizes = _given(
-        ("--max-model-len", settings.max_model_len),
-        ("--num-kv-blocks", settings.num_kv_blocks),
-        ("--tensor-parallel-size", settings.tensor_parallel_size),
-    )
     return (
         ServiceSpec(
             "worker",
             "worker_svc",
             (
                 *("--model", str(model), "--host", LOOPBACK, "--port", str(settings.worker_port)),
-                *("--dtype", settings.dtype, "--device", settings.device),
-                *("--attention-backend", settings.attention_backend),
-                *(*limits, *sizes, *drain),
+                *(*limits, *_of_worker(settings), *drain),
                 *settings.worker_options,
             ),
             worker,
+            NO_CONFIG,
         ),
         ServiceSpec(
             "scheduler",
@@ -119,6 +117,7 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
                 *settings.scheduler_options,
             ),
             scheduler,
+            NO_CONFIG,
         ),
         ServiceSpec(
             "gateway",
@@ -130,11 +129,23 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
                 *settings.gateway_options,
             ),
             f"{settings.reachable_host}:{settings.grpc_port}",
+            (*NO_CONFIG, *settings.gateway_environ),
         ),
     )
 
 
-def _given(*options: tuple[str, float | None]) -> tuple[str, ...]:
+def _of_worker(settings: Settings) -> tuple[str, ...]:
+    return _given(
+        ("--dtype", settings.dtype),
+        ("--device", settings.device),
+        ("--attention-backend", settings.attention_backend),
+        ("--max-model-len", settings.max_model_len),
+        ("--num-kv-blocks", settings.num_kv_blocks),
+        ("--tensor-parallel-size", settings.tensor_parallel_size),
+    )
+
+
+def _given(*options: tuple[str, str | float | None]) -> tuple[str, ...]:
     return tuple(
         word for name, value in options if value is not None for word in (name, str(value))
     )

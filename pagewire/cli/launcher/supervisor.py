@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from pagewire._channel import Connection
 from pagewire.cli.launcher.health_watch import HealthWatch
-from pagewire.cli.launcher.processes import POLL_S, Quiet, Services
+from pagewire.cli.launcher.processes import POLL_S, REFUSALS, Quiet, Services
 from pagewire.cli.launcher.restarts import Restarts
 from pagewire.cli.launcher.services import ServiceSpec
 from pagewire.cli.options import CommandError
 
-REFUSALS = (1, 2)  # statuses of a service that cannot start, and says why in its log
 LEAST_START_S = 60.0  # for a restart to log something or to answer
 STARTS = 10.0  # times the first start of a service: the same, where starts are slow
 KILL_S = 5.0  # a guard that has not reported the end of its service by then is killed, too

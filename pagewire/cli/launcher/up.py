@@ -1,29 +1,28 @@
 """`pagewire up`: runs all three services on this machine, with a sample answer."""
 
 import argparse
-import math
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from pagewire._channel import Connection
-from pagewire._client import Client
-from pagewire._terminal import StatusLine, Style
+from pagewire.cli.launcher import sample
 from pagewire.cli.launcher.identity import LocalIdentity, check_options, local_identity
 from pagewire.cli.launcher.invitation import invitation
+from pagewire.cli.launcher.journal import Journal
 from pagewire.cli.launcher.processes import POLL_S, Services
+from pagewire.cli.launcher.sample import SampleOutcome
+from pagewire.cli.launcher.served import served
 from pagewire.cli.launcher.services import (
     Settings,
     check_ports,
@@ -31,16 +30,14 @@ from pagewire.cli.launcher.services import (
     find_checkout,
     plan,
 )
+from pagewire.cli.launcher.settings_of_up import check_reserved, settings_line, with_config
 from pagewire.cli.launcher.supervisor import ServiceSupervisor, TimeLimits
+from pagewire.cli.launcher.up_options import add_options, explain_unknown, passed_words
 from pagewire.cli.options import CommandError, add_command
+from pagewire.settings.model_folder import problem_with
 
 if TYPE_CHECKING:
     from pagewire.cli.options import Subparsers
-
-QUESTION = "What is the capital of France?"
-MAX_SAMPLE_TOKENS = 32
-REPORT_S = 10.0  # interval of progress lines where they cannot be rewritten
-HERE = Path(__file__).resolve().parents[3]
 
 
 class StopRequested(BaseException):
@@ -50,93 +47,17 @@ class StopRequested(BaseException):
 def add_parser(commands: "Subparsers") -> None:
     """Adds the command."""
     parser = add_command(commands, "up", "Start worker, scheduler and gateway on this machine.")
-    add = parser.add_argument
-    add("--model", type=Path, metavar="DIR", help="model folder (default: the embedded one)")
-    add(
-        "--dtype",
-        default="auto",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        help="type of weights and activations",
-    )
-    add("--device", default="auto", choices=("auto", "cpu", "cuda"), help="device to compute on")
-    add(
-        "--attention-backend",
-        default="auto",
-        choices=("auto", "triton", "flash-attn"),
-        help="attention kernels on cuda; auto: the fastest that is installed",
-    )
-    add("--host", default="127.0.0.1", help="address the gateway listens on")
-    add("--http-port", type=int, default=8000, help="OpenAI-compatible API")
-    add("--grpc-port", type=int, default=50051, help="gRPC API")
-    add("--scheduler-port", type=int, default=50052, help="scheduler, on 127.0.0.1")
-    add("--worker-port", type=int, default=50053, help="worker, on 127.0.0.1")
-    add("--max-num-seqs", type=int, metavar="N", help="most running requests")
-    add("--max-num-batched-tokens", type=int, metavar="N", help="most tokens per step")
-    add("--max-model-len", type=int, metavar="N", help="most tokens of prompt plus output")
-    add("--num-kv-blocks", type=int, metavar="N", help="blocks of the KV cache")
-    add("--tensor-parallel-size", type=int, metavar="N", help="GPUs that share the model")
-    for service in ("worker", "scheduler", "gateway"):
-        add(
-            f"--{service}-options",
-            type=words,
-            default=(),
-            metavar="WORDS",
-            help=f"further options of the {service}, split as by a shell; write =WORDS",
-        )
-    add("--tls", action="store_true", help="TLS on all ports, with test certificates made at start")
-    add("--api-keys", type=Path, metavar="FILE", help="API keys, from `pagewire keys new`")
-    add("--once", action="store_true", help="stop after the sample answer")
-    add("--no-sample", action="store_true", help="do not ask the sample question")
-    _add_limits(parser)
-    add("--log-dir", type=Path, metavar="DIR", help="folder for logs (default: a new one)")
-    add("--checkout", type=Path, default=HERE, metavar="DIR", help="folder with the services' code")
-    parser.set_defaults(run=run)
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--startup-timeout-s",
-        type=float,
-        default=900.0,
-        help="seconds after which to give up on a service that is not ready and has logged nothing "
-        "new, and on the sample answer",
-    )
-    add(
-        "--drain-timeout-s",
-        type=seconds,
-        default=60.0,
-        help="seconds that running requests have after SIGTERM or Ctrl-C; what is left ends with "
-        "an error, and so does everything at a second signal",
-    )
-    add(
-        "--hang-timeout-s",
-        type=seconds,
-        default=10.0,
-        help="seconds without an answer to health checks after which a service is killed and "
-        "restarted; up to six times as long where answers come late",
-    )
-
-
-def seconds(text: str) -> float:
-    """A duration. Raises ValueError unless it is finite and not negative."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{text} is not a duration in seconds")
-    return value
-
-
-def words(text: str) -> tuple[str, ...]:
-    """The options of a service. Raises ValueError for an unclosed quotation."""
-    return tuple(shlex.split(text))
+    add_options(parser)
+    parser.set_defaults(run=run, explain_unknown=explain_unknown)
 
 
 def run(options: argparse.Namespace) -> int:
     """Starts the services and serves until stopped; returns 0 unless something failed."""
     if options.once and options.no_sample:
         raise ValueError("--once and --no-sample together have no effect")
+    check_reserved(options.config, os.environ)
     processes = _gateway_processes(options.gateway_options)
-    settings = _settings(options, processes)
+    settings = with_config(_settings(options, processes), options.config)
     checkout = find_checkout(options.checkout.resolve())
     check_ports(settings.ports)
     limits = TimeLimits(options.startup_timeout_s, options.hang_timeout_s, options.drain_timeout_s)
@@ -145,6 +66,8 @@ def run(options: argparse.Namespace) -> int:
     has_answered = False
     try:
         with StopSignals() as signals:
+            if line := settings_line(options.config, os.environ):
+                journal.done("settings", line)
             model = _model_folder(options.model, checkout, journal)
             logs = _log_folder(options.log_dir, journal)
             if processes:
@@ -156,11 +79,10 @@ def run(options: argparse.Namespace) -> int:
                 _supervised(services, identity, model, limits, journal, signals) as up,
             ):
                 _start(up, identity, journal)
-                if not options.no_sample and identity.can_ask:
-                    _ask(identity, options.startup_timeout_s, journal, up)
-                    has_answered = True
+                outcome = _ask(options, identity, journal, up)
+                has_answered = not outcome.problem
                 if not options.once:
-                    journal.say(invitation(identity, model.name, journal.style))
+                    journal.say(invitation(identity, model.name, outcome, journal.style))
                     _serve(up)
                 journal.say("stopping")
     except StopRequested:
@@ -169,34 +91,21 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-class Journal:
-    """Prints finished steps and their time to stdout."""
-
-    def __init__(self) -> None:
-        self.style = Style(sys.stdout)
-        self._line = StatusLine(sys.stdout)
-        self._start_s = time.monotonic()
-        self._next_s = self._start_s + REPORT_S
-
-    def say(self, text: str) -> None:
-        """Prints one line."""
-        self._line.clear()
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
-
-    def done(self, what: str, detail: str) -> None:
-        """Prints a finished step, with the seconds since the start."""
-        seconds = self.style.dim(f"{time.monotonic() - self._start_s:.1f} s")
-        self.say(f"{self.style.green(f'{what:<10}')}{detail}  {seconds}")
-
-    def waiting(self, what: str) -> None:
-        """Shows a slow step: rewritten in place on a terminal, printed now and then elsewhere."""
-        now_s = time.monotonic()
-        text = f"{what}, {now_s - self._start_s:.0f} s"
-        self._line.show(self.style.dim(text))
-        if now_s >= self._next_s and not sys.stdout.isatty():
-            self._next_s = now_s + REPORT_S
-            self.say(text)
+def _ask(
+    options: argparse.Namespace,
+    identity: LocalIdentity,
+    journal: Journal,
+    up: ServiceSupervisor,
+) -> SampleOutcome:
+    """Asks the sample question, if it may. Raises CommandError if it is all that was wanted."""
+    if options.no_sample or not identity.can_ask:
+        return SampleOutcome()
+    outcome = sample.ask(identity, options.startup_timeout_s, journal, up)
+    if outcome.problem and options.once:
+        raise CommandError(outcome.problem)
+    if outcome.problem:
+        journal.say(f"the sample question failed, and the server stays up: {outcome.problem}")
+    return outcome
 
 
 class StopSignals:
@@ -238,9 +147,9 @@ class StopSignals:
 
 def _model_folder(given: Path | None, checkout: Path, journal: Journal) -> Path:
     if given is not None:
+        if problem := problem_with(given):
+            raise CommandError(f"--model: {problem}")
         folder = given.resolve()  # absolute, since the services run in another folder
-        if not (folder / "config.json").is_file():
-            raise CommandError(f"--model: {folder} holds no config.json")
     else:
         folder = _default_model(checkout)
     journal.done("model", folder.name)
@@ -280,9 +189,9 @@ def _settings(options: argparse.Namespace, processes: Sequence[str]) -> Settings
         num_kv_blocks=options.num_kv_blocks,
         tensor_parallel_size=options.tensor_parallel_size,
         drain_timeout_s=options.drain_timeout_s,
-        worker_options=options.worker_options,
-        scheduler_options=options.scheduler_options,
-        gateway_options=(*processes, *options.gateway_options),
+        worker_options=passed_words(options, "worker"),
+        scheduler_options=passed_words(options, "scheduler"),
+        gateway_options=(*processes, *passed_words(options, "gateway")),
     )
 
 
@@ -335,47 +244,10 @@ def _start(supervisor: ServiceSupervisor, identity: LocalIdentity, journal: Jour
     for name, connection in supervisor.connections.items():
         supervisor.wait_until_ready(name, partial(journal.waiting, f"waiting for the {name}"))
         journal.done(name, connection.target)
-
-
-def _ask(
-    identity: LocalIdentity, timeout_s: float, journal: Journal, supervisor: ServiceSupervisor
-) -> None:
-    """Streams the sample answer while the services are watched. Raises what went wrong."""
-    asked: Future[None] = Future()
-
-    def ask() -> None:
-        try:
-            _stream_sample(identity, timeout_s, journal)
-        except BaseException as error:
-            asked.set_exception(error)
-        else:
-            asked.set_result(None)
-
-    threading.Thread(target=ask, name="sample", daemon=True).start()
-    while not asked.done():
-        supervisor.tick()
-        time.sleep(POLL_S)
-    asked.result()
-
-
-def _stream_sample(identity: LocalIdentity, timeout_s: float, journal: Journal) -> None:
-    """Streams the sample answer. Raises CommandError if it is empty."""
-    journal.say(f"\n{journal.style.bold(QUESTION)}")
-    target = f"{identity.settings.reachable_host}:{identity.settings.grpc_port}"
-    with Client(
-        target,
-        api_key=identity.api_key,
-        tls=identity.tls,
-        timeout_s=timeout_s,
-        allow_insecure_key=True,  # to this machine
-    ) as client:
-        stream = client.stream_chat(QUESTION, temperature=0, max_tokens=MAX_SAMPLE_TOKENS)
-        for delta in stream:
-            sys.stdout.write(delta.text)
-            sys.stdout.flush()
-    journal.say("")
-    if not stream.text.strip():
-        raise CommandError("the model gave an empty answer")
+        if name == "scheduler" and (
+            line := served(replace(connection, api_key=identity.peer_token))
+        ):
+            journal.done("serving", line)
 
 
 def _serve(supervisor: ServiceSupervisor) -> NoReturn:

@@ -25,11 +25,16 @@ from pagewire.v1 import types_pb2
 
 NAME = "{name}"
 WORDS = ["The capital", " of France", " is Paris."]
-arguments = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+arguments, words = {{}}, sys.argv[1:]
+while words:  # a switch has no value, and is empty here
+    name, equals, value = words.pop(0).partition("=")
+    has_value = words and not words[0].startswith("--")
+    arguments[name] = value if equals else words.pop(0) if has_value else ""
 mood = dict(pair.split("=") for pair in os.environ.get("FAKE", "").split()).get(NAME, "")
 is_first = not Path(NAME + ".json").exists()
 child = subprocess.Popen(["sleep", "600"], start_new_session=True)  # as a rank does
-facts = {{"pids": [os.getpid(), child.pid], "arguments": arguments}}
+own = {{k: v for k, v in os.environ.items() if k.startswith("PAGEWIRE_")}}
+facts = {{"pids": [os.getpid(), child.pid], "arguments": arguments, "environ": own}}
 Path(NAME + ".new").write_text(json.dumps(facts))
 Path(NAME + ".new").rename(NAME + ".json")
 print(f"the {{NAME}} speaks", flush=True)
@@ -39,25 +44,47 @@ if mood == "hang":
     time.sleep(600)
 
 
-key = arguments.get("--api-key") or os.environ.get("PAGEWIRE_API_KEY")
+given = [os.environ.get("PAGEWIRE_" + name) for name in ("GATEWAY_API_KEY", "API_KEY")]
+key = arguments.get("--api-key") or given[0] or given[1]
 
 
-def answer(request, context):
+def check_key(context):
     given = dict(context.invocation_metadata()).get("authorization")
     if key and given != f"Bearer {{key}}":
         context.abort(grpc.StatusCode.UNAUTHENTICATED, "no key")
+
+
+def tokenize(request, context):
+    check_key(context)
+    if mood == "plain":
+        problem = "messages: the model has no chat template: use a completion"
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+    return pb.TokenizeResponse(token_ids=[1])
+
+
+def answer(request, context):
+    check_key(context)
+    if mood == "broken":
+        context.abort(grpc.StatusCode.INTERNAL, "it broke")
     words = [""] if mood == "mute" else WORDS
     for word in words:
         delta = pb.OutputDelta(text=word, token_ids=[1])
         if word == words[-1]:
             delta.finish_reason = types_pb2.FINISH_REASON_STOP
-        yield pb.ChatStreamResponse(delta=delta)
+        is_chat = isinstance(request, pb.ChatStreamRequest)
+        yield (pb.ChatStreamResponse if is_chat else pb.GenerateStreamResponse)(delta=delta)
 
 
 handlers = {{
     "ChatStream": grpc.unary_stream_rpc_method_handler(
         answer, pb.ChatStreamRequest.FromString, pb.ChatStreamResponse.SerializeToString
-    )
+    ),
+    "GenerateStream": grpc.unary_stream_rpc_method_handler(
+        answer, pb.GenerateStreamRequest.FromString, pb.GenerateStreamResponse.SerializeToString
+    ),
+    "Tokenize": grpc.unary_unary_rpc_method_handler(
+        tokenize, pb.TokenizeRequest.FromString, pb.TokenizeResponse.SerializeToString
+    ),
 }}
 server = grpc.server(ThreadPoolExecutor(4))
 server.add_generic_rpc_handlers(

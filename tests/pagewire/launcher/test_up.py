@@ -1,13 +1,8 @@
 """`pagewire up` with services without a model: start, failures, and stop."""
 
-import importlib.util
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
@@ -16,82 +11,7 @@ import pytest
 from pagewire.cli.launcher.processes import Quiet
 from tests.pace import paced, patience
 from tests.pagewire.alive import assert_gone, is_alive
-from tests.ports import free_port
-
-NAMES = ("worker", "scheduler", "gateway")
-PORT_OPTIONS = ("--http-port", "--grpc-port", "--scheduler-port", "--worker-port")
-
-
-def _load_fakes():
-    path = Path(__file__).parent / "fake_services.py"
-    spec = importlib.util.spec_from_file_location("fake_services", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-class Up:
-    """One run of `pagewire up` in a checkout of fakes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ports = [free_port() for _ in PORT_OPTIONS]
-        self._runs: list[subprocess.Popen[str]] = []
-        self._limits: list[threading.Timer] = []
-
-    def start(self, *options: str, fake: str = "", **environ: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "pagewire", "up", "--checkout", str(self.folder)]
-        for option, port in zip(PORT_OPTIONS, self.ports, strict=True):
-            command += [option, str(port)]
-        run = subprocess.Popen(
-            [*command, "--log-dir", str(self.folder / "logs"), *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "XDG_CACHE_HOME": str(self.folder), "FAKE": fake, **environ},
-        )
-        self._runs.append(run)
-        # What waits for its output then sees the end.
-        limit = threading.Timer(patience(60), run.kill)
-        limit.start()
-        self._limits.append(limit)
-        return run
-
-    def finish(self, *options: str, fake: str = "", **environ: str) -> tuple[int, str, str]:
-        run = self.start(*options, fake=fake, **environ)
-        out, err = run.communicate(timeout=patience(60))
-        return run.returncode, out, err
-
-    def note(self, name: str) -> dict:
-        return json.loads((self.folder / f"{name}.json").read_text())
-
-    def pids(self) -> list[int]:
-        """Of every service that came to its first line, and of its child processes."""
-        begun = [name for name in NAMES if (self.folder / f"{name}.json").exists()]
-        return [pid for name in begun for pid in self.note(name)["pids"]]
-
-    def wait_for(self, run: "subprocess.Popen[str]", text: str) -> str:
-        seen = ""
-        for line in run.stdout:
-            seen += line
-            if text in line:
-                return seen
-        raise AssertionError(f"{text!r} never came, but:\n{seen}\n{run.stderr.read()}")
-
-    def close(self) -> None:
-        for limit in self._limits:
-            limit.cancel()
-        for run in self._runs:
-            run.kill()
-            run.communicate()
-
-
-@pytest.fixture
-def up(tmp_path):
-    _load_fakes().write_checkout(tmp_path)
-    up = Up(tmp_path)
-    yield up
-    up.close()
+from tests.pagewire.launcher.run_of_up import NAMES, PORT_OPTIONS
 
 
 def test_once_starts_everything_prints_the_answer_and_leaves_nothing_behind(up):
@@ -110,9 +30,7 @@ def test_once_starts_everything_prints_the_answer_and_leaves_nothing_behind(up):
         "--host": "127.0.0.1",
         "--port": worker,
         "--dtype": "float32",
-        "--device": "auto",
         "--max-num-seqs": "8",
-        "--attention-backend": "auto",
         "--drain-timeout-s": "60.0",
     }
     assert up.note("scheduler")["arguments"] == {

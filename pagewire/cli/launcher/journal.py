@@ -1,0 +1,38 @@
+"""What `pagewire up` prints: a line for each finished step, and a line that is rewritten."""
+
+import sys
+import time
+
+from pagewire._terminal import StatusLine, Style
+
+REPORT_S = 10.0  # interval of progress lines where they cannot be rewritten
+
+
+class Journal:
+    """Prints finished steps and their time to stdout."""
+
+    def __init__(self) -> None:
+        self.style = Style(sys.stdout)
+        self._line = StatusLine(sys.stdout)
+        self._start_s = time.monotonic()
+        self._next_s = self._start_s + REPORT_S
+
+    def say(self, text: str) -> None:
+        """Prints one line."""
+        self._line.clear()
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    def done(self, what: str, detail: str) -> None:
+        """Prints a finished step, with the seconds since the start."""
+        seconds = self.style.dim(f"{time.monotonic() - self._start_s:.1f} s")
+        self.say(f"{self.style.green(f'{what:<10}')}{detail}  {seconds}")
+
+    def waiting(self, what: str) -> None:
+        """Shows a slow step: rewritten in place on a terminal, printed now and then elsewhere."""
+        now_s = time.monotonic()
+        text = f"{what}, {now_s - self._start_s:.0f} s"
+        self._line.show(self.style.dim(text))
+        if now_s >= self._next_s and not sys.stdout.isatty():
+            self._next_s = now_s + REPORT_S
+            self.say(text)

@@ -1,0 +1,176 @@
+"""The options of `pagewire up`, and which service each is passed on to.
+
+What services have in common or users set often is an option of `up` itself. Every other option of
+a service goes through --worker-options=, --scheduler-options= or --gateway-options=.
+"""
+
+import argparse
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pagewire.cli.checkout import HERE
+from pagewire.settings.known import OPTIONS
+from pagewire.settings.sources import add_config
+
+SERVICES = ("worker", "scheduler", "gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """An option that `up` passes on as it is to one service."""
+
+    name: str  # without dashes
+    service: str
+    help: str
+    metavar: str | None = None  # None: a switch without a value
+    kind: Callable[[str], Any] = str
+
+
+PASSED = (
+    Passed("served-model-name", "worker", "name of the model for requests", "NAME"),
+    Passed("threads", "worker", "threads on cpu", "N", int),
+    Passed("block-size", "worker", "tokens per KV block", "N", int),
+    Passed("kv-cache-gib", "worker", "KV cache on cpu, in GiB", "GIB", float),
+    Passed("gpu-memory-utilization", "worker", "share of a GPU's memory, 0 to 1", "SHARE", float),
+    Passed("ignore-config-keys", "worker", "keys of config.json to ignore", "KEY,KEY"),
+    Passed("policy", "scheduler", "order of the queue: fcfs, priority or fair", "NAME"),
+    Passed("max-waiting-requests", "scheduler", "most waiting requests; 0: no limit", "N", int),
+    Passed("no-prefix-caching", "scheduler", "compute every prompt in full"),
+    Passed("record", "scheduler", "record every decision, for `pagewire replay`", "DIR", Path),
+    Passed("tool-call-parser", "gateway", "format of the model's tool calls", "NAME"),
+    Passed("reasoning-parser", "gateway", "format of the model's reasoning", "NAME"),
+    Passed("cors-origins", "gateway", "pages of these may call from a browser", "ORIGIN,ORIGIN"),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds all options."""
+    add = parser.add_argument
+    add_config(parser)
+    add("--model", type=Path, metavar="DIR", help="model folder (default: the embedded one)")
+    add(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="type of weights and activations (default: auto)",
+    )
+    add("--device", choices=("auto", "cpu", "cuda"), help="device to compute on (default: auto)")
+    add(
+        "--attention-backend",
+        choices=("auto", "triton", "flash-attn"),
+        help="attention kernels on cuda; auto: the fastest that is installed (default: auto)",
+    )
+    add("--host", default="127.0.0.1", help="address the gateway listens on")
+    add("--http-port", type=int, default=8000, help="OpenAI-compatible API")
+    add("--grpc-port", type=int, default=50051, help="gRPC API")
+    add("--scheduler-port", type=int, default=50052, help="scheduler, on 127.0.0.1")
+    add("--worker-port", type=int, default=50053, help="worker, on 127.0.0.1")
+    add("--max-num-seqs", type=int, metavar="N", help="most running requests")
+    add("--max-num-batched-tokens", type=int, metavar="N", help="most tokens per step")
+    add("--max-model-len", type=int, metavar="N", help="most tokens of prompt plus output")
+    add("--num-kv-blocks", type=int, metavar="N", help="blocks of the KV cache")
+    add("--tensor-parallel-size", type=int, metavar="N", help="GPUs that share the model")
+    _add_passed(parser)
+    add("--tls", action="store_true", help="TLS on all ports, with test certificates made at start")
+    add("--api-key", metavar="KEY", help="the one key that clients need")
+    add("--api-keys", type=Path, metavar="FILE", help="API keys, from `pagewire keys new`")
+    add("--once", action="store_true", help="stop after the sample answer")
+    add("--no-sample", action="store_true", help="do not ask the sample question")
+    _add_limits(parser)
+    add("--log-dir", type=Path, metavar="DIR", help="folder for logs (default: a new one)")
+    add("--checkout", type=Path, default=HERE, metavar="DIR", help="folder with the services' code")
+
+
+def _add_passed(parser: argparse.ArgumentParser) -> None:
+    for option in PASSED:
+        text = f"{option.help} (of the {option.service})"
+        if option.metavar is None:
+            parser.add_argument(f"--{option.name}", action="store_true", help=text)
+            continue
+        parser.add_argument(f"--{option.name}", type=option.kind, metavar=option.metavar, help=text)
+    for service in SERVICES:
+        parser.add_argument(
+            f"--{service}-options",
+            type=words,
+            default=(),
+            metavar="WORDS",
+            help=f"further options of the {service}, split as by a shell; write =WORDS",
+        )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--startup-timeout-s",
+        type=float,
+        default=900.0,
+        help="seconds after which to give up on a service that is not ready and has logged nothing "
+        "new, and on the sample answer",
+    )
+    add(
+        "--drain-timeout-s",
+        type=seconds,
+        default=60.0,
+        help="seconds that running requests have after SIGTERM or Ctrl-C; what is left ends with "
+        "an error, and so does everything at a second signal",
+    )
+    add(
+        "--hang-timeout-s",
+        type=seconds,
+        default=10.0,
+        help="seconds without an answer to health checks after which a service is killed and "
+        "restarted; up to six times as long where answers come late",
+    )
+
+
+def seconds(text: str) -> float:
+    """A duration. Raises ValueError unless it is finite and not negative."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{text} is not a duration in seconds")
+    return value
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The options of a service. Raises ValueError for an unclosed quotation."""
+    return tuple(shlex.split(text))
+
+
+def passed_words(options: argparse.Namespace, service: str) -> tuple[str, ...]:
+    """The words for a service: those of its options that were given, then its --...-options."""
+    found: list[str] = []
+    for option in PASSED:
+        value = getattr(options, option.name.replace("-", "_"))
+        if option.service != service or value in (None, False):
+            continue
+        if isinstance(value, Path):
+            value = value.absolute()  # the services run in another folder
+        found += [f"--{option.name}"] if value is True else [f"--{option.name}", str(value)]
+    return (*found, *getattr(options, f"{service}_options"))
+
+
+def explain_unknown(rest: Sequence[str]) -> str:
+    """What to write instead of words that `up` does not know."""
+    unknown = [word for word in rest if word.startswith("--")]
+    if not unknown:
+        return f"unrecognized arguments: {' '.join(rest)}"
+    return "; ".join(_explain(word.partition("=")[0].removeprefix("--")) for word in unknown)
+
+
+def _explain(name: str) -> str:
+    owners = [service for service in SERVICES if name in OPTIONS[service]]
+    if owners:
+        ways = " or ".join(f"--{owner}-options='--{name} ...'" for owner in owners)
+        return f"--{name} is an option of the {' and the '.join(owners)}: write {ways}"
+    known = dict.fromkeys(option for service in ("up", *SERVICES) for option in OPTIONS[service])
+    near = get_close_matches(name, known, n=2)
+    if not near:
+        return f"--{name} is no option of `pagewire up` or of a service"
+    own = [f"--{option}" for option in near if option in OPTIONS["up"]]
+    others = [_explain(option) for option in near if option not in OPTIONS["up"]]
+    hint = [f"did you mean {' or '.join(own)}?"] * bool(own) + others
+    return f"--{name} is no option of `pagewire up`; {'; '.join(hint)}"

@@ -1,0 +1,44 @@
+"""Why a path given as --model cannot be served, in one sentence. Reads no file's content."""
+
+from pathlib import Path
+
+WANTED = "a model is a folder with config.json, tokenizer.json and safetensors"
+SAFETENSORS, GGUF = ".safetensors", ".gguf"
+MOST_NAMED = 3
+
+
+def problem_with(path: Path, needs: str = "config.json") -> str:
+    """What is wrong with a model's path, or empty; `needs` is a file that its folder must hold."""
+    if path.suffix.lower() == GGUF and not path.is_dir():
+        return (
+            f"{path} is a GGUF file, and these are not read: give the folder of the model that it "
+            "was made from, with safetensors"
+        )
+    if path.is_file():
+        return _problem_with_file(path, needs)
+    if not path.exists():
+        return f"there is no folder {path}; {WANTED}"
+    if not (path / needs).is_file():
+        return _problem_with_folder(path, needs)
+    return ""
+
+
+def _problem_with_file(path: Path, needs: str) -> str:
+    if path.suffix == SAFETENSORS and (path.parent / needs).is_file():
+        return f"{path} is one file of a model: give its folder, {path.parent}"
+    if path.suffix == SAFETENSORS:
+        return f"{path} is one file of a model, and there is no {needs} next to it; {WANTED}"
+    if path.name == needs:
+        return f"{path} is one file of a model: give its folder, {path.parent}"
+    return f"{path} is a file; {WANTED}"
+
+
+def _problem_with_folder(path: Path, needs: str) -> str:
+    inside = sorted(found.parent for found in path.glob(f"*/{needs}"))
+    inside = inside or sorted(found.parent for found in path.glob(f"snapshots/*/{needs}"))
+    if inside:
+        named = ", ".join(map(str, inside[:MOST_NAMED])) + ", ..." * (len(inside) > MOST_NAMED)
+        return f"{path} holds no {needs}, but these do: {named}"
+    if any(path.glob(f"*{GGUF}")):
+        return f"{path} holds a GGUF file and no {needs}: GGUF is not read; {WANTED}"
+    return f"{path} holds no {needs}; {WANTED}"
