@@ -12,6 +12,7 @@ from gateway.config import parse_args
 from gateway.server import serve
 from gateway.supervisor import supervise
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
+from pagewire.hub.download import ModelUnavailable
 from wire.identity.watched import BadIdentityFile
 from wire.processes import die_with_parent
 from wire.server import PortInUse
@@ -19,16 +20,19 @@ from wire.server import PortInUse
 
 def main() -> int:
     """Returns the exit code: 0 after a requested stop, 1 when it could not start."""
-    config = parse_args(own_start_s=time.process_time())
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
+        config = parse_args(own_start_s=time.process_time())
         if config.processes > 1:
             return uvloop.run(supervise(config, sys.argv[1:]))
         if config.share_ports:
             die_with_parent(signal.SIGTERM)
         uvloop.run(serve(config, Tokenizer.from_folder(config.model)))
+    except ModelUnavailable as error:
+        logging.getLogger("gateway").error("--model: %s", error)
+        return 1
     except (BadIdentityFile, NoUseForParser, PortInUse, TokenizerFolderError) as error:
         logging.getLogger("gateway").error("%s", error)
         return 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from gateway.chat.answer import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
 from gateway.edge import edge_limits
 from gateway.edge.edge_limits import EdgeLimits
+from pagewire.hub.locate import locate
 from wire.identity.options import (
     IdentityOptions,
     add_peer_options,
@@ -103,7 +104,10 @@ def scheduler_patience_s(own_start_s: float) -> float:
 
 
 def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> GatewayConfig:
-    """The configuration of this process; exits with a usage message on an invalid option."""
+    """The configuration of this process; exits with a usage message on an invalid option.
+
+    A model that a hub has and this machine has not is downloaded now. Raises ModelUnavailable.
+    """
     parser = _parser(own_start_s)
     edge_limits.add_arguments(parser)
     options = vars(parser.parse_args(argv))
@@ -112,6 +116,7 @@ def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> G
         if options["api_key"] is None and identity.api_keys is None:
             options["api_key"] = os.environ.get(API_KEY_VARIABLE) or None
         edge = edge_limits.take(options)
+        options["model"] = locate(options["model"], with_weights=False).folder
         return GatewayConfig(**options, identity=identity, edge=edge)
     except ValueError as error:
         parser.error(str(error))
@@ -125,7 +130,13 @@ def _parser(own_start_s: float) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="DIR", help="folder with tokenizer.json")
+    add(
+        "--model",
+        type=Path,
+        required=True,
+        metavar="MODEL",
+        help="folder with tokenizer.json, or ORG/NAME[@REVISION] of a hub",
+    )
     add("--scheduler", required=True, metavar="HOST:PORT", help="address of the scheduler")
     add("--host", default=DEFAULT_HOST, help="address to listen on")
     add("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="OpenAI-compatible API")

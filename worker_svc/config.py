@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from pagewire.hub.locate import locate
 from wire.identity.options import (
     IdentityOptions,
     add_peer_options,
@@ -149,9 +150,16 @@ def _require(ok: bool, name: str, value: object, wanted: str) -> None:
 
 
 def parse(arguments: Sequence[str]) -> WorkerConfig:
-    """Parses the command line; exits with a usage message if it is invalid."""
+    """Parses the command line; exits with a usage message if it is invalid.
+
+    A model that a hub has and this machine has not is downloaded now. Raises ModelUnavailable.
+    """
     parser = _parser()
     options = vars(parser.parse_args(arguments))
+    if options["model"] is not None:
+        found = locate(options["model"], with_weights=True)
+        options["model"] = found.folder
+        options["served_model_name"] = options["served_model_name"] or found.name
     model = options["model"]
     if model is not None and model.is_file():
         parser.error(f"--model: {model} is a file, not a Hugging Face folder")
@@ -189,8 +197,8 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     add = partial(_add, parser)
-    add("--model", Path, "Hugging Face folder to load at start (default: wait for LoadModel)")
-    add("--served-model-name", str, "model name for requests; empty: the folder's name")
+    add("--model", Path, "folder, or ORG/NAME[@REVISION] of a hub (default: wait for LoadModel)")
+    add("--served-model-name", str, "model name for requests; empty: ORG/NAME or the folder's name")
     add("--host", str, "address to listen on")
     add("--port", int, "port to listen on, and for other ranks the ports after it; 0: any free one")
     add("--drain-timeout-s", float, "seconds that the scheduler may go on for after SIGTERM")

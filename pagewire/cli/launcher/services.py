@@ -83,8 +83,9 @@ def choose_gateway_processes(num_cores: int) -> int:
     return min(max(1, num_cores // CORES_PER_GATEWAY), MAX_GATEWAYS)
 
 
-def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
-    """The three services: worker, scheduler, gateway."""
+def plan(settings: Settings, model: Path, name: str = "") -> tuple[ServiceSpec, ...]:
+    """The three services: worker, scheduler, gateway; an empty name is the folder's."""
+    served_name = () if name in ("", model.name) else ("--served-model-name", name)
     worker = f"{LOOPBACK}:{settings.worker_port}"
     scheduler = f"{LOOPBACK}:{settings.scheduler_port}"
     limits = _given(
@@ -105,7 +106,7 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
                 *("--model", str(model), "--host", LOOPBACK, "--port", str(settings.worker_port)),
                 *("--dtype", settings.dtype, "--device", settings.device),
                 *("--attention-backend", settings.attention_backend),
-                *(*limits, *sizes, *drain),
+                *(*limits, *sizes, *drain, *served_name),
                 *settings.worker_options,
             ),
             worker,

@@ -5,7 +5,6 @@ import math
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,6 +22,7 @@ from pagewire._client import Client
 from pagewire._terminal import StatusLine, Style
 from pagewire.cli.launcher.identity import LocalIdentity, check_options, local_identity
 from pagewire.cli.launcher.invitation import invitation
+from pagewire.cli.launcher.models import ServedFolder, find_model
 from pagewire.cli.launcher.processes import POLL_S, Services
 from pagewire.cli.launcher.services import (
     Settings,
@@ -51,7 +51,12 @@ def add_parser(commands: "Subparsers") -> None:
     """Adds the command."""
     parser = add_command(commands, "up", "Start worker, scheduler and gateway on this machine.")
     add = parser.add_argument
-    add("--model", type=Path, metavar="DIR", help="model folder (default: the embedded one)")
+    add(
+        "--model",
+        type=Path,
+        metavar="MODEL",
+        help="model folder, or ORG/NAME[@REVISION] of a hub (default: the embedded one)",
+    )
     add(
         "--dtype",
         default="auto",
@@ -145,7 +150,8 @@ def run(options: argparse.Namespace) -> int:
     has_answered = False
     try:
         with StopSignals() as signals:
-            model = _model_folder(options.model, checkout, journal)
+            model = find_model(options.model, checkout)
+            journal.done("model", model.label)
             logs = _log_folder(options.log_dir, journal)
             if processes:
                 overrides = "--gateway-options='--processes N' overrides"
@@ -236,34 +242,6 @@ class StopSignals:
             signal.signal(number, handler)
 
 
-def _model_folder(given: Path | None, checkout: Path, journal: Journal) -> Path:
-    if given is not None:
-        folder = given.resolve()  # absolute, since the services run in another folder
-        if not (folder / "config.json").is_file():
-            raise CommandError(f"--model: {folder} holds no config.json")
-    else:
-        folder = _default_model(checkout)
-    journal.done("model", folder.name)
-    return folder
-
-
-def _default_model(checkout: Path) -> Path:
-    """Creates the embedded model's folder, with its progress on stderr."""
-    command = [sys.executable, "-m", "default_model"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=checkout) as making:
-        try:
-            printed, _ = making.communicate()
-        except BaseException:
-            making.terminate()  # the next run starts anew
-            raise
-    if making.returncode:
-        raise CommandError(
-            f"the embedded model could not be made (status {making.returncode}); "
-            "give a model folder with --model"
-        )
-    return Path(printed.strip())
-
-
 def _settings(options: argparse.Namespace, processes: Sequence[str]) -> Settings:
     return Settings(
         host=options.host,
@@ -304,7 +282,7 @@ def _log_folder(given: Path | None, journal: Journal) -> Path:
 def _supervised(
     services: Services,
     identity: LocalIdentity,
-    model: Path,
+    model: ServedFolder,
     limits: TimeLimits,
     journal: Journal,
     signals: StopSignals,
@@ -312,7 +290,8 @@ def _supervised(
     """Starts the services and keeps them alive; a stop signal inside the block drains them."""
     signals.interrupts = False
     specs = {
-        spec: Connection(spec.address, tls=identity.tls) for spec in plan(identity.settings, model)
+        spec: Connection(spec.address, tls=identity.tls)
+        for spec in plan(identity.settings, model.folder, model.name)
     }
     supervisor = ServiceSupervisor(services, specs, limits, journal.say, signals.check)
     try:
