@@ -9,6 +9,7 @@ import uvloop
 
 from gateway.chat.answer import NoUseForParser
 from gateway.config import parse_args
+from gateway.sampling_defaults import BadGenerationConfig
 from gateway.server import serve
 from gateway.supervisor import supervise
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
@@ -16,6 +17,14 @@ from pagewire.hub.download import ModelUnavailable
 from wire.identity.watched import BadIdentityFile
 from wire.processes import die_with_parent
 from wire.server import PortInUse
+
+COULD_NOT_START = (
+    BadGenerationConfig,
+    BadIdentityFile,
+    NoUseForParser,
+    PortInUse,
+    TokenizerFolderError,
+)
 
 
 def main() -> int:
@@ -29,11 +38,11 @@ def main() -> int:
             return uvloop.run(supervise(config, sys.argv[1:]))
         if config.share_ports:
             die_with_parent(signal.SIGTERM)
-        uvloop.run(serve(config, Tokenizer.from_folder(config.model)))
+        uvloop.run(serve(config, Tokenizer.from_folder(config.model, config.chat_template)))
     except ModelUnavailable as error:
         logging.getLogger("gateway").error("--model: %s", error)
         return 1
-    except (BadIdentityFile, NoUseForParser, PortInUse, TokenizerFolderError) as error:
+    except COULD_NOT_START as error:
         logging.getLogger("gateway").error("%s", error)
         return 1
     return 0

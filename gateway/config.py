@@ -9,6 +9,7 @@ from pathlib import Path
 from gateway.chat.answer import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
 from gateway.edge import edge_limits
 from gateway.edge.edge_limits import EdgeLimits
+from gateway.sampling_defaults import AUTO as AUTO_DEFAULTS
 from pagewire.hub.locate import locate
 from wire.identity.options import (
     IdentityOptions,
@@ -42,6 +43,8 @@ class GatewayConfig:
     http_port: int = DEFAULT_HTTP_PORT
     grpc_port: int = DEFAULT_GRPC_PORT
     served_model_name: str | None = None
+    chat_template: Path | None = None  # None: the model's
+    generation_config: str = AUTO_DEFAULTS
     api_key: str | None = None
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
@@ -142,6 +145,7 @@ def _parser(own_start_s: float) -> argparse.ArgumentParser:
     add("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="OpenAI-compatible API")
     add("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="InferenceService")
     add("--served-model-name", metavar="NAME", help="name of the model (default: the worker's)")
+    _add_model_files(parser)
     add(
         "--tool-call-parser",
         choices=TOOL_CALL_PARSERS,
@@ -185,6 +189,22 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     # Set by the supervisor of several processes.
     add("--share-ports", action="store_true", help=argparse.SUPPRESS)
     add("--heartbeat-fd", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _add_model_files(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--chat-template",
+        type=Path,
+        metavar="FILE",
+        help="Jinja template of chats (default: the model's own)",
+    )
+    parser.add_argument(
+        "--generation-config",
+        default=AUTO_DEFAULTS,
+        metavar="auto|none|FOLDER",
+        help="whose generation_config.json sets the sampling defaults: the model's, none's, or "
+        "that of a folder",
+    )
 
 
 def _add_limits(parser: argparse.ArgumentParser, own_start_s: float) -> None:

@@ -21,7 +21,8 @@ from pagewire.cli.options import (
     to_connection,
     to_scheduler,
 )
-from pagewire.v1 import scheduler_pb2
+from pagewire.v1 import inference_pb2, scheduler_pb2
+from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 from pagewire.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 if TYPE_CHECKING:
@@ -79,7 +80,19 @@ def ask(gateway: Connection, inside: Connection, worker: str | None) -> "Report"
     addresses = [worker] if worker else _workers(status)
     for address in addresses:
         services[f"worker {address}"] = health.check(replace(inside, target=address, api_key=None))
-    return Report(services, status)
+    return Report(services, status, _sampling_defaults(gateway))
+
+
+def _sampling_defaults(gateway: Connection) -> dict[str, float]:
+    """What the gateway fills in where a request leaves a field out; empty if it does not say."""
+    try:
+        with open_channel(gateway) as channel, translated(gateway.target):
+            answer = InferenceServiceStub(channel).ListModels(
+                inference_pb2.ListModelsRequest(), **gateway.terms(ASK_TIMEOUT_S)
+            )
+    except PagewireError:
+        return {}
+    return {field.name: value for field, value in answer.sampling_defaults.ListFields()}
 
 
 def _workers(status: scheduler_pb2.GetStatusResponse | None) -> list[str]:
@@ -94,8 +107,12 @@ class Report:
     """Answers of the services, as text or JSON."""
 
     def __init__(
-        self, services: dict[str, Health], status: scheduler_pb2.GetStatusResponse | None
+        self,
+        services: dict[str, Health],
+        status: scheduler_pb2.GetStatusResponse | None,
+        sampling_defaults: dict[str, float],
     ) -> None:
+        self._sampling_defaults = sampling_defaults
         self._services = services
         self._status = status
 
@@ -117,7 +134,12 @@ class Report:
                 "reason": answer.reason,
             }
         scheduler = None if self._status is None else _fields(self._status)
-        return {"ready": self.is_ready, "services": services, "scheduler": scheduler}
+        return {
+            "ready": self.is_ready,
+            "services": services,
+            "scheduler": scheduler,
+            "sampling_defaults": self._sampling_defaults,
+        }
 
     def as_text(self, style: Style) -> str:
         """A table with at most one line per service."""
@@ -128,6 +150,9 @@ class Report:
             lines.append(f"{service:<11}{address:<22} {word}  {style.dim(answer.reason)}".rstrip())
         if self._status is not None:
             lines += [f"{name:<11}{text}" for name, text in _rows(self._status, style)]
+        if self._sampling_defaults:
+            values = ", ".join(f"{n} {v:g}" for n, v in self._sampling_defaults.items())
+            lines.append(f"{'sampling':<11}{values}, where a request leaves them out")
         return "\n".join(lines)
 
 
