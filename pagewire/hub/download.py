@@ -7,7 +7,7 @@ transferred again, and without network it is enough.
 
 import json
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,10 +52,27 @@ def download(name: ModelName, *, with_weights: bool) -> Path:
 def _fetch_weights(name: ModelName, commit: str) -> None:
     folder = _fetch(name, commit, (INDEX,))
     files = _indexed(folder / INDEX) if (folder / INDEX).is_file() else [SINGLE]
+    _store(name, commit, [file for file in files if not (folder / file).is_file()])
     _fetch(name, commit, files)
     for file in files:
         if not (folder / file).is_file():
             raise _missing(name, commit, file)
+
+
+def _store(name: ModelName, commit: str, files: Sequence[str]) -> None:
+    """Gets large files in a way that goes on after an interruption, where there is a network."""
+    from huggingface_hub import constants  # noqa: PLC0415
+
+    from pagewire.hub import resume  # noqa: PLC0415
+    from pagewire.hub.progress import ProgressLine  # noqa: PLC0415
+
+    if constants.is_offline_mode():
+        return
+    line = ProgressLine(f"downloading {name}")
+    try:
+        resume.store(name, commit, files, line)
+    finally:
+        line.clear()
 
 
 def _indexed(path: Path) -> list[str]:

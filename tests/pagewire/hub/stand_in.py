@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class Hub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     asked: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, range
     cuts: dict[str, list[int]] = field(default_factory=dict)  # by file: bytes before each cut
+    stalls: dict[str, int] = field(default_factory=dict)  # by file: bytes before silence
     broken: int = 0  # the status of all answers, if not 0
 
     def gets(self, file: str) -> list[str]:
@@ -157,6 +159,13 @@ class _Handler(BaseHTTPRequestHandler):
         if cuts:
             self.wfile.write(content[start : start + cuts.pop(0)])
             self.wfile.flush()
+            self.close_connection = True
+            return
+        if name in self.hub.stalls:
+            self.wfile.write(content[start : start + self.hub.stalls[name]])
+            self.wfile.flush()
+            while name in self.hub.stalls:
+                time.sleep(0.01)
             self.close_connection = True
             return
         self.wfile.write(content[start:])
