@@ -9,27 +9,40 @@ import uvloop
 
 from gateway.chat.answer import NoUseForParser
 from gateway.config import parse_args
+from gateway.processes.supervisor import supervise
+from gateway.sampling_defaults import BadGenerationConfig
 from gateway.server import serve
-from gateway.supervisor import supervise
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
+from pagewire.hub.download import ModelUnavailable
 from wire.identity.watched import BadIdentityFile
 from wire.processes import die_with_parent
 from wire.server import PortInUse
 
+COULD_NOT_START = (
+    BadGenerationConfig,
+    BadIdentityFile,
+    NoUseForParser,
+    PortInUse,
+    TokenizerFolderError,
+)
+
 
 def main() -> int:
     """Returns the exit code: 0 after a requested stop, 1 when it could not start."""
-    config = parse_args(own_start_s=time.process_time())
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
+        config = parse_args(own_start_s=time.process_time())
         if config.processes > 1:
             return uvloop.run(supervise(config, sys.argv[1:]))
         if config.share_ports:
             die_with_parent(signal.SIGTERM)
-        uvloop.run(serve(config, Tokenizer.from_folder(config.model)))
-    except (BadIdentityFile, NoUseForParser, PortInUse, TokenizerFolderError) as error:
+        uvloop.run(serve(config, Tokenizer.from_folder(config.model, config.chat_template)))
+    except ModelUnavailable as error:
+        logging.getLogger("gateway").error("--model: %s", error)
+        return 1
+    except COULD_NOT_START as error:
         logging.getLogger("gateway").error("%s", error)
         return 1
     return 0

@@ -9,6 +9,8 @@ from pathlib import Path
 from gateway.chat.answer import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
 from gateway.edge import edge_limits
 from gateway.edge.edge_limits import EdgeLimits
+from gateway.sampling_defaults import AUTO as AUTO_DEFAULTS
+from pagewire.hub.locate import locate
 from pagewire.settings import sources
 from pagewire.settings.model_folder import problem_with
 from wire.identity.options import (
@@ -44,6 +46,8 @@ class GatewayConfig:
     http_port: int = DEFAULT_HTTP_PORT
     grpc_port: int = DEFAULT_GRPC_PORT
     served_model_name: str | None = None
+    chat_template: Path | None = None  # None: the model's
+    generation_config: str = AUTO_DEFAULTS
     api_key: str | None = None
     cors_origins: tuple[str, ...] = ()
     tool_call_parser: str = AUTO
@@ -110,12 +114,16 @@ def scheduler_patience_s(own_start_s: float) -> float:
 
 
 def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> GatewayConfig:
-    """The configuration of this process; exits with a usage message on an invalid option."""
+    """The configuration of this process; exits with a usage message on an invalid option.
+
+    A model that a hub has and this machine has not is downloaded now. Raises ModelUnavailable.
+    """
     parser = make_parser(own_start_s)
     options = sources.parse(parser, argv, "gateway")
     try:
         identity = take_identity(options)
         edge = edge_limits.take(options)
+        options["model"] = locate(options["model"], with_weights=False).folder
         return GatewayConfig(**options, identity=identity, edge=edge)
     except ValueError as error:
         parser.error(str(error))
@@ -131,10 +139,17 @@ def make_parser(own_start_s: float = 0.0) -> argparse.ArgumentParser:
     )
     sources.add_config(parser)
     add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="DIR", help="folder with tokenizer.json")
+    add(
+        "--model",
+        type=Path,
+        required=True,
+        metavar="MODEL",
+        help="folder with tokenizer.json, or ORG/NAME[@REVISION] of a hub",
+    )
     add("--scheduler", required=True, metavar="HOST:PORT", help="address of the scheduler")
     _add_ports(parser)
     add("--served-model-name", metavar="NAME", help="name of the model (default: the worker's)")
+    _add_model_files(parser)
     add(
         "--tool-call-parser",
         choices=TOOL_CALL_PARSERS,
@@ -147,11 +162,7 @@ def make_parser(own_start_s: float = 0.0) -> argparse.ArgumentParser:
         default=AUTO,
         help="format of the model's reasoning (auto: from its chat template)",
     )
-    add(
-        "--api-key",
-        metavar="KEY",
-        help="one bearer token with all roles",
-    )
+    add("--api-key", metavar="KEY", help="one bearer token with all roles")
     add(
         "--cors-origins",
         type=sources.comma_separated,
@@ -193,6 +204,22 @@ def _add_ports(parser: argparse.ArgumentParser) -> None:
     add("--host", default=DEFAULT_HOST, help="address to listen on")
     add("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="OpenAI-compatible API")
     add("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="InferenceService")
+
+
+def _add_model_files(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--chat-template",
+        type=Path,
+        metavar="FILE",
+        help="Jinja template of chats (default: the model's own)",
+    )
+    parser.add_argument(
+        "--generation-config",
+        default=AUTO_DEFAULTS,
+        metavar="auto|none|FOLDER",
+        help="whose generation_config.json sets the sampling defaults: the model's, none's, or "
+        "that of a folder",
+    )
 
 
 def _add_limits(parser: argparse.ArgumentParser, own_start_s: float) -> None:

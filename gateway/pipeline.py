@@ -26,6 +26,7 @@ from gateway.generation import (
     completion_of,
 )
 from gateway.output_reader import OutputReader
+from gateway.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.live_request import Submission
 from gateway.scheduler.readiness import PRIORITY_POLICY, ReadinessWatch
@@ -60,7 +61,9 @@ class Pipeline:
         readiness: ReadinessWatch,
         chat_format: ChatFormat,
         clock: Callable[[], float] = time.monotonic,
+        sampling_defaults: SamplingDefaults = NO_DEFAULTS,
     ) -> None:
+        self.sampling_defaults = sampling_defaults
         self._tokenizer = tokenizer
         self._chat_format = chat_format
         self._link = link
@@ -110,6 +113,7 @@ class Pipeline:
 
         Raises RequestError before the first delta when the request is refused.
         """
+        request = self.sampling_defaults.fill(request)
         with self._preparing():
             submission, reader = await self._prepare(request)
         live = self._link.submit(submission)

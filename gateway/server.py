@@ -22,9 +22,10 @@ from gateway.grpc_api.call_limits import CallLimit
 from gateway.grpc_api.debug_service import DebugService
 from gateway.grpc_api.embedding_service import EmbeddingService
 from gateway.grpc_api.inference_service import InferenceService
-from gateway.heartbeats import beat
 from gateway.http.app import create_app
 from gateway.pipeline import Pipeline
+from gateway.processes.heartbeats import beat
+from gateway.sampling_defaults import read_defaults
 from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.readiness import Readiness, ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
@@ -91,7 +92,13 @@ class Gateway:
             self._channel, self._link, tokenizer, config.served_model_name
         )
         chat_format = choose(tokenizer.template, config.tool_call_parser, config.reasoning_parser)
-        self._pipeline = Pipeline(tokenizer, self._link, self._readiness, chat_format)
+        self._pipeline = Pipeline(
+            tokenizer,
+            self._link,
+            self._readiness,
+            chat_format,
+            sampling_defaults=read_defaults(config.model, config.generation_config),
+        )
         self._health = health.aio.HealthServicer()
         access = config.identity.public_access(config.api_key)
         self._certificates = certificates_of(config.identity)

@@ -20,10 +20,10 @@ RANKS = {folder: rank for rank, folders in enumerate(FOLDERS) for folder in fold
 # What the fast run leaves out: folders, and files that walk at random or start many processes.
 SLOW_FOLDERS = ("default_model", "kernels", "worker_svc", "gpu", "e2e")
 SLOW_FILES = (
-    "test_chaos", "test_cpu_vs_transformers", "test_detection", "test_documented", "test_files",
-    "test_groups", "test_machine", "test_modules", "test_overload", "test_planted_moves",
-    "test_process", "test_random_walks", "test_replay", "test_same_text", "test_schema_walks",
-    "test_split", "test_up",
+    "test_chaos", "test_cpu_vs_transformers", "test_detection", "test_documented", "test_download",
+    "test_files", "test_groups", "test_machine", "test_modules", "test_overload",
+    "test_planted_moves", "test_process", "test_random_walks", "test_replay", "test_same_text",
+    "test_schema_walks", "test_split", "test_up",
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import sys
 from functools import partial
 
+from pagewire.hub.download import ModelUnavailable
 from worker_svc import config
 from worker_svc.process import exit_codes
 from worker_svc.ranks import supervisor
@@ -11,7 +12,11 @@ from worker_svc.startup import precompile, preload
 
 def main(arguments: list[str]) -> int:
     """Runs a worker; returns the exit code."""
-    options = config.parse(arguments)
+    try:
+        options = config.parse(arguments)
+    except ModelUnavailable as error:
+        sys.stderr.write(f"--model: {error}\n")
+        return 1
     config.prepare_environment()
     if options.tensor_parallel_size > 1:
         return supervisor.run(options)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from pagewire.hub.locate import locate
 from pagewire.settings import sources
 from pagewire.settings.model_folder import problem_with
 from pagewire.settings.sources import comma_separated
@@ -152,9 +153,16 @@ def _require(ok: bool, name: str, value: object, wanted: str) -> None:
 
 
 def parse(arguments: Sequence[str]) -> WorkerConfig:
-    """Parses the command line; exits with a usage message if it is invalid."""
+    """Parses the command line; exits with a usage message if it is invalid.
+
+    A model that a hub has and this machine has not is downloaded now. Raises ModelUnavailable.
+    """
     parser = make_parser()
     options = sources.parse(parser, arguments, "worker")
+    if options["model"] is not None:
+        found = locate(options["model"], with_weights=True)
+        options["model"] = found.folder
+        options["served_model_name"] = options["served_model_name"] or found.name
     model = options["model"]
     if model is not None and (problem := problem_with(model)):
         parser.error(f"--model: {problem}")
@@ -193,8 +201,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     sources.add_config(parser)
     add = partial(_add, parser)
-    add("--model", Path, "Hugging Face folder to load at start (default: wait for LoadModel)")
-    add("--served-model-name", str, "model name for requests; empty: the folder's name")
+    add("--model", Path, "folder, or ORG/NAME[@REVISION] of a hub (default: wait for LoadModel)")
+    add("--served-model-name", str, "model name for requests; empty: ORG/NAME or the folder's name")
     add("--host", str, "address to listen on")
     add("--port", int, "port to listen on, and for other ranks the ports after it; 0: any free one")
     add("--drain-timeout-s", float, "seconds that the scheduler may go on for after SIGTERM")

@@ -29,7 +29,7 @@ from gateway.scheduler.convert import (
 from gateway.scheduler.readiness import ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import inference_pb2 as pb
-from pagewire.v1 import inference_pb2_grpc
+from pagewire.v1 import inference_pb2_grpc, types_pb2
 from wire.requests.numbers import LONGEST_TIMEOUT_S
 
 
@@ -133,7 +133,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """The served model; empty before a worker attached."""
         async with RefusalsAsStatuses(context):
             model = self._readiness.current.model
-            return pb.ListModelsResponse(models=[] if model is None else [model_to_proto(model)])
+            defaults = self._pipeline.sampling_defaults.given()
+            return pb.ListModelsResponse(
+                models=[] if model is None else [model_to_proto(model)],
+                sampling_defaults=types_pb2.SamplingParams(**defaults) if defaults else None,
+            )
 
     async def _wait_to_resume(self, options: pb.GenerationOptions) -> None:
         """Lets a stream that broke with this gateway wait here for a scheduler with a worker."""

@@ -39,6 +39,7 @@ from gateway.http.schema import (
     TokenizeBody,
 )
 from gateway.pipeline import Pipeline
+from gateway.sampling_defaults import SamplingDefaults
 from gateway.scheduler.readiness import ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
 from wire.identity.access import Access
@@ -162,20 +163,22 @@ def _add_model_routes(app: FastAPI, pipeline: Pipeline, readiness: ReadinessWatc
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         model = readiness.current.model
-        return {"object": "list", "data": [] if model is None else [_model_body(model)]}
+        found = [] if model is None else [_model_body(model, pipeline.sampling_defaults)]
+        return {"object": "list", "data": found}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        return _model_body(pipeline.resolve_model(name))
+        return _model_body(pipeline.resolve_model(name), pipeline.sampling_defaults)
 
 
-def _model_body(model: ServedModel) -> dict[str, Any]:
+def _model_body(model: ServedModel, defaults: SamplingDefaults) -> dict[str, Any]:
     return {
         "id": model.name,
         "object": "model",
         "created": 0,  # unknown: model folders have no creation time
         "owned_by": OWNER,
         "max_model_len": model.max_model_len,
+        "sampling_defaults": defaults.given(),  # not OpenAI's: for fields that requests leave out
     }
 
 

@@ -20,6 +20,7 @@ from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.response_body import ResponseBody, TextOptions
 from gateway.http.response_items import COMPLETED, IN_PROGRESS, INCOMPLETE, Items
 from gateway.pipeline import Pipeline
+from gateway.sampling_defaults import SamplingDefaults
 from gateway.tokens.tokenizer import Tokenizer
 
 
@@ -31,7 +32,7 @@ async def respond(
     standing = standing_of(body, request.headers)
     wanted = replace(body.to_request(response_id), standing=standing)
     model = pipeline.resolve_model(body.model).name
-    answer = Answer(_head(response_id, model, body), tokenizer)
+    answer = Answer(_head(response_id, model, body, pipeline.sampling_defaults), tokenizer)
     if body.stream:
         events = _events(pipeline, wanted, answer)
         # The first event decides the status: a refusal before it is not a 200.
@@ -129,8 +130,11 @@ def _parts_of(delta: OutputDelta) -> tuple[Part, ...]:
     return (Content(delta.text),) if delta.text else ()
 
 
-def _head(response_id: str, model: str, body: ResponseBody) -> dict[str, Any]:
+def _head(
+    response_id: str, model: str, body: ResponseBody, defaults: SamplingDefaults
+) -> dict[str, Any]:
     """Fields of a response that repeat its request, or are empty so far."""
+    own: dict[str, float] = {"temperature": 1.0, "top_p": 1.0} | defaults.given()
     effort = None if body.reasoning is None else body.reasoning.effort
     return {
         "id": response_id,
@@ -149,11 +153,11 @@ def _head(response_id: str, model: str, body: ResponseBody) -> dict[str, Any]:
         "previous_response_id": None,
         "reasoning": {"effort": effort, "summary": None},
         "store": False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": own["temperature"] if body.temperature is None else body.temperature,
         "text": {"format": _format_body(body.text)},
         "tool_choice": _choice_body(body.tool_choice or ToolChoice()),
         "tools": [tool.model_dump() for tool in body.tools or ()],
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": own["top_p"] if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "usage": None,
         "user": body.user,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import tokenizers
 
 from gateway import limits
@@ -54,18 +55,16 @@ class Tokenizer:
         self.sha256 = hashlib.sha256(definition).hexdigest()
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja."""
+    def from_folder(cls, folder: Path, chat_template: Path | None = None) -> "Tokenizer":
+        """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja.
+
+        A chat template given replaces the folder's. Raises TokenizerFolderError.
+        """
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise TokenizerFolderError(f"{path} does not exist")
         config = _read_config(folder / "tokenizer_config.json")
-        template_file = folder / "chat_template.jinja"
-        template_text = template_file.read_text("utf-8") if template_file.is_file() else None
-        source, tools_source = find_templates(config, template_text)
-        template = None
-        if source is not None:
-            template = ChatTemplate(source, special_tokens(config), tools_source)
+        template = _read_template(folder, config, chat_template)
         try:
             return cls(path.read_bytes(), template)
         except Exception as error:  # the Rust library raises nothing more precise
@@ -155,6 +154,28 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise TokenizerFolderError(f"{path} is not a JSON object")
     return config
+
+
+def _read_template(
+    folder: Path, config: Mapping[str, Any], given: Path | None
+) -> ChatTemplate | None:
+    """The template of a file given, else of the folder. Raises TokenizerFolderError."""
+    name = "--chat-template" if given is not None else f"the chat template in {folder}"
+    file = given or folder / "chat_template.jinja"
+    try:
+        text = file.read_text("utf-8") if given is not None or file.is_file() else None
+        source, tools_source = find_templates(config, text)
+        if source is None:
+            return None
+        return ChatTemplate(source, special_tokens(config), tools_source)
+    except OSError as error:
+        raise TokenizerFolderError(f"{name}: {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TokenizerFolderError(f"{name}: {file} is not UTF-8 text") from error
+    except jinja2.TemplateSyntaxError as error:
+        problem = f"is no Jinja template: line {error.lineno}: {error.message}"
+        place = f": {file}" if text is not None else ""
+        raise TokenizerFolderError(f"{name}{place} {problem}") from error
 
 
 def _keeps_every_byte(definition: Mapping[str, Any]) -> bool:

@@ -23,7 +23,8 @@ from pagewire.cli.options import (
     to_scheduler,
 )
 from pagewire.cli.token_rate import TokenRate, rate_now
-from pagewire.v1 import scheduler_pb2
+from pagewire.v1 import inference_pb2, scheduler_pb2
+from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 from pagewire.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 if TYPE_CHECKING:
@@ -91,7 +92,19 @@ def ask(
     addresses = [worker] if worker else _workers(status)
     for address in addresses:
         services[f"worker {address}"] = health.check(replace(inside, target=address, api_key=None))
-    return Report(services, status, rate)
+    return Report(services, status, _sampling_defaults(gateway), rate)
+
+
+def _sampling_defaults(gateway: Connection) -> dict[str, float]:
+    """What the gateway fills in where a request leaves a field out; empty if it does not say."""
+    try:
+        with open_channel(gateway) as channel, translated(gateway.target):
+            answer = InferenceServiceStub(channel).ListModels(
+                inference_pb2.ListModelsRequest(), **gateway.terms(ASK_TIMEOUT_S)
+            )
+    except PagewireError:
+        return {}
+    return {field.name: value for field, value in answer.sampling_defaults.ListFields()}
 
 
 def _get_status(stub: SchedulerServiceStub, inside: Connection) -> scheduler_pb2.GetStatusResponse:
@@ -113,8 +126,10 @@ class Report:
         self,
         services: dict[str, Health],
         status: scheduler_pb2.GetStatusResponse | None,
+        sampling_defaults: dict[str, float],
         rate: TokenRate | None = None,
     ) -> None:
+        self._sampling_defaults = sampling_defaults
         self._services = services
         self._status = status
         self._rate = rate
@@ -148,6 +163,7 @@ class Report:
             "services": services,
             "scheduler": scheduler,
             "tokens_per_s": rate,
+            "sampling_defaults": self._sampling_defaults,
         }
 
     def as_text(self, style: Style) -> str:
@@ -159,6 +175,9 @@ class Report:
             lines.append(f"{service:<11}{address:<22} {word}  {style.dim(answer.reason)}".rstrip())
         if self._status is not None:
             lines += [f"{name:<11}{text}" for name, text in _rows(self._status, self._rate, style)]
+        if self._sampling_defaults:
+            values = ", ".join(f"{n} {v:g}" for n, v in self._sampling_defaults.items())
+            lines.append(f"{'sampling':<11}{values}, where a request leaves them out")
         return "\n".join(lines)
 
 

@@ -165,7 +165,8 @@ class FakeGateway(
 
     def ListModels(self, request, context):
         self._enter("ListModels", request, context)
-        return pb.ListModelsResponse(models=self.models)
+        defaults = types_pb2.SamplingParams(temperature=0.6, top_k=20)
+        return pb.ListModelsResponse(models=self.models, sampling_defaults=defaults)
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):

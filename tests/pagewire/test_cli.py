@@ -221,6 +221,7 @@ def test_status_tells_everything_and_is_0_when_ready(gateway, scheduler, capsys)
     assert "25.0% of 400 prompt tokens" in out
     assert "attention  decode: triton, prefill: flash-attn 3\n" in out
     assert "sums       peer memory, nccl above 4096 KiB\n" in out
+    assert "sampling   temperature 0.6, top_k 20, where a request leaves them out\n" in out
 
 
 def test_status_as_json_is_one_line(gateway, scheduler, capsys):
@@ -233,6 +234,7 @@ def test_status_as_json_is_one_line(gateway, scheduler, capsys):
     assert report["services"]["worker"]["ready"] is True
     assert report["scheduler"]["num_running"] == 3
     assert report["scheduler"]["num_finished"] == 0
+    assert report["sampling_defaults"] == {"temperature": 0.6, "top_k": 20}
 
 
 def test_status_is_1_and_says_who_is_missing(gateway, scheduler, capsys):

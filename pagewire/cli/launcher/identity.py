@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pagewire._types import TLS
 from pagewire.cli.launcher.certificates import make_certificates
+from pagewire.cli.launcher.options.up_options import SERVICES
 from pagewire.cli.launcher.services import Settings
-from pagewire.cli.launcher.up_options import SERVICES
 from pagewire.cli.options import API_KEY_VARIABLE, CommandError
 from pagewire.cli.peer_token import first_token, token_path, write_secret, write_token
 from pagewire.settings import environment, sources

@@ -87,8 +87,9 @@ def choose_gateway_processes(num_cores: int) -> int:
     return min(max(1, num_cores // CORES_PER_GATEWAY), MAX_GATEWAYS)
 
 
-def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
-    """The three services: worker, scheduler, gateway."""
+def plan(settings: Settings, model: Path, name: str = "") -> tuple[ServiceSpec, ...]:
+    """The three services: worker, scheduler, gateway; an empty name is the folder's."""
+    served_name = () if name in ("", model.name) else ("--served-model-name", name)
     worker = f"{LOOPBACK}:{settings.worker_port}"
     scheduler = f"{LOOPBACK}:{settings.scheduler_port}"
     limits = _given(
@@ -102,7 +103,7 @@ def plan(settings: Settings, model: Path) -> tuple[ServiceSpec, ...]:
             "worker_svc",
             (
                 *("--model", str(model), "--host", LOOPBACK, "--port", str(settings.worker_port)),
-                *(*limits, *_of_worker(settings), *drain),
+                *(*served_name, *limits, *_of_worker(settings), *drain),
                 *settings.worker_options,
             ),
             worker,

@@ -3,8 +3,6 @@
 import argparse
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +18,9 @@ from pagewire.cli.launcher import sample
 from pagewire.cli.launcher.identity import LocalIdentity, check_options, local_identity
 from pagewire.cli.launcher.invitation import invitation
 from pagewire.cli.launcher.journal import Journal
+from pagewire.cli.launcher.models import ServedFolder, find_model
+from pagewire.cli.launcher.options.settings_of_up import check_reserved, settings_line, with_config
+from pagewire.cli.launcher.options.up_options import add_options, explain_unknown, passed_words
 from pagewire.cli.launcher.processes import POLL_S, Services
 from pagewire.cli.launcher.sample import SampleOutcome
 from pagewire.cli.launcher.served import served
@@ -30,11 +31,8 @@ from pagewire.cli.launcher.services import (
     find_checkout,
     plan,
 )
-from pagewire.cli.launcher.settings_of_up import check_reserved, settings_line, with_config
 from pagewire.cli.launcher.supervisor import ServiceSupervisor, TimeLimits
-from pagewire.cli.launcher.up_options import add_options, explain_unknown, passed_words
 from pagewire.cli.options import CommandError, add_command
-from pagewire.settings.model_folder import problem_with
 
 if TYPE_CHECKING:
     from pagewire.cli.options import Subparsers
@@ -68,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
         with StopSignals() as signals:
             if line := settings_line(options.config, os.environ):
                 journal.done("settings", line)
-            model = _model_folder(options.model, checkout, journal)
+            model = find_model(options.model, checkout)
+            journal.done("model", model.label)
             logs = _log_folder(options.log_dir, journal)
             if processes:
                 overrides = "--gateway-options='--processes N' overrides"
@@ -145,34 +144,6 @@ class StopSignals:
             signal.signal(number, handler)
 
 
-def _model_folder(given: Path | None, checkout: Path, journal: Journal) -> Path:
-    if given is not None:
-        if problem := problem_with(given):
-            raise CommandError(f"--model: {problem}")
-        folder = given.resolve()  # absolute, since the services run in another folder
-    else:
-        folder = _default_model(checkout)
-    journal.done("model", folder.name)
-    return folder
-
-
-def _default_model(checkout: Path) -> Path:
-    """Creates the embedded model's folder, with its progress on stderr."""
-    command = [sys.executable, "-m", "default_model"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=checkout) as making:
-        try:
-            printed, _ = making.communicate()
-        except BaseException:
-            making.terminate()  # the next run starts anew
-            raise
-    if making.returncode:
-        raise CommandError(
-            f"the embedded model could not be made (status {making.returncode}); "
-            "give a model folder with --model"
-        )
-    return Path(printed.strip())
-
-
 def _settings(options: argparse.Namespace, processes: Sequence[str]) -> Settings:
     return Settings(
         host=options.host,
@@ -213,7 +184,7 @@ def _log_folder(given: Path | None, journal: Journal) -> Path:
 def _supervised(
     services: Services,
     identity: LocalIdentity,
-    model: Path,
+    model: ServedFolder,
     limits: TimeLimits,
     journal: Journal,
     signals: StopSignals,
@@ -221,7 +192,8 @@ def _supervised(
     """Starts the services and keeps them alive; a stop signal inside the block drains them."""
     signals.interrupts = False
     specs = {
-        spec: Connection(spec.address, tls=identity.tls) for spec in plan(identity.settings, model)
+        spec: Connection(spec.address, tls=identity.tls)
+        for spec in plan(identity.settings, model.folder, model.name)
     }
     supervisor = ServiceSupervisor(services, specs, limits, journal.say, signals.check)
     try:

@@ -20,7 +20,7 @@ from gateway.chat.conversation import (
 from gateway.chat.formats import HERMES, LLAMA3_JSON, MISTRAL
 from gateway.chat.template import ChatTemplate
 from gateway.errors import RequestError
-from gateway.tokens.tokenizer import Tokenizer
+from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
 
 CALL = ToolCall("call_1", "get_weather", '{"city": "Köln", "days": [1, 2]}')
 TURNS = (
@@ -215,3 +215,37 @@ def test_documents_reach_templates_that_know_them() -> None:
     rendering = Rendering(documents=({"text": "x"},))
     template = ChatTemplate("{{ documents[0].text }}", {})
     assert template.render(Conversation(TURNS, rendering=rendering)) == "x"
+
+
+def test_a_template_of_a_file_replaces_the_models(model_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ bos_token }}{{ messages[0].content }}")
+    tokenizer = Tokenizer.from_folder(model_folder, file)
+    assert tokenizer.render(Conversation(TURNS)) == f"<|im_start|>{TURNS[0].content}"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, r"--chat-template: .*mine.jinja: No such file"),
+        (b"{% if %}", r"--chat-template: .*mine.jinja is no Jinja template: line 1: "),
+        (b"\xff\xfe", r"--chat-template: .*mine.jinja is not UTF-8 text"),
+    ],
+)
+def test_a_template_file_that_cannot_be_read_is_named(
+    content: bytes | None, problem: str, model_folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.jinja"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(TokenizerFolderError, match=problem):
+        Tokenizer.from_folder(model_folder, file)
+
+
+def test_a_template_of_the_model_that_is_none_is_named(model_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "x\\n{% for %}"}')
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    with pytest.raises(TokenizerFolderError, match=r"the chat template in .* line 2: "):
+        Tokenizer.from_folder(folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 import gateway.config
 import scheduler_svc.config
 import worker_svc.config
-from pagewire.cli.launcher.up_options import PASSED, add_options
+from pagewire.cli.launcher.options.up_options import PASSED, add_options
 from pagewire.settings import known
 from pagewire.settings.environment import PREFIX, variable
 from pagewire.settings.sources import long_options

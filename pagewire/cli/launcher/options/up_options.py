@@ -31,6 +31,11 @@ class Passed:
     kind: Callable[[str], Any] = str
 
 
+def _word_or_folder(text: str) -> Path | str:
+    """auto and none are words, all else is a path."""
+    return text if text in ("auto", "none") else Path(text)
+
+
 PASSED = (
     Passed("served-model-name", "worker", "name of the model for requests", "NAME"),
     Passed("threads", "worker", "threads on cpu", "N", int),
@@ -41,7 +46,16 @@ PASSED = (
     Passed("policy", "scheduler", "order of the queue: fcfs, priority or fair", "NAME"),
     Passed("max-waiting-requests", "scheduler", "most waiting requests; 0: no limit", "N", int),
     Passed("no-prefix-caching", "scheduler", "compute every prompt in full"),
+    Passed("target-itl-ms", "scheduler", "time between tokens to keep", "MS", float),
     Passed("record", "scheduler", "record every decision, for `pagewire replay`", "DIR", Path),
+    Passed("chat-template", "gateway", "Jinja template of chats", "FILE", Path),
+    Passed(
+        "generation-config",
+        "gateway",
+        "whose generation_config.json sets the sampling defaults",
+        "auto|none|FOLDER",
+        _word_or_folder,
+    ),
     Passed("tool-call-parser", "gateway", "format of the model's tool calls", "NAME"),
     Passed("reasoning-parser", "gateway", "format of the model's reasoning", "NAME"),
     Passed("cors-origins", "gateway", "pages of these may call from a browser", "ORIGIN,ORIGIN"),
@@ -52,7 +66,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds all options."""
     add = parser.add_argument
     add_config(parser)
-    add("--model", type=Path, metavar="DIR", help="model folder (default: the embedded one)")
+    add(
+        "--model",
+        type=Path,
+        metavar="MODEL",
+        help="model folder, or ORG/NAME[@REVISION] of a hub (default: the embedded one)",
+    )
     add(
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from pagewire.cli.launcher.options.up_options import SERVICES
 from pagewire.cli.launcher.services import Settings
-from pagewire.cli.launcher.up_options import SERVICES
 from pagewire.cli.options import CommandError
 from pagewire.settings import config_file, environment
 from pagewire.settings.known import OPTIONS

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from gateway.config import GatewayConfig
-from gateway.heartbeats import Heartbeats
+from gateway.processes.heartbeats import Heartbeats
 from wire.server import PortInUse
 
 FIRST_BACKOFF_S = 0.2
@@ -141,7 +141,7 @@ async def supervise(config: GatewayConfig, arguments: Sequence[str]) -> int:
                 reserved = held.enter_context(reserve(config.host, port, what))
                 ports[option] = reserved.getsockname()[1]
         # If an option is given twice, the last one counts.
-        own = ("--processes", "1", "--share-ports")
+        own = ("--processes", "1", "--share-ports", "--model", str(config.model))
         where = [word for option, port in ports.items() for word in (option, str(port))]
         command = [sys.executable, "-m", "gateway", *arguments, *own, *where]
         supervisor = Supervisor(command, config)

@@ -1,0 +1,1 @@
+"""Several gateways on one pair of ports."""

@@ -1,0 +1,1 @@
+"""What `pagewire up` is told, and by what."""

@@ -1,0 +1,1 @@
+"""Models by name: ORG/NAME[@revision] of a model hub becomes a folder on this machine."""

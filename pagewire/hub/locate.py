@@ -1,0 +1,27 @@
+"""The folder of the model that --model names: one on this machine, else one from a hub."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagewire.hub import names
+from pagewire.hub.download import download
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedModel:
+    """A model's folder."""
+
+    folder: Path
+    name: str = ""  # for requests; empty: the folder's
+
+
+def locate(given: Path, *, with_weights: bool) -> LocatedModel:
+    """The model's folder, downloaded now if a hub has it and the cache does not.
+
+    What exists here wins over a name of the same spelling. What is neither is returned as given,
+    for the caller to refuse. Raises ModelUnavailable.
+    """
+    name = None if given.exists() else names.parse(str(given))
+    if name is None:
+        return LocatedModel(given)
+    return LocatedModel(download(name, with_weights=with_weights), name.repository)
