@@ -8,7 +8,6 @@ service; so does the end of this process, in any way.
 """
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from pagewire.cli.checkout import environment
 from pagewire.cli.launcher import guard
 from pagewire.cli.launcher.services import ServiceSpec
 from pagewire.cli.options import CommandError
@@ -50,7 +50,7 @@ class Service:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=checkout,
-                env={**os.environ, **dict(spec.environ)},
+                env=environment(checkout) | dict(spec.environ),
                 start_new_session=True,  # keeps Ctrl-C from the services
             )
 

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from pagewire._channel import Connection
+from pagewire.cli.checkout import environment
 from pagewire.cli.launcher import sample
 from pagewire.cli.launcher.identity import LocalIdentity, check_options, local_identity
 from pagewire.cli.launcher.invitation import invitation
@@ -34,6 +35,7 @@ from pagewire.cli.launcher.settings_of_up import check_reserved, settings_line, 
 from pagewire.cli.launcher.supervisor import ServiceSupervisor, TimeLimits
 from pagewire.cli.launcher.up_options import add_options, explain_unknown, passed_words
 from pagewire.cli.options import CommandError, add_command
+from pagewire.cli.requirements import require
 from pagewire.settings.model_folder import problem_with
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
     processes = _gateway_processes(options.gateway_options)
     settings = with_config(_settings(options, processes), options.config)
     checkout = find_checkout(options.checkout.resolve())
+    require("worker", "scheduler", "gateway", *(() if options.model else ("default-model",)))
     check_ports(settings.ports)
     limits = TimeLimits(options.startup_timeout_s, options.hang_timeout_s, options.drain_timeout_s)
     check_options(settings, options)
@@ -158,8 +161,14 @@ def _model_folder(given: Path | None, checkout: Path, journal: Journal) -> Path:
 
 def _default_model(checkout: Path) -> Path:
     """Creates the embedded model's folder, with its progress on stderr."""
-    command = [sys.executable, "-m", "default_model"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=checkout) as making:
+    making = subprocess.Popen(
+        [sys.executable, "-m", "default_model"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=checkout,
+        env=environment(checkout),
+    )
+    with making:
         try:
             printed, _ = making.communicate()
         except BaseException:
