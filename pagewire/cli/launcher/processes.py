@@ -33,6 +33,7 @@ _REASON = re.compile(
     r"(?: ERROR [\w.]+: | [\w.]+ ERROR |^(?:python -m [\w.]+|pagewire[\w ]*): error: )"
     rf"(?:{_FAILED_START}\w+: )?(?P<said>.+)"
 )
+_MESSAGE = re.compile(r"^\S+ \S+ [A-Z]+ [\w.]+: (.*)$", re.MULTILINE)
 
 
 class Service:
@@ -92,6 +93,10 @@ class Service:
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-TAIL_LINES:])
 
+    def doing(self) -> str:
+        """The last message of its log, such as what it compiles; empty before the first."""
+        return last_message(self.log_tail())
+
     def log_bytes(self) -> int:
         """How much it has written; while it starts, that is how one sees that it gets on."""
         return self.log_path.stat().st_size
@@ -127,6 +132,12 @@ class Service:
         except subprocess.TimeoutExpired:
             self._guard.kill()
             self._guard.wait()
+
+
+def last_message(log: str) -> str:
+    """What the last line of a log says, without its time, level and logger."""
+    messages = _MESSAGE.findall(log)
+    return str(messages[-1]) if messages else ""
 
 
 class Quiet:
