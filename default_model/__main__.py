@@ -1,12 +1,19 @@
-"""`python -m default_model`: progress on stderr, the finished folder as the only line on stdout."""
+"""`python -m default_model`: progress on stderr, the finished folder as the only line on stdout.
+
+How far it is shows on terminals alone, in one line that is rewritten.
+"""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from default_model.convert import WEIGHTS
 from default_model.folder import ensure
 from default_model.source import DefaultModelError
+from pagewire._terminal import StatusLine
+
+PREFIX = "[default model] "
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,18 +32,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--verify", action="store_true", help="hash the cached files instead of believing sizes"
     )
     options = parser.parse_args(arguments)
+    line = StatusLine(sys.stderr)
+
+    def tell(text: str) -> None:
+        if text.startswith(WEIGHTS):
+            line.show(f"{PREFIX}{text}")
+        else:
+            line.clear()
+            sys.stderr.write(f"{PREFIX}{text}\n")
+            sys.stderr.flush()
+
     try:
-        folder = ensure(options.cache, _tell, verify=options.verify)
+        folder = ensure(options.cache, tell, verify=options.verify)
     except (DefaultModelError, OSError) as error:
-        _tell(f"error: {error}")
+        tell(f"error: {error}")
         return 1
     sys.stdout.write(f"{folder}\n")
     return 0
-
-
-def _tell(line: str) -> None:
-    sys.stderr.write(f"[default model] {line}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -27,17 +27,21 @@ from default_model.tokenizer import tokenizer, tokenizer_config
 
 SPARE_BYTES = 16 << 20  # for tokenizer, configuration and the file system
 PROGRESS_PERCENT = 20
+WEIGHTS = "weights: "  # how the lines begin that only tell how far it is
 
 Progress = Callable[[str], None]
 
 
 def fill(gguf: GgufSource, folder: Path, progress: Progress) -> None:
     """Writes the model, under its name, and the manifest to a folder, synced to disk."""
-    progress(f"converting {gguf.model_name} ({gguf.release}); this happens once")
     reader = _open(gguf.path)
     model_config = config(reader)
     weights = tensors(reader)
-    _require_space(folder, sum(w.num_bytes for w in weights) + SPARE_BYTES)
+    num_bytes = sum(w.num_bytes for w in weights)
+    progress(
+        f"converting {gguf.model_name} to {num_bytes >> 20} MiB of safetensors; this happens once"
+    )
+    _require_space(folder, num_bytes + SPARE_BYTES)
     model = folder / gguf.model_name
     model.mkdir()
     texts = {
@@ -98,7 +102,7 @@ def _write_weights(path: Path, weights: Sequence[Tensor], progress: Progress) ->
             written_bytes += weight.num_bytes
             percent = 100 * written_bytes // total_bytes
             if percent >= next_percent:
-                progress(f"weights: {percent} % of {total_bytes >> 20} MiB")
+                progress(f"{WEIGHTS}{percent} % of {total_bytes >> 20} MiB")
                 next_percent = percent - percent % PROGRESS_PERCENT + PROGRESS_PERCENT
     return file.entry
 

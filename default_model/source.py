@@ -27,6 +27,15 @@ class GgufSource:
         return self.path.name.split(".")[0]
 
 
+def is_installed(distribution: str = DISTRIBUTION) -> bool:
+    """Whether the package is in this environment."""
+    try:
+        metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def find(distribution: str = DISTRIBUTION) -> GgufSource:
     """The single GGUF file of the installed distribution. Raises DefaultModelError."""
     try:

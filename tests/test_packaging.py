@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -25,9 +24,15 @@ from transformers.utils.import_utils import is_kernels_available
 
 import kernels
 from tests.pace import patience
+from tests.packaging.wheels import build_wheel
+from tests.test_repository import files, relative
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SERVICES = {
+    *("gateway", "scheduler_svc", "worker_svc"),
+    *("default_model", "kernels", "simulator", "wire"),
+}
 HEAVY = {
     "fastapi",
     "gateway",
@@ -83,28 +88,11 @@ def test_transformers_loads_a_model_and_a_tokenizer_beside_our_kernels(tmp_path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """The SDK's wheel, built offline from a copy, so that the tree stays clean."""
-    tree = tmp_path_factory.mktemp("tree")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    ignored = shutil.ignore_patterns("__pycache__")
-    for package in ("pagewire", "gateway", "scheduler_svc", "worker_svc", "kernels", "wire"):
-        shutil.copytree(ROOT / package, tree / package, ignore=ignored)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-    options = ["--no-index", "--quiet", "--disable-pip-version-check", "--wheel-dir"]
-    built = subprocess.run(
-        [*command, *options, str(tree / "dist"), str(tree)],
-        capture_output=True,
-        text=True,
-        timeout=patience(120),
-    )
-    assert built.returncode == 0, built.stderr
-    (path,) = (tree / "dist").iterdir()
-    with zipfile.ZipFile(path) as opened:
+    with zipfile.ZipFile(build_wheel(tmp_path_factory.mktemp("wheel"))) as opened:
         yield opened
 
 
-def test_the_wheel_holds_the_sdk_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_one_name_at_the_top(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     information = f"pagewire-{PROJECT['version']}.dist-info"
     assert {name.split("/")[0] for name in names} == {"pagewire", information}
@@ -112,6 +100,14 @@ def test_the_wheel_holds_the_sdk_and_nothing_else(wheel: zipfile.ZipFile) -> Non
     stubs = {f"pagewire/v1/{p.name}" for p in (ROOT / "pagewire" / "v1").glob("*_pb2*.py*")}
     assert stubs and stubs <= names
     assert f"{information}/licenses/LICENSE" in names
+
+
+def test_the_wheel_holds_every_file_of_the_services(wheel: zipfile.ZipFile) -> None:
+    inside = "pagewire/_services/"
+    shipped = {name.removeprefix(inside) for name in wheel.namelist() if name.startswith(inside)}
+    tree = {name for path in files() if (name := relative(path)).split("/")[0] in SERVICES}
+    assert shipped == tree
+    assert {"kernels/cpu/layer.c", "kernels/cpu/gemm.h"} <= shipped
 
 
 def test_the_wheel_depends_on_grpc_and_protobuf_alone(wheel: zipfile.ZipFile) -> None:

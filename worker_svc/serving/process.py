@@ -1,14 +1,16 @@
 """Runs one worker process: logging, signals, exit code."""
 
-import importlib.metadata
 import logging
 import os
 import signal
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
+import kernels
+import worker_svc
 from wire.identity.watched import BadIdentityFile
 from wire.server import PortInUse
 from worker_svc.config import WorkerConfig
@@ -36,10 +38,11 @@ def run(
         format=f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s",
         force=True,  # a forked rank inherits its parent's log handlers
     )
-    if _has_foreign_kernels():
+    if (foreign := _foreign_kernels()) is not None:
         log.error(
-            "the package `kernels` of Hugging Face is installed and would shadow ours: "
-            "run `pip uninstall kernels`"
+            "another package `kernels` comes first on the path (%s): start the worker with "
+            "`pagewire serve worker`, or run `pip uninstall kernels`",
+            foreign,
         )
         return 1
     log.info("%d torch threads", set_num_threads(config.threads, num_ranks))
@@ -74,9 +77,7 @@ def run(
     return code
 
 
-def _has_foreign_kernels() -> bool:
-    try:
-        importlib.metadata.distribution("kernels")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+def _foreign_kernels() -> Path | None:
+    """The folder of a package `kernels` that is not next to this package; None where ours is."""
+    found = Path(kernels.__file__).parent
+    return None if found.parent == Path(worker_svc.__file__).parent.parent else found

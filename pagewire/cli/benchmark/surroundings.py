@@ -43,6 +43,8 @@ def _cpu() -> str:
 
 def commit() -> str | None:
     """The commit of the checkout this runs from, with "+" if changed; None outside of one."""
+    if not (HERE / ".git").exists():
+        return None  # an environment may lie in another project's checkout
     try:
         head = _git("rev-parse", "HEAD")
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")

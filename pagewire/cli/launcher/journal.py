@@ -1,5 +1,6 @@
 """What `pagewire up` prints: a line for each finished step, and a line that is rewritten."""
 
+import shutil
 import sys
 import time
 
@@ -28,11 +29,11 @@ class Journal:
         seconds = self.style.dim(f"{time.monotonic() - self._start_s:.1f} s")
         self.say(f"{self.style.green(f'{what:<10}')}{detail}  {seconds}")
 
-    def waiting(self, what: str) -> None:
+    def waiting(self, what: str, reason: str = "") -> None:
         """Shows a slow step: rewritten in place on a terminal, printed now and then elsewhere."""
         now_s = time.monotonic()
-        text = f"{what}, {now_s - self._start_s:.0f} s"
-        self._line.show(self.style.dim(text))
+        text = f"{what}, {now_s - self._start_s:.0f} s{reason and f': {reason}'}"
+        self._line.show(self.style.dim(text[: shutil.get_terminal_size().columns - 1]))
         if now_s >= self._next_s and not sys.stdout.isatty():
             self._next_s = now_s + REPORT_S
             self.say(text)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagewire.cli.checkout import environment
 from pagewire.cli.options import CommandError
 from pagewire.hub import names
 from pagewire.hub.names import ModelName
@@ -53,7 +54,8 @@ def _downloaded(name: ModelName) -> Path:
 
 def _default_model(checkout: Path) -> Path:
     """Creates the embedded model's folder, with its progress on stderr."""
-    status, printed = _run([sys.executable, "-m", "default_model"], cwd=checkout)
+    command = [sys.executable, "-m", "default_model"]
+    status, printed = _run(command, cwd=checkout, env=environment(checkout))
     if status:
         raise CommandError(
             f"the embedded model could not be made (status {status}); "

@@ -8,7 +8,6 @@ service; so does the end of this process, in any way.
 """
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from pagewire.cli.checkout import environment
 from pagewire.cli.launcher import guard
 from pagewire.cli.launcher.services import ServiceSpec
 from pagewire.cli.options import CommandError
@@ -33,6 +33,7 @@ _REASON = re.compile(
     r"(?: ERROR [\w.]+: | [\w.]+ ERROR |^(?:python -m [\w.]+|pagewire[\w ]*): error: )"
     rf"(?:{_FAILED_START}\w+: )?(?P<said>.+)"
 )
+_MESSAGE = re.compile(r"^\S+ \S+ [A-Z]+ [\w.]+: (.*)$", re.MULTILINE)
 
 
 class Service:
@@ -50,7 +51,7 @@ class Service:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=checkout,
-                env={**os.environ, **dict(spec.environ)},
+                env=environment(checkout) | dict(spec.environ),
                 start_new_session=True,  # keeps Ctrl-C from the services
             )
 
@@ -92,6 +93,10 @@ class Service:
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-TAIL_LINES:])
 
+    def doing(self) -> str:
+        """The last message of its log, such as what it compiles; empty before the first."""
+        return last_message(self.log_tail())
+
     def log_bytes(self) -> int:
         """How much it has written; while it starts, that is how one sees that it gets on."""
         return self.log_path.stat().st_size
@@ -127,6 +132,12 @@ class Service:
         except subprocess.TimeoutExpired:
             self._guard.kill()
             self._guard.wait()
+
+
+def last_message(log: str) -> str:
+    """What the last line of a log says, without its time, level and logger."""
+    messages = _MESSAGE.findall(log)
+    return str(messages[-1]) if messages else ""
 
 
 class Quiet:

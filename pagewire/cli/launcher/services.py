@@ -166,8 +166,8 @@ def find_checkout(folder: Path) -> Path:
     missing = [name for name in MODULES if not (folder / name / "__main__.py").is_file()]
     if missing:
         raise CommandError(
-            f"{folder} holds no {' and no '.join(missing)}: the services run from a checkout of "
-            "the repository (see --checkout) or from their images; the package alone is the client"
+            f"{folder} holds no {' and no '.join(missing)}: --checkout is for a checkout of the "
+            "repository; without it the services are those of the installed package"
         )
     return folder
 

@@ -168,8 +168,8 @@ class ServiceSupervisor:
             for line in kept.tick(time.monotonic()):
                 self._say(line)
 
-    def wait_until_ready(self, name: str, on_wait: Callable[[], None]) -> None:
-        """Waits for a service's first start; `on_wait` is called before each pause.
+    def wait_until_ready(self, name: str, on_wait: Callable[[str], None]) -> None:
+        """Waits for a service's first start; `on_wait` gets its last message before each pause.
 
         Raises CommandError when neither this one nor those it needs have logged anything for the
         limit, and for a service that cannot start.
@@ -178,7 +178,7 @@ class ServiceSupervisor:
         needed = self._kept[: names.index(name) + 1]
         quiet, limit_s = Quiet(time.monotonic()), self._limits.startup_timeout_s
         while not needed[-1].is_ready:
-            on_wait()
+            on_wait(self._services[name].doing())
             self.tick()
             num_bytes = sum(self._services.log_bytes(kept.name) for kept in needed)
             if quiet.seconds(num_bytes, time.monotonic()) > limit_s:

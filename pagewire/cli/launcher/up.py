@@ -33,6 +33,7 @@ from pagewire.cli.launcher.services import (
 )
 from pagewire.cli.launcher.supervisor import ServiceSupervisor, TimeLimits
 from pagewire.cli.options import CommandError, add_command
+from pagewire.cli.requirements import require
 
 if TYPE_CHECKING:
     from pagewire.cli.options import Subparsers
@@ -57,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
     processes = _gateway_processes(options.gateway_options)
     settings = with_config(_settings(options, processes), options.config)
     checkout = find_checkout(options.checkout.resolve())
+    require("worker", "scheduler", "gateway", *(() if options.model else ("default-model",)))
     check_ports(settings.ports)
     limits = TimeLimits(options.startup_timeout_s, options.hang_timeout_s, options.drain_timeout_s)
     check_options(settings, options)
