@@ -17,6 +17,8 @@ OPTIONS  ?=
 PIP       = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --progress-bar off
 pinned    = $$(sed -n 's/^$(1)==//p' constraints.txt)
 # One line for a stage, with the seconds it took at its end.
+# A comma of its own would end an argument of call.
+DEVELOPMENT := .[serve,dev]
 stage     = printf '[install] %s' '$(1)'; began=$$(date +%s); { $(2); } || { echo; exit 1; }; \
             echo ", $$(($$(date +%s) - began)) s"
 
@@ -44,7 +46,7 @@ $(SERVES): constraints.txt pyproject.toml
 	@touch $@
 
 $(READY): $(SERVES)
-	@$(call stage,what tests and checks need,$(PIP) -c constraints.txt -e '.[serve,dev]')
+	@$(call stage,what tests and checks need,$(PIP) -c constraints.txt -e '$(DEVELOPMENT)')
 	@touch $@
 
 $(PROTOC): pyproject.toml
