@@ -1,7 +1,7 @@
 """The HTTP routes, and the common form of errors. Wiring only."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from gateway import limits
 from gateway.edge.clients import OpenRequests
 from gateway.edge.edge_limits import EdgeLimits
-from gateway.edge.http_guards import ClientLimit, PlainBodies
+from gateway.edge.http_guards import AnswerCounter, ClientLimit, PlainBodies
 from gateway.errors import (
     ErrorKind,
     RequestError,
@@ -39,7 +39,9 @@ from gateway.pipeline import Pipeline
 from gateway.scheduler.readiness import ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
 from wire.identity.access import Access
+from wire.metrics.exposition import Scraped
 
+Scrape = Callable[[str], Scraped]  # by the header `accept`
 OWNER = "pagewire"
 API_VERSION = "1"
 DESCRIPTION = "OpenAI's API with vLLM's extra fields; docs/api.md says what is supported, and how."
@@ -76,8 +78,9 @@ def create_app(
     access: Access | None = None,
     edge: EdgeLimits | None = None,
     open_requests: OpenRequests | None = None,
+    scrape: Scrape | None = None,
 ) -> FastAPI:
-    """The application; the caller starts and stops the pipeline."""
+    """The application; the caller starts and stops the pipeline. `scrape` reads the metrics."""
     # No documentation pages: they would load scripts from a foreign host. The schema alone is
     # served.
     app = FastAPI(
@@ -95,6 +98,7 @@ def create_app(
         app.add_middleware(ClientLimit, open_requests=open_requests)
     if access is not None:
         app.add_middleware(ApiKeyGuard, access=access)
+    app.add_middleware(AnswerCounter, metrics=pipeline.metrics)  # the last one added is outermost
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(RequestValidationError, _on_bad_body)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -102,7 +106,16 @@ def create_app(
     _add_generation_routes(app, pipeline, tokenizer)
     _add_model_routes(app, pipeline, readiness)
     _add_token_routes(app, pipeline, tokenizer)
+    if scrape is not None:
+        _add_metrics_route(app, scrape)
     return app
+
+
+def _add_metrics_route(app: FastAPI, scrape: Scrape) -> None:
+    @app.get("/metrics", include_in_schema=False)  # for operators: no part of the API
+    async def metrics(request: Request) -> Response:
+        answer = scrape(request.headers.get("accept", ""))
+        return Response(answer.body, headers={"content-type": answer.content_type})
 
 
 def _add_generation_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> None:
