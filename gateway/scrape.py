@@ -17,7 +17,7 @@ from gateway.scheduler.readiness import ReadinessWatch
 from wire.metrics.book import Book
 from wire.metrics.exposition import Scraped, process_metrics, scraped
 from wire.metrics.grpc_calls import CallCounts, declared_calls
-from wire.metrics.shared_rows import Rows, SharedRows
+from wire.metrics.shared_rows import MetricRows, SharedMetricRows
 
 SERVICES = (
     "pagewire.v1.InferenceService",
@@ -43,7 +43,9 @@ class GatewayCounters:
         own = (*declared.OWN, declared.HTTP_RESPONSES)
         self.book = Book((*own, *declared_calls(SERVICES)))
         self.rows = (
-            Rows(self.book) if shared is None else SharedRows(self.book, shared.fd, shared.row)
+            MetricRows(self.book)
+            if shared is None
+            else SharedMetricRows(self.book, shared.fd, shared.row)
         )
         self.requests = RequestMetrics(self.book, self.rows.own)
         self.calls = CallCounts(self.book, self.rows.own, SERVICES)

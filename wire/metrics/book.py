@@ -90,30 +90,41 @@ class Book:
             yield from self._family(one, totals)
 
     def read_as(
-        self, totals: Sequence[float], name: str, other: Declared, labels: Sequence[str]
-    ) -> Iterator[Metric]:
-        """A metric under another name: `other`, whose labels come before its own."""
-        yield from self._family(self._by_name[name], totals, other, labels)
-
-    def _family(
         self,
-        one: Declared,
         totals: Sequence[float],
-        shown: Declared | None = None,
-        before: Sequence[str] = (),
+        name: str,
+        other: Declared,
+        labels: Sequence[str],
+        series: tuple[str, ...] = (),
     ) -> Iterator[Metric]:
-        shown = shown or one
-        family = _EMPTY[one.kind](shown.name, shown.text, labels=shown.labels)
+        """One series of a metric under another name, `other`, with that one's labels."""
+        one, family = self._by_name[name], _empty(other)
+        self._add(family, one, series, totals, labels)
+        yield family
+
+    def _family(self, one: Declared, totals: Sequence[float]) -> Iterator[Metric]:
+        family = _empty(one)
         for series in one.series:
             at = self._places[one.name, series]
-            cells = totals[at : at + one.num_cells]
-            if one.is_sparse and not any(cells):
-                continue
-            if isinstance(family, HistogramMetricFamily):
-                family.add_metric([*before, *series], _cumulated(one.bounds, cells), cells[-1])
-            else:
-                family.add_metric([*before, *series], cells[0])
+            if not one.is_sparse or any(totals[at : at + one.num_cells]):
+                self._add(family, one, series, totals, series)
         yield family
+
+    def _add(
+        self,
+        family: Metric,
+        one: Declared,
+        series: tuple[str, ...],
+        totals: Sequence[float],
+        labels: Sequence[str],
+    ) -> None:
+        at = self._places[one.name, series]
+        cells = totals[at : at + one.num_cells]
+        if isinstance(family, HistogramMetricFamily):
+            family.add_metric(labels, _cumulated(one.bounds, cells), cells[-1])
+        else:
+            assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
+            family.add_metric(labels, cells[0])
 
 
 _EMPTY = {
@@ -121,6 +132,11 @@ _EMPTY = {
     MetricKind.GAUGE: GaugeMetricFamily,
     MetricKind.HISTOGRAM: HistogramMetricFamily,
 }
+
+
+def _empty(one: Declared) -> Metric:
+    family: Metric = _EMPTY[one.kind](one.name, one.text, labels=one.labels)
+    return family
 
 
 def _cumulated(bounds: Sequence[float], cells: Sequence[float]) -> list[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""Rows that several processes write, each its own, and each can read: metrics of one service.
+"""MetricRows that several processes write, each its own, and each can read: metrics of one service.
 
 The rows are in memory that a supervisor makes and its children inherit. What a child has counted
 stays when it dies, and its successor goes on from there: sums never fall, so that a rate over them
@@ -42,7 +42,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-class Rows:
+class MetricRows:
     """One process's row, and the sums over all rows of its layout."""
 
     def __init__(self, book: Book) -> None:
@@ -57,8 +57,8 @@ class Rows:
         return {}
 
 
-class SharedRows(Rows):
-    """Rows of several processes. A row of another layout is not counted."""
+class SharedMetricRows(MetricRows):
+    """MetricRows of several processes. A row of another layout is not counted."""
 
     def __init__(
         self, book: Book, fd: int, index: int, lives: Callable[[int], bool] = is_alive
