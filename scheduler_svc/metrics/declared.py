@@ -47,6 +47,7 @@ OWN = (
         "Seconds that a request which ended had spent in a phase, if it was in it.",
         "phase",
         tuple(map(phase_label, Phase)),
+        is_sparse=True,  # most requests are in three of the six
     ),
     histogram(
         STEPS,
@@ -54,6 +55,7 @@ OWN = (
         "kind",
         STEP_KINDS,
         STEP_SECONDS,
+        is_sparse=True,
     ),
     counter(STEP_TOKENS, "Tokens that steps computed.", "kind", STEP_KINDS),
     counter(GRANTS, "Frames that granted several decode steps at once."),

@@ -59,9 +59,12 @@ def histogram(
     label: str = "",
     values: tuple[str, ...] = (),
     bounds: tuple[float, ...] = SECONDS,
+    *,
+    is_sparse: bool = False,
 ) -> Declared:
     """Durations in seconds by default, divided by at most one label."""
-    return _with_label(Declared(MetricKind.HISTOGRAM, name, text, bounds=bounds), label, values)
+    one = Declared(MetricKind.HISTOGRAM, name, text, bounds=bounds, is_sparse=is_sparse)
+    return _with_label(one, label, values)
 
 
 def _with_label(declared: Declared, label: str, values: tuple[str, ...]) -> Declared:
