@@ -9,11 +9,13 @@ from wire.identity.keys import Caller
 from wire.identity.roles import Role
 
 
-def authenticate(access: Access, authorization: str | None, what: str) -> Caller:
-    """Who sends an HTTP request; raises RequestError unless a user's key is in the header."""
+def authenticate(
+    access: Access, authorization: str | None, what: str, role: Role = Role.USER
+) -> Caller:
+    """Who sends an HTTP request; raises RequestError unless a key of the role is in the header."""
     try:
         caller = access.identify(authorization)
-        require(caller, Role.USER, what)
+        require(caller, role, what)
     except AccessDenied as denied:
         kind = ErrorKind.FORBIDDEN if denied.is_known else ErrorKind.UNAUTHENTICATED
         raise RequestError(kind, denied.message, field="authorization") from denied

@@ -54,6 +54,12 @@ def _choice(request: GenerationRequest, index: int) -> GenerationRequest:
     )
 
 
+def is_first_choice(request: GenerationRequest) -> bool:
+    """Whether a request is alone with its prompt, or the first of the choices that share it."""
+    shared = request.reuse.fork_group
+    return not shared or request.request_id == f"{shared}-0"
+
+
 def choice_seed(seed: int, index: int) -> int:
     """The seed of one choice: the request's own for the first, unrelated ones for the others.
 

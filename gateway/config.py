@@ -59,6 +59,8 @@ class GatewayConfig:
     hang_timeout_s: float = HANG_TIMEOUT_S
     share_ports: bool = False  # with the other gateways of a supervisor
     heartbeat_fd: int | None = None  # a pipe to that supervisor
+    metrics_fd: int | None = None  # memory of the metrics of all of them
+    metrics_row: int = 0  # ours in it
     identity: IdentityOptions = field(default_factory=IdentityOptions)
     edge: EdgeLimits = field(default_factory=EdgeLimits)
 
@@ -196,7 +198,8 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     )
     # Set by the supervisor of several processes.
     add("--share-ports", action="store_true", help=argparse.SUPPRESS)
-    add("--heartbeat-fd", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for hidden in ("--heartbeat-fd", "--metrics-fd", "--metrics-row"):
+        add(hidden, type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _add_ports(parser: argparse.ArgumentParser) -> None:

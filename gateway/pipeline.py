@@ -25,10 +25,11 @@ from gateway.generation import (
     check_token_ids,
     completion_of,
 )
+from gateway.metrics.meter import OutputMeter, RequestMetrics
 from gateway.output_reader import OutputReader
 from gateway.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from gateway.scheduler.link import SchedulerLink
-from gateway.scheduler.live_request import Submission
+from gateway.scheduler.live_request import LiveRequest, Submission, TokenArrival
 from gateway.scheduler.readiness import PRIORITY_POLICY, ReadinessWatch
 from gateway.structure.grammars import GrammarChecker
 from gateway.text.logprobs import LogprobReader
@@ -62,6 +63,7 @@ class Pipeline:
         chat_format: ChatFormat,
         clock: Callable[[], float] = time.monotonic,
         sampling_defaults: SamplingDefaults = NO_DEFAULTS,
+        metrics: RequestMetrics | None = None,
     ) -> None:
         self.sampling_defaults = sampling_defaults
         self._tokenizer = tokenizer
@@ -69,6 +71,7 @@ class Pipeline:
         self._link = link
         self._readiness = readiness
         self._clock = clock
+        self.metrics = metrics or RequestMetrics.unread()
         self._grammars = GrammarChecker(tokenizer.definition)
         self._live: dict[int, RequestProgress] = {}
         self._num_preparing = 0
@@ -114,28 +117,42 @@ class Pipeline:
         Raises RequestError before the first delta when the request is refused.
         """
         request = self.sampling_defaults.fill(request)
-        with self._preparing():
-            submission, reader = await self._prepare(request)
-        live = self._link.submit(submission)
-        progress = RequestProgress(request, reader.num_prompt_tokens, self._clock())
-        progress.num_output_tokens = reader.text.num_tokens
-        self._live[live.handle] = progress
+        meter = OutputMeter(self.metrics, request, self._clock())
+        live: LiveRequest | None = None
         finish: Finish | None = None
         try:
+            with self._preparing():
+                submission, reader = await self._prepare(request)
+            live = self._link.submit(submission)
+            progress = RequestProgress(request, reader.num_prompt_tokens, self._clock())
+            progress.num_output_tokens = reader.text.num_tokens
+            self._live[live.handle] = progress
             while finish is None:
                 arrival = await live.receive()
-                if progress.first_token_s is None and arrival.token_ids:
-                    progress.first_token_s = self._clock()
                 delta = reader.read(arrival, live.num_cached_tokens)
                 progress.num_cached_tokens = live.num_cached_tokens
-                progress.num_output_tokens = reader.text.num_tokens
+                if arrival.token_ids:
+                    self._note_tokens(progress, reader.text.num_tokens, meter)
                 finish = delta.finish
                 if finish is not None:
                     self._link.close(live)  # at a stop string the scheduler must be stopped
+                    meter.finished(finish, self._clock())
                 yield delta
+        except BaseException as error:
+            meter.failed(error, self._clock())
+            raise
         finally:
-            del self._live[live.handle]
-            self._link.close(live)
+            if live is not None:
+                self._live.pop(live.handle, None)
+                self._link.close(live)
+
+    def _note_tokens(self, progress: RequestProgress, num_tokens: int, meter: OutputMeter) -> None:
+        now_s = self._clock()
+        if progress.first_token_s is None:
+            progress.first_token_s = now_s
+            meter.admitted(progress.num_prompt_tokens, progress.num_cached_tokens)
+        meter.received(num_tokens - progress.num_output_tokens, now_s)
+        progress.num_output_tokens = num_tokens
 
     async def _prepare(self, request: GenerationRequest) -> tuple[Submission, OutputReader]:
         """The submission for the scheduler, and the reader of its results. Raises RequestError."""
@@ -272,6 +289,18 @@ class Pipeline:
     async def embed(self, request: GenerationRequest) -> PromptEmbedding:
         """The pooled hidden states of a prompt, by the request's `pooling`."""
         assert request.pooling is not None
+        meter = OutputMeter(self.metrics, request, self._clock())
+        try:
+            arrival = await self._embed(request)
+            if arrival.end is None or arrival.end.reason is FinishReason.ABORT:
+                raise RequestError(ErrorKind.CANCELLED, "the request was aborted")
+        except BaseException as error:
+            meter.failed(error, self._clock())
+            raise
+        meter.finished(arrival.end, self._clock())
+        return embedding_of(arrival.prompt_outputs, arrival.end.usage)
+
+    async def _embed(self, request: GenerationRequest) -> TokenArrival:
         model = self.resolve_model(request.model)
         self._check_priority(request)
         with self._preparing():
@@ -288,13 +317,10 @@ class Pipeline:
         )
         self._live[live.handle] = RequestProgress(request, len(prompt.token_ids), self._clock())
         try:
-            arrival = await live.receive()
+            return await live.receive()
         finally:
             del self._live[live.handle]
             self._link.close(live)
-        if arrival.end is None or arrival.end.reason is FinishReason.ABORT:
-            raise RequestError(ErrorKind.CANCELLED, "the request was aborted")
-        return embedding_of(arrival.prompt_outputs, arrival.end.usage)
 
     async def complete(self, request: GenerationRequest) -> WholeOutput:
         """The whole output at once."""

@@ -28,6 +28,7 @@ from gateway.processes.heartbeats import beat
 from gateway.sampling_defaults import read_defaults
 from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.readiness import Readiness, ReadinessWatch
+from gateway.scrape import GatewayCounters, GatewayScrape, SharedMemory
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import debug_pb2_grpc, embedding_pb2_grpc, inference_pb2_grpc
 from wire.aio.server import aio_server
@@ -38,6 +39,8 @@ from wire.identity.certificates import Certificates, certificates_of
 from wire.identity.interceptors import AioAccessInterceptor
 from wire.identity.options import is_loopback
 from wire.identity.peers import peer_opener
+from wire.metrics.grpc_calls import AioCallCounter
+from wire.metrics.port import MetricsPort, on_loop
 from wire.requests.check import RequestCheck
 from wire.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
 from wire.stop_signals import stop_signals
@@ -85,8 +88,16 @@ class Gateway:
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer) -> None:
         self._config = config
         self._channel = peer_opener(config.identity)(config.scheduler, LINK_OPTIONS)
+        shared = None
+        if config.metrics_fd is not None:
+            shared = SharedMemory(config.metrics_fd, config.metrics_row)
+        self._counters = GatewayCounters(shared)
         self._link = SchedulerLink(
-            self._channel, config.scheduler, config.scheduler_timeout_s, config.gather_ms / 1e3
+            self._channel,
+            config.scheduler,
+            config.scheduler_timeout_s,
+            config.gather_ms / 1e3,
+            self._counters.requests.lost_scheduler,
         )
         self._readiness = ReadinessWatch(
             self._channel, self._link, tokenizer, config.served_model_name
@@ -98,7 +109,9 @@ class Gateway:
             self._readiness,
             chat_format,
             sampling_defaults=read_defaults(config.model, config.generation_config),
+            metrics=self._counters.requests,
         )
+        self._scrape = GatewayScrape(self._counters, self._pipeline, self._link, self._readiness)
         self._health = health.aio.HealthServicer()
         access = config.identity.public_access(config.api_key)
         self._certificates = certificates_of(config.identity)
@@ -111,10 +124,12 @@ class Gateway:
             config.edge,
             opened,
             config.cors_origins,
+            self._scrape.answer,
         )
         self._http = HttpServer(_uvicorn_config(app, config, self._certificates))
         self._grpc = self._grpc_server(tokenizer, access, opened)
         self._probes: grpc.aio.Server | None = None
+        self._metrics_port: MetricsPort | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._http_task: asyncio.Task[None] | None = None
 
@@ -122,7 +137,8 @@ class Gateway:
         self, tokenizer: Tokenizer, access: Access | None, opened: OpenRequests
     ) -> grpc.aio.Server:
         interceptors: list[grpc.aio.ServerInterceptor] = [
-            SlowReaders(self._config.edge.write_timeout_s)
+            AioCallCounter(self._counters.calls),
+            SlowReaders(self._config.edge.write_timeout_s),
         ]
         if access is not None:
             interceptors.append(AioAccessInterceptor(access))
@@ -157,12 +173,16 @@ class Gateway:
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         if self._probes is not None:
             await self._probes.start()
+        if self._metrics_port is not None:
+            self._metrics_port.start()
         await self._grpc.start()
         self._http_task = asyncio.create_task(self._http.serve(sockets=[listener]))
         self._tasks = [
             asyncio.create_task(self._link.run()),
             asyncio.create_task(self._readiness.run(self._on_readiness)),
         ]
+        if config.metrics_fd is not None:
+            self._tasks.append(asyncio.create_task(self._scrape.keep_noting()))
         ports = ListenPorts(listener.getsockname()[1], grpc_port)
         log.info("HTTP on %s:%d, gRPC on %s:%d", config.host, ports.http, config.host, ports.grpc)
         if config.api_key is not None:
@@ -172,7 +192,7 @@ class Gateway:
         return ports
 
     def _bind_grpc(self) -> int:
-        """Binds the API and the health port; returns the API's. Raises PortInUse."""
+        """Binds the API, the health and the metrics port; returns the API's. Raises PortInUse."""
         config, health_port = self._config, self._config.identity.health_port
         credentials = self._certificates.grpc_credentials() if self._certificates else None
         address = f"{config.host}:{config.grpc_port}"
@@ -180,6 +200,11 @@ class Gateway:
         if health_port is not None:
             self._probes = aio_health_server(
                 self._health.Check, f"{config.host}:{health_port}", shares_port=config.share_ports
+            )
+        if (metrics_port := config.identity.metrics_port) is not None:
+            collect = on_loop(asyncio.get_running_loop(), self._scrape.collect)
+            self._metrics_port = MetricsPort(
+                collect, config.host, metrics_port, shares_port=config.share_ports
             )
         return port
 
@@ -200,6 +225,8 @@ class Gateway:
         await self._grpc.stop(FLUSH_S if self._pipeline.num_open else LAST_BYTES_S)
         if self._probes is not None:
             await self._probes.stop(None)
+        if self._metrics_port is not None:
+            await asyncio.to_thread(self._metrics_port.stop)
         if self._http_task is not None:
             await self._http_task
         for task in self._tasks:

@@ -15,6 +15,9 @@ from scheduler_svc.config import ServiceConfig, parse
 from scheduler_svc.debug import DebugService
 from scheduler_svc.engine import Engine
 from scheduler_svc.journal.recorder import SWITCH_INTERVAL_S
+from scheduler_svc.metrics.counts import SchedulerCounts
+from scheduler_svc.scrape import SERVICES as SCRAPED_SERVICES
+from scheduler_svc.scrape import SchedulerScrape, make_book
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker.link import FencedOut, open_channel
 from wire.aio.server import aio_server
@@ -24,6 +27,8 @@ from wire.identity.certificates import certificates_of
 from wire.identity.interceptors import AioAccessInterceptor
 from wire.identity.peers import peer_opener
 from wire.identity.watched import BadIdentityFile
+from wire.metrics.grpc_calls import AioCallCounter, CallCounts
+from wire.metrics.port import MetricsPort, on_loop
 from wire.requests.check import RequestCheck
 from wire.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
 from wire.stop_signals import stop_signals
@@ -42,11 +47,15 @@ async def serve(config: ServiceConfig) -> int:
     The signal begins a drain, and a second one ends it.
     """
     first_signal, second_signal = stop_signals()
-    engine = Engine(config, partial(open_channel, opener=peer_opener(config.identity)))
+    counts = SchedulerCounts(config.metrics_tenants, make_book())
+    engine = Engine(config, partial(open_channel, opener=peer_opener(config.identity)), counts)
     service, health_service = SchedulerService(engine), health.aio.HealthServicer()
     servers = _servers(config, service, engine, health_service)
+    metrics_port = _metrics_port(config, engine)
     for server in servers:
         await server.start()
+    if metrics_port is not None:
+        metrics_port.start()
 
     running = asyncio.create_task(engine.run())
     reporting = asyncio.create_task(_report_health(engine, health_service))
@@ -64,9 +73,19 @@ async def serve(config: ServiceConfig) -> int:
         task.cancel()
     await asyncio.gather(running, reporting, stopping, return_exceptions=True)
     await asyncio.gather(*(server.stop(_GRACE_S) for server in servers))
+    if metrics_port is not None:
+        await asyncio.to_thread(metrics_port.stop)
     if fenced_out:
         return _EXIT_FENCED
     return 1 if running.done() and not running.cancelled() and running.exception() else 0
+
+
+def _metrics_port(config: ServiceConfig, engine: Engine) -> MetricsPort | None:
+    """The port for Prometheus, bound, if there is to be one. Raises PortInUse."""
+    if (port := config.identity.metrics_port) is None:
+        return None
+    collect = on_loop(asyncio.get_running_loop(), SchedulerScrape(engine).collect)
+    return MetricsPort(collect, config.host, port)
 
 
 def _servers(
@@ -78,7 +97,11 @@ def _servers(
     """The scheduler's server and that of its health port, bound. Raises PortInUse."""
     identity = config.identity
     access, certificates = identity.peer_access(), certificates_of(identity)
-    interceptors: list[grpc.aio.ServerInterceptor] = [SlowReaders(config.write_timeout_s)]
+    counts = engine.counts
+    interceptors: list[grpc.aio.ServerInterceptor] = [
+        AioCallCounter(CallCounts(counts.book, counts.row, SCRAPED_SERVICES)),
+        SlowReaders(config.write_timeout_s),
+    ]
     if access is not None:
         interceptors.append(AioAccessInterceptor(access))
     interceptors.append(RequestCheck())

@@ -29,6 +29,7 @@ _NOT_NEGATIVE = (
     "max_waiting_tokens",
     "max_waiting_requests_per_tenant",
     "max_waiting_tokens_per_tenant",
+    "metrics_tenants",
 )
 _RECORD_OPTIONS = ("record", "record_max_mib", "record_prompts")
 
@@ -63,6 +64,7 @@ class ServiceConfig:
     max_waiting_tokens: int = 0
     max_waiting_requests_per_tenant: int = 0
     max_waiting_tokens_per_tenant: int = 0
+    metrics_tenants: int = 0  # tenants that metrics name
     write_timeout_s: float = 60.0
     record: RecordOptions | None = None
     drain_timeout_s: float = 60.0  # that running requests have after SIGTERM
@@ -130,6 +132,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_policy_options(parser)
     _add_admission_options(parser)
     _add_record_options(parser)
+    _add_metrics_options(parser)
     add_server_options(parser)
     add_peer_options(parser, serves=True, calls=True)
     return parser
@@ -216,6 +219,17 @@ def _add_detection_options(parser: argparse.ArgumentParser) -> None:
         default=3.0,
         help="seconds without a message after which a worker counts as lost; up to five times as "
         "long for one whose heartbeats come late",
+    )
+
+
+def _add_metrics_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--metrics-tenants",
+        type=int,
+        default=0,
+        metavar="N",
+        help="metrics count requests and tokens of the first N tenants by name, and those of all "
+        "others together (0: of no tenant)",
     )
 
 

@@ -15,6 +15,7 @@ from scheduler_svc.config import ServiceConfig
 from scheduler_svc.containment import message_of
 from scheduler_svc.core import Finished, RefusalKind, Refused, Request, Sequence
 from scheduler_svc.group import Served, WorkerGroup
+from scheduler_svc.metrics.counts import SchedulerCounts
 from scheduler_svc.places import Place, best_first, move_all
 from scheduler_svc.worker.link import OpenChannel, open_channel
 
@@ -40,11 +41,17 @@ class QueueFull(Exception):
 class Engine:
     """Accepts requests, places each on a worker group, and migrates it when that group is lost."""
 
-    def __init__(self, config: ServiceConfig, open_channel: OpenChannel = open_channel) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        open_channel: OpenChannel = open_channel,
+        counts: SchedulerCounts | None = None,
+    ) -> None:
         self.config = config
         self.readiness_changed = asyncio.Event()
         self.num_overloaded = 0
-        self._clients = Clients()
+        self.counts = counts or SchedulerCounts(config.metrics_tenants)
+        self._clients = Clients(self.counts)
         self._served = Served()
         self.groups = [
             WorkerGroup(
@@ -152,7 +159,10 @@ class Engine:
 
     def abort(self, request_id: str) -> bool:
         """Ends a live request without notifying its client; False when there is none."""
-        return self._abort(request_id) is not None
+        finished = self._abort(request_id)
+        if finished is not None:
+            self.counts.ended(finished)
+        return finished is not None
 
     def abort_and_tell(self, request_id: str) -> bool:
         """Ends a live request at another caller's wish, and notifies its client."""

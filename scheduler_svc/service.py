@@ -172,6 +172,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             if refusal is None:
                 live[submit.handle] = submit.request_id
                 continue
+            self._engine.counts.refused(refusal.code)
             finished = _to_finished(submit.handle, refusal)
             await refuse(scheduler_pb2.SessionResponse(finished=[finished]))
 
@@ -204,6 +205,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             origin = Origin(request_id, client, 0, context.time_remaining())
             refusal = self._submit_call(request, origin)
             if refusal is not None:
+                self._engine.counts.refused(refusal.code)
                 await _refuse(context, refusal)
             mine.append(request_id)
             async for response in _responses(outbox, request_id, request.sampling, context):

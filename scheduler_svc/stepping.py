@@ -63,6 +63,7 @@ class Stepping:
             await self._link.prepare(to_preparations(preparations))
         cut = core.cut(self._lookahead)
         if cut is not None:
+            self._clients.counts.cut()
             await self._link.cut(cut.first_step_id, cut.last_step_id)
             return
         while steps := self._next_steps():
@@ -77,6 +78,7 @@ class Stepping:
             self._trace.sent(plan, now_s)
         self._clients.tell_admitted(first)
         granted = len(steps) if first.grant_id is not None else 0
+        self._clients.counts.sent(granted)
         await self._link.send(to_step(first, granted, self.state_check.wants(first)))
 
     def apply(self, answer: Answer) -> bool:
@@ -119,6 +121,7 @@ class Stepping:
         outputs = self._core.update(result)
         self._deliver(oldest, outputs, logprobs, prompt_outputs)
         record = self._trace.done(output.step_id, time.monotonic())
+        self._clients.counts.stepped(record.plan, record.duration_s or 0.0)
         if len(record.plan.slots):  # else it took no time that a step of tokens takes
             self._pace.stepped(record.plan, record.sent_s, self._core.now_s)
 
@@ -139,6 +142,7 @@ class Stepping:
             raise RequestFault(*ids) from error
 
     def _skip(self, skipped: worker_pb2.Skipped) -> None:
-        self._core.skip(skipped.first_step_id, skipped.last_step_id)
+        num_skipped = self._core.skip(skipped.first_step_id, skipped.last_step_id)
+        self._clients.counts.skipped(num_skipped)
         self.state_check.skipped(skipped.first_step_id)
         self._trace.skipped(skipped.first_step_id)

@@ -1,7 +1,7 @@
 """The HTTP routes, and the common form of errors. Wiring only."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from gateway import limits, refusals
 from gateway.edge.clients import OpenRequests
 from gateway.edge.edge_limits import EdgeLimits
-from gateway.edge.http_guards import ClientLimit, PlainBodies
+from gateway.edge.http_guards import AnswerCounter, ClientLimit, PlainBodies
 from gateway.errors import (
     ErrorKind,
     RequestError,
@@ -43,7 +43,9 @@ from gateway.sampling_defaults import SamplingDefaults
 from gateway.scheduler.readiness import ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
 from wire.identity.access import Access
+from wire.metrics.exposition import Scraped
 
+Scrape = Callable[[str], Scraped]  # by the header `accept`
 OWNER = "pagewire"
 API_VERSION = "1"
 DESCRIPTION = "OpenAI's API with vLLM's extra fields; docs/api.md says what is supported, and how."
@@ -83,8 +85,9 @@ def create_app(
     edge: EdgeLimits | None = None,
     open_requests: OpenRequests | None = None,
     cors_origins: Sequence[str] = (),
+    scrape: Scrape | None = None,
 ) -> FastAPI:
-    """The application; the caller starts and stops the pipeline."""
+    """The application; the caller starts and stops the pipeline. `scrape` reads the metrics."""
     # The framework's documentation pages would load scripts from a foreign host.
     app = FastAPI(
         title="pagewire",
@@ -103,6 +106,7 @@ def create_app(
         app.add_middleware(ApiKeyGuard, access=access)
     if cors_origins:
         _allow_origins(app, cors_origins)
+    app.add_middleware(AnswerCounter, metrics=pipeline.metrics)  # the last one added is outermost
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(RequestValidationError, _on_bad_body)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -111,6 +115,8 @@ def create_app(
     _add_model_routes(app, pipeline, readiness)
     _add_token_routes(app, pipeline, tokenizer)
     _add_docs(app)
+    if scrape is not None:
+        _add_metrics_route(app, scrape)
     return app
 
 
@@ -129,6 +135,13 @@ def _add_docs(app: FastAPI) -> None:
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(page(app.openapi()))
+
+
+def _add_metrics_route(app: FastAPI, scrape: Scrape) -> None:
+    @app.get("/metrics", include_in_schema=False)  # for operators: no part of the API
+    async def metrics(request: Request) -> Response:
+        answer = scrape(request.headers.get("accept", ""))
+        return Response(answer.body, headers={"content-type": answer.content_type})
 
 
 def _add_generation_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> None:

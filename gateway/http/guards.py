@@ -9,12 +9,14 @@ from gateway import limits
 from gateway.auth import authenticate
 from gateway.errors import ErrorKind, RequestError, error_body
 from wire.identity.access import CALLER, Access
+from wire.identity.roles import Role
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/docs"})  # /docs: the same for every gateway
+OPERATORS_PATHS = frozenset({"/metrics"})
 
 
 class ApiKeyGuard:
-    """Refuses requests without a user's key; probes and the documentation need none."""
+    """Refuses requests without a user's key, or an operator's; probes and /docs need none."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -23,8 +25,10 @@ class ApiKeyGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
-                given = Headers(scope=scope).getlist("authorization")
-                CALLER.set(authenticate(self._access, ", ".join(given) or None, scope["path"]))
+                given = ", ".join(Headers(scope=scope).getlist("authorization")) or None
+                path = scope["path"]
+                role = Role.OPERATOR if path in OPERATORS_PATHS else Role.USER
+                CALLER.set(authenticate(self._access, given, path, role))
             except RequestError as error:
                 is_unknown = error.kind is ErrorKind.UNAUTHENTICATED
                 challenge = {"www-authenticate": "Bearer"} if is_unknown else {}

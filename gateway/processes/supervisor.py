@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from gateway.config import GatewayConfig
 from gateway.processes.heartbeats import Heartbeats
+from wire.metrics.shared_rows import make_shared_rows
 from wire.server import PortInUse
 
 FIRST_BACKOFF_S = 0.2
@@ -49,6 +50,8 @@ class Supervisor:
         self._num_children = config.processes
         self._drain_timeout_s = config.drain_timeout_s
         self._hang_timeout_s = config.hang_timeout_s
+        # What a child has counted outlives it: its successor goes on in the same row.
+        self._metrics_fd = make_shared_rows(config.processes)
         self._stopping = asyncio.Event()
         self._children: dict[int, asyncio.subprocess.Process] = {}
 
@@ -88,12 +91,13 @@ class Supervisor:
 
     async def _run_child(self, index: int) -> int:
         heartbeats = Heartbeats()
-        fd = heartbeats.write_fd
+        fd, metrics_fd = heartbeats.write_fd, self._metrics_fd
         # In a session of its own: Ctrl-C would be a second signal besides the one of stop().
         child = self._children[index] = await asyncio.create_subprocess_exec(
             *self._command,
             *("--heartbeat-fd", str(fd)),
-            pass_fds=(fd,),
+            *("--metrics-fd", str(metrics_fd), "--metrics-row", str(index)),
+            pass_fds=(fd, metrics_fd),
             start_new_session=True,
         )
         heartbeats.close_write_end()
@@ -133,6 +137,7 @@ async def supervise(config: GatewayConfig, arguments: Sequence[str]) -> int:
         "--http-port": (config.http_port, "the HTTP API"),
         "--grpc-port": (config.grpc_port, "the gRPC API"),
         "--health-port": (config.identity.health_port, "the health port"),
+        "--metrics-port": (config.identity.metrics_port, "the metrics port"),
     }
     with contextlib.ExitStack() as held:
         ports: dict[str, int] = {}

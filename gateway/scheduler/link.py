@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -52,11 +52,13 @@ class SchedulerLink:
         address: str,
         scheduler_timeout_s: float = 0.0,
         gather_s: float = 0.0,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = (
             scheduler_pb2_grpc.SchedulerServiceStub(channel)
         )
         self._address = address
+        self._on_lost = on_lost
         self._timeout_s = scheduler_timeout_s  # live requests wait this long for the next scheduler
         # And this long if that waits for its worker, which may have a large model to load.
         self.worker_timeout_s = WORKER_STARTS * scheduler_timeout_s
@@ -72,6 +74,11 @@ class SchedulerLink:
     def is_open(self) -> bool:
         """Whether requests can be submitted."""
         return self._outbox is not None
+
+    @property
+    def num_running(self) -> int:
+        """Requests that the scheduler has admitted."""
+        return sum(live.is_running for live in self._live.values())
 
     def submit(self, submission: Submission) -> LiveRequest:
         """Submits a request; its reader must close() it. Raises RequestError without a stream."""
@@ -131,7 +138,9 @@ class SchedulerLink:
                 log.exception("a message of the scheduler is not delivered")
                 problem, died = f"its message is not delivered: {type(error).__name__}", False
             finally:
-                self._outbox = None
+                was_open, self._outbox = self.is_open, None
+            if was_open:
+                self._on_lost()
             self._lose(problem, died)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)

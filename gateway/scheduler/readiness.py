@@ -41,6 +41,20 @@ class Readiness:
     policy: str = ""  # of the queue; empty: unknown
 
 
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """The KV cache of all worker groups, as the scheduler said last."""
+
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    block_size: int = 0
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that are in use, 0 to 1."""
+        return 1 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
+
+
 Listener = Callable[[Readiness], Awaitable[None]]
 
 
@@ -65,6 +79,7 @@ class ReadinessWatch:
         self._patience = Patience(POLL_TIMEOUT_S, LONGEST_POLL_S)
         self._is_draining = False
         self._warned_of = ""  # version of llguidance
+        self.kv_cache = KvCache()
         self.current = Readiness(False, "the scheduler has not answered yet", None)
 
     def require_model(self) -> ServedModel:
@@ -129,6 +144,7 @@ class ReadinessWatch:
             policy = self.current.policy
             return Readiness(False, "the scheduler does not answer", model, problem, policy)
         self._patience.fade(self._poll_interval_s)
+        self.kv_cache = KvCache(status.num_blocks, status.num_free_blocks, status.block_size)
         if not status.HasField("model"):
             return Readiness(False, "no worker has attached yet", None, status.reason)
         model = model_from_proto(status.model, self._served_name)

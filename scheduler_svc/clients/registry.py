@@ -9,6 +9,7 @@ from scheduler_svc.clients.outbox import Admitted, Outbox, RequestEnd
 from scheduler_svc.core import Finished, FinishReason, StepOutputs, StepPlan
 from scheduler_svc.core.request.fault import RequestFault, blaming
 from scheduler_svc.core.step.plan import PromptOutputDelivery
+from scheduler_svc.metrics.counts import SchedulerCounts
 from wire.logprobs import LogprobColumns
 from wire.prompt_outputs import PromptOutput
 
@@ -21,9 +22,13 @@ _STATUS_CODES = {  # gRPC status codes
 
 
 class Clients:
-    """Delivers tokens, admissions and ends by client; drops those of clients that have left."""
+    """Delivers tokens, admissions and ends by client, and counts the ends.
 
-    def __init__(self) -> None:
+    Drops those of clients that have left.
+    """
+
+    def __init__(self, counts: SchedulerCounts | None = None) -> None:
+        self.counts = counts or SchedulerCounts()
         self._outboxes: dict[int, Outbox] = {}
         self._newest = 0
 
@@ -103,6 +108,7 @@ class Clients:
     def tell_ends(self, finished: Iterable[Finished]) -> None:
         """Reports finished requests, with the reason, after all their tokens."""
         for end in finished:
+            self.counts.ended(end)
             outbox = self._outboxes.get(end.request.client)
             if outbox is not None:
                 outbox.put_end(RequestEnd(end, _STATUS_CODES.get(end.reason, 0)))

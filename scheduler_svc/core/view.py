@@ -95,6 +95,16 @@ class View:
         return self._state.waiting.num_tokens
 
     @property
+    def num_waiting_for_grammar(self) -> int:
+        """Sequences that wait until the worker has prepared their grammar."""
+        return len(self._state.grammars)
+
+    @property
+    def num_suspects(self) -> int:
+        """Sequences that compute alone, because a process died in their last step."""
+        return len(self._state.suspects)
+
+    @property
     def num_preemptions(self) -> int:
         """Preemptions since the start."""
         return self._state.num_preemptions

@@ -45,6 +45,8 @@ class Product:
     grpc_port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
     worker_port: int = field(default_factory=free_port)
+    scheduler_metrics_port: int = field(default_factory=free_port)
+    worker_metrics_port: int = field(default_factory=free_port)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -59,15 +61,17 @@ class Product:
         self.wait_until_ready()
 
     def start_worker(self, *options: str, port: int | None = None, name: str = "") -> None:
+        metrics = () if port else ("--metrics-port", str(self.worker_metrics_port))
         settings = replace(
             self._settings,
             worker_port=port or self.worker_port,
-            worker_options=(*self.worker_options, *options),
+            worker_options=(*self.worker_options, *options, *metrics),
         )
         self._start(settings, "worker_svc", name)
 
     def start_scheduler(self, *options: str) -> None:
-        options = ("--state-check-interval", "8", *options)
+        metrics = ("--metrics-port", str(self.scheduler_metrics_port))
+        options = ("--state-check-interval", "8", *metrics, *options)
         self._start(replace(self._settings, scheduler_options=options), "scheduler_svc")
 
     def start_gateway(self) -> None:

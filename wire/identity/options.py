@@ -30,6 +30,7 @@ class IdentityOptions:
     api_keys: Path | None = None
     peer_token_file: Path | None = None
     health_port: int | None = None
+    metrics_port: int | None = None
     insecure: bool = False
 
     def __post_init__(self) -> None:
@@ -37,8 +38,9 @@ class IdentityOptions:
             raise ValueError("--tls-cert and --tls-key belong together")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("--tls-client-ca needs --tls-cert")
-        if self.health_port is not None and not 0 <= self.health_port <= MAX_PORT:
-            raise ValueError(f"--health-port: {self.health_port} is not a port")
+        for name, port in (("health", self.health_port), ("metrics", self.metrics_port)):
+            if port is not None and not 0 <= port <= MAX_PORT:
+                raise ValueError(f"--{name}-port: {port} is not a port")
         if (self.tls_client_cert is None) != (self.tls_client_key is None):
             raise ValueError("--tls-client-cert and --tls-client-key belong together")
         if self.tls_client_cert is not None and self.tls_ca is None:
@@ -102,6 +104,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     add("--tls-client-ca", type=Path, metavar="PEM", help="clients need a certificate of this CA")
     add("--api-keys", type=Path, metavar="FILE", help="hashed API keys, from `pagewire keys new`")
     add("--health-port", type=int, metavar="PORT", help="plaintext port with gRPC health alone")
+    add("--metrics-port", type=int, metavar="PORT", help="plaintext port with GET /metrics alone")
 
 
 def add_peer_options(parser: argparse.ArgumentParser, *, serves: bool, calls: bool) -> None:

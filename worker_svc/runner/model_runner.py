@@ -22,6 +22,7 @@ from worker_svc.attention.batch import LastTokens
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.device.device import end_if_lost
 from worker_svc.device.step_clock import DecodeTime, StepClock
+from worker_svc.metrics.steps import StepCounts, kind_of
 from worker_svc.models import Decoder
 from worker_svc.protocol.step import (
     ROW_DEAD_END,
@@ -79,6 +80,7 @@ class ModelRunner(ABC):
         self.state = BatchState(limits, device, grammars or Grammars(limits.vocab_size))
         self.records: deque[ComputedStep] = deque(maxlen=MAX_RECORDS)  # newest last
         self.decode_time = DecodeTime()
+        self.counts = StepCounts()
         self.rehearsed_s: dict[int, float] = {}  # what steps of the warm-up took, by their tokens
         self._clock_before: StepClock | None = None  # of the last step that computed
         self._model = model
@@ -180,6 +182,13 @@ class ModelRunner(ABC):
             if (occupant := occupants[slot]) is not None
         )
         is_decode_row = rows.samples & (rows.num_scheduled == 1)
+        num_decode_rows, duration_us = int(np.count_nonzero(is_decode_row)), us_since(started)
+        if output.error:
+            self.counts.failed()
+        else:
+            kind = kind_of(len(rows.slots), num_decode_rows)
+            num_tokens = int(rows.num_scheduled.sum())
+            self.counts.computed(kind, num_tokens, duration_us, output.timings)
         self.records.append(
             ComputedStep(
                 step_id=staged.step.step_id,
@@ -187,8 +196,8 @@ class ModelRunner(ABC):
                 slots=rows.slots,
                 num_computed=rows.num_computed,
                 num_scheduled=rows.num_scheduled,
-                num_decode_rows=int(np.count_nonzero(is_decode_row)),
-                duration_us=us_since(started),
+                num_decode_rows=num_decode_rows,
+                duration_us=duration_us,
                 timings=output.timings,
                 error=output.error,
             )

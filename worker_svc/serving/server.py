@@ -14,6 +14,8 @@ from pagewire.v1 import debug_pb2_grpc
 from wire.health_port import LIVENESS, health_server
 from wire.identity.certificates import certificates_of
 from wire.identity.interceptors import AccessInterceptor
+from wire.metrics.grpc_calls import CallCounter
+from wire.metrics.port import MetricsPort
 from wire.requests.check import ThreadedRequestCheck
 from wire.server import SERVER_OPTIONS, add_reflection, bind
 from worker_svc.config import WorkerConfig
@@ -22,6 +24,7 @@ from worker_svc.process.compute_thread import ComputeThread
 from worker_svc.process.failpoints import Failpoints
 from worker_svc.process.step_limit import StepLimit
 from worker_svc.serving import debug, service
+from worker_svc.serving.scrape import WorkerScrape
 from worker_svc.serving.session import Session
 from worker_svc.startup.lifecycle import Lifecycle, WorkerPhase
 from worker_svc.startup.precompile import Precompile
@@ -49,11 +52,13 @@ class RankServer:
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         self._on_failure = on_failure
+        self._scrape = WorkerScrape()
         access, certificates = config.identity.peer_access(), certificates_of(config.identity)
         self._server = grpc.server(
             ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"),
             options=SERVER_OPTIONS,
             interceptors=[
+                CallCounter(self._scrape.calls),
                 *([] if access is None else [AccessInterceptor(access)]),
                 ThreadedRequestCheck(),
             ],
@@ -63,6 +68,7 @@ class RankServer:
         self.port = bind(self._server, f"{config.host}:{port}", "the worker", credentials)
         self.address = f"{config.host}:{self.port}"
         self.lifecycle = Lifecycle(config, self._compute, self._on_phase, ranks, self.address)
+        self._scrape.lifecycle = self.lifecycle
         debug_pb2_grpc.add_DebugServiceServicer_to_server(
             debug.DebugService(self.lifecycle), self._server
         )
@@ -122,6 +128,9 @@ class WorkerServer(RankServer):
         self._probes: grpc.Server | None = None
         if (health_port := config.identity.health_port) is not None:
             self._probes = health_server(self._health.Check, f"{config.host}:{health_port}")
+        self._metrics_port: MetricsPort | None = None
+        if (metrics_port := config.identity.metrics_port) is not None:
+            self._metrics_port = MetricsPort(self._scrape.collect, config.host, metrics_port)
         failpoints = Failpoints(config.failpoints) if config.failpoints else None
         self._session = Session(
             self.lifecycle,
@@ -138,6 +147,8 @@ class WorkerServer(RankServer):
         super().start()
         if self._probes is not None:
             self._probes.start()
+        if self._metrics_port is not None:
+            self._metrics_port.start()
         if (folder := self._config.model) is not None:
             start_up = partial(self.lifecycle.start_up, folder, self._compiling)
             threading.Thread(target=start_up, name="start-up", daemon=True).start()
@@ -159,6 +170,8 @@ class WorkerServer(RankServer):
         stopped = super().stop(grace_s)
         if self._probes is not None:
             self._probes.stop(None).wait()
+        if self._metrics_port is not None:
+            self._metrics_port.stop()
         return stopped
 
     def _service_names(self) -> tuple[str, ...]:

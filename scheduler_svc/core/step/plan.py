@@ -11,6 +11,7 @@ from scheduler_svc.core.kv.block_moves import BlockMoves
 from scheduler_svc.core.kv.slots import Index, RunningSet, Slots
 from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.request.sequence import Sequence
+from scheduler_svc.core.request.timeline import Timeline
 
 
 class OutOfStep(Exception):
@@ -152,6 +153,7 @@ class Finished:
     num_cached_tokens: int
     stop_token_id: int | None = None  # the stop token that ended it, unless end-of-sequence
     message: str = ""
+    timeline: Timeline | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -170,6 +172,7 @@ class Finished:
             num_cached_tokens=sequence.num_cached or 0,
             stop_token_id=last if names_token else None,
             message=message,
+            timeline=sequence.timeline,
         )
 
 

@@ -104,7 +104,7 @@ def test_ports_differ_from_each_other() -> None:
 
 
 def test_a_service_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
-    last_words = r"(?s)the (worker|gateway) ended with status \d+; .*" + re.escape(str(tmp_path))
+    last_words = r"(?s)the (worker|gateway) ended with status \d+[;:] .*" + re.escape(str(tmp_path))
     with pytest.raises(CommandError, match=last_words), services.running(tmp_path):
         pytest.fail("an empty folder cannot be served")
 

@@ -1,5 +1,6 @@
 """Options of identity that do not fit are refused at the start, by name, by every service."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,11 @@ Parse = Callable[[list[str]], object]
 
 
 def parse_gateway(words: list[str]) -> object:
-    return gateway.config.parse_args(["--model", "/", "--scheduler", "127.0.0.1:1", *words])
+    """With a folder that passes for a model's."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "tokenizer.json").touch()
+        own = ["--model", folder, "--scheduler", "127.0.0.1:1"]
+        return gateway.config.parse_args([*own, *words])
 
 
 SERVICES: dict[str, Parse] = {

@@ -1,0 +1,1 @@
+"""What this scheduler counts outside its core: ends, steps, grants, refusals, tenants."""
