@@ -116,11 +116,11 @@ class Pipeline:
 
         Raises RequestError before the first delta when the request is refused.
         """
-        request = self.sampling_defaults.fill(request)
         meter = OutputMeter(self.metrics, request, self._clock())
         live: LiveRequest | None = None
         finish: Finish | None = None
         try:
+            request = self.sampling_defaults.fill(request)
             with self._preparing():
                 submission, reader = await self._prepare(request)
             live = self._link.submit(submission)
