@@ -153,7 +153,7 @@ class GuardedConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """From now on the client waits."""
         self._enter(_Phase.NOTHING)
-        self._num_raw_bytes = 0
+        self._num_raw_bytes = self._num_dropped = 0
         super().on_message_complete()
 
     def _check_headers(self) -> None:

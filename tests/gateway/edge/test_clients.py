@@ -87,6 +87,16 @@ async def test_the_body_limit_is_an_option(start: Any) -> None:
     assert "--max-body-mib" in error_of(response, 413)["message"]
 
 
+async def test_each_refused_body_of_a_connection_may_be_as_large(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.edge.http_connection.MAX_DROPPED_BYTES", 5 << 20)
+    running = await start(edge=EdgeLimits(max_body_mib=1))
+    for _ in range(4):  # the client keeps its connection
+        response = await running.http.post("/v1/completions", content=b" " * (4 << 20))
+        assert error_of(response, 413)
+
+
 async def test_an_old_connection_is_left_after_its_stream_has_ended(
     start: Any, eventually: Any
 ) -> None:
