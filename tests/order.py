@@ -21,7 +21,7 @@ RANKS = {folder: rank for rank, folders in enumerate(FOLDERS) for folder in fold
 SLOW_FOLDERS = ("default_model", "kernels", "worker_svc", "gpu", "e2e")
 SLOW_FILES = (
     "test_chaos", "test_cpu_vs_transformers", "test_detection", "test_documented", "test_download",
-    "test_files", "test_groups", "test_machine", "test_modules", "test_overload",
+    "test_files", "test_groups", "test_machine", "test_metrics", "test_modules", "test_overload",
     "test_planted_moves", "test_process", "test_random_walks", "test_replay", "test_same_text",
     "test_schema_walks", "test_split", "test_up",
 )  # fmt: skip
