@@ -1,9 +1,11 @@
 """Two ranks as processes: one worker for the scheduler, restarted when a rank dies."""
 
 import asyncio
+import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -292,10 +294,16 @@ def test_streams_end_as_if_nothing_had_happened_when_a_rank_is_killed_or_stopped
     assert asyncio.run(run_requests(group.port)) == calm
 
 
-def test_a_group_whose_model_cannot_be_loaded_says_why_and_exits_with_1(tmp_path: Path) -> None:
-    group = start_group(tmp_path / "nowhere", tmp_path / "log")
+def test_a_group_whose_model_cannot_be_loaded_says_why_and_exits_with_1(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "there"
+    shutil.copytree(llama_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"final_logit_softcapping": 30.0}))
+    group = start_group(folder, tmp_path / "log")
     assert group.process.wait(2 * TIMEOUT_S) == 1
-    assert "nowhere" in group.log
+    assert "final_logit_softcapping" in group.log
     assert "before the group was ready" in group.log
     assert not [pid for pid in group.ranks if is_running(pid)]
 

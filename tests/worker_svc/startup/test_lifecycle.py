@@ -251,18 +251,25 @@ def test_a_process_with_a_model_starts_up_serves_and_stops_soon(
         assert time.monotonic() - signalled_s < patience(5)
 
 
-@pytest.mark.parametrize("named", ["nowhere", "final_logit_softcapping"])
 def test_a_process_whose_model_cannot_be_loaded_says_why_and_exits_with_1(
-    start_process: Process, llama_folder: Path, tmp_path: Path, named: str
+    start_process: Process, llama_folder: Path, tmp_path: Path
 ) -> None:
-    with_key(llama_folder, tmp_path / "there", "final_logit_softcapping", 30.0)
-    folder = tmp_path / ("nowhere" if named == "nowhere" else "there")
+    folder = with_key(llama_folder, tmp_path / "there", "final_logit_softcapping", 30.0)
     process = start_process("--model", str(folder), "--port", "0")
     assert process.wait(TIMEOUT_S) == 1
     text = process.log_path.read_text()
     assert "worker is FAILED" in text
-    assert named in text
+    assert "final_logit_softcapping" in text
     assert "Traceback" not in text
+
+
+def test_a_folder_that_is_not_there_is_refused_before_anything_starts(
+    start_process: Process, tmp_path: Path
+) -> None:
+    process = start_process("--model", str(tmp_path / "nowhere"), "--port", "0")
+    assert process.wait(TIMEOUT_S) == 2
+    text = process.log_path.read_text()
+    assert "nowhere" in text and "Traceback" not in text
 
 
 def with_key(folder: Path, copy: Path, key: str, value: object) -> Path:
@@ -326,9 +333,9 @@ def test_a_scheduler_accepts_a_worker_with_a_small_step(
     assert (accepted.max_num_seqs, accepted.max_num_batched_tokens) == (32, 32)
 
 
-def test_options_become_the_configuration() -> None:
-    config = parse(["--model", "folder", "--max-num-seqs", "7", "--kv-cache-gib", "1.5"])
-    assert config == WorkerConfig(model=Path("folder"), max_num_seqs=7, kv_cache_gib=1.5)
+def test_options_become_the_configuration(llama_folder: Path) -> None:
+    config = parse(["--model", str(llama_folder), "--max-num-seqs", "7", "--kv-cache-gib", "1.5"])
+    assert config == WorkerConfig(model=llama_folder, max_num_seqs=7, kv_cache_gib=1.5)
 
 
 @pytest.mark.parametrize(
