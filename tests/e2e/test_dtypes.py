@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pagewire.cli.launcher.up import MAX_SAMPLE_TOKENS, QUESTION
+from pagewire.cli.launcher.sample import MAX_SAMPLE_TOKENS, QUESTION
 from tests.e2e.conftest import ROOT, environment_of_users
 from tests.pace import patience
 from tests.ports import free_port
