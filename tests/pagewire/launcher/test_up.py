@@ -171,7 +171,7 @@ def test_a_service_that_dies_is_started_again_on_its_port(up, name, number, why)
 
 def test_a_service_that_hangs_is_killed_and_started_again(up):
     name = "worker"
-    limit_s = paced(1.0)
+    limit_s = paced(3.0)
     run = up.start("--no-sample", "--hang-timeout-s", str(limit_s))
     up.wait_for(run, "Chat")
     before = {name: up.note(name)["pids"] for name in NAMES}
