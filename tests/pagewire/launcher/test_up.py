@@ -178,7 +178,7 @@ def test_a_service_that_hangs_is_killed_and_started_again(up):
     os.kill(before[name][0], signal.SIGSTOP)
     seen = up.wait_for(run, f"the {name} gave no answer for ")
     silent_s = float(seen.rpartition("answer for ")[2].split()[0])
-    assert limit_s < silent_s < 6 * limit_s + patience(2.0)
+    assert limit_s - 0.05 <= silent_s < 6 * limit_s + patience(2.0)  # said to a tenth
     before["why"] = f"gave no answer for {silent_s:.1f} s and was killed"
     wait_until_back(up, run, name, before)
 
