@@ -19,7 +19,9 @@ from scheduler_svc.convert import (
 )
 from scheduler_svc.core import OutOfStep, Scheduler, StepOutputs, StepPlan
 from scheduler_svc.core.request.fault import RequestFault
-from scheduler_svc.explain.trace import Trace
+from scheduler_svc.explain.trace import StepRecord, Trace
+from scheduler_svc.observe.step_log import log_step
+from scheduler_svc.observe.step_profile import LoopProfile
 from scheduler_svc.worker.link import Answer, LinkLost, WorkerLink
 from scheduler_svc.worker.pace import Pace
 from scheduler_svc.worker.state_check import StateCheck, StateDiffers
@@ -47,6 +49,7 @@ class Stepping:
         self._trace = trace
         self._pace = pace
         self._lookahead = config.lookahead
+        self._logs_steps = config.log_steps
         self._max_grant = min(config.max_grant, worker.max_granted_steps)
         interval = config.state_check_interval if worker.has_state_hashes else 0
         self.state_check = StateCheck(core, interval)
@@ -59,8 +62,7 @@ class Stepping:
     async def plan_ahead(self) -> None:
         """Sends the steps that the worker should have, or a cut of those that it should not."""
         core = self._core
-        if (preparations := core.take_preparations()) is not None:
-            await self._link.prepare(to_preparations(preparations))
+        await self._prepare()
         cut = core.cut(self._lookahead)
         if cut is not None:
             self._clients.counts.cut()
@@ -70,6 +72,14 @@ class Stepping:
             await self._send(steps)
         if not self.awaits_answer and (plan := core.release()) is not None:
             await self._send((plan,))
+        # What was prepared on a lost worker is asked for again at the sequence's turn: with no step
+        # in flight, no answer would bring this about.
+        await self._prepare()
+
+    async def _prepare(self) -> None:
+        """Asks the worker for the grammars that it should prepare now."""
+        if (preparations := self._core.take_preparations()) is not None:
+            await self._link.prepare(to_preparations(preparations))
 
     async def _send(self, steps: tuple[StepPlan, ...]) -> None:
         """Sends one frame: a step, or all steps of a grant."""
@@ -79,7 +89,11 @@ class Stepping:
         self._clients.tell_admitted(first)
         granted = len(steps) if first.grant_id is not None else 0
         self._clients.counts.sent(granted)
-        await self._link.send(to_step(first, granted, self.state_check.wants(first)))
+        await self._link.send(self._encode(first, granted))
+
+    def _encode(self, first: StepPlan, granted: int) -> worker_pb2.SchedulerOutput:
+        """The message of a frame whose first step this is."""
+        return to_step(first, granted, self.state_check.wants(first), self._clients.spans.contexts)
 
     def apply(self, answer: Answer) -> bool:
         """Applies an answer; True if a step is done. Raises LinkLost when it does not fit."""
@@ -120,10 +134,15 @@ class Stepping:
         self.state_check.compare(output.step_id, to_state(output))
         outputs = self._core.update(result)
         self._deliver(oldest, outputs, logprobs, prompt_outputs)
-        record = self._trace.done(output.step_id, time.monotonic())
+        record = self._note_done(output.step_id)
         self._clients.counts.stepped(record.plan, record.duration_s or 0.0)
+        if self._logs_steps:
+            log_step(record, self._core)
         if len(record.plan.slots):  # else it took no time that a step of tokens takes
             self._pace.stepped(record.plan, record.sent_s, self._core.now_s)
+
+    def _note_done(self, step_id: int) -> StepRecord:
+        return self._trace.done(step_id, time.monotonic())
 
     def _deliver(
         self,
@@ -146,3 +165,44 @@ class Stepping:
         self._clients.counts.skipped(num_skipped)
         self.state_check.skipped(skipped.first_step_id)
         self._trace.skipped(skipped.first_step_id)
+
+
+class ProfiledStepping(Stepping):
+    """The same core and stream, for as long as what the loop does is recorded."""
+
+    def __init__(self, plain: Stepping, profile: LoopProfile) -> None:
+        # Not a new start: all that the plain one refers to.
+        vars(self).update(vars(plain))
+        self._profile = profile
+        self._received_ns = 0
+
+    def _next_steps(self) -> tuple[StepPlan, ...]:
+        with self._profile.timed("plan") as interval:
+            steps = super()._next_steps()
+            if steps:
+                interval.step_id = steps[0].step_id
+        return steps
+
+    def _encode(self, first: StepPlan, granted: int) -> worker_pb2.SchedulerOutput:
+        with self._profile.timed("encode", first.step_id):
+            return super()._encode(first, granted)
+
+    def _update(self, output: worker_pb2.ModelRunnerOutput) -> None:
+        self._received_ns = time.monotonic_ns()
+        with self._profile.timed("apply", output.step_id):
+            super()._update(output)
+
+    def _deliver(
+        self,
+        plan: StepPlan,
+        outputs: StepOutputs,
+        logprobs: LogprobColumns | None,
+        prompt_outputs: list[PromptOutput],
+    ) -> None:
+        with self._profile.timed("answer", plan.step_id):
+            super()._deliver(plan, outputs, logprobs, prompt_outputs)
+
+    def _note_done(self, step_id: int) -> StepRecord:
+        record = super()._note_done(step_id)
+        self._profile.step_done(record, self._received_ns)
+        return record

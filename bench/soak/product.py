@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 
 from bench.harness.services import ROOT, START_TIMEOUT_S, Ports, ProductFailed, free_ports
-from pagewire.cli.peer_token import found_token
+from pagewire._connection.peer_token import found_token
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 MODULES = {"worker": "worker_svc", "scheduler": "scheduler_svc", "gateway": "gateway"}

@@ -141,6 +141,8 @@ def _check_cache(scheduler: Scheduler) -> None:
     state = scheduler.internal_state
     pool, table, size = state.pool, state.table, scheduler.config.block_size
     hashed = [b for b in range(1, pool.num_blocks) if pool.cache.hash_of(b) is not None]
+    flagged = [block_id for block_id, flag in enumerate(pool.cache.is_cached) if flag]
+    assert flagged == hashed, "the map of cached blocks is of another cache"
     entries = [*pool.cache._block_of.values(), *itertools.chain(*pool.cache._duplicates.values())]
     assert sorted(entries) == hashed and len(pool.cache) == len(hashed), "a stale or lost entry"
     assert all(pool.cache._duplicates.values()), "an empty list is kept"

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.kv.block_shares import BlockShares, shares_of
 from scheduler_svc.core.kv.slots import Index, SlotTable
 from scheduler_svc.core.request.request import Request, TokenIds
 from scheduler_svc.core.request.sequence import Sequence
@@ -179,6 +180,16 @@ class View:
         return self._table.sequence[slot]
 
     @property
+    def num_known(self) -> NDArray[np.int32]:
+        """By slot: tokens of prompt and received output."""
+        return _read_only(self._table.num_tokens)
+
+    @property
+    def is_prefilling(self) -> NDArray[np.bool_]:
+        """By slot: whether no token was sampled since it was entered."""
+        return _read_only(self._table.is_prefilling)
+
+    @property
     def num_computed(self) -> NDArray[np.int32]:
         """By slot: tokens whose KV is computed, or will be by the steps in flight."""
         return _read_only(self._table.num_computed)
@@ -204,6 +215,12 @@ class View:
         return _read_only(self._table.token_ids)
 
     # --- blocks ----------------------------------------------------------------------------------
+
+    def block_shares(self, max_cells: int) -> BlockShares:
+        """The blocks in cells, in the order of their ids, with what is held and cached of each."""
+        pool = self._state.pool
+        is_cached = np.frombuffer(pool.cache.is_cached, dtype=np.uint8)
+        return shares_of(pool.ref_counts[1:], is_cached[1:], max_cells)
 
     def blocks(self) -> Iterator[BlockUse]:
         """The blocks in use in the order of their ids, then the cached ones, the oldest first."""

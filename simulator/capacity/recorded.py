@@ -16,6 +16,8 @@ from scheduler_svc.journal.recording import Recording
 from simulator.capacity.step_times import MeasuredStep
 from simulator.capacity.workload import Arrival
 
+_PLANNING = ("schedule", "grant", "release")  # calls that plan steps
+
 
 @dataclass(slots=True)
 class RecordedWorkload:
@@ -42,7 +44,8 @@ class _Steps:
         sent_s, plan = self._sent.pop(step_id)
         duration_s = now_s - max(sent_s, self._last_done_s)
         self._last_done_s = now_s
-        if not plan.reset:  # the first step on a worker warms it up
+        # The first step on a worker warms it up; one that only lets slots go computes nothing.
+        if not plan.reset and plan.num_tokens:
             context = int(plan.num_computed.sum())
             self.measured.append(MeasuredStep(plan.num_tokens, context, duration_s))
 
@@ -67,7 +70,7 @@ def read_recorded(path: Path) -> RecordedWorkload:
             requests[arguments[0].request_id] = arguments[0]
         elif event.call == "update":
             steps.done(arguments[0].step_id, core.now_s)
-        for plan in plans_of(answer) if event.call in ("schedule", "grant") else ():
+        for plan in plans_of(answer) if event.call in _PLANNING else ():
             steps.sent(plan, core.now_s)
         for finished in _ends(answer):
             num_output[finished.request.request_id] = finished.num_output_tokens

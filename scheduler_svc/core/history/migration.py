@@ -1,7 +1,8 @@
 """Migration of sequences from one scheduler to another; known tokens are enough to continue.
 
 A worker group that is lost migrates all its sequences; other groups take them over as if they had
-been preempted there. A sequence moves with its request, tokens, limits and timeline.
+been preempted there. One that is drained is closed: those that wait migrate, and those that run
+finish. A sequence moves with its request, tokens, limits and timeline.
 """
 
 from scheduler_svc.core.kv.sliding_window import blocks_needed
@@ -37,6 +38,48 @@ class Migration:
         self._deadlines.clear()
         self.num_migrated_out += len(leaving)
         return leaving
+
+    def close(self) -> None:
+        """Lets no sequence enter that has not run here, until `reopen`."""
+        self._state.is_closed = True
+
+    def reopen(self) -> None:
+        """Lets sequences enter again."""
+        self._state.is_closed = False
+
+    def migrate_waiting(self) -> list[Sequence]:
+        """Removes and returns the waiting sequences, in queue order; the worker goes on.
+
+        One that a step in flight may still bring something stays.
+        """
+        state, leaving = self._state, list[Sequence]()
+        staying = [sequence for sequence in state.waiting if self._awaits_a_step(sequence)]
+        while (sequence := state.waiting.take()) is not None:
+            leaving.append(sequence)
+        leaving += state.waiting.take_held()
+        for sequence in reversed(staying):
+            leaving.remove(sequence)
+            state.enqueue(sequence)
+        for sequence in leaving:
+            self._let_go(sequence)
+        self._deadlines.restart(self._live.values())
+        self.num_migrated_out += len(leaving)
+        return leaving
+
+    def _awaits_a_step(self, sequence: Sequence) -> bool:
+        awaits_reports = (
+            sequence.num_prompt_outputs_planned != sequence.num_prompt_outputs_delivered
+        )
+        return awaits_reports or sequence in self._state.departed.values()
+
+    def _let_go(self, sequence: Sequence) -> None:
+        state = self._state
+        del self._live[sequence.request.request_id]
+        state.grammars.discard(sequence)
+        state.fork_groups.remove(sequence)
+        state.suspects.discard(sequence)
+        state.host.release(sequence)
+        sequence.lose_kv()
 
     def can_hold(self, sequence: Sequence) -> bool:
         """Whether a sequence can migrate to here: it fits, and its id is not live here."""

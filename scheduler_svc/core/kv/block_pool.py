@@ -11,6 +11,9 @@ ago is handed out first.
 from array import array
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from scheduler_svc.core.kv.prefix_cache import NULL_BLOCK, PrefixCache
 
 
@@ -44,6 +47,13 @@ class BlockPool:
     def usage(self) -> float:
         """Fraction of the usable blocks that are referenced, 0 to 1."""
         return 1.0 - self.num_free / self.num_usable if self.num_usable else 0.0
+
+    @property
+    def ref_counts(self) -> NDArray[np.int32]:
+        """[num_blocks] sequences that hold each block: a view that refuses writes."""
+        counts = np.frombuffer(self._ref_count, dtype=np.intc)
+        counts.flags.writeable = False
+        return counts
 
     def ref_count(self, block_id: int) -> int:
         """Number of sequences that hold a block."""

@@ -4,6 +4,7 @@ The index knows content only; the pool knows whether a block is in use. An entry
 pool hands the block out again, so a hit never refers to overwritten memory.
 """
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +25,7 @@ class PrefixCache:
         self._block_of: dict[int, int] = {}
         self._duplicates: dict[int, list[int]] = {}
         self._hash_of: dict[int, int] = {}
+        self.is_cached = array("B", bytes(num_blocks))  # 1 for the above
         self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._parents = np.zeros(num_blocks, dtype=np.uint64)
         self.num_evictions = 0  # contents forgotten because their block was reused
@@ -105,6 +107,7 @@ class PrefixCache:
             self._hash_of[block_id] = block_hash
             if self._block_of.setdefault(block_hash, block_id) != block_id:
                 self._duplicates.setdefault(block_hash, []).append(block_id)
+            self.is_cached[block_id] = 1
         index = block_ids.astype(np.intp)
         self._tokens[index] = token_ids
         self._parents[index] = parents
@@ -114,6 +117,7 @@ class PrefixCache:
         block_hash = self._hash_of.pop(block_id, None)
         if block_hash is None:
             return
+        self.is_cached[block_id] = 0
         self.num_evictions += 1
         others = self._duplicates.get(block_hash)
         if self._block_of[block_hash] != block_id:
@@ -130,6 +134,7 @@ class PrefixCache:
         """Forgets all content; returns the number of blocks that had any."""
         num_forgotten = len(self._hash_of)
         self._hash_of.clear()
+        self.is_cached[:] = array("B", bytes(len(self.is_cached)))
         self._block_of.clear()
         self._duplicates.clear()
         return num_forgotten

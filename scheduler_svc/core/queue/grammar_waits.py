@@ -53,6 +53,12 @@ class GrammarWaits:
         """Number of sequences in the queue whose grammar is ready."""
         return len(self._ready)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` would return something."""
+        has_room = len(self._asked) + len(self._ready) < self._max_prepared
+        return bool(self._dropped) or (has_room and bool(self._not_asked))
+
     def hold(self, sequence: Sequence) -> None:
         """Lets a sequence wait for its grammar."""
         sequence.status = Status.WAITING_FOR_GRAMMAR

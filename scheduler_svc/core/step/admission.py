@@ -19,7 +19,7 @@ from scheduler_svc.core.step.state import SchedulerState
 
 MAX_AWAITING = 64  # most sequences examined per step that await their fork group
 _HELD_BY_SLOTS, _HELD_BY_BUDGET = AdmissionHold(Cause.SLOTS), AdmissionHold(Cause.BUDGET)
-_HELD_BY_GRAMMAR = AdmissionHold(Cause.GRAMMAR)
+_HELD_BY_GRAMMAR, _HELD_BY_DRAIN = AdmissionHold(Cause.GRAMMAR), AdmissionHold(Cause.DRAIN)
 
 
 class _Outcome(Enum):
@@ -80,7 +80,8 @@ class Admission:
             if state.awaits_grammar(sequence):  # what was ready went with a worker
                 state.enqueue(sequence)
                 continue
-            if sequence.num_awaited or sequence.is_suspect or self._would_rob(aside, sequence):
+            is_barred = sequence.num_awaited or sequence.is_suspect or self._is_shut_out(sequence)
+            if is_barred or self._would_rob(aside, sequence):
                 aside.add(sequence, _Outcome.NO_ROOM)
                 break
             outcome = self._admit(draft, sequence)
@@ -107,6 +108,7 @@ class Admission:
             state.enqueue(sequence)
             return False
         may_enter = sequence.is_suspect and not sequence.num_awaited
+        may_enter = may_enter and not self._is_shut_out(sequence)
         if may_enter and self._admit(draft, sequence) is _Outcome.ENTERED:
             state.join_running([sequence])
             return True
@@ -125,6 +127,9 @@ class Admission:
             s.num_overtaken < self._config.max_overtakes for s in aside.passed
         )
 
+    def _is_shut_out(self, sequence: Sequence) -> bool:
+        return self._state.is_closed and not sequence.has_run
+
     def _would_rob(self, aside: _SetAside, sequence: Sequence) -> bool:
         order = self._state.waiting.order
         return any(order.is_more_urgent(waiting, sequence) for waiting in aside.everyone)
@@ -134,6 +139,8 @@ class Admission:
         if not aside.everyone and not len(state.waiting):
             return None
         if passed:
+            if self._is_shut_out(passed[0]):
+                return _HELD_BY_DRAIN
             if passed[0].num_awaited:
                 return AdmissionHold(Cause.TOKEN, first=passed[0].request.request_id)
             num_free, short = state.pool.num_free, {}
@@ -249,6 +256,8 @@ class Admission:
             return
         head, running = state.waiting.peek(), list(state.running.sequences)
         if head is None or head.num_awaited or state.awaits_grammar(head):
+            return
+        if self._is_shut_out(head):
             return
         is_more_urgent = state.waiting.order.is_more_urgent
         if not is_more_urgent(head, running[-1]):

@@ -42,6 +42,7 @@ class Cause(Enum):
     FORK_GROUP = "fork group"  # another of its fork group computes the first's prompt
     TOKEN = "token"  # the first in the queue awaits a token in flight
     GRAMMAR = "grammar"  # all that wait await their grammar
+    DRAIN = "drain"  # the group takes no new sequence
     PREEMPTION = "preemption"  # a sequence was just preempted and must not be overtaken
 
 

@@ -55,6 +55,7 @@ class SchedulerState:
         self._num_evictions_before = 0  # of earlier workers' pools
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self.is_worker_away = False
+        self.is_closed = False  # no sequence enters that has not run
         self._next_number = 0
         self.clear(config.num_blocks, config.num_host_blocks)
 

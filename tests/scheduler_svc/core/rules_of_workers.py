@@ -203,3 +203,25 @@ def hand_everybody_over_and_take_them_back(world: World, draw: Draw) -> None:
         assert world.scheduler.migration.can_hold(sequence)
         world.scheduler.migration.migrate_in(sequence)
         world.check()
+
+
+@rule(weight=0.4, when=lambda world: bool(world.scheduler.num_waiting))
+def hand_over_who_waits_and_take_some_back(world: World, draw: Draw) -> None:
+    """Drains: who waits leaves while steps run, and comes back when no other group has room."""
+    migration = world.scheduler.migration
+    migration.close()
+    leaving = migration.migrate_waiting()
+    world.check()
+    if draw.integer(0, 1):
+        leaving.reverse()
+    for sequence in leaving:
+        assert migration.can_hold(sequence)
+        migration.migrate_in(sequence)
+        world.check()
+    if draw.integer(0, 3):  # a closed scheduler plans little
+        migration.reopen()
+
+
+@rule(weight=8.0, when=lambda world: world.scheduler.internal_state.is_closed)
+def end_the_drain(world: World, draw: Draw) -> None:
+    world.scheduler.migration.reopen()

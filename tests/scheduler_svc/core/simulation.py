@@ -177,7 +177,9 @@ class Simulation:
                 self.update()
             elif not self.live:
                 return
-            else:
+            elif (
+                not self.scheduler.internal_state.grammars.has_news
+            ):  # else asked for at a sequence's turn
                 raise AssertionError(f"stuck with {self.live}")
         raise AssertionError(f"{self.live} still run after {max_steps} steps")
 

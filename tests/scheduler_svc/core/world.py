@@ -123,6 +123,7 @@ class World(Granting):
 
     def settle(self) -> None:
         """Attaches a worker, finishes all requests, and checks that nothing is left."""
+        self.scheduler.migration.reopen()
         if self.is_worker_away:
             self.bring_worker_back()
         if self.cut_asked is not None:

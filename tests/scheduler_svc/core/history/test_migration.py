@@ -156,3 +156,45 @@ def test_strikes_move_along() -> None:
     move_all(source, target)
     lose_in_step(target)
     assert hopeless(target.live()) == ["a"]
+
+
+def test_of_a_closed_scheduler_the_waiting_leave_and_the_running_finish() -> None:
+    source, target = make_scheduler(max_num_seqs=2), make_scheduler()
+    for name in "abcd":
+        source.add(make_request(name, 3, max_tokens=3))
+    plan_step(source)  # in flight while the others leave
+    source.migration.close()
+    leaving = source.migration.migrate_waiting()
+    assert [sequence.request.request_id for sequence in leaving] == ["c", "d"]
+    for sequence in leaving:
+        target.migration.migrate_in(sequence)
+    check_invariants(source)
+    check_invariants(target)
+    source.add(make_request("late", 3, max_tokens=3))
+    answer(source, 70, 71)
+    step(source, 72, 73)
+    assert len(step(source, 74, 75).finished) == 2
+    assert source.schedule() is None and [s.request.request_id for s in source.live()] == ["late"]
+    assert rows(plan_step(target)) == {"c": 3, "d": 3}
+    source.migration.reopen()
+    assert rows(plan_step(source)) == {"late": 3}
+
+
+def test_a_closed_scheduler_lets_those_in_that_it_preempted_itself() -> None:
+    source = make_scheduler(num_blocks=4, block_size=4, max_num_seqs=2)
+    for name in "ab":
+        source.add(make_request(name, 3, max_tokens=8))
+    source.migration.close()
+    assert source.schedule() is None, "neither has run"
+    source.migration.reopen()
+    step(source, 1, 2)
+    source.migration.close()
+    ended: list[str] = []
+    for token in range(10, 40):
+        plan = source.schedule()
+        if plan is None:
+            break
+        outputs = answer(source, *[token] * len(plan.sampled_slots))
+        ended += [finished.request.request_id for finished in outputs.finished]
+        check_invariants(source)
+    assert sorted(ended) == ["a", "b"] and source.view.num_preemptions
