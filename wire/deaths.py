@@ -10,7 +10,7 @@ MAX_DEATHS_IN_ALL = 16
 # A server that is stopped says so, in our words or in those of gRPC's GOAWAY.
 _PLANNED = ("shutting down", "stopping", "draining", "GOAWAY", "Cancelling all calls")
 # No stream was opened: nothing of ours ran there.
-_UNREACHED = ("failed to connect", "Connection refused")
+_UNREACHED = ("failed to connect", "Connection refused", "connections to all backends failing")
 
 
 def is_death(error: BaseException) -> bool:
@@ -19,5 +19,5 @@ def is_death(error: BaseException) -> bool:
         return False
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return False
-    details = error.details() or ""
-    return not any(words in details for words in (*_PLANNED, *_UNREACHED))
+    details = (error.details() or "").lower()  # gRPC writes "Failed to connect", too
+    return not any(words.lower() in details for words in (*_PLANNED, *_UNREACHED))

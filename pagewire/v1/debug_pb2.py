@@ -24,45 +24,51 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pagewire/v1/debug.proto\x12\x0bpagewire.v1\"$\n\x13ListRequestsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"T\n\x14ListRequestsResponse\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.pagewire.v1.RequestSummary\x12\r\n\x05total\x18\x02 \x01(\r\"\x87\x02\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x11\n\x04slot\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x0fnum_preemptions\x18\x08 \x01(\r\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\x12\x0f\n\x07summary\x18\n \x01(\t\x12\x16\n\x0eworker_address\x18\x0b \x01(\tB\x07\n\x05_slot\",\n\x16\x44\x65scribeRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xa7\x01\n\x17\x44\x65scribeRequestResponse\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.pagewire.v1.RequestSummary\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\x10\n\x08sampling\x18\x03 \x01(\t\x12\r\n\x05story\x18\x04 \x03(\t\x12*\n\ntime_spent\x18\x05 \x01(\x0b\x32\x16.pagewire.v1.TimeSpent\"\x80\x01\n\tTimeSpent\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x03 \x01(\x01\x12\x13\n\x0bpreempted_s\x18\x04 \x01(\x01\x12\x15\n\rworker_away_s\x18\x05 \x01(\x01\x12\x11\n\tgrammar_s\x18\x06 \x01(\x01\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xb4\x02\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06wall_s\x18\x04 \x01(\x01\x12*\n\ntime_spent\x18\x05 \x01(\x0b\x32\x16.pagewire.v1.TimeSpent\x12\'\n\x05waits\x18\x06 \x03(\x0b\x32\x18.pagewire.v1.WaitingTime\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12\x19\n\x11num_output_tokens\x18\t \x01(\r\x12\x17\n\x0fnum_preemptions\x18\n \x01(\r\x12\r\n\x05story\x18\x0b \x03(\t\x12\x0f\n\x07summary\x18\x0c \x01(\t\".\n\x0bWaitingTime\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"=\n\x14\x44umpBlockPoolRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x16\n\x0eworker_address\x18\x02 \x01(\t\"\xcd\x01\n\x15\x44umpBlockPoolResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x10\n\x08num_free\x18\x02 \x01(\r\x12\x12\n\nnum_cached\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12)\n\x06\x62locks\x18\x05 \x03(\x0b\x32\x19.pagewire.v1.BlockSummary\x12\x12\n\nfree_queue\x18\x06 \x03(\r\x12\x0f\n\x07summary\x18\x07 \x01(\t\x12\x16\n\x0eworker_address\x18\x08 \x01(\t\"V\n\x0c\x42lockSummary\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\r\x12\x11\n\tref_count\x18\x02 \x01(\r\x12\x0c\n\x04hash\x18\x03 \x01(\t\x12\x13\n\x0brequest_ids\x18\x04 \x03(\t\"!\n\x10ListStepsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"<\n\x11ListStepsResponse\x12\'\n\x05steps\x18\x01 \x03(\x0b\x32\x18.pagewire.v1.StepSummary\"\x95\x02\n\x0bStepSummary\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x18\n\x10num_prefill_rows\x18\x02 \x01(\r\x12\x17\n\x0fnum_decode_rows\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\"\n\x04rows\x18\x05 \x03(\x0b\x32\x14.pagewire.v1.StepRow\x12\x11\n\tpreempted\x18\x06 \x03(\t\x12\x17\n\x0fnum_free_blocks\x18\x07 \x01(\r\x12\x13\n\x0b\x64uration_us\x18\x08 \x01(\x04\x12\x0f\n\x07summary\x18\t \x01(\t\x12\x16\n\x0eworker_address\x18\n \x01(\t\x12\x0f\n\x07\x62usy_us\x18\x0b \x01(\x04\x12\x0f\n\x07idle_us\x18\x0c \x01(\x04\"f\n\x07StepRow\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x03 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x04 \x01(\r2\xab\x03\n\x0c\x44\x65\x62ugService\x12S\n\x0cListRequests\x12 .pagewire.v1.ListRequestsRequest\x1a!.pagewire.v1.ListRequestsResponse\x12\\\n\x0f\x44\x65scribeRequest\x12#.pagewire.v1.DescribeRequestRequest\x1a$.pagewire.v1.DescribeRequestResponse\x12\x44\n\x07\x45xplain\x12\x1b.pagewire.v1.ExplainRequest\x1a\x1c.pagewire.v1.ExplainResponse\x12V\n\rDumpBlockPool\x12!.pagewire.v1.DumpBlockPoolRequest\x1a\".pagewire.v1.DumpBlockPoolResponse\x12J\n\tListSteps\x12\x1d.pagewire.v1.ListStepsRequest\x1a\x1e.pagewire.v1.ListStepsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pagewire/v1/debug.proto\x12\x0bpagewire.v1\"H\n\x13ProfileStepsRequest\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x0f\n\x07kernels\x18\x02 \x01(\x08\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\"\x9a\x01\n\x14ProfileStepsResponse\x12\x10\n\x08\x63lock_ns\x18\x01 \x01(\x04\x12/\n\tintervals\x18\x02 \x03(\x0b\x32\x1c.pagewire.v1.ProfileInterval\x12\x14\n\x0cnum_left_out\x18\x03 \x01(\r\x12\x11\n\tnum_steps\x18\x04 \x01(\r\x12\x16\n\x0e\x63lock_error_ns\x18\x05 \x01(\x04\"\xa4\x01\n\x0fProfileInterval\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\r\n\x05track\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x10\n\x08\x62\x65gin_ns\x18\x04 \x01(\x04\x12\x13\n\x0b\x64uration_ns\x18\x05 \x01(\x04\x12\x0f\n\x07step_id\x18\x06 \x01(\x04\x12\x12\n\nnum_tokens\x18\x07 \x01(\r\x12\x17\n\x0fnum_decode_rows\x18\x08 \x01(\r\"$\n\x13ListRequestsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"T\n\x14ListRequestsResponse\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.pagewire.v1.RequestSummary\x12\r\n\x05total\x18\x02 \x01(\r\"\x87\x02\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x11\n\x04slot\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x0fnum_preemptions\x18\x08 \x01(\r\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\x12\x0f\n\x07summary\x18\n \x01(\t\x12\x16\n\x0eworker_address\x18\x0b \x01(\tB\x07\n\x05_slot\",\n\x16\x44\x65scribeRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xa7\x01\n\x17\x44\x65scribeRequestResponse\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.pagewire.v1.RequestSummary\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\x10\n\x08sampling\x18\x03 \x01(\t\x12\r\n\x05story\x18\x04 \x03(\t\x12*\n\ntime_spent\x18\x05 \x01(\x0b\x32\x16.pagewire.v1.TimeSpent\"\x80\x01\n\tTimeSpent\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x03 \x01(\x01\x12\x13\n\x0bpreempted_s\x18\x04 \x01(\x01\x12\x15\n\rworker_away_s\x18\x05 \x01(\x01\x12\x11\n\tgrammar_s\x18\x06 \x01(\x01\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xb4\x02\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06wall_s\x18\x04 \x01(\x01\x12*\n\ntime_spent\x18\x05 \x01(\x0b\x32\x16.pagewire.v1.TimeSpent\x12\'\n\x05waits\x18\x06 \x03(\x0b\x32\x18.pagewire.v1.WaitingTime\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12\x19\n\x11num_output_tokens\x18\t \x01(\r\x12\x17\n\x0fnum_preemptions\x18\n \x01(\r\x12\r\n\x05story\x18\x0b \x03(\t\x12\x0f\n\x07summary\x18\x0c \x01(\t\".\n\x0bWaitingTime\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"=\n\x14\x44umpBlockPoolRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x16\n\x0eworker_address\x18\x02 \x01(\t\"\xcd\x01\n\x15\x44umpBlockPoolResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x10\n\x08num_free\x18\x02 \x01(\r\x12\x12\n\nnum_cached\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12)\n\x06\x62locks\x18\x05 \x03(\x0b\x32\x19.pagewire.v1.BlockSummary\x12\x12\n\nfree_queue\x18\x06 \x03(\r\x12\x0f\n\x07summary\x18\x07 \x01(\t\x12\x16\n\x0eworker_address\x18\x08 \x01(\t\"V\n\x0c\x42lockSummary\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\r\x12\x11\n\tref_count\x18\x02 \x01(\r\x12\x0c\n\x04hash\x18\x03 \x01(\t\x12\x13\n\x0brequest_ids\x18\x04 \x03(\t\"!\n\x10ListStepsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"<\n\x11ListStepsResponse\x12\'\n\x05steps\x18\x01 \x03(\x0b\x32\x18.pagewire.v1.StepSummary\"\x95\x02\n\x0bStepSummary\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x18\n\x10num_prefill_rows\x18\x02 \x01(\r\x12\x17\n\x0fnum_decode_rows\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\"\n\x04rows\x18\x05 \x03(\x0b\x32\x14.pagewire.v1.StepRow\x12\x11\n\tpreempted\x18\x06 \x03(\t\x12\x17\n\x0fnum_free_blocks\x18\x07 \x01(\r\x12\x13\n\x0b\x64uration_us\x18\x08 \x01(\x04\x12\x0f\n\x07summary\x18\t \x01(\t\x12\x16\n\x0eworker_address\x18\n \x01(\t\x12\x0f\n\x07\x62usy_us\x18\x0b \x01(\x04\x12\x0f\n\x07idle_us\x18\x0c \x01(\x04\"f\n\x07StepRow\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x03 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x04 \x01(\r2\x82\x04\n\x0c\x44\x65\x62ugService\x12S\n\x0cListRequests\x12 .pagewire.v1.ListRequestsRequest\x1a!.pagewire.v1.ListRequestsResponse\x12\\\n\x0f\x44\x65scribeRequest\x12#.pagewire.v1.DescribeRequestRequest\x1a$.pagewire.v1.DescribeRequestResponse\x12\x44\n\x07\x45xplain\x12\x1b.pagewire.v1.ExplainRequest\x1a\x1c.pagewire.v1.ExplainResponse\x12V\n\rDumpBlockPool\x12!.pagewire.v1.DumpBlockPoolRequest\x1a\".pagewire.v1.DumpBlockPoolResponse\x12J\n\tListSteps\x12\x1d.pagewire.v1.ListStepsRequest\x1a\x1e.pagewire.v1.ListStepsResponse\x12U\n\x0cProfileSteps\x12 .pagewire.v1.ProfileStepsRequest\x1a!.pagewire.v1.ProfileStepsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagewire.v1.debug_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTREQUESTSREQUEST']._serialized_start=40
-  _globals['_LISTREQUESTSREQUEST']._serialized_end=76
-  _globals['_LISTREQUESTSRESPONSE']._serialized_start=78
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=162
-  _globals['_REQUESTSUMMARY']._serialized_start=165
-  _globals['_REQUESTSUMMARY']._serialized_end=428
-  _globals['_DESCRIBEREQUESTREQUEST']._serialized_start=430
-  _globals['_DESCRIBEREQUESTREQUEST']._serialized_end=474
-  _globals['_DESCRIBEREQUESTRESPONSE']._serialized_start=477
-  _globals['_DESCRIBEREQUESTRESPONSE']._serialized_end=644
-  _globals['_TIMESPENT']._serialized_start=647
-  _globals['_TIMESPENT']._serialized_end=775
-  _globals['_EXPLAINREQUEST']._serialized_start=777
-  _globals['_EXPLAINREQUEST']._serialized_end=813
-  _globals['_EXPLAINRESPONSE']._serialized_start=816
-  _globals['_EXPLAINRESPONSE']._serialized_end=1124
-  _globals['_WAITINGTIME']._serialized_start=1126
-  _globals['_WAITINGTIME']._serialized_end=1172
-  _globals['_DUMPBLOCKPOOLREQUEST']._serialized_start=1174
-  _globals['_DUMPBLOCKPOOLREQUEST']._serialized_end=1235
-  _globals['_DUMPBLOCKPOOLRESPONSE']._serialized_start=1238
-  _globals['_DUMPBLOCKPOOLRESPONSE']._serialized_end=1443
-  _globals['_BLOCKSUMMARY']._serialized_start=1445
-  _globals['_BLOCKSUMMARY']._serialized_end=1531
-  _globals['_LISTSTEPSREQUEST']._serialized_start=1533
-  _globals['_LISTSTEPSREQUEST']._serialized_end=1566
-  _globals['_LISTSTEPSRESPONSE']._serialized_start=1568
-  _globals['_LISTSTEPSRESPONSE']._serialized_end=1628
-  _globals['_STEPSUMMARY']._serialized_start=1631
-  _globals['_STEPSUMMARY']._serialized_end=1908
-  _globals['_STEPROW']._serialized_start=1910
-  _globals['_STEPROW']._serialized_end=2012
-  _globals['_DEBUGSERVICE']._serialized_start=2015
-  _globals['_DEBUGSERVICE']._serialized_end=2442
+  _globals['_PROFILESTEPSREQUEST']._serialized_start=40
+  _globals['_PROFILESTEPSREQUEST']._serialized_end=112
+  _globals['_PROFILESTEPSRESPONSE']._serialized_start=115
+  _globals['_PROFILESTEPSRESPONSE']._serialized_end=269
+  _globals['_PROFILEINTERVAL']._serialized_start=272
+  _globals['_PROFILEINTERVAL']._serialized_end=436
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=438
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=474
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=476
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=560
+  _globals['_REQUESTSUMMARY']._serialized_start=563
+  _globals['_REQUESTSUMMARY']._serialized_end=826
+  _globals['_DESCRIBEREQUESTREQUEST']._serialized_start=828
+  _globals['_DESCRIBEREQUESTREQUEST']._serialized_end=872
+  _globals['_DESCRIBEREQUESTRESPONSE']._serialized_start=875
+  _globals['_DESCRIBEREQUESTRESPONSE']._serialized_end=1042
+  _globals['_TIMESPENT']._serialized_start=1045
+  _globals['_TIMESPENT']._serialized_end=1173
+  _globals['_EXPLAINREQUEST']._serialized_start=1175
+  _globals['_EXPLAINREQUEST']._serialized_end=1211
+  _globals['_EXPLAINRESPONSE']._serialized_start=1214
+  _globals['_EXPLAINRESPONSE']._serialized_end=1522
+  _globals['_WAITINGTIME']._serialized_start=1524
+  _globals['_WAITINGTIME']._serialized_end=1570
+  _globals['_DUMPBLOCKPOOLREQUEST']._serialized_start=1572
+  _globals['_DUMPBLOCKPOOLREQUEST']._serialized_end=1633
+  _globals['_DUMPBLOCKPOOLRESPONSE']._serialized_start=1636
+  _globals['_DUMPBLOCKPOOLRESPONSE']._serialized_end=1841
+  _globals['_BLOCKSUMMARY']._serialized_start=1843
+  _globals['_BLOCKSUMMARY']._serialized_end=1929
+  _globals['_LISTSTEPSREQUEST']._serialized_start=1931
+  _globals['_LISTSTEPSREQUEST']._serialized_end=1964
+  _globals['_LISTSTEPSRESPONSE']._serialized_start=1966
+  _globals['_LISTSTEPSRESPONSE']._serialized_end=2026
+  _globals['_STEPSUMMARY']._serialized_start=2029
+  _globals['_STEPSUMMARY']._serialized_end=2306
+  _globals['_STEPROW']._serialized_start=2308
+  _globals['_STEPROW']._serialized_end=2410
+  _globals['_DEBUGSERVICE']._serialized_start=2413
+  _globals['_DEBUGSERVICE']._serialized_end=2927
 # @@protoc_insertion_point(module_scope)

@@ -6,6 +6,50 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ProfileStepsRequest(_message.Message):
+    __slots__ = ("steps", "kernels", "timeout_s")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    kernels: bool
+    timeout_s: float
+    def __init__(self, steps: _Optional[int] = ..., kernels: bool = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class ProfileStepsResponse(_message.Message):
+    __slots__ = ("clock_ns", "intervals", "num_left_out", "num_steps", "clock_error_ns")
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    INTERVALS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_ERROR_NS_FIELD_NUMBER: _ClassVar[int]
+    clock_ns: int
+    intervals: _containers.RepeatedCompositeFieldContainer[ProfileInterval]
+    num_left_out: int
+    num_steps: int
+    clock_error_ns: int
+    def __init__(self, clock_ns: _Optional[int] = ..., intervals: _Optional[_Iterable[_Union[ProfileInterval, _Mapping]]] = ..., num_left_out: _Optional[int] = ..., num_steps: _Optional[int] = ..., clock_error_ns: _Optional[int] = ...) -> None: ...
+
+class ProfileInterval(_message.Message):
+    __slots__ = ("service", "track", "name", "begin_ns", "duration_ns", "step_id", "num_tokens", "num_decode_rows")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    TRACK_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    service: str
+    track: str
+    name: str
+    begin_ns: int
+    duration_ns: int
+    step_id: int
+    num_tokens: int
+    num_decode_rows: int
+    def __init__(self, service: _Optional[str] = ..., track: _Optional[str] = ..., name: _Optional[str] = ..., begin_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ..., step_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_decode_rows: _Optional[int] = ...) -> None: ...
+
 class ListRequestsRequest(_message.Message):
     __slots__ = ("limit",)
     LIMIT_FIELD_NUMBER: _ClassVar[int]

@@ -61,6 +61,11 @@ class DebugServiceStub(object):
                 request_serializer=pagewire_dot_v1_dot_debug__pb2.ListStepsRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_debug__pb2.ListStepsResponse.FromString,
                 _registered_method=True)
+        self.ProfileSteps = channel.unary_stream(
+                '/pagewire.v1.DebugService/ProfileSteps',
+                request_serializer=pagewire_dot_v1_dot_debug__pb2.ProfileStepsRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_debug__pb2.ProfileStepsResponse.FromString,
+                _registered_method=True)
 
 
 class DebugServiceServicer(object):
@@ -104,6 +109,15 @@ class DebugServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ProfileSteps(self, request, context):
+        """Records where the time of the next steps goes. Scheduler, which asks its workers, too, and answers
+        on its own clock; worker, until the call is cancelled. RESOURCE_EXHAUSTED while another records;
+        INVALID_ARGUMENT for too many steps; FAILED_PRECONDITION for kernels where there are none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DebugServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -131,6 +145,11 @@ def add_DebugServiceServicer_to_server(servicer, server):
                     servicer.ListSteps,
                     request_deserializer=pagewire_dot_v1_dot_debug__pb2.ListStepsRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_debug__pb2.ListStepsResponse.SerializeToString,
+            ),
+            'ProfileSteps': grpc.unary_stream_rpc_method_handler(
+                    servicer.ProfileSteps,
+                    request_deserializer=pagewire_dot_v1_dot_debug__pb2.ProfileStepsRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_debug__pb2.ProfileStepsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -270,6 +289,33 @@ class DebugService(object):
             '/pagewire.v1.DebugService/ListSteps',
             pagewire_dot_v1_dot_debug__pb2.ListStepsRequest.SerializeToString,
             pagewire_dot_v1_dot_debug__pb2.ListStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProfileSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pagewire.v1.DebugService/ProfileSteps',
+            pagewire_dot_v1_dot_debug__pb2.ProfileStepsRequest.SerializeToString,
+            pagewire_dot_v1_dot_debug__pb2.ProfileStepsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -105,7 +105,23 @@ _DebugServiceListStepsType = typing_extensions.TypeVar(
     ],
 )
 
-class DebugServiceStub(typing.Generic[_DebugServiceListRequestsType, _DebugServiceDescribeRequestType, _DebugServiceExplainType, _DebugServiceDumpBlockPoolType, _DebugServiceListStepsType]):
+_DebugServiceProfileStepsType = typing_extensions.TypeVar(
+    '_DebugServiceProfileStepsType',
+    grpc.UnaryStreamMultiCallable[
+        pagewire.v1.debug_pb2.ProfileStepsRequest,
+        pagewire.v1.debug_pb2.ProfileStepsResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        pagewire.v1.debug_pb2.ProfileStepsRequest,
+        pagewire.v1.debug_pb2.ProfileStepsResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        pagewire.v1.debug_pb2.ProfileStepsRequest,
+        pagewire.v1.debug_pb2.ProfileStepsResponse,
+    ],
+)
+
+class DebugServiceStub(typing.Generic[_DebugServiceListRequestsType, _DebugServiceDescribeRequestType, _DebugServiceExplainType, _DebugServiceDumpBlockPoolType, _DebugServiceListStepsType, _DebugServiceProfileStepsType]):
     """Served by all three services. A question a service cannot answer is UNIMPLEMENTED and says which
     service can.
     """
@@ -132,6 +148,10 @@ class DebugServiceStub(typing.Generic[_DebugServiceListRequestsType, _DebugServi
             pagewire.v1.debug_pb2.ListStepsRequest,
             pagewire.v1.debug_pb2.ListStepsResponse,
         ],
+        grpc.UnaryStreamMultiCallable[
+            pagewire.v1.debug_pb2.ProfileStepsRequest,
+            pagewire.v1.debug_pb2.ProfileStepsResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -156,6 +176,10 @@ class DebugServiceStub(typing.Generic[_DebugServiceListRequestsType, _DebugServi
             pagewire.v1.debug_pb2.ListStepsRequest,
             pagewire.v1.debug_pb2.ListStepsResponse,
         ],
+        grpc.aio.UnaryStreamMultiCallable[
+            pagewire.v1.debug_pb2.ProfileStepsRequest,
+            pagewire.v1.debug_pb2.ProfileStepsResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     ListRequests: _DebugServiceListRequestsType
@@ -174,6 +198,12 @@ class DebugServiceStub(typing.Generic[_DebugServiceListRequestsType, _DebugServi
 
     ListSteps: _DebugServiceListStepsType
     """The last steps, newest first. Scheduler and worker."""
+
+    ProfileSteps: _DebugServiceProfileStepsType
+    """Records where the time of the next steps goes. Scheduler, which asks its workers, too, and answers
+    on its own clock; worker, until the call is cancelled. RESOURCE_EXHAUSTED while another records;
+    INVALID_ARGUMENT for too many steps; FAILED_PRECONDITION for kernels where there are none.
+    """
 
 DebugServiceAsyncStub: typing_extensions.TypeAlias = DebugServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -195,6 +225,10 @@ DebugServiceAsyncStub: typing_extensions.TypeAlias = DebugServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         pagewire.v1.debug_pb2.ListStepsRequest,
         pagewire.v1.debug_pb2.ListStepsResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        pagewire.v1.debug_pb2.ProfileStepsRequest,
+        pagewire.v1.debug_pb2.ProfileStepsResponse,
     ],
 ]
 
@@ -244,5 +278,16 @@ class DebugServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[pagewire.v1.debug_pb2.ListStepsResponse, collections.abc.Awaitable[pagewire.v1.debug_pb2.ListStepsResponse]]:
         """The last steps, newest first. Scheduler and worker."""
+
+    @abc.abstractmethod
+    def ProfileSteps(
+        self,
+        request: pagewire.v1.debug_pb2.ProfileStepsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[pagewire.v1.debug_pb2.ProfileStepsResponse], collections.abc.AsyncIterator[pagewire.v1.debug_pb2.ProfileStepsResponse]]:
+        """Records where the time of the next steps goes. Scheduler, which asks its workers, too, and answers
+        on its own clock; worker, until the call is cancelled. RESOURCE_EXHAUSTED while another records;
+        INVALID_ARGUMENT for too many steps; FAILED_PRECONDITION for kernels where there are none.
+        """
 
 def add_DebugServiceServicer_to_server(servicer: DebugServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -20,14 +20,17 @@ from google.protobuf.message_factory import GetMessageClass
 from pagewire.v1 import (
     debug_pb2,
     embedding_pb2,
+    fleet_pb2,
     inference_pb2,
     journal_pb2,
+    live_pb2,
     rank_pb2,
     scheduler_pb2,
     timing_pb2,
     types_pb2,
     worker_pb2,
 )
+from tests.protos.messages import EXCHANGED
 from wire.columns import UINT8, UINT32, pack
 from wire.logprobs import LogprobColumns
 
@@ -42,6 +45,8 @@ MODULES = (
     journal_pb2,
     rank_pb2,
     timing_pb2,
+    fleet_pb2,
+    live_pb2,
 )
 SAMPLING = types_pb2.SamplingParams(
     temperature=0.5,
@@ -169,6 +174,7 @@ MESSAGES: dict[str, Message] = {
             ).pack()
         ),
     ),
+    **EXCHANGED,
 }
 
 

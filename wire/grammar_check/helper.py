@@ -118,4 +118,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(ConnectionError):  # its parent is gone: nothing is left to do
+        main()

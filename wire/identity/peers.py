@@ -18,7 +18,7 @@ from wire.identity.certificates import check_client_files
 from wire.identity.options import IdentityOptions
 from wire.identity.watched import Watched
 
-Options = Sequence[tuple[str, int]]
+Options = Sequence[tuple[str, int | str]]
 Metadata = tuple[tuple[str, str], ...]
 _UNTIL_CALLS_END_S = 365 * 24 * 3600.0
 

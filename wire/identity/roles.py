@@ -34,7 +34,9 @@ _ROLES_OF_METHODS: dict[str, dict[str, Role]] = {
         "Explain": Role.OPERATOR,
         "DumpBlockPool": Role.OPERATOR,
         "ListSteps": Role.OPERATOR,
+        "ProfileSteps": Role.OPERATOR,
     },
+    "pagewire.v1.LiveService": {"Watch": Role.OPERATOR},
     "pagewire.v1.SchedulerService": {
         "Session": Role.PEER,
         "Generate": Role.PEER,
@@ -42,6 +44,13 @@ _ROLES_OF_METHODS: dict[str, dict[str, Role]] = {
         "SetPriority": Role.OPERATOR,
         "ResetPrefixCache": Role.OPERATOR,
         "GetStatus": Role.OPERATOR,
+    },
+    "pagewire.v1.FleetService": {
+        "Register": Role.PEER,
+        "Deregister": Role.PEER,
+        "AddWorker": Role.OPERATOR,
+        "DrainWorker": Role.OPERATOR,
+        "RemoveWorker": Role.OPERATOR,
     },
     "pagewire.v1.WorkerService": {
         "Describe": Role.OPERATOR,

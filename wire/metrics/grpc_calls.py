@@ -8,7 +8,8 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -79,14 +80,21 @@ class CallCounts:
         """Whether calls of the method, named by its path, are counted."""
         return method in self._methods
 
-    def began(self, method: str) -> float:
-        """Counts a call that begins; returns the time, for `ended`."""
+    @contextmanager
+    def counted(self, method: str, context: Any) -> Iterator[None]:
+        """Counts a call, whose handler runs inside, when it begins and when it ends."""
         with self._lock:
             self._row[self._book.at(STARTED, *self._methods[method])] += 1
-        return time.monotonic()
+        began_s, error = time.monotonic(), None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._ended(method, began_s, _code_of(context, error))
 
-    def ended(self, method: str, began_s: float, code: grpc.StatusCode) -> None:
-        """Counts a call that ends."""
+    def _ended(self, method: str, began_s: float, code: grpc.StatusCode) -> None:
         labels = self._methods[method]
         with self._lock:
             self._row[self._book.at(HANDLED, *labels, code.name)] += 1
@@ -137,14 +145,8 @@ class AioCallCounter(grpc.aio.ServerInterceptor):
             raise TypeError(f"{method}: SlowReaders must come after this interceptor")
 
         async def counted(request: Any, context: Any) -> Any:
-            began_s, error = self._counts.began(method), None
-            try:
+            with self._counts.counted(method, context):
                 return await behaviour(request, context)
-            except BaseException as raised:
-                error = raised
-                raise
-            finally:
-                self._counts.ended(method, began_s, _code_of(context, error))
 
         return counted
 
@@ -170,26 +172,14 @@ class CallCounter(grpc.ServerInterceptor):
 
     def _counted(self, behaviour: Callable[[Any, Any], Any], method: str) -> Any:
         def counted(request: Any, context: Any) -> Any:
-            began_s, error = self._counts.began(method), None
-            try:
+            with self._counts.counted(method, context):
                 return behaviour(request, context)
-            except BaseException as raised:
-                error = raised
-                raise
-            finally:
-                self._counts.ended(method, began_s, _code_of(context, error))
 
         return counted
 
     def _counted_stream(self, behaviour: Callable[[Any, Any], Any], method: str) -> Any:
         def counted(request: Any, context: Any) -> Any:
-            began_s, error = self._counts.began(method), None
-            try:
+            with self._counts.counted(method, context):
                 yield from behaviour(request, context)
-            except BaseException as raised:
-                error = raised
-                raise
-            finally:
-                self._counts.ended(method, began_s, _code_of(context, error))
 
         return counted

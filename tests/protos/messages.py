@@ -1,0 +1,159 @@
+"""Whole messages as the services exchange them when one finds, attaches to and leaves another.
+
+Each field that the receiver acts on is set. `test_wire.py` holds their bytes.
+"""
+
+from google.protobuf.message import Message
+
+from pagewire.v1 import fleet_pb2, scheduler_pb2, timing_pb2, types_pb2, worker_pb2
+from wire.columns import pack
+
+MODEL = types_pb2.ModelInfo(
+    model="m",
+    architecture="LlamaForCausalLM",
+    vocab_size=49152,
+    max_model_len=2048,
+    eos_token_ids=[2],
+    config_sha256="c" * 64,
+    tokenizer_sha256="d" * 64,
+    dtype="bfloat16",
+    llguidance_version="1.3.0",
+)
+DESCRIPTION = worker_pb2.WorkerDescription(
+    model=MODEL,
+    incarnation=(1 << 62) + 5,
+    num_blocks=4097,
+    block_size=16,
+    max_num_seqs=64,
+    max_num_batched_tokens=512,
+    world_size=1,
+    device="cuda",
+    kv_dtype="bfloat16",
+    attention_backend="triton",
+    num_host_blocks=128,
+    max_granted_steps=64,
+    has_state_hashes=True,
+    sends_heartbeats=True,
+    prepares_grammars=True,
+    rehearsed_steps=[timing_pb2.RehearsedStep(num_tokens=512, seconds=0.25)],
+    protocol_minor=1,
+)
+
+HANDSHAKES: dict[str, Message] = {
+    "a worker describes itself": worker_pb2.DescribeResponse(
+        phase=worker_pb2.WORKER_PHASE_READY,
+        description=DESCRIPTION,
+        epoch=2,
+        last_step_id=300,
+        num_live_slots=3,
+    ),
+    "a worker that is not ready": worker_pb2.DescribeResponse(
+        phase=worker_pb2.WORKER_PHASE_FAILED, failure="ValueError: no weights"
+    ),
+    "attach, heartbeats and minor version": worker_pb2.AttachRequest(
+        hello=worker_pb2.Hello(
+            protocol_version=2,
+            epoch=3,
+            first_step_id=301,
+            heartbeat_interval_ms=500,
+            protocol_minor=1,
+        )
+    ),
+    "the worker's first frame": worker_pb2.AttachResponse(description=DESCRIPTION),
+    "a heartbeat": worker_pb2.AttachResponse(
+        heartbeat=worker_pb2.Heartbeat(
+            num_frames_received=12, num_frames_sent=11, running_step_id=312, running_ms=40
+        )
+    ),
+    "a worker that was asked to end": worker_pb2.AttachResponse(
+        heartbeat=worker_pb2.Heartbeat(num_frames_received=12, num_frames_sent=12, is_draining=True)
+    ),
+    "a worker registers": fleet_pb2.RegisterRequest(
+        address="worker-1.workers:50053", incarnation=(1 << 62) + 5
+    ),
+    "its lease": fleet_pb2.RegisterResponse(lease_s=15.0),
+    "a worker deregisters": fleet_pb2.DeregisterRequest(
+        address="worker-1.workers:50053", incarnation=(1 << 62) + 5
+    ),
+}
+
+STEPS: dict[str, Message] = {
+    "eight granted steps that ask for hashes": worker_pb2.AttachRequest(
+        step=worker_pb2.SchedulerOutput(
+            step_id=301, ack_step_id=300, same_rows=True, granted_steps=8, wants_state=True
+        )
+    ),
+    "a cut": worker_pb2.AttachRequest(cut=worker_pb2.Cut(first_step_id=303, last_step_id=308)),
+    "what was skipped": worker_pb2.AttachResponse(
+        skipped=worker_pb2.Skipped(first_step_id=304, last_step_id=308)
+    ),
+    "prepare a grammar, drop another": worker_pb2.AttachRequest(
+        prepare=worker_pb2.PrepareGrammars(
+            preparations=[
+                worker_pb2.GrammarPreparation(
+                    preparation_id=7, grammar='{"x":1}', output_token_ids=pack([504])
+                )
+            ],
+            dropped_ids=[6],
+        )
+    ),
+    "a grammar that cannot be followed": worker_pb2.AttachResponse(
+        grammar_prepared=worker_pb2.GrammarPrepared(preparation_id=7, problem="a dead end")
+    ),
+    "a step that failed": worker_pb2.AttachResponse(
+        output=worker_pb2.ModelRunnerOutput(step_id=301, error="CUDA error")
+    ),
+}
+
+SESSIONS: dict[str, Message] = {
+    "submit again after a scheduler": scheduler_pb2.SessionRequest(
+        submit=scheduler_pb2.Submit(
+            handle=7,
+            request_id="acme/r-1",
+            prompt_token_ids=pack([1, 4093, 198, 504, 2]),
+            num_prompt_tokens=3,
+            num_deaths=1,
+            sampling=types_pb2.SamplingParams(temperature=0.5, seed=9, max_tokens=128),
+            tenant="acme",
+            priority=-2,
+            timeout_s=9.5,
+            cache_salt="s",
+            fork_group="f",
+            skip_prefix_cache=True,
+        )
+    ),
+    "a request is admitted": scheduler_pb2.SessionResponse(
+        admitted=[scheduler_pb2.Admitted(handle=7, cached_tokens=64)]
+    ),
+    "a request is refused for overload": scheduler_pb2.SessionResponse(
+        finished=[
+            scheduler_pb2.Finished(
+                handle=7,
+                reason=types_pb2.FINISH_REASON_ERROR,
+                status_code=8,
+                message="the queue is full",
+                retry_after_s=1.5,
+            )
+        ]
+    ),
+    "a scheduler that will end": scheduler_pb2.SessionResponse(draining=True),
+    "what a gateway asks first": scheduler_pb2.GetStatusResponse(
+        ready=True,
+        model=MODEL,
+        num_blocks=4096,
+        num_free_blocks=4000,
+        block_size=16,
+        policy="fcfs",
+        session_version=1,
+        groups=[
+            scheduler_pb2.WorkerGroupStatus(
+                address="10.0.0.5:50053",
+                ready=True,
+                source="--worker-dns workers:50053",
+                draining="the worker is shutting down",
+            )
+        ],
+    ),
+}
+
+EXCHANGED = HANDSHAKES | STEPS | SESSIONS

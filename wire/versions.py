@@ -1,0 +1,24 @@
+"""Versions of the protocols between services, and the one rule for them.
+
+A message may gain fields at any time: a reader ignores what it does not know. A major version
+changes what is known already; a peer with another one is refused by name. A minor version says what
+a peer understands beyond its major one; both sides keep to the smaller number.
+"""
+
+STEP_MAJOR = 2  # of the step stream, between scheduler and worker: Hello.protocol_version
+STEP_MINOR = 1  # Hello.protocol_minor, WorkerDescription.protocol_minor
+MINOR_WITH_DRAIN = 1  # from here on heartbeats say that the worker drains
+SESSION_MAJOR = 1  # of the stream between gateway and scheduler: GetStatusResponse.session_version
+
+
+def session_problem(theirs: int) -> str | None:
+    """Why a gateway cannot talk to a scheduler of this version; 0: one before versions were told.
+
+    None when it can.
+    """
+    if theirs in (0, SESSION_MAJOR):
+        return None
+    return (
+        f"the scheduler speaks session_version {theirs}, this gateway {SESSION_MAJOR}: update the "
+        f"{'gateway' if theirs > SESSION_MAJOR else 'scheduler'}"
+    )
