@@ -1,0 +1,1 @@
+"""The gateway's part of a request's trace."""

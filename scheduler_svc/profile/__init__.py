@@ -1,0 +1,1 @@
+"""ProfileSteps: what scheduler and workers did in the same steps, on one clock."""

@@ -1,0 +1,62 @@
+"""Three services whose spans go to a collector, and whose logs are JSON lines."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Product
+from tests.otlp_sink import OtlpSink
+from tests.pace import patience
+
+
+@dataclass(slots=True)
+class Observed:
+    """The services and their collector."""
+
+    product: Product
+    sink: OtlpSink
+
+    def complete(self, headers: dict[str, str] | None = None, **body: Any) -> dict[str, Any]:
+        """An answer of the gateway over HTTP."""
+        given = {"prompt": "Once upon a time", "max_tokens": 12, "ignore_eos": True, **body}
+        request = urllib.request.Request(
+            f"{self.product.url}/v1/completions",
+            json.dumps(given).encode(),
+            {"content-type": "application/json", **(headers or {})},
+        )
+        with urllib.request.urlopen(request, timeout=patience(60)) as response:
+            answer: dict[str, Any] = json.load(response)
+        return answer
+
+    def lines(self, service: str) -> list[dict[str, Any]]:
+        """The log of a service; fails for a line that is no JSON object."""
+        return [json.loads(line) for line in self.product.read_log(service).splitlines()]
+
+
+@pytest.fixture(scope="session")
+def observed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+    sink = OtlpSink()
+    sink.start()
+    endpoint = ("--otlp-endpoint", f"http://127.0.0.1:{sink.port}")
+    product = Product(
+        tiny_model,
+        tmp_path_factory.mktemp("observed-logs"),
+        ("--threads", "1", "--kv-cache-gib", "0.3"),
+        options=(*endpoint, "--log-format", "json", "--log-level", "debug"),
+        environ={"OTEL_BSP_SCHEDULE_DELAY": "100", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"},
+    )
+    try:
+        product.start_worker()
+        product.start_scheduler("--log-steps")
+        product.start_gateway()
+        product.wait_until_ready()
+        yield Observed(product, sink)
+        assert product.stop() == {"worker_svc": 0, "scheduler_svc": 0, "gateway": 0}
+    finally:
+        product.kill()
+        sink.stop()
