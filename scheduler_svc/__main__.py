@@ -10,12 +10,16 @@ import grpc
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from pagewire.v1 import debug_pb2_grpc, scheduler_pb2_grpc
+from pagewire.v1 import debug_pb2_grpc, fleet_pb2_grpc, live_pb2_grpc, scheduler_pb2_grpc
 from scheduler_svc.config import ServiceConfig, parse
 from scheduler_svc.debug import DebugService
+from scheduler_svc.discovery.fleet import Fleet
+from scheduler_svc.discovery.service import FleetService
 from scheduler_svc.engine import Engine
 from scheduler_svc.journal.recorder import SWITCH_INTERVAL_S
+from scheduler_svc.live.service import LiveService
 from scheduler_svc.metrics.counts import SchedulerCounts
+from scheduler_svc.observe.request_spans import RequestSpans
 from scheduler_svc.scrape import SERVICES as SCRAPED_SERVICES
 from scheduler_svc.scrape import SchedulerScrape, make_book
 from scheduler_svc.service import SchedulerService
@@ -27,15 +31,22 @@ from wire.identity.certificates import certificates_of
 from wire.identity.interceptors import AioAccessInterceptor
 from wire.identity.peers import peer_opener
 from wire.identity.watched import BadIdentityFile
+from wire.logs.setup import set_up_logging
 from wire.metrics.grpc_calls import AioCallCounter, CallCounts
 from wire.metrics.port import MetricsPort, on_loop
 from wire.requests.check import RequestCheck
 from wire.server import SERVER_OPTIONS, PortInUse, add_reflection, bind
 from wire.stop_signals import stop_signals
+from wire.tracing.opener import NoTracing, open_tracer
 
 logger = logging.getLogger("scheduler_svc")
 
-SERVICES = ("pagewire.v1.SchedulerService", "pagewire.v1.DebugService")
+SERVICES = (
+    "pagewire.v1.SchedulerService",
+    "pagewire.v1.DebugService",
+    "pagewire.v1.FleetService",
+    "pagewire.v1.LiveService",
+)
 _GRACE_S = 1.0
 _DRAIN_POLL_S = 0.05
 _EXIT_FENCED = 3
@@ -48,16 +59,19 @@ async def serve(config: ServiceConfig) -> int:
     """
     first_signal, second_signal = stop_signals()
     counts = SchedulerCounts(config.metrics_tenants, make_book())
-    engine = Engine(config, partial(open_channel, opener=peer_opener(config.identity)), counts)
+    spans = RequestSpans(open_tracer(config.tracing, "scheduler"))
+    opener = partial(open_channel, opener=peer_opener(config.identity))
+    engine = Engine(config, opener, counts, spans)
     service, health_service = SchedulerService(engine), health.aio.HealthServicer()
-    servers = _servers(config, service, engine, health_service)
+    fleet = Fleet(engine)
+    servers = _servers(service, fleet, engine, health_service)
     metrics_port = _metrics_port(config, engine)
     for server in servers:
         await server.start()
     if metrics_port is not None:
         metrics_port.start()
 
-    running = asyncio.create_task(engine.run())
+    running = asyncio.create_task(_run(engine, fleet))
     reporting = asyncio.create_task(_report_health(engine, health_service))
     stopping = asyncio.create_task(first_signal.wait())
     await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -69,15 +83,29 @@ async def serve(config: ServiceConfig) -> int:
         logger.error("the scheduler failed", exc_info=running.exception())
     elif fenced_out:
         logger.error("%s: this scheduler stops", running.exception())
+    service.end_calls()
     for task in (running, reporting, stopping):
         task.cancel()
     await asyncio.gather(running, reporting, stopping, return_exceptions=True)
     await asyncio.gather(*(server.stop(_GRACE_S) for server in servers))
     if metrics_port is not None:
         await asyncio.to_thread(metrics_port.stop)
+    await asyncio.to_thread(spans.close)
     if fenced_out:
         return _EXIT_FENCED
     return 1 if running.done() and not running.cancelled() and running.exception() else 0
+
+
+async def _run(engine: Engine, fleet: Fleet) -> None:
+    """Serves until cancelled. Raises FencedOut."""
+    finding = asyncio.create_task(fleet.run())
+    serving = asyncio.create_task(engine.run())
+    try:
+        await asyncio.gather(serving, finding)
+    finally:
+        for task in (finding, serving):
+            task.cancel()
+        await asyncio.gather(finding, serving, return_exceptions=True)
 
 
 def _metrics_port(config: ServiceConfig, engine: Engine) -> MetricsPort | None:
@@ -89,12 +117,13 @@ def _metrics_port(config: ServiceConfig, engine: Engine) -> MetricsPort | None:
 
 
 def _servers(
-    config: ServiceConfig,
     service: SchedulerService,
+    fleet: Fleet,
     engine: Engine,
     health_service: health.aio.HealthServicer,
 ) -> list[grpc.aio.Server]:
     """The scheduler's server and that of its health port, bound. Raises PortInUse."""
+    config = engine.config
     identity = config.identity
     access, certificates = identity.peer_access(), certificates_of(identity)
     counts = engine.counts
@@ -108,6 +137,8 @@ def _servers(
     server = aio_server(SERVER_OPTIONS, interceptors)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)
     debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(engine), server)
+    fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet), server)
+    live_pb2_grpc.add_LiveServiceServicer_to_server(LiveService(engine), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     add_reflection(server, (*SERVICES, health.SERVICE_NAME), aio=True)
     credentials = None if certificates is None else certificates.grpc_credentials()
@@ -149,18 +180,17 @@ async def _drain(
                 await asyncio.sleep(_DRAIN_POLL_S)
     if service.num_open:
         logger.warning("%d requests are left to the next scheduler", service.num_open)
-    service.end_calls()
 
 
 def main() -> int:
     """Entry point; returns the exit code of the process."""
     config = parse()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    set_up_logging(config.logs, "scheduler")
     if config.record is not None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         return uvloop.run(serve(config))
-    except (BadIdentityFile, PortInUse) as error:
+    except (BadIdentityFile, NoTracing, PortInUse) as error:
         logger.error("%s", error)
         return 1
 

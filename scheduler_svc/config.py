@@ -10,13 +10,17 @@ from pagewire.settings import sources
 from scheduler_svc.core import Policy, Preemption
 from scheduler_svc.journal.start import RecordOptions
 from wire.identity.options import (
+    MAX_PORT,
     IdentityOptions,
     add_peer_options,
     add_server_options,
     take_identity,
 )
+from wire.logs.setup import LoggingOptions, add_logging_options, take_logging
+from wire.tracing.options import TracingOptions, add_tracing_options, take_tracing
 
 MAX_GRANT = 64
+MAX_ADDRESS_CHARS = 300  # a name has at most 253
 # By default twice as many requests may wait as may run: they wait about two services long. At
 # least so many, that a few slots do not refuse a burst.
 WAITING_PER_SEQ, LEAST_WAITING = 2, 16
@@ -41,7 +45,7 @@ class ServiceConfig:
     Raises ValueError, naming the option, when a value or a combination cannot work.
     """
 
-    workers: tuple[str, ...]  # host:port of each worker group's leader
+    workers: tuple[str, ...]  # host:port of each worker group's leader known at the start
     host: str
     port: int
     max_num_seqs: int
@@ -68,14 +72,20 @@ class ServiceConfig:
     write_timeout_s: float = 60.0
     record: RecordOptions | None = None
     drain_timeout_s: float = 60.0  # that running requests have after SIGTERM
+    worker_dns: tuple[str, ...] = ()  # name:port, each of whose addresses is a worker group
+    worker_dns_period_s: float = 2.0  # between two lookups
+    accept_registrations: bool = False
+    registration_lease_s: float = 15.0
     identity: IdentityOptions = field(default_factory=IdentityOptions)
+    logs: LoggingOptions = field(default_factory=LoggingOptions)
+    log_steps: bool = False
+    tracing: TracingOptions = field(default_factory=TracingOptions)
 
     def __post_init__(self) -> None:
         self.identity.check_host(self.host)
+        self._check_workers()
         if not 0 <= self.max_grant <= MAX_GRANT:
             raise ValueError(f"max_grant is {self.max_grant}, must be 0 to {MAX_GRANT}")
-        if not self.workers or len(set(self.workers)) < len(self.workers):
-            raise ValueError(f"worker is {', '.join(self.workers)}; name each once")
         if self.lookahead not in (0, 1, 2):
             raise ValueError(f"lookahead is {self.lookahead}, must be 0, 1 or 2")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -88,6 +98,8 @@ class ServiceConfig:
             "heartbeat_timeout_s",
             "priority_ageing_s",
             "write_timeout_s",
+            "worker_dns_period_s",
+            "registration_lease_s",
         ):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be positive")
@@ -99,12 +111,31 @@ class ServiceConfig:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must not be negative")
 
+    def _check_workers(self) -> None:
+        may_find_some = self.worker_dns or self.accept_registrations
+        if not (self.workers or may_find_some) or len(set(self.workers)) < len(self.workers):
+            raise ValueError(f"worker is {', '.join(self.workers)}; name each once")
+        if len(set(self.worker_dns)) < len(self.worker_dns):
+            raise ValueError(f"worker_dns is {', '.join(self.worker_dns)}; name each once")
+        for name in self.worker_dns:
+            check_address("worker_dns", name)
+
+
+def check_address(name: str, address: str) -> None:
+    """Raises ValueError, naming the option or field, unless the address is HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= MAX_PORT
+    if not host or not is_port or len(address) > MAX_ADDRESS_CHARS or not address.isprintable():
+        raise ValueError(f"{name}: {address[:MAX_ADDRESS_CHARS]!r} is not HOST:PORT")
+
 
 def parse(arguments: list[str] | None = None) -> ServiceConfig:
     """The configuration of this process; exits with a usage message on an invalid option."""
     parser = make_parser()
     options = sources.parse(parser, arguments, "scheduler")
-    options["workers"] = tuple(options.get("workers", [DEFAULT_WORKER]))
+    options["worker_dns"] = tuple(options["worker_dns"])
+    may_find_some = options["worker_dns"] or options["accept_registrations"]
+    options["workers"] = tuple(options.get("workers", [] if may_find_some else [DEFAULT_WORKER]))
     options["tenant_weights"] = tuple(options["tenant_weights"])
     if options["max_waiting_requests"] is None:
         most_running = options["max_num_seqs"]
@@ -112,6 +143,7 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
     try:
         options["record"] = _record_options(options)
         options["identity"] = take_identity(options)
+        options["logs"], options["tracing"] = take_logging(options), take_tracing(options)
         return ServiceConfig(**options)
     except ValueError as error:
         parser.error(str(error))
@@ -133,6 +165,9 @@ def make_parser() -> argparse.ArgumentParser:
     _add_admission_options(parser)
     _add_record_options(parser)
     _add_metrics_options(parser)
+    add_logging_options(parser)
+    parser.add_argument("--log-steps", action="store_true", help="log one line for each step")
+    add_tracing_options(parser)
     add_server_options(parser)
     add_peer_options(parser, serves=True, calls=True)
     return parser
@@ -145,7 +180,34 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=argparse.SUPPRESS,
         metavar="HOST:PORT",
-        help=f"a worker group's leader; may be repeated (default: {DEFAULT_WORKER})",
+        help=f"a worker group's leader; may be repeated (default: {DEFAULT_WORKER}, or none with "
+        "--worker-dns or --accept-registrations)",
+    )
+    parser.add_argument(
+        "--worker-dns",
+        action="append",
+        default=[],
+        metavar="NAME:PORT",
+        help="a name that is looked up again and again: each of its addresses is a worker group, "
+        "added and drained as the answers say; may be repeated",
+    )
+    parser.add_argument(
+        "--worker-dns-period-s",
+        type=float,
+        default=2.0,
+        help="seconds between two lookups of a name",
+    )
+    parser.add_argument(
+        "--accept-registrations",
+        action="store_true",
+        help="workers started with --register may announce themselves here",
+    )
+    parser.add_argument(
+        "--registration-lease-s",
+        type=float,
+        default=15.0,
+        help="seconds after which a worker that neither renews its registration nor is attached "
+        "counts as gone",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=50052, help="port to listen on")

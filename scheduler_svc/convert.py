@@ -1,6 +1,6 @@
 """Converts between the core's plain values and protobuf messages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from wire.columns import INT32, UINT8, UINT32, pack, unpack
 from wire.logprobs import LogprobColumns
 from wire.prompt_outputs import PromptOutput
 from wire.state_hash import StateHashes
+from wire.tracing.context import TraceContext
 
 FINISH_REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
@@ -35,6 +36,8 @@ FINISH_REASONS = {
     FinishReason.POISON: types_pb2.FINISH_REASON_ERROR,
 }
 
+
+NO_TRACES: Mapping[str, TraceContext] = {}
 
 # A new request, submitted over a session or as a Generate call.
 ClientRequest = scheduler_pb2.Submit | scheduler_pb2.SchedulerServiceGenerateRequest
@@ -48,6 +51,7 @@ class Origin:
     client: int
     handle: int
     timeout_s: float | None  # from its arrival
+    trace: TraceContext | None = None  # of its caller
 
 
 def to_request(
@@ -129,9 +133,15 @@ def _prompt_output_range(sampling: Sampling, num_prompt: int) -> range:
 
 
 def to_step(
-    plan: StepPlan, granted_steps: int = 0, wants_state: bool = False
+    plan: StepPlan,
+    granted_steps: int = 0,
+    wants_state: bool = False,
+    traces: Mapping[str, TraceContext] = NO_TRACES,
 ) -> worker_pb2.SchedulerOutput:
-    """A plan as the worker's message; with `granted_steps`, the first plan of such a grant."""
+    """A plan as the worker's message; with `granted_steps`, the first plan of such a grant.
+
+    `traces` are those of requests that are traced, by id.
+    """
     step = worker_pb2.SchedulerOutput(
         step_id=plan.step_id,
         ack_step_id=plan.ack_step_id,
@@ -154,6 +164,9 @@ def to_step(
     for new in plan.new_sequences:
         with blaming(new.request.request_id):
             step.new_sequences.append(_to_new_sequence(new))
+        if (trace := traces.get(new.request.request_id)) is not None:
+            message = step.new_sequences[-1].trace
+            message.traceparent, message.tracestate = trace.traceparent, trace.tracestate
     return step
 
 

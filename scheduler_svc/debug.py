@@ -1,6 +1,7 @@
 """DebugService of the scheduler: requests, blocks and steps as text. Prompts never appear."""
 
 import time
+from collections.abc import AsyncIterator
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -16,7 +17,9 @@ from scheduler_svc.explain.explain import explain, find_life, to_time_spent
 from scheduler_svc.explain.story import describe, tell_before
 from scheduler_svc.explain.trace import StepRecord
 from scheduler_svc.group import WorkerGroup
+from scheduler_svc.profile.record import Profiler
 from scheduler_svc.sampling import Sampling
+from wire.requests.profile import ProfileRefused
 
 DEFAULT_REQUESTS = 100
 DEFAULT_BLOCKS = 1000
@@ -30,6 +33,18 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._profiler = Profiler(engine)
+
+    async def ProfileSteps(
+        self, request: debug_pb2.ProfileStepsRequest, context: Context
+    ) -> AsyncIterator[debug_pb2.ProfileStepsResponse]:
+        """Where the time of the next steps went, here and on the workers."""
+        try:
+            messages = await self._profiler.record(request)
+        except ProfileRefused as refused:
+            await context.abort(refused.code, str(refused))
+        for message in messages:
+            yield message
 
     async def ListRequests(
         self, request: debug_pb2.ListRequestsRequest, context: Context

@@ -7,6 +7,7 @@ between reading and changing them.
 import asyncio
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from pagewire.v1 import types_pb2
 from scheduler_svc.clients.outbox import Outbox
@@ -14,10 +15,13 @@ from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.containment import message_of
 from scheduler_svc.core import Finished, RefusalKind, Refused, Request, Sequence
-from scheduler_svc.group import Served, WorkerGroup
+from scheduler_svc.group import WorkerGroup
 from scheduler_svc.metrics.counts import SchedulerCounts
-from scheduler_svc.places import Place, best_first, move_all
+from scheduler_svc.metrics.totals import Totals
+from scheduler_svc.observe.request_spans import RequestSpans
+from scheduler_svc.places import Place, best_first, move_all, move_waiting, tiers
 from scheduler_svc.worker.link import OpenChannel, open_channel
+from scheduler_svc.worker.served import Served
 
 _DEADLINE_CHECK_S = 0.02  # interval of deadline checks while no step makes them
 
@@ -46,19 +50,22 @@ class Engine:
         config: ServiceConfig,
         open_channel: OpenChannel = open_channel,
         counts: SchedulerCounts | None = None,
+        spans: RequestSpans | None = None,
     ) -> None:
         self.config = config
         self.readiness_changed = asyncio.Event()
         self.num_overloaded = 0
         self.counts = counts or SchedulerCounts(config.metrics_tenants)
-        self._clients = Clients(self.counts)
+        self.spans = spans or RequestSpans()
+        self.retired = Totals()  # of groups that are gone
+        self._clients = Clients(self.counts, self.spans)
         self._served = Served()
-        self.groups = [
-            WorkerGroup(
-                config, address, self._clients, self._served, self._on_readiness, open_channel
-            )
-            for address in config.workers
-        ]
+        self._open_channel = open_channel
+        self._running: dict[asyncio.Task[None], WorkerGroup] = {}
+        self._groups_changed = asyncio.Event()
+        self.groups: list[WorkerGroup] = []
+        for address in config.workers:
+            self.add_group(address)
         self._started_s = time.monotonic()
 
     @property
@@ -68,17 +75,19 @@ class Engine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a worker is attached."""
-        return any(group.is_ready for group in self.groups)
+        """Whether a worker is attached that takes requests."""
+        return any(group.is_open for group in self.groups)
 
     @property
     def reason(self) -> str:
         """Why no worker is attached."""
         if self.is_ready:
             return ""
+        if not self.groups:
+            return "no worker is known yet"
         if len(self.groups) == 1:
-            return self.groups[0].reason
-        return "; ".join(f"{group.address}: {group.reason}" for group in self.groups)
+            return self.groups[0].why_not_open
+        return "; ".join(f"{group.address}: {group.why_not_open}" for group in self.groups)
 
     @property
     def model(self) -> types_pb2.ModelInfo | None:
@@ -125,8 +134,7 @@ class Engine:
         holder = self.find(request.request_id)
         if holder is not None:  # this group refuses the duplicate id
             places = [place for place in places if place.group is holder[0]]
-        for are_ready in (True, False):
-            tier = [place for place in places if place.group.is_ready is are_ready]
+        for tier in tiers(places):
             for place in best_first(tier, request):
                 try:
                     place.core.add(request)
@@ -161,7 +169,7 @@ class Engine:
         """Ends a live request without notifying its client; False when there is none."""
         finished = self._abort(request_id)
         if finished is not None:
-            self.counts.ended(finished)
+            self._clients.note_end(finished)
         return finished is not None
 
     def abort_and_tell(self, request_id: str) -> bool:
@@ -196,27 +204,108 @@ class Engine:
 
     # --- groups ----------------------------------------------------------------------------------
 
+    def add_group(
+        self, address: str, source: str = "--worker", server_name: str = ""
+    ) -> WorkerGroup:
+        """Adds the worker group at an address, or ends the drain of the one that is there.
+
+        Over TLS its certificate must be for `server_name`, if given.
+        """
+        group = next((group for group in self.groups if group.address == address), None)
+        if group is None:
+            named = partial(self._open_channel, server_name=server_name)
+            group = WorkerGroup(
+                self.config,
+                address,
+                self._clients,
+                self._served,
+                self._on_readiness,
+                named if server_name else self._open_channel,
+            )
+            self.groups.append(group)
+        group.source = source
+        group.is_kept = False
+        group.recall()
+        self._groups_changed.set()
+        return group
+
+    def drain_group(self, address: str, why: str, *, is_kept: bool = False) -> bool:
+        """Gives a group no new requests and lets its worker go when it is empty.
+
+        The group goes, too, unless it is to be kept. False when there is none at this address.
+        """
+        group = next((group for group in self.groups if group.address == address), None)
+        if group is None:
+            return False
+        group.is_kept = is_kept
+        group.drain(why, is_final=True)
+        for task, running in self._running.items():
+            if running is group and not group.is_attached:
+                task.cancel()
+        self._groups_changed.set()
+        return True
+
+    def _remove_empty_groups(self) -> None:
+        """Removes the dismissed groups that hold nothing.
+
+        The last one that has had a worker stays until another has one: requests wait in it.
+        """
+        running = list(self._running.values())
+        for group in [g for g in self.groups if g.is_dismissed and not g.is_kept]:
+            others = [other.core for other in self.groups if other is not group and other.core]
+            if group in running or (group.core and (any(group.core.live()) or not others)):
+                continue
+            self.groups.remove(group)
+            group.close()
+            if group.core is not None:
+                self.retired.add(group.core)
+
     def _on_readiness(self) -> None:
-        """Migrates requests from groups without a worker to groups that have one."""
+        """Migrates requests from groups that cannot compute them to groups that can."""
         self.readiness_changed.set()
+        self._groups_changed.set()
         if not self.is_ready:
             return
         places, now_s = self._places(), time.monotonic()
-        ready = [place for place in places if place.group.is_ready]
+        targets = [place for place in places if place.group.is_open]
         for place in places:
-            if place.core.view.is_worker_away and place.core.num_waiting:
-                move_all(place, ready, now_s)
+            if place.group.is_open or not place.core.num_waiting:
+                continue
+            if place.core.view.is_worker_away:
+                move_all(place, targets, now_s)
+            elif place.group.why_drained:
+                move_waiting(place, targets, now_s)
 
     async def run(self) -> None:
         """Serves until cancelled. Raises FencedOut."""
-        tasks = [asyncio.create_task(group.run()) for group in self.groups]
-        tasks.append(asyncio.create_task(self._expire_while_away()))
+        expiring = asyncio.create_task(self._expire_while_away())
         try:
-            await asyncio.gather(*tasks)
+            while True:
+                self._groups_changed.clear()
+                self._start_groups()
+                self._remove_empty_groups()
+                changing = asyncio.create_task(self._groups_changed.wait())
+                waited = {expiring, changing, *self._running}
+                done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                changing.cancel()
+                for task in [task for task in (expiring, *self._running) if task in done]:
+                    self._running.pop(task, None)
+                    if not task.cancelled():
+                        task.result()
         finally:
+            tasks = [expiring, *self._running]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            for group in self.groups:
+                group.close()
+
+    def _start_groups(self) -> None:
+        """Runs each group that should run and does not."""
+        running = list(self._running.values())
+        for group in self.groups:
+            if group not in running and not group.is_dismissed:
+                self._running[asyncio.create_task(group.run())] = group
 
     async def _expire_while_away(self) -> None:
         """Enforces deadlines while no step is planned: during a long step, or without a worker."""

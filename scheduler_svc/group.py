@@ -6,12 +6,13 @@ awaits between reading and changing it.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 from functools import partial
 
-from pagewire.v1 import types_pb2, worker_pb2
+from pagewire.v1 import worker_pb2
 from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.containment import Containment, CoreBroken
@@ -20,7 +21,8 @@ from scheduler_svc.core_config import core_config
 from scheduler_svc.explain.trace import Trace
 from scheduler_svc.journal.recorder import Recorder
 from scheduler_svc.journal.start import make_core
-from scheduler_svc.stepping import Stepping
+from scheduler_svc.observe.step_profile import LoopProfile
+from scheduler_svc.stepping import ProfiledStepping, Stepping
 from scheduler_svc.worker.link import (
     AttachRefused,
     FencedOut,
@@ -31,33 +33,15 @@ from scheduler_svc.worker.link import (
     open_channel,
 )
 from scheduler_svc.worker.pace import Pace
+from scheduler_svc.worker.served import Served, WrongWorker
 from scheduler_svc.worker.state_check import StateCheck
 from scheduler_svc.worker.watch import TICK_S
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = 0.3
-
-
-class WrongWorker(Exception):
-    """Raised when a new worker serves something other than the previous ones."""
-
-
-class Served:
-    """The model that all worker groups serve: that of the first worker that attached."""
-
-    def __init__(self) -> None:
-        self.model: types_pb2.ModelInfo | None = None
-
-    def check(self, model: types_pb2.ModelInfo) -> None:
-        """Raises WrongWorker for another model."""
-        if self.model is None:
-            self.model = model
-        elif model.config_sha256 != self.model.config_sha256:
-            raise WrongWorker(
-                f"it serves {model.model} (config {model.config_sha256[:12]}), "
-                f"not {self.model.model} (config {self.model.config_sha256[:12]})"
-            )
+_RETRY_S = 0.3  # between attempts to attach
+_MOST_RETRY_S = 1.5  # to an address that has not answered for long
+_QUICK_RETRIES = 60
 
 
 class WorkerGroup:
@@ -84,19 +68,73 @@ class WorkerGroup:
         self.attention_backend = ""  # reported by its worker
         self.all_reduce = ""  # reported by its worker
         self.device = ""  # reported by its worker
+        self.source = "--worker"  # where its address comes from
+        self.why_drained = ""  # it gets no new requests; empty: it does
+        self.is_dismissed = False  # it is not attached again
+        self.is_kept = False  # although dismissed
         self.num_recoveries = 0
         self.why_lost = ""  # the reason of the last loss
+        self.profile: LoopProfile | None = None  # while steps are recorded
         self._config = config
         self._clients = clients
         self._served = served
         self._on_readiness = on_readiness
-        self._worker = WorkerClient(address, config.heartbeat_timeout_s, open_channel)
+        self.worker = WorkerClient(address, config.heartbeat_timeout_s, open_channel)
         self._work = asyncio.Event()
         self._link: WorkerLink | None = None
         self._containment = Containment()
         self._broken: CoreBroken | None = None
         self._incarnation = 0
         self._claimed_epoch = 0  # perhaps taken by the worker, though unanswered
+        self._left = asyncio.Event()  # set when it is dismissed
+        self._is_let_go = False  # drained, and its stream closed for that
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes new requests and can compute them."""
+        return self.is_ready and not self.why_drained
+
+    @property
+    def why_not_open(self) -> str:
+        """Why it takes no new requests, in words."""
+        return self.why_drained if self.is_ready else self.reason
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a step stream is open."""
+        return self._link is not None
+
+    def drain(self, why: str, *, is_final: bool = False) -> None:
+        """Gives the worker no new requests; it is let go once those that run have finished.
+
+        A drain that is final ends `run` then; otherwise the next worker at the address is attached.
+        """
+        if is_final:
+            self.is_dismissed = True
+            self._left.set()
+        if self.why_drained and not is_final:
+            return
+        is_new, self.why_drained = not self.why_drained, why
+        if is_new and self.core is not None:
+            self.core.now_s = time.monotonic()
+            self.core.migration.close()
+        logger.info("worker %s gets no new requests: %s", self.address, why)
+        self._on_readiness()
+
+    def recall(self) -> None:
+        """Ends a drain, if there is one: the group takes new requests again."""
+        self.is_dismissed = False
+        self._left.clear()
+        if self.why_drained:
+            logger.info("worker %s gets new requests again", self.address)
+            self._reopen()
+            self._on_readiness()
+
+    def _reopen(self) -> None:
+        self.why_drained = ""
+        if self.core is not None:
+            self.core.migration.reopen()
+            self.wake()
 
     def wake(self) -> None:
         """Wakes the loop because there may be steps to plan."""
@@ -129,15 +167,23 @@ class WorkerGroup:
             self._link.lose("the scheduler begins anew after an exception", is_death=False)
 
     async def run(self) -> None:
-        """Attaches, serves and recovers until cancelled. Raises FencedOut, CoreBroken."""
+        """Attaches, serves and recovers until cancelled, or dismissed and drained.
+
+        Raises FencedOut, CoreBroken. May be called again.
+        """
+        self.worker.open()
+        num_failures = 0
         try:
-            while self._broken is None:
+            while self._broken is None and not self.is_dismissed:
                 try:
                     link = await self._attach()
                 except LinkLost as error:
+                    self._served.release(self.address)
                     self._set_ready(False, str(error))
-                    await asyncio.sleep(_RETRY_S)
+                    num_failures += 1
+                    await self._pause(_RETRY_S if num_failures < _QUICK_RETRIES else _MOST_RETRY_S)
                     continue
+                num_failures = 0
                 try:
                     await self._serve(link)
                 except LinkLost as error:
@@ -149,24 +195,34 @@ class WorkerGroup:
                     self._set_ready(False, "the scheduler begins anew after an exception")
                 finally:
                     self._link = None
+                    self._served.release(self.address)
                     await link.close()
-            raise self._broken
+            if self._broken is not None:
+                raise self._broken
         finally:
-            self._set_ready(False, "the scheduler is stopping")
-            if self.recorder is not None:
-                self.recorder.close()
-            await self._worker.close()
+            self._served.release(self.address)
+            self._set_ready(False, self.why_drained or "the scheduler is stopping")
+            await self.worker.close()
+
+    def close(self) -> None:
+        """Ends the recording, once `run` has ended for good."""
+        if self.recorder is not None:
+            self.recorder.close()
+
+    async def _pause(self, duration_s: float) -> None:
+        """Waits before the next attempt; not longer than until the group is dismissed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(duration_s):
+                await self._left.wait()
 
     # --- attaching -------------------------------------------------------------------------------
 
     async def _attach(self) -> WorkerLink:
-        seen = await self._worker.epoch()
-        if self.epoch and seen > max(self.epoch, self._claimed_epoch):
-            raise FencedOut(f"epoch {seen} has taken the worker from epoch {self.epoch}")
+        seen = await self._take()
         first_step_id = self.core.last_step_id + 1 if self.core else 1
         before, self._claimed_epoch = self._claimed_epoch, seen + 1
         try:
-            link = await self._worker.attach(seen + 1, first_step_id)
+            link = await self.worker.attach(seen + 1, first_step_id)
         except AttachRefused:
             self._claimed_epoch = before
             raise
@@ -176,9 +232,31 @@ class WorkerGroup:
         except (WrongWorker, ValueError) as error:
             await link.close()
             raise LinkLost(f"worker {self.address} is refused: {error}") from error
+        self._served.attached(link.attached.description.incarnation, self.epoch)
         logger.info("attached to worker %s under epoch %d", self.address, self.epoch)
+        self._is_let_go = False
+        if self.why_drained and not self.is_dismissed:  # the worker before it asked for that
+            self._reopen()
         self._set_ready(True, "")
         return link
+
+    async def _take(self) -> int:
+        """Claims the worker for this group; returns the highest epoch that it has seen.
+
+        Raises FencedOut when another scheduler has taken it. The epoch of another process at this
+        address tells nothing: that one never was this group's.
+        """
+        answer = await self.worker.describe()
+        seen, found = int(answer.epoch), answer.description.incarnation
+        ours = max(self.epoch, self._claimed_epoch, self._served.epoch_of(found))
+        is_same = found in (0, self._incarnation) or self._served.epoch_of(found)
+        if self.epoch and is_same and seen > ours:
+            raise FencedOut(f"epoch {seen} has taken the worker from epoch {self.epoch}")
+        try:
+            self._served.claim(self.address, answer.description)
+        except WrongWorker as error:
+            raise LinkLost(f"worker {self.address} is refused: {error}") from error
+        return seen
 
     def _adopt(self, worker: worker_pb2.WorkerDescription) -> None:
         """Creates the core for the first worker, or gives it the new one's KV cache.
@@ -187,10 +265,11 @@ class WorkerGroup:
         """
         if self._config.preemption is Preemption.SWAP and not worker.num_host_blocks:
             raise WrongWorker("it has no host blocks (--host-blocks), which preemption swap needs")
+        self._served.claim(self.address, worker)
         if worker.incarnation != self._incarnation:
             self._incarnation = worker.incarnation
             self.pace.new_worker(worker.rehearsed_steps)
-            self._worker.patience.forget()
+            self.worker.patience.forget()
         self._served.check(worker.model)
         self.attention_backend = worker.attention_backend
         self.all_reduce = worker.all_reduce
@@ -199,6 +278,8 @@ class WorkerGroup:
             limits, options = core_config(self._config, worker), self._config.record
             made = make_core(limits, worker, self.address, options)
             self.core, self.recorder = made.core, made.recorder
+            if self.is_dismissed:
+                self.core.migration.close()
             return
         before = self.core.config
         if worker.block_size != before.block_size or worker.max_num_seqs < before.max_num_seqs:
@@ -241,12 +322,19 @@ class WorkerGroup:
             if why:
                 link.lose(why)
                 return
+            if self.why_drained and _is_drained(core):
+                self._is_let_go = True
+                link.lose(self.why_drained, is_death=False)
+                return
 
     async def _step_by_step(self, link: WorkerLink, core: Scheduler) -> None:
         stepping = Stepping(self._config, core, link, self._clients, self.trace, self.pace)
         self.state_check = stepping.state_check
         link.on_prepared = partial(self._on_prepared, core)
+        plain = stepping
+        link.on_draining = partial(self.drain, "the worker is shutting down")
         while True:
+            stepping = plain if self.profile is None else ProfiledStepping(plain, self.profile)
             self.expire()
             await stepping.plan_ahead()
             if not stepping.awaits_answer:
@@ -282,6 +370,12 @@ class WorkerGroup:
         assert core is not None
         if self._broken is not None:
             return
+        if self._is_let_go:
+            logger.info("worker %s is drained", self.address)
+            core.now_s = time.monotonic()
+            core.worker_lost()
+            self._set_ready(False, why)
+            return
         logger.warning("worker lost, %d requests will be recomputed: %s", core.num_running, why)
         self.why_lost = why
         self.num_recoveries += 1
@@ -296,3 +390,10 @@ class WorkerGroup:
         has_changed, self.is_ready, self.reason = is_ready != self.is_ready, is_ready, reason
         if has_changed:
             self._on_readiness()
+
+
+def _is_drained(core: Scheduler) -> bool:
+    """Whether no sequence runs, or has run and waits to go on here."""
+    if core.num_running or core.num_in_flight or core.is_cutting:
+        return False
+    return not any(sequence.has_run for sequence in core.live())

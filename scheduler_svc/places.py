@@ -1,4 +1,4 @@
-"""Places requests on worker groups, and migrates all requests of a lost group."""
+"""Places requests on worker groups, and migrates requests of lost and of drained groups."""
 
 import logging
 from collections.abc import Iterable
@@ -37,12 +37,34 @@ def _ranked(places: list[Place], sequence: Sequence) -> list[Place]:
     return sorted(ranked, key=lambda place: not place.core.view.has_fork_group_of(sequence.request))
 
 
+def tiers(places: list[Place]) -> list[list[Place]]:
+    """The places by where a new request should go: open groups, lost ones, drained ones."""
+    is_open = [place for place in places if place.group.is_open]
+    is_drained = [p for p in places if p.group.why_drained and p not in is_open]
+    return [is_open, [p for p in places if p not in is_open and p not in is_drained], is_drained]
+
+
 def move_all(source: Place, targets: list[Place], now_s: float) -> None:
     """Migrates all requests to the best targets; those that fit nowhere stay in the queue."""
-    leaving = source.core.migration.migrate_out()
-    num_stay = 0
+    _advance(source, targets, now_s)
+    _move(source, source.core.migration.migrate_out(), targets)
+
+
+def move_waiting(source: Place, targets: list[Place], now_s: float) -> None:
+    """Migrates the waiting requests of a group whose worker goes on, likewise."""
+    _advance(source, targets, now_s)
+    _move(source, source.core.migration.migrate_waiting(), targets)
+
+
+def _advance(source: Place, targets: list[Place], now_s: float) -> None:
     for place in (source, *targets):
         place.core.now_s = now_s
+
+
+def _move(source: Place, leaving: list[Sequence], targets: list[Place]) -> None:
+    num_stay = 0
+    if not leaving:
+        return
     for sequence in _in_order_of_adoption(leaving):
         fitting = [place for place in targets if place.core.migration.can_hold(sequence)]
         place = _ranked(fitting, sequence)[0] if fitting else source

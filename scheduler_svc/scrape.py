@@ -19,6 +19,8 @@ from wire.metrics.grpc_calls import declared_calls
 SERVICES = (
     "pagewire.v1.SchedulerService",
     "pagewire.v1.DebugService",
+    "pagewire.v1.FleetService",
+    "pagewire.v1.LiveService",
     "grpc.health.v1.Health",
 )
 _PREFIX = "pagewire_scheduler_"

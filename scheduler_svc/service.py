@@ -4,12 +4,12 @@ One table maps errors to gRPC statuses.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sized
-from dataclasses import dataclass
 
 import grpc
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from scheduler_svc.clients.outbox import Outbox, Parcel, RequestEnd
+from scheduler_svc.clients.refused_call import RefusedCall
 from scheduler_svc.containment import cause_of, message_of
 from scheduler_svc.convert import (
     FINISH_REASONS,
@@ -33,10 +34,11 @@ from scheduler_svc.core import Policy, RefusalKind, Refused
 from scheduler_svc.engine import Engine, Failed, NotReady, QueueFull
 from scheduler_svc.sampling import BadSampling
 from scheduler_svc.status import status_of
-from scheduler_svc.statuses import overloaded_metadata
 from wire.columns import BadColumn, unpack
+from wire.logs.request import LoggedRequest
 from wire.prompt_outputs import HiddenMean
 from wire.requests.numbers import BadNumber, check_numbers
+from wire.tracing.context import context_from_proto, context_of
 
 MAX_REQUEST_ID_BYTES = 256
 SHUTTING_DOWN = "this scheduler is shutting down"
@@ -52,21 +54,15 @@ _REFUSALS = {
 logger = logging.getLogger(__name__)
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
+# Messages of a gateway's stream other than its tokens, in order; None ends it.
+_Notices = asyncio.Queue[scheduler_pb2.SessionResponse | None]
+
 SessionContext = grpc.aio.ServicerContext[
     scheduler_pb2.SessionRequest, scheduler_pb2.SessionResponse
 ]
 GenerateContext = grpc.aio.ServicerContext[
     scheduler_pb2.SchedulerServiceGenerateRequest, scheduler_pb2.SchedulerServiceGenerateResponse
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """A refused request as a gRPC status."""
-
-    code: grpc.StatusCode
-    message: str
-    retry_after_s: float | None = None
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -77,6 +73,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._is_draining = False
         self._open: dict[int, Sized] = {}  # requests by client; those of one call have a list
         self._calls: dict[int, Outbox] = {}  # by client: one call per request
+        self._notices: dict[int, _Notices] = {}  # by client: of each gateway's stream
 
     # --- the end of the process ------------------------------------------------------------------
 
@@ -86,16 +83,22 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         return sum(map(len, self._open.values()))
 
     def drain(self) -> None:
-        """Refuses new requests from now on."""
-        self._is_draining = True
+        """Refuses new requests from now on, and tells gateways, which keep them for the next."""
+        if not self._is_draining:
+            self._is_draining = True
+            self._notify(scheduler_pb2.SessionResponse(draining=True))
 
     def end_calls(self) -> None:
-        """Ends the calls of one request each with UNAVAILABLE.
-
-        Requests of gateways are left alone: a gateway continues them on the next scheduler.
-        """
+        """Ends all calls with UNAVAILABLE; gateways continue theirs on the next scheduler."""
+        self.drain()
+        self._notify(None)
         for outbox in self._calls.values():
             outbox.close()
+
+    def _notify(self, notice: scheduler_pb2.SessionResponse | None) -> None:
+        for notices in self._notices.values():
+            with contextlib.suppress(asyncio.QueueFull):  # the end of the server ends it, too
+                notices.put_nowait(notice)
 
     # --- one stream per gateway ------------------------------------------------------------------
 
@@ -107,30 +110,35 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         live: dict[int, str] = {}  # handle to request id
         self._open[client] = live
         # Bounded: a client that reads no refusals is not read either.
-        refused: asyncio.Queue[scheduler_pb2.SessionResponse] = asyncio.Queue(MAX_REFUSALS)
+        notices: _Notices = asyncio.Queue(MAX_REFUSALS)
+        self._notices[client] = notices
+        if self._is_draining:
+            notices.put_nowait(scheduler_pb2.SessionResponse(draining=True))
         reading = asyncio.create_task(
-            self._read_session(request_iterator, client, live, refused.put)
+            self._read_session(request_iterator, client, live, notices.put)
         )
         taking = asyncio.create_task(outbox.take())
-        refusing = asyncio.create_task(refused.get())
+        noticing = asyncio.create_task(notices.get())
         try:
             while not reading.done():
                 done, _ = await asyncio.wait(
-                    {reading, taking, refusing}, return_when=asyncio.FIRST_COMPLETED
+                    {reading, taking, noticing}, return_when=asyncio.FIRST_COMPLETED
                 )
-                if refusing in done:
-                    yield refusing.result()
-                    refusing = asyncio.create_task(refused.get())
+                if noticing in done:
+                    if (notice := noticing.result()) is None:
+                        await context.abort(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
+                    yield notice
+                    noticing = asyncio.create_task(notices.get())
                 if taking in done:
                     parcel = taking.result()
                     taking = asyncio.create_task(outbox.take())
                     yield self._to_response(parcel, live)
         finally:
-            del self._open[client]
+            del self._open[client], self._notices[client]
             self._engine.close_client(client, live.values())
-            for task in (taking, refusing, reading):
+            for task in (taking, noticing, reading):
                 task.cancel()
-            await asyncio.gather(taking, refusing, reading, return_exceptions=True)
+            await asyncio.gather(taking, noticing, reading, return_exceptions=True)
 
     def _to_response(self, parcel: Parcel, live: dict[int, str]) -> scheduler_pb2.SessionResponse:
         """A parcel as a message; what cannot be converted ends its own request alone."""
@@ -139,12 +147,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             try:
                 response.prompt_outputs.append(to_prompt_output(prompt_output))
             except Exception as error:
-                logger.error("a prompt's outputs are not told: %s", cause_of(error))
                 request_id = live.pop(prompt_output.owner, None)
+                about = LoggedRequest(
+                    request_id or "", self._engine.spans.trace_id(request_id or "")
+                )
+                problem = "a prompt's outputs are not told: %s"
+                logger.error(problem, cause_of(error), extra=about.extra)
                 if request_id is not None:
                     self._engine.abort(request_id)
-                    refusal = _Refusal(grpc.StatusCode.INTERNAL, message_of(error))
-                    response.finished.append(_to_finished(prompt_output.owner, refusal))
+                    refusal = RefusedCall(grpc.StatusCode.INTERNAL, message_of(error))
+                    response.finished.append(refusal.to_finished(prompt_output.owner))
         for admission in parcel.admitted:
             response.admitted.add(
                 handle=admission.handle, cached_tokens=admission.num_cached_tokens
@@ -173,22 +185,23 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 live[submit.handle] = submit.request_id
                 continue
             self._engine.counts.refused(refusal.code)
-            finished = _to_finished(submit.handle, refusal)
+            finished = refusal.to_finished(submit.handle)
             await refuse(scheduler_pb2.SessionResponse(finished=[finished]))
 
     def _submit_to_session(
         self, submit: scheduler_pb2.Submit, client: int, live: dict[int, str]
-    ) -> _Refusal | None:
+    ) -> RefusedCall | None:
         if submit.handle in live:
             message = f"handle {submit.handle} is live already"
-            return _Refusal(grpc.StatusCode.ALREADY_EXISTS, message)
+            return RefusedCall(grpc.StatusCode.ALREADY_EXISTS, message)
         try:
             check_numbers(submit)
             token_ids = unpack(submit.prompt_token_ids, name="prompt_token_ids")
         except (BadNumber, BadColumn) as error:
-            return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return RefusedCall(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         timeout_s = submit.timeout_s if submit.HasField("timeout_s") else None
-        origin = Origin(submit.request_id, client, submit.handle, timeout_s)
+        trace = context_from_proto(submit.trace) if submit.HasField("trace") else None
+        origin = Origin(submit.request_id, client, submit.handle, timeout_s, trace)
         return self._submit(submit, token_ids.astype(np.int32, copy=False), origin)
 
     # --- one call per request --------------------------------------------------------------------
@@ -202,11 +215,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         mine: list[str] = []  # empty until accepted: a refused id may be another client's
         self._open[client], self._calls[client] = mine, outbox
         try:
-            origin = Origin(request_id, client, 0, context.time_remaining())
+            trace = context_of(_text_metadata(context))
+            origin = Origin(request_id, client, 0, context.time_remaining(), trace)
             refusal = self._submit_call(request, origin)
             if refusal is not None:
                 self._engine.counts.refused(refusal.code)
-                await _refuse(context, refusal)
+                await refusal.abort(context)
             mine.append(request_id)
             async for response in _responses(outbox, request_id, request.sampling, context):
                 yield response
@@ -216,23 +230,38 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def _submit_call(
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, origin: Origin
-    ) -> _Refusal | None:
+    ) -> RefusedCall | None:
         return self._submit(request, np.array(request.prompt_token_ids, dtype=np.int32), origin)
 
     def _submit(
         self, submitted: ClientRequest, token_ids: NDArray[np.int32], origin: Origin
-    ) -> _Refusal | None:
+    ) -> RefusedCall | None:
         """Submits a request to the engine; returns the refusal if it is not accepted."""
+        arrival_s, spans = time.monotonic(), self._engine.spans
+        refusal = self._try_submit(submitted, token_ids, origin, arrival_s)
+        if refusal is None:
+            spans.accepted(origin.request_id, origin.trace, arrival_s)
+        else:
+            spans.refused(origin.request_id, origin.trace, arrival_s, refusal.code.name)
+        return refusal
+
+    def _try_submit(
+        self,
+        submitted: ClientRequest,
+        token_ids: NDArray[np.int32],
+        origin: Origin,
+        arrival_s: float,
+    ) -> RefusedCall | None:
         if self._is_draining:
-            return _Refusal(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
+            return RefusedCall(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
         invalid = grpc.StatusCode.INVALID_ARGUMENT
         if not 0 < len(origin.request_id.encode()) <= MAX_REQUEST_ID_BYTES:
-            return _Refusal(invalid, f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes")
+            return RefusedCall(invalid, f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes")
         # A request that was accepted before goes on, whatever the policy is now.
         is_new = not submitted.HasField("num_prompt_tokens")
         if is_new and submitted.priority and self._engine.config.policy is not Policy.PRIORITY:
             problem = f"priority: {submitted.priority} is of no use: {self._ignores()}"
-            return _Refusal(invalid, problem)
+            return RefusedCall(invalid, problem)
         drawn_seed = int.from_bytes(os.urandom(8), "little")
         try:
             self._engine.submit(
@@ -242,23 +271,24 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                     origin,
                     drawn_seed=drawn_seed,
                     vocab_size=self._engine.vocab_size,
-                    arrival_s=time.monotonic(),
+                    arrival_s=arrival_s,
                 )
             )
         except BadSampling as error:
-            return _Refusal(invalid, str(error))
+            return RefusedCall(invalid, str(error))
         except QueueFull as error:
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
-            return _Refusal(code, str(error), error.retry_after_s)
+            return RefusedCall(code, str(error), error.retry_after_s)
         except Refused as error:
-            return _Refusal(_REFUSALS[error.kind], str(error))
+            return RefusedCall(_REFUSALS[error.kind], str(error))
         except NotReady:
-            return _Refusal(grpc.StatusCode.UNAVAILABLE, NO_WORKER)
+            return RefusedCall(grpc.StatusCode.UNAVAILABLE, NO_WORKER)
         except Failed as error:
-            return _Refusal(grpc.StatusCode.INTERNAL, str(error))
+            return RefusedCall(grpc.StatusCode.INTERNAL, str(error))
         except Exception as error:  # nothing of it is in the core
-            logger.error("a request is refused by an exception: %s", cause_of(error))
-            return _Refusal(grpc.StatusCode.INTERNAL, message_of(error))
+            about = LoggedRequest(origin.request_id).extra
+            logger.error("a request is refused by an exception: %s", cause_of(error), extra=about)
+            return RefusedCall(grpc.StatusCode.INTERNAL, message_of(error))
         return None
 
     def _ignores(self) -> str:
@@ -316,21 +346,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         return status
 
 
-def _to_finished(handle: int, refusal: _Refusal) -> scheduler_pb2.Finished:
-    return scheduler_pb2.Finished(
-        handle=handle,
-        reason=types_pb2.FINISH_REASON_ERROR,
-        status_code=refusal.code.value[0],
-        message=refusal.message,
-        retry_after_s=refusal.retry_after_s,
-    )
-
-
-async def _refuse(context: GenerateContext, refusal: _Refusal) -> None:
-    if refusal.retry_after_s is None:
-        await context.abort(refusal.code, refusal.message)
-    metadata = overloaded_metadata(refusal.message, refusal.retry_after_s or 0.0)
-    await context.abort(refusal.code, refusal.message, metadata)
+def _text_metadata(context: GenerateContext) -> dict[str, str]:
+    given = context.invocation_metadata() or ()
+    return {str(name): value for name, value in given if isinstance(value, str)}
 
 
 async def _responses(

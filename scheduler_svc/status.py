@@ -7,31 +7,20 @@ from pagewire.v1 import scheduler_pb2
 from scheduler_svc.core import Scheduler
 from scheduler_svc.engine import Engine
 from scheduler_svc.group import WorkerGroup
+from scheduler_svc.metrics.totals import COUNTERS
+from wire.versions import SESSION_MAJOR
 
 # Field name to a number that is summed over the worker groups.
 _SUMS: dict[str, Callable[[Scheduler], int]] = {
+    **COUNTERS,
     "num_running": lambda core: core.num_running,
     "num_waiting": lambda core: core.num_waiting,
     "num_waiting_tokens": lambda core: core.view.num_waiting_tokens,
     "num_blocks": lambda core: core.view.num_blocks,
     "num_free_blocks": lambda core: core.view.num_free_blocks,
-    "num_steps": lambda core: core.counters.num_steps,
-    "prefix_query_tokens": lambda core: core.counters.prefix_query_tokens,
-    "prefix_hit_tokens": lambda core: core.counters.prefix_hit_tokens,
-    "num_evictions": lambda core: core.view.num_evictions,
     "num_cached_blocks": lambda core: core.view.num_cached_blocks,
-    "num_forks": lambda core: core.counters.num_forks,
     "num_host_blocks": lambda core: core.view.num_host_blocks,
     "num_free_host_blocks": lambda core: core.view.num_free_host_blocks,
-    "num_swapped_out_blocks": lambda core: core.view.num_swapped_out,
-    "num_swapped_in_blocks": lambda core: core.view.num_swapped_in,
-    "num_preemptions": lambda core: core.view.num_preemptions,
-    "num_accepted": lambda core: core.num_accepted,
-    "num_finished": lambda core: core.num_finished,
-    "num_output_tokens": lambda core: core.num_output_tokens,
-    "num_prefill_tokens": lambda core: core.counters.num_prefill_tokens,
-    "num_capped_steps": lambda core: core.counters.num_capped_steps,
-    "num_expired": lambda core: core.num_expired,
     "max_num_seqs": lambda core: core.config.max_num_seqs,
 }
 _OF_A_GROUP = (
@@ -44,28 +33,29 @@ _OF_A_GROUP = (
 )
 
 
-def status_of(engine: Engine) -> scheduler_pb2.GetStatusResponse:
-    """Current counters and gauges."""
-    named = next((group for group in engine.groups if group.is_ready), engine.groups[0])
+def status_of(engine: Engine, *, foresees: bool = True) -> scheduler_pb2.GetStatusResponse:
+    """Current counters and gauges; the seconds of backlog cost more than all else together."""
+    named = next((group for group in engine.groups if group.is_ready), None)
+    named = named or next(iter(engine.groups), None)
     status = scheduler_pb2.GetStatusResponse(
         ready=engine.is_ready,
         reason=engine.reason,
         model=engine.model,
-        epoch=named.epoch,
-        worker_address=named.address,
-        attention_backend=named.attention_backend,
-        all_reduce=named.all_reduce,
-        device=named.device,
+        session_version=SESSION_MAJOR,
         uptime_s=engine.uptime_s,
         num_overloaded=engine.num_overloaded,
         target_itl_ms=engine.config.target_itl_ms or 0.0,
-        groups=[_group(group) for group in engine.groups],
+        groups=[_group(group, foresees) for group in engine.groups],
     )
+    if named is not None:
+        status.epoch, status.worker_address = named.epoch, named.address
+        status.attention_backend, status.all_reduce = named.attention_backend, named.all_reduce
+        status.device = named.device
     cores = [group.core for group in engine.groups if group.core is not None]
     if not cores:
         return status
     for name, of in _SUMS.items():
-        setattr(status, name, sum(map(of, cores)))
+        setattr(status, name, engine.retired.of(name) + sum(map(of, cores)))
     config = cores[0].config
     status.block_size, status.policy = config.block_size, config.policy.value
     status.preemption = config.preemption.value
@@ -76,11 +66,13 @@ def status_of(engine: Engine) -> scheduler_pb2.GetStatusResponse:
     return status
 
 
-def _group(group: WorkerGroup) -> scheduler_pb2.WorkerGroupStatus:
+def _group(group: WorkerGroup, foresees: bool) -> scheduler_pb2.WorkerGroupStatus:
     status = scheduler_pb2.WorkerGroupStatus(
         address=group.address,
         ready=group.is_ready,
-        reason=group.reason,
+        reason=group.why_not_open,
+        source=group.source,
+        draining=group.why_drained,
         epoch=group.epoch,
         num_losses=group.num_recoveries,
         why_lost=group.why_lost,
@@ -97,7 +89,7 @@ def _group(group: WorkerGroup) -> scheduler_pb2.WorkerGroupStatus:
         core.migration.num_migrated_out,
         core.migration.num_migrated_in,
     )
-    backlog_s = group.pace.backlog_s(core, time.monotonic())
+    backlog_s = group.pace.backlog_s(core, time.monotonic()) if foresees else None
     if backlog_s is not None:
         status.seconds_of_backlog = backlog_s
     return status

@@ -1,5 +1,6 @@
 """Sorts the results of steps into the outboxes of the client streams, by client number."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -10,8 +11,12 @@ from scheduler_svc.core import Finished, FinishReason, StepOutputs, StepPlan
 from scheduler_svc.core.request.fault import RequestFault, blaming
 from scheduler_svc.core.step.plan import PromptOutputDelivery
 from scheduler_svc.metrics.counts import SchedulerCounts
+from scheduler_svc.observe.request_spans import RequestSpans
 from wire.logprobs import LogprobColumns
+from wire.logs.request import LoggedRequest
 from wire.prompt_outputs import PromptOutput
+
+log = logging.getLogger("scheduler_svc.requests")
 
 _STATUS_CODES = {  # gRPC status codes
     FinishReason.ERROR: 13,
@@ -27,8 +32,11 @@ class Clients:
     Drops those of clients that have left.
     """
 
-    def __init__(self, counts: SchedulerCounts | None = None) -> None:
+    def __init__(
+        self, counts: SchedulerCounts | None = None, spans: RequestSpans | None = None
+    ) -> None:
         self.counts = counts or SchedulerCounts()
+        self.spans = spans or RequestSpans()
         self._outboxes: dict[int, Outbox] = {}
         self._newest = 0
 
@@ -105,10 +113,20 @@ class Clients:
             if outbox is not None:
                 outbox.put_admission(Admitted(new.request.handle, new.num_first_cached_tokens))
 
+    def note_end(self, end: Finished) -> None:
+        """Counts an end, and tells of it in log and trace."""
+        self.counts.ended(end)
+        if log.isEnabledFor(logging.DEBUG):
+            request_id = end.request.request_id
+            about = LoggedRequest(request_id, self.spans.trace_id(request_id))
+            log.debug("a request ended: %s", end.reason.value, extra=about.extra)
+        if self.spans.contexts:
+            self.spans.ended(end)
+
     def tell_ends(self, finished: Iterable[Finished]) -> None:
         """Reports finished requests, with the reason, after all their tokens."""
         for end in finished:
-            self.counts.ended(end)
+            self.note_end(end)
             outbox = self._outboxes.get(end.request.client)
             if outbox is not None:
                 outbox.put_end(RequestEnd(end, _STATUS_CODES.get(end.reason, 0)))

@@ -22,6 +22,7 @@ _REASONS = {
     Cause.BUDGET: "for room in a step (max_num_batched_tokens)",
     Cause.GRAMMAR: "for its grammar, which the worker prepares",
     Cause.TOKEN: "for a token in flight to the first request in the queue",
+    Cause.DRAIN: "for another worker group: this one is drained",
     Cause.PREEMPTION: "after a request that was preempted for lack of KV blocks",
 }
 

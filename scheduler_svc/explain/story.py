@@ -18,6 +18,7 @@ _WAITS = {
     Cause.FORK_GROUP: "the first in the queue awaited its prompt from its fork group",
     Cause.TOKEN: "the first in the queue awaited a token in flight",
     Cause.GRAMMAR: "the worker prepared the grammars of all that waited",
+    Cause.DRAIN: "the worker group was drained and took nothing new",
     Cause.PREEMPTION: "a running request was preempted, and must not be overtaken",
 }
 

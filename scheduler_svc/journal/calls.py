@@ -25,13 +25,16 @@ from scheduler_svc.core.history.migration import Migration
 from scheduler_svc.core.queue.deadlines import Deadlines
 from scheduler_svc.core.step.state import SchedulerState
 
-# Calls that change the core. `now_s` is the property being set; `migrate_in` and `migrate_out`
-# are methods of `migration`.
+# Calls that change the core. `now_s` is the property being set; those of `_MOVES` are methods of
+# `migration`.
 EVENTS = frozenset(
     (
         "abort",
         "add",
+        "close",
         "migrate_in",
+        "migrate_waiting",
+        "reopen",
         "cut",
         "expire",
         "fail",
@@ -74,7 +77,7 @@ QUESTIONS = frozenset(
     )
 )
 
-_MOVES = ("migrate_in", "migrate_out")
+_MOVES = ("close", "migrate_in", "migrate_out", "migrate_waiting", "reopen")
 
 Answer = TypeVar("Answer")
 # Receives the name of a call, its arguments, its answer, and the refusal that it raised instead.
@@ -233,6 +236,16 @@ class _TappedMigration(Migration):
     ) -> None:
         super().__init__(state, live, deadlines)
         self._tell = tell
+
+    def close(self) -> None:
+        self._tell("close", super().close)
+
+    def reopen(self) -> None:
+        self._tell("reopen", super().reopen)
+
+    def migrate_waiting(self) -> list[Sequence]:
+        leaving: list[Sequence] = self._tell("migrate_waiting", super().migrate_waiting)
+        return leaving
 
     def migrate_out(self) -> list[Sequence]:
         leaving: list[Sequence] = self._tell("migrate_out", super().migrate_out)

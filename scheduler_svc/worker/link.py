@@ -5,19 +5,19 @@ and makes a new link.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc
 
-from pagewire.v1 import worker_pb2, worker_pb2_grpc
+from pagewire.v1 import debug_pb2, debug_pb2_grpc, worker_pb2, worker_pb2_grpc
 from scheduler_svc.worker.watch import Watch, silence_patience
 from wire.deaths import is_death
 from wire.identity.peers import OpenPeer, open_plain
 from wire.patience import Patience
 from wire.server import CHANNEL_OPTIONS
+from wire.versions import STEP_MAJOR, STEP_MINOR
 
-PROTOCOL_VERSION = 2
 _DESCRIBE_TIMEOUT_S = 2.0
 _LONGEST_DESCRIBE_S = 30.0  # of a worker that did not answer in time before
 _ATTACH_TIMEOUT_S = 10.0
@@ -74,6 +74,8 @@ class WorkerLink:
         self.watch = Watch(patience if beats else None)
         # Receives answers about grammars, which may come at any time.
         self.on_prepared: Callable[[worker_pb2.GrammarPrepared], None] = lambda _: None
+        # Called when the worker says that it was asked to end; perhaps more than once.
+        self.on_draining: Callable[[], None] = lambda: None
         self._stream = stream
         self._reading: asyncio.Task[Answer] | None = None
         self._why_lost = ""
@@ -134,6 +136,8 @@ class WorkerLink:
                 return response.skipped if response.HasField("skipped") else response.output
             if why := self.watch.heartbeat_came(response.heartbeat):
                 raise LinkLost(why)
+            if response.heartbeat.is_draining:
+                self.on_draining()
 
     def lose(self, why: str, *, is_death: bool = True) -> None:
         """Closes the stream; a pending `receive` raises LinkLost with this reason."""
@@ -160,13 +164,21 @@ class WorkerLink:
             await asyncio.gather(self._reading, return_exceptions=True)
 
 
-OpenChannel = Callable[[str], grpc.aio.Channel]
+OpenChannel = Callable[..., grpc.aio.Channel]  # as open_channel; the address alone where it is all
 
 
-def open_channel(address: str, opener: OpenPeer = open_plain) -> grpc.aio.Channel:
-    """A channel that reconnects soon after the worker returns."""
-    options = [*CHANNEL_OPTIONS, ("grpc.initial_reconnect_backoff_ms", 200)]
+def open_channel(
+    address: str, server_name: str = "", opener: OpenPeer = open_plain
+) -> grpc.aio.Channel:
+    """A channel that reconnects soon after the worker returns.
+
+    With TLS the certificate must be for `server_name`, if given, instead of the address.
+    """
+    options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS]
+    options.append(("grpc.initial_reconnect_backoff_ms", 200))
     options.append(("grpc.max_reconnect_backoff_ms", 1_000))
+    if server_name:
+        options.append(("grpc.ssl_target_name_override", server_name))
     return opener(address, options)
 
 
@@ -177,17 +189,28 @@ class WorkerClient:
         self, address: str, heartbeat_timeout_s: float, open_channel: OpenChannel = open_channel
     ) -> None:
         self.address = address
+        self._open_channel = open_channel
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self.patience = silence_patience(heartbeat_timeout_s)  # with the worker, over its links
         self._describing = Patience(_DESCRIBE_TIMEOUT_S, _LONGEST_DESCRIBE_S)
         self._attaching = Patience(_ATTACH_TIMEOUT_S, _LONGEST_ATTACH_S)
-        self._channel = open_channel(address)
-        self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
+        self._channel: grpc.aio.Channel | None = None
+        self.open()
+
+    def open(self) -> None:
+        """Opens the channel after `close`; no effect on one that is open."""
+        if self._channel is None:
+            self._channel = self._open_channel(self.address)
+            self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
 
     async def epoch(self) -> int:
         """The highest epoch that the worker has seen. Raises LinkLost if it is not ready."""
+        return int((await self.describe()).epoch)
+
+    async def describe(self) -> worker_pb2.DescribeResponse:
+        """The worker, and the highest epoch it has seen. Raises LinkLost if it is not ready."""
         try:
-            answer = await self._stub.Describe(
+            answer: worker_pb2.DescribeResponse = await self._stub.Describe(
                 worker_pb2.DescribeRequest(), timeout=self._describing.limit_s
             )
         except grpc.aio.AioRpcError as error:
@@ -197,14 +220,15 @@ class WorkerClient:
         if answer.phase != worker_pb2.WORKER_PHASE_READY:
             state = answer.failure or _PHASE_NAMES[answer.phase]
             raise LinkLost(f"worker {self.address} is not ready: {state}")
-        return int(answer.epoch)
+        return answer
 
     async def attach(self, epoch: int, first_step_id: int) -> WorkerLink:
         """Opens the step stream under `epoch`. Raises LinkLost."""
         hello = worker_pb2.Hello(
-            protocol_version=PROTOCOL_VERSION,
+            protocol_version=STEP_MAJOR,
             epoch=epoch,
             first_step_id=first_step_id,
+            protocol_minor=STEP_MINOR,
             heartbeat_interval_ms=round(self._heartbeat_timeout_s / _BEATS_PER_TIMEOUT * 1e3),
         )
         stream = self._stub.Attach()
@@ -227,9 +251,25 @@ class WorkerClient:
             raise LinkLost(f"worker {self.address} did not describe itself")
         return WorkerLink(stream, Attached(first.description, epoch), self.patience)
 
+    async def profile(
+        self, request: debug_pb2.ProfileStepsRequest, timeout_s: float
+    ) -> AsyncIterator[debug_pb2.ProfileStepsResponse]:
+        """What the worker records of its next steps. Raises grpc.aio.AioRpcError and LinkLost."""
+        if self._channel is None:
+            raise LinkLost(f"worker {self.address} is not connected")
+        stub = debug_pb2_grpc.DebugServiceStub(self._channel)
+        call = stub.ProfileSteps(request, timeout=timeout_s)
+        try:
+            async for message in call:
+                yield message
+        finally:
+            call.cancel()
+
     async def close(self) -> None:
         """Closes the channel."""
-        await self._channel.close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
 
 
 def _reason(error: BaseException) -> str:

@@ -36,5 +36,5 @@ class PromptPace:
             return
         per_token_s = max((duration_s - decode_s) / num_prompt_tokens, 1e-9)
         fits = int(max(self._target_s - decode_s, 0.0) / per_token_s)
-        most = int(_MOST_GROWTH * max(self._limit, LEAST_PROMPT_TOKENS))
+        most = int(_MOST_GROWTH * self._limit)
         self._limit = max(LEAST_PROMPT_TOKENS, min(fits, most))

@@ -97,6 +97,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.hang_steps = 0  # number of next steps never answered, while heartbeats continue
         self.bad_states = 0  # number of next state hashes that are wrong
         self.is_silent = False  # sends nothing at all, like a stopped process
+        self.is_draining = False  # was asked to end
+        self._stream: WorkerStream | None = None
         self._slots = self._fresh_slots()
         self._free_at_s = 0.0
 
@@ -113,6 +115,17 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     def description(self) -> worker_pb2.WorkerDescription:
         """The description sent in the handshake."""
         return describe(self.model, self.incarnation)
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a scheduler's stream is open."""
+        return self._stream is not None
+
+    def drain(self) -> None:
+        """Does what a worker does at SIGTERM: says so, and accepts no further stream."""
+        self.is_draining = True
+        if self._stream is not None:
+            self._stream.say_draining()
 
     async def Describe(
         self, request: worker_pb2.DescribeRequest, context: Context
@@ -136,11 +149,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"epoch {hello.epoch} is not above {self.epoch}",
             )
+        if self.is_draining:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker is shutting down")
         self.epoch = hello.epoch
         self.last_step_id = hello.first_step_id - 1
         self._slots = self._fresh_slots()
         yield worker_pb2.AttachResponse(description=self.description())
-        stream = WorkerStream(hello)
+        self._stream = stream = WorkerStream(hello)
         tasks = [
             asyncio.create_task(stream.read(request_iterator)),
             asyncio.create_task(self._run(stream)),
@@ -151,6 +166,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                     await context.abort(grpc.StatusCode[answer.status], str(answer))
                 yield answer
         finally:
+            if self._stream is stream:
+                self._stream = None
             for task in tasks:
                 task.cancel()
 
@@ -165,7 +182,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             except TimeoutError:
                 answer = worker_pb2.AttachResponse(heartbeat=stream.beat)
             else:
-                stream.beat.num_frames_sent += 1
+                if isinstance(answer, worker_pb2.AttachResponse) and answer.HasField("heartbeat"):
+                    answer.heartbeat.CopyFrom(stream.beat)
+                else:
+                    stream.beat.num_frames_sent += 1
             if stream.epoch != self.epoch:
                 return FrameRefused("ABORTED", f"epoch {self.epoch} took over")
             while self.is_silent:

@@ -30,6 +30,7 @@ from wire.server import SERVER_OPTIONS, bind
 SERVICE = "pagewire.v1.WorkerService"
 _SPIN_S = 200e-6  # a sleep may end this much late
 _PR_SET_TIMERSLACK = 29
+_CUT_TAG = bytes([worker_pb2.AttachRequest.CUT_FIELD_NUMBER << 3 | 2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,7 @@ class Attachment:
 
 
 def _is_cut(frame: bytes) -> bool:
-    # Only a frame this short and with a cut's tag is parsed here: steps are not parsed twice.
-    return len(frame) < 32 and worker_pb2.AttachRequest.FromString(frame).HasField("cut")
+    return frame.startswith(_CUT_TAG)  # steps are not parsed twice
 
 
 class LoopbackWorker:

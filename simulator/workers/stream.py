@@ -61,6 +61,11 @@ class WorkerStream:
                 self._steps.put_nowait(request.step)
         self._steps.put_nowait(None)
 
+    def say_draining(self) -> None:
+        """Sends a heartbeat that says so, now, and says it in all later ones."""
+        self.beat.is_draining = True
+        self.answers.put_nowait(worker_pb2.AttachResponse(heartbeat=self.beat))
+
     async def next_frame(self) -> worker_pb2.SchedulerOutput | None:
         """The next step or grant; None at the end."""
         return await self._steps.get()

@@ -9,12 +9,13 @@ from typing import TypeVar
 import grpc
 import pytest
 
-from pagewire.v1 import debug_pb2_grpc, scheduler_pb2_grpc
+from pagewire.v1 import debug_pb2_grpc, live_pb2_grpc, scheduler_pb2_grpc
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import Scheduler
 from scheduler_svc.core.estimate.step_time import StepTime
 from scheduler_svc.debug import DebugService
 from scheduler_svc.engine import Engine
+from scheduler_svc.live.service import LiveService
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.worker.link import FencedOut
 from simulator.workers.fake_worker import FakeModel, FakeWorker, start
@@ -109,6 +110,7 @@ async def cluster(
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[RequestCheck()])
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(engine), server)
         debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(engine), server)
+        live_pb2_grpc.add_LiveServiceServicer_to_server(LiveService(engine), server)
         port = bind(server, "127.0.0.1:0", "test")
         await server.start()
         stack.push_async_callback(server.stop, None)

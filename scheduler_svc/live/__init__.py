@@ -1,0 +1,1 @@
+"""The scheduler at work, for those who watch."""
