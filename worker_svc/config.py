@@ -18,6 +18,8 @@ from wire.identity.options import (
     add_server_options,
     take_identity,
 )
+from wire.logs.setup import LoggingOptions, add_logging_options, take_logging
+from wire.tracing.options import TracingOptions, add_tracing_options, take_tracing
 from worker_svc.process.failpoints import FAULTS_OF_CUDA, Failpoint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -77,10 +79,14 @@ class WorkerConfig:
     step_limit_s: float | None = None  # 0: none; None: by measured step times
     rank_timeout_s: float = 5.0
     drain_timeout_s: float = 60.0
+    register_at: str = ""  # host:port of a scheduler to announce this worker to
+    advertise: str = ""  # host:port at which that scheduler reaches it
     all_reduce: str = "auto"
     ignore_config_keys: tuple[str, ...] = ()
     failpoints: tuple[Failpoint, ...] = ()
     identity: IdentityOptions = field(default_factory=IdentityOptions)
+    logs: LoggingOptions = field(default_factory=LoggingOptions)
+    tracing: TracingOptions = field(default_factory=TracingOptions)
 
     def __post_init__(self) -> None:
         self.identity.check_host(self.host)
@@ -106,6 +112,13 @@ class WorkerConfig:
         _require(self.rank_timeout_s >= 2, "rank_timeout_s", self.rank_timeout_s, "2 or more")
         drain_s = self.drain_timeout_s
         _require(0 <= drain_s < math.inf, "drain_timeout_s", drain_s, "0 or more")
+        for name in ("register_at", "advertise"):
+            text, other = getattr(self, name), self.advertise or self.register_at
+            _require(
+                not other or _is_address(text), _OPTION[name], repr(text), "HOST:PORT, as both"
+            )
+        if self.identity.tls_ca is not None and not self.register_at:
+            raise ValueError("--tls-ca needs --register: the worker calls no other service")
         _require(0 <= self.port < 65536, "port", self.port, "0 to 65535")
         for failpoint in self.failpoints:
             needs_cuda = failpoint.fault in FAULTS_OF_CUDA
@@ -147,6 +160,14 @@ def require_device(config: WorkerConfig, device: str) -> None:
             )
 
 
+_OPTION = {"register_at": "register", "advertise": "advertise"}  # they go together
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+
+
 def _require(ok: bool, name: str, value: object, wanted: str) -> None:
     if not ok:
         raise ValueError(f"{name}: {value} must be {wanted}")
@@ -169,6 +190,7 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
     try:
         options["failpoints"] = tuple(map(Failpoint.parse, options["failpoints"]))
         options["identity"] = take_identity(options)
+        options["logs"], options["tracing"] = take_logging(options), take_tracing(options)
         return WorkerConfig(**options)
     except ValueError as error:
         parser.error(str(error))
@@ -206,6 +228,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--host", str, "address to listen on")
     add("--port", int, "port to listen on, and for other ranks the ports after it; 0: any free one")
     add("--drain-timeout-s", float, "seconds that the scheduler may go on for after SIGTERM")
+    _add_registration(parser)
     parser.add_argument(
         "--ignore-config-keys",
         type=comma_separated,
@@ -229,8 +252,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _add_sizes(parser)
     _add_rank_options(parser)
-    add_server_options(parser)
-    add_peer_options(parser, serves=True, calls=False)
+    _add_common_options(parser)
     parser.add_argument(
         "--failpoint",
         dest="failpoints",
@@ -251,6 +273,31 @@ def _add(
 ) -> None:
     default = getattr(WorkerConfig(), option.removeprefix("--").replace("-", "_"))
     parser.add_argument(option, type=kind, default=default, choices=choices, help=text)
+
+
+def _add_common_options(parser: argparse.ArgumentParser) -> None:
+    """Those that all services have."""
+    add_server_options(parser)
+    add_peer_options(parser, serves=True, calls=True)
+    add_logging_options(parser)
+    add_tracing_options(parser)
+
+
+def _add_registration(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--register",
+        dest="register_at",
+        default="",
+        metavar="HOST:PORT",
+        help="announce this worker to the scheduler there (its --accept-registrations), with "
+        "--advertise",
+    )
+    parser.add_argument(
+        "--advertise",
+        default="",
+        metavar="HOST:PORT",
+        help="the address at which that scheduler reaches this worker",
+    )
 
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:

@@ -132,7 +132,10 @@ class Decoder:
         """Name of the attention implementation."""
         if self._compiled is not None:
             return f"c/{self._compiled.isa}"
-        return "torch" if self.fused is None else self.fused.attention.name
+        if self.fused is None:
+            return "torch"
+        name = self.fused.attention.name
+        return name if self.fused.one_row is None else f"{name}, cluster for one row"
 
     @torch.inference_mode()
     def forward(

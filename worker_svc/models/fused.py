@@ -7,6 +7,7 @@ the neighbouring operations are fused into it. Independent of requests and sampl
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from worker_svc.attention.backend import AttentionChoice
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, LastTokens
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.attention.triton import TritonAttention
+from worker_svc.models.cluster_layers import ClusterLayers, LayerWeights
 from worker_svc.models.embedding import Embedding
 from worker_svc.models.fused_gemms import (
     FusedLinear,
@@ -32,6 +34,9 @@ from worker_svc.models.gemm_choices import Choices
 from worker_svc.models.layers import MLP, Attention, RMSNorm
 from worker_svc.parallel.group import Group
 from worker_svc.parallel.peer_memory import Slot
+
+if TYPE_CHECKING:
+    from kernels.cluster.decode_layer import DecodeLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,19 @@ class FusedLayer:
             NormedLinear.of(post_norm, gate_up),
             FusedLinear.of(down),
         )
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether any of its linear layers has one."""
+        linears = (self.qkv, self.o, self.gate_up, self.down)
+        return any(linear.bias is not None for linear in linears)
+
+    def for_clusters(self) -> LayerWeights:
+        """The same weights, for the kernels of one row."""
+        qk_norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            qk_norms = self.q_norm, self.k_norm
+        return LayerWeights(self.qkv, qk_norms, self.o, self.gate_up, self.down)
 
     def weights(self, adds: bool) -> Iterator[tuple[GemmKind, Tensor]]:
         """Kind and weight of the layer's GEMMs; `adds`: whether o and down add to the residual."""
@@ -104,7 +122,29 @@ class FusedDecoder:
         self.triton = TritonAttention(heads, head)
         # Can be replaced until the first graph is captured.
         self.attention = AttentionChoice(self.triton, self.triton)
+        self.one_row: ClusterLayers | None = None  # None: one row is a batch like any other
         self.gemm_choices: Choices = {}
+
+    @property
+    def has_biases(self) -> bool:
+        """Whether a linear layer has one."""
+        return any(layer.has_bias for layer in self._layers)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether other ranks hold a part of each layer."""
+        return self._group.size > 1
+
+    def cluster_layers(self, kernels: "DecodeLayer") -> ClusterLayers:
+        """All layers for one row, by these kernels."""
+        layers = [layer.for_clusters() for layer in self._layers]
+        return ClusterLayers.of(kernels, layers, self._final_norm, self._cos_sin)
+
+    def with_one_row(self, one_row: ClusterLayers | None) -> "FusedDecoder":
+        """The same decoder with these layers for one row."""
+        other = copy.copy(self)
+        other.one_row = one_row
+        return other
 
     def library_weights(self) -> dict[GemmKind, list[Tensor]]:
         """Weights of all layers that the library multiplies, by kind of GEMM."""
@@ -132,6 +172,8 @@ class FusedDecoder:
 
         With `last` the last layer computes only keys and values for the other tokens.
         """
+        if self.one_row is not None and len(token_ids) == 1 and batch.is_decode and last is None:
+            return self.one_row.forward(self._embedding(token_ids), positions, kv_cache, batch)
         hidden, q = self.begin(token_ids, positions, kv_cache, batch)
         if last is not None:
             hidden, q, batch = _of_last(last, hidden, q)
@@ -195,6 +237,7 @@ class FusedDecoder:
         """A decoder of the first layers, for rehearsals: same kernels, meaningless output."""
         short = copy.copy(self)
         short._layers = self._layers[:num_layers]
+        short.one_row = self.one_row and self.one_row.shortened(num_layers)
         return short
 
     def head(self, hidden: Tensor) -> Tensor:

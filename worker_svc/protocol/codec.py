@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from pagewire.v1 import timing_pb2, types_pb2, worker_pb2
 from wire.columns import UINT8, pack
 from wire.prompt_outputs import PromptOutput
+from wire.tracing.context import context_from_proto
 from worker_svc.protocol import columns
 from worker_svc.protocol.step import (
     BadStep,
@@ -29,9 +30,9 @@ from worker_svc.protocol.step import (
     StepOutput,
 )
 
-PROTOCOL_VERSION = 2
 MAX_GRANTED_STEPS = 64  # per frame; they run without further messages
-_MAX_CUT_BYTES = 32
+# The key of field 3 of AttachRequest. Not told by the size: a later version may add to a cut.
+_CUT_TAG = bytes([worker_pb2.AttachRequest.CUT_FIELD_NUMBER << 3 | 2])
 _MOVES = (
     "swapped_out_block_ids",
     "to_host_block_ids",
@@ -55,6 +56,7 @@ class Hello:
     epoch: int
     first_step_id: int
     heartbeat_interval_s: float | None = None  # None: no heartbeats
+    protocol_minor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Heartbeat:
     num_frames_sent: int
     running_step_id: int  # 0: no step is being computed
     running_s: float
+    is_draining: bool = False
 
 
 def decode_hello(frame: bytes) -> Hello:
@@ -79,12 +82,13 @@ def decode_hello(frame: bytes) -> Hello:
         hello.epoch,
         hello.first_step_id,
         interval_ms / 1e3 if interval_ms else None,
+        hello.protocol_minor,
     )
 
 
 def decode_cut(frame: bytes) -> CutRequest | None:
     """Decodes a cut; None for any other frame. Raises BadStep for an invalid range."""
-    if len(frame) > _MAX_CUT_BYTES:  # larger frames are steps, parsed only once
+    if not frame.startswith(_CUT_TAG):  # a step, parsed only once
         return None
     try:
         message = worker_pb2.AttachRequest.FromString(frame)
@@ -205,6 +209,7 @@ def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
         num_frames_sent=heartbeat.num_frames_sent,
         running_step_id=heartbeat.running_step_id,
         running_ms=round(heartbeat.running_s * 1e3),
+        is_draining=heartbeat.is_draining,
     )
     return worker_pb2.AttachResponse(heartbeat=message).SerializeToString()
 
@@ -287,6 +292,7 @@ def _new_sequence(message: worker_pb2.NewSequence, name: str, limits: Limits) ->
         prompt_output_begin=message.prompt_output_begin,
         prompt_only=message.prompt_only,
         grammar_preparation=message.grammar_preparation,
+        trace=context_from_proto(message.trace) if message.HasField("trace") else None,
     )
 
 

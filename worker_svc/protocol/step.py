@@ -14,6 +14,7 @@ from wire.logprobs import LogprobColumns
 from wire.prompt_outputs import PromptOutput
 from wire.sampling import GREEDY_TEMPERATURE
 from wire.state_hash import StateHashes
+from wire.tracing.context import TraceContext
 
 IntColumn = NDArray[np.int64]
 
@@ -120,6 +121,7 @@ class NewSequence:
     prompt_output_begin: int = 0  # first prompt position with outputs due
     prompt_only: bool = False  # no token is sampled
     grammar_preparation: int = 0  # of its grammar; 0: it was not prepared
+    trace: TraceContext | None = None  # of a request that is traced
 
     @property
     def prompt_output_end(self) -> int:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from wire.logs.setup import set_up_logging
 from wire.patience import Patience
 from worker_svc.config import WorkerConfig
 from worker_svc.process.exit_codes import ExitCode, meaning
@@ -56,9 +57,7 @@ class Loss:
 
 def run(config: WorkerConfig) -> int:
     """Runs the group until a signal, restarting it after a loss; returns the exit code."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    set_up_logging(config.logs, "worker")
     port = config.port
     with _signals() as signalled:
         while True:

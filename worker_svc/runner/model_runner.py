@@ -24,6 +24,8 @@ from worker_svc.device.device import end_if_lost
 from worker_svc.device.step_clock import DecodeTime, StepClock
 from worker_svc.metrics.steps import StepCounts, kind_of
 from worker_svc.models import Decoder
+from worker_svc.observe.request_spans import RequestStays, StepRows
+from worker_svc.observe.step_profile import ComputedRows, StepProfile
 from worker_svc.protocol.step import (
     ROW_DEAD_END,
     ROW_NOT_FINITE,
@@ -81,12 +83,19 @@ class ModelRunner(ABC):
         self.records: deque[ComputedStep] = deque(maxlen=MAX_RECORDS)  # newest last
         self.decode_time = DecodeTime()
         self.counts = StepCounts()
+        self.stays: RequestStays | None = None  # while requests are traced
+        self.recording: StepProfile | None = None  # while steps are recorded
         self.rehearsed_s: dict[int, float] = {}  # what steps of the warm-up took, by their tokens
         self._clock_before: StepClock | None = None  # of the last step that computed
         self._model = model
         self._kv_cache = kv_cache
         self._device = device
         self._mover = BlockMover(kv_cache, limits.num_host_blocks, device)
+
+    @property
+    def device(self) -> torch.device:
+        """What it computes on."""
+        return self._device
 
     @property
     def graph_batch_sizes(self) -> tuple[int, ...]:
@@ -189,6 +198,12 @@ class ModelRunner(ABC):
             kind = kind_of(len(rows.slots), num_decode_rows)
             num_tokens = int(rows.num_scheduled.sum())
             self.counts.computed(kind, num_tokens, duration_us, output.timings)
+            if self.stays is not None:
+                step_rows = StepRows(rows.slots, rows.num_scheduled, rows.samples, output.timings)
+                self.stays.stepped(staged.step, step_rows, started)
+            if (recording := self.recording) is not None and num_tokens:
+                computed = ComputedRows(num_tokens, num_decode_rows)
+                recording.computed(staged.step.step_id, computed, output.timings, started)
         self.records.append(
             ComputedStep(
                 step_id=staged.step.step_id,

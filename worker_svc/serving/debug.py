@@ -1,15 +1,18 @@
 """DebugService of the worker: answers from snapshots of its state, never waits for a step."""
 
 import time
+from collections.abc import Iterator
 from typing import NoReturn
 
 import grpc
 import numpy as np
 
 from pagewire.v1 import debug_pb2, debug_pb2_grpc
+from wire.requests.profile import ProfileRefused
 from worker_svc.protocol.step import ComputedStep, RowSampling
 from worker_svc.runner.batch_state import HostSlots, Occupant
 from worker_svc.runner.model_runner import ModelRunner
+from worker_svc.serving.profiling import Profiling
 from worker_svc.startup.lifecycle import Lifecycle
 
 SERVICE_NAME = "pagewire.v1.DebugService"
@@ -22,6 +25,15 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
+        self._profiling = Profiling()
+
+    def ProfileSteps(
+        self, request: debug_pb2.ProfileStepsRequest, context: grpc.ServicerContext
+    ) -> Iterator[debug_pb2.ProfileStepsResponse]:
+        try:
+            yield from self._profiling.record(self._lifecycle.runner, request, context)
+        except ProfileRefused as refused:
+            _refuse(context, refused.code, str(refused))
 
     def ListRequests(
         self, request: debug_pb2.ListRequestsRequest, context: grpc.ServicerContext

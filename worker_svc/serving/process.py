@@ -12,7 +12,9 @@ from types import FrameType
 import kernels
 import worker_svc
 from wire.identity.watched import BadIdentityFile
+from wire.logs.setup import set_up_logging
 from wire.server import PortInUse
+from wire.tracing.opener import NoTracing
 from worker_svc.config import WorkerConfig
 from worker_svc.device.device import set_num_threads
 from worker_svc.serving.server import RankServer, WorkerServer
@@ -32,12 +34,7 @@ def run(
     num_ranks: int = 1,
 ) -> int:
     """Serves until a signal or a failed start-up; returns the exit code, 1 if start-up failed."""
-    who = f"rank {rank} " if num_ranks > 1 else ""
-    logging.basicConfig(
-        level=logging.INFO,
-        format=f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s",
-        force=True,  # a forked rank inherits its parent's log handlers
-    )
+    set_up_logging(config.logs, "worker", f"rank {rank}" if num_ranks > 1 else "")
     if (foreign := _foreign_kernels()) is not None:
         log.error(
             "another package `kernels` comes first on the path (%s): start the worker with "
@@ -60,7 +57,7 @@ def run(
     try:
         make_server = make_server or partial(WorkerServer, config)
         server = make_server(on_failure)
-    except (BadIdentityFile, PortInUse) as error:
+    except (BadIdentityFile, NoTracing, PortInUse) as error:
         log.error("%s", error)
         return 1
     server.start()

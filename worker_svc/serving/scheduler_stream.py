@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+from wire.versions import MINOR_WITH_DRAIN
 from worker_svc.process.failpoints import StreamFaults
 from worker_svc.protocol import codec
 from worker_svc.protocol.codec import Heartbeat, Hello
@@ -18,6 +19,7 @@ from worker_svc.serving.session_errors import StepGap
 
 MAX_FRAMES_IN_FLIGHT = 6  # three with steps, and as many emptied by cuts
 MAX_STEPS_LAUNCHED = 3  # on an asynchronous device: one running, two queued
+_BEAT_NOW = b""  # in the outbox: a heartbeat, with the counts of the moment when it is sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class StreamProgress:
     next_step_id: int
     num_received: int  # frames
     is_idle: bool  # no step runs
+    knows_of_drain: bool = False  # the scheduler was told, and will end the stream
 
 
 class SchedulerStream:
@@ -51,11 +54,14 @@ class SchedulerStream:
         self._num_received = 0  # frames, by the reader
         self._num_sent = 0  # frames, by the writer; the first is the greeting
         self._running = (0, 0.0)  # (id of the running step or 0, start time in s)
+        self._is_draining = False
+        self._may_tell = hello.protocol_minor >= MINOR_WITH_DRAIN
 
     @property
     def progress(self) -> StreamProgress:
         """What has come and what runs, without a lock: a moment's view."""
-        return StreamProgress(self._next_step_id, self._num_received, self._running[0] == 0)
+        is_idle, is_told = self._running[0] == 0, self._is_draining and self._may_tell
+        return StreamProgress(self._next_step_id, self._num_received, is_idle, is_told)
 
     # --- the reader and the writer ---------------------------------------------------------------
 
@@ -92,7 +98,12 @@ class SchedulerStream:
         try:
             # The scheduler expects no heartbeats before the greeting.
             item = self.outbox.get(timeout=self._heartbeat_interval_s if self._num_sent else None)
+            if item == _BEAT_NOW and not self._num_sent:
+                item = self.outbox.get()
+                self.outbox.put(_BEAT_NOW)
         except Empty:
+            item = _BEAT_NOW
+        if item == _BEAT_NOW:
             return codec.encode_heartbeat(self._heartbeat())
         if isinstance(item, Exception):
             raise item
@@ -102,7 +113,14 @@ class SchedulerStream:
     def _heartbeat(self) -> Heartbeat:
         step_id, since_s = self._running
         running_s = time.perf_counter() - since_s if step_id else 0.0
-        return Heartbeat(self._num_received, self._num_sent - 1, step_id, running_s)
+        is_draining = self._is_draining and self._may_tell
+        return Heartbeat(self._num_received, self._num_sent - 1, step_id, running_s, is_draining)
+
+    def drain(self) -> None:
+        """Tells the scheduler that the worker was asked to end, now and in each heartbeat."""
+        self._is_draining = True
+        if self._may_tell and not self.is_over:
+            self.outbox.put(_BEAT_NOW)
 
     # --- the compute thread ----------------------------------------------------------------------
 

@@ -18,12 +18,15 @@ from wire.metrics.grpc_calls import CallCounter
 from wire.metrics.port import MetricsPort
 from wire.requests.check import ThreadedRequestCheck
 from wire.server import SERVER_OPTIONS, add_reflection, bind
+from wire.tracing.opener import open_tracer
 from worker_svc.config import WorkerConfig
+from worker_svc.observe.request_spans import RequestStays
 from worker_svc.parallel.leader import Ranks
 from worker_svc.process.compute_thread import ComputeThread
 from worker_svc.process.failpoints import Failpoints
 from worker_svc.process.step_limit import StepLimit
 from worker_svc.serving import debug, service
+from worker_svc.serving.registration import Registration
 from worker_svc.serving.scrape import WorkerScrape
 from worker_svc.serving.session import Session
 from worker_svc.startup.lifecycle import Lifecycle, WorkerPhase
@@ -131,6 +134,11 @@ class WorkerServer(RankServer):
         self._metrics_port: MetricsPort | None = None
         if (metrics_port := config.identity.metrics_port) is not None:
             self._metrics_port = MetricsPort(self._scrape.collect, config.host, metrics_port)
+        tracer = open_tracer(config.tracing, "worker", time.perf_counter)
+        self._stays = None if tracer is None else RequestStays(tracer)
+        self._registration: Registration | None = None
+        if config.register_at:
+            self._registration = Registration(config.register_at, config.advertise, config.identity)
         failpoints = Failpoints(config.failpoints) if config.failpoints else None
         self._session = Session(
             self.lifecycle,
@@ -154,15 +162,22 @@ class WorkerServer(RankServer):
             threading.Thread(target=start_up, name="start-up", daemon=True).start()
 
     def drain(self, timeout_s: float, hurry: threading.Event) -> None:
-        """Refuses further schedulers; the attached one may go on while it has steps to send."""
+        """Refuses further schedulers; the attached one ends its stream when nothing runs any more.
+
+        One that does not understand that the worker drains may go on while it has steps to send.
+        """
         super().drain(timeout_s, hurry)
         self._session.drain()
+        if self._registration is not None:
+            self._registration.leave()
         deadline_s = time.monotonic() + timeout_s
         last, since_s = self._session.progress, time.monotonic()
         while last is not None and time.monotonic() < deadline_s and not hurry.wait(DRAIN_POLL_S):
             if (now := self._session.progress) != last:
                 last, since_s = now, time.monotonic()
-            elif last is not None and last.is_idle and time.monotonic() - since_s > DRAIN_QUIET_S:
+                continue
+            is_quiet = last.is_idle and time.monotonic() - since_s > DRAIN_QUIET_S
+            if is_quiet and not last.knows_of_drain:
                 break
 
     def stop(self, grace_s: float) -> bool:
@@ -172,6 +187,8 @@ class WorkerServer(RankServer):
             self._probes.stop(None).wait()
         if self._metrics_port is not None:
             self._metrics_port.stop()
+        if self._stays is not None:
+            self._stays.close()
         return stopped
 
     def _service_names(self) -> tuple[str, ...]:
@@ -180,4 +197,7 @@ class WorkerServer(RankServer):
     def _on_phase(self, phase: WorkerPhase) -> None:
         super()._on_phase(phase)
         if phase is WorkerPhase.READY:
+            self.lifecycle.ready_runner().stays = self._stays
+            if self._registration is not None and self.lifecycle.description is not None:
+                self._registration.begin(self.lifecycle.description.incarnation)
             self._on_ready()

@@ -14,6 +14,7 @@ import torch
 
 from pagewire.v1 import timing_pb2, types_pb2, worker_pb2
 from wire.grammar import LLGUIDANCE_VERSION
+from wire.versions import STEP_MINOR
 from worker_svc.config import DTYPES
 from worker_svc.device.step_clock import DecodeTime
 from worker_svc.protocol import codec
@@ -251,6 +252,7 @@ def to_description(description: Description) -> worker_pb2.WorkerDescription:
         max_granted_steps=codec.MAX_GRANTED_STEPS,
         has_state_hashes=True,
         prepares_grammars=True,
+        protocol_minor=STEP_MINOR,
         rehearsed_steps=[
             timing_pb2.RehearsedStep(num_tokens=num_tokens, seconds=seconds)
             for num_tokens, seconds in description.rehearsed_s.items()

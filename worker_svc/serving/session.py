@@ -11,6 +11,7 @@ import threading
 import time
 from functools import partial
 
+from wire.versions import STEP_MAJOR
 from worker_svc.parallel.leader import Ranks
 from worker_svc.process.compute_thread import ComputeThread
 from worker_svc.process.failpoints import Failpoints
@@ -69,10 +70,9 @@ class Session:
 
     def attach(self, hello: Hello) -> SchedulerStream:
         """Attaches a scheduler, replacing the previous one. Raises a SessionError or WrongPhase."""
-        if hello.protocol_version != codec.PROTOCOL_VERSION:
+        if hello.protocol_version != STEP_MAJOR:
             raise UnknownProtocol(
-                f"protocol_version {hello.protocol_version}, this worker speaks "
-                f"{codec.PROTOCOL_VERSION}"
+                f"protocol_version {hello.protocol_version}, this worker speaks {STEP_MAJOR}"
             )
         self._lifecycle.ready_runner()
         with self._lock:
@@ -156,9 +156,11 @@ class Session:
         return None if stream is None else stream.progress
 
     def drain(self) -> None:
-        """Refuses new streams."""
+        """Refuses new streams, and tells the attached scheduler."""
         with self._lock:
             self._is_draining = True
+            if self._stream is not None:
+                self._stream.drain()
 
     def stop(self) -> None:
         """Ends the current stream and refuses new ones."""
@@ -247,6 +249,11 @@ class Session:
         with self._lock:
             if self._stream is stream:
                 self._last_step_id = output.step_id
+        profile = self._lifecycle.ready_runner().recording
+        sending_ns = 0 if profile is None else time.perf_counter_ns()
         stream.answer(output)
+        sent_ns = 0 if profile is None else time.perf_counter_ns()
         if not isinstance(launched, StepOutput):
             launched.record(output)
+        if profile is not None:
+            profile.sent(step.step_id, sending_ns, sent_ns)

@@ -119,6 +119,7 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
     group = model.decoder.group
     _choose_attention(config, model)
     _choose_gemm_algorithms(config, model)
+    _choose_cluster_layers(config, model)
     num_blocks = num_blocks or group.smallest(lambda: _num_blocks_that_fit(config, model))
     kv_sizing.require_one_sequence(num_blocks, model.facts.max_model_len, config.block_size)
     log.info(
@@ -189,6 +190,17 @@ def _choose_gemm_algorithms(config: WorkerConfig, model: LoadedModel) -> None:
 
     limits = _limits(config, model, 1)
     gemm.choose(fused, model.device, limits, model.decoder.group)
+
+
+def _choose_cluster_layers(config: WorkerConfig, model: LoadedModel) -> None:
+    """Must run before a graph is captured, and before the cache takes the memory it needs."""
+    decoder = model.decoder
+    if decoder.fused is None:
+        return
+    from worker_svc.tuning import cluster_layers  # noqa: PLC0415 - needs Triton
+
+    limits = _limits(config, model, 1)
+    cluster_layers.choose(decoder.fused, decoder.config, model.device, model.dtype, limits)
 
 
 def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:

@@ -1,0 +1,1 @@
+"""Kernels whose thread blocks form clusters: CUDA C, compiled at run time."""
