@@ -6,7 +6,6 @@ from hashlib import blake2b
 
 from gateway.errors import invalid
 from gateway.generation import GenerationRequest, Usage
-from wire.sampling import GREEDY_TEMPERATURE
 
 MAX_CHOICES = 16
 
@@ -17,10 +16,6 @@ def expand(request: GenerationRequest, num_choices: int | None) -> list[Generati
         return [request]
     if not 1 < num_choices <= MAX_CHOICES:
         raise invalid("n", f"{num_choices} is outside [1, {MAX_CHOICES}]")
-    temperature = request.sampling.temperature
-    if temperature is not None and temperature < GREEDY_TEMPERATURE:
-        problem = f"{num_choices} outputs would be the same at temperature 0; n must be 1"
-        raise invalid("n", problem)
     return [_choice(request, index) for index in range(num_choices)]
 
 
@@ -80,4 +75,5 @@ def total_usage(usages: Sequence[Usage], num_choices: int) -> Usage:
         num_prompt_tokens=sum(usage.num_prompt_tokens for usage in firsts),
         num_completion_tokens=sum(usage.num_completion_tokens for usage in usages),
         num_cached_tokens=sum(usage.num_cached_tokens for usage in firsts),
+        num_reasoning_tokens=sum(usage.num_reasoning_tokens for usage in usages),
     )

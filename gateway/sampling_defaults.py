@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gateway.errors import RequestError, invalid
+from gateway.errors import RequestError
 from gateway.generation import GenerationRequest, SamplingParams
-from wire.sampling import GREEDY_TEMPERATURE
 
 AUTO, NONE = "auto", "none"
 FILE = "generation_config.json"
@@ -38,7 +37,7 @@ class SamplingDefaults:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def fill(self, request: GenerationRequest) -> GenerationRequest:
-        """The request with these values where it has none. Raises RequestError naming n."""
+        """The request with these values where it has none."""
         sampling = request.sampling
         missing = {
             name: value for name, value in self.given().items() if getattr(sampling, name) is None
@@ -47,9 +46,6 @@ class SamplingDefaults:
             return request
         if "max_tokens" in missing:
             missing["max_tokens"] = max(missing["max_tokens"], sampling.min_tokens or 0)
-        if request.reuse.fork_group and missing.get("temperature", 1) < GREEDY_TEMPERATURE:
-            problem = "the outputs would be the same at temperature 0, the model's own; n must be 1"
-            raise invalid("n", problem)
         return replace(request, sampling=replace(sampling, **missing))
 
 

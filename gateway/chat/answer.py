@@ -4,7 +4,8 @@ The formats of the served model are chosen once, at the start, from its chat tem
 line.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from gateway.chat import forced, formats
@@ -12,11 +13,12 @@ from gateway.chat.calls import Calls
 from gateway.chat.conversation import Conversation
 from gateway.chat.formats import ToolCallFormat, long_id
 from gateway.chat.parts import Content, Part
-from gateway.chat.reasoning import OPEN, is_open_at_end, reasoning_parser
+from gateway.chat.reasoning import CLOSE, OPEN, ReasoningTokens, is_open_at_end, reasoning_parser
 from gateway.chat.source import Parser, Source, Steps
 from gateway.chat.template import ChatTemplate
-from gateway.errors import invalid, unsupported
-from gateway.structure.structure import Structure
+from gateway.errors import unsupported
+from gateway.structure.calls import CallsInAnswer, CallWriting
+from gateway.structure.structure import CallList, Structure
 
 AUTO, NONE = "auto", "none"
 
@@ -43,6 +45,15 @@ class ChatFormat:
     takes_tools: bool = False  # whether its chat template renders tools
     tool_calls: ToolCallFormat | None = None
     reasoning: ReasoningFormat | None = None
+    token_ids: Mapping[str, int] = field(default_factory=dict)  # of the markers that are tokens
+    text_ids: tuple[int, ...] = ()  # of tokens in free text that no text spells, such as <think>
+
+    def described(self) -> dict[str, str | None]:
+        """The names of both formats, as their options call them."""
+        return {
+            "tool_call_parser": None if self.tool_calls is None else self.tool_calls.name,
+            "reasoning_parser": None if self.reasoning is None else self.reasoning.value,
+        }
 
     def check(self, conversation: Conversation) -> None:
         """Raises RequestError when the model cannot use the tools, or its calls not be parsed."""
@@ -54,18 +65,44 @@ class ChatFormat:
             problem = "no --tool-call-parser is known for the model's chat template"
             raise unsupported("tools", problem)
 
-    def structure(self, conversation: Conversation, asked: Structure | None) -> Structure | None:
+    def structure(
+        self, conversation: Conversation, asked: Structure | None
+    ) -> Structure | CallList | CallsInAnswer | None:
         """The structure of the answer, required by the tools or by the request.
 
-        Raises RequestError when both require one, since one would not be met.
+        Tools that are strict, or go with a form, hold each call to its schema from its opening on.
+        Raises RequestError where the calls cannot be told from the form.
         """
-        if not conversation.usable_tools:
+        usable = conversation.usable_tools
+        if not usable:
             return asked
-        if asked is not None:
-            name = asked.place.partition(".")[0]
-            problem = "leaves no room for tools; leave them out or send tool_choice 'none'"
-            raise invalid(name, problem)
-        return forced.structure(conversation)
+        if forced.is_forced(conversation):  # no answer has both: the call comes first
+            return forced.structure(conversation)
+        if asked is None and not any(tool.is_strict for tool in usable):
+            return None
+        writing = None if self.tool_calls is None else self.tool_calls.writing
+        if writing is None or not self._tells_apart(writing, asked):
+            name = "tools" if asked is None else asked.place.partition(".")[0]
+            raise unsupported(name, "cannot be told from a call in this model's format")
+        return CallsInAnswer(
+            "tools",
+            tuple(forced.schemas_of(conversation, binds_all=asked is not None).items()),
+            writing,
+            conversation.parallel_tool_calls,
+            self.token_ids,
+            self.text_ids,
+            asked,
+        )
+
+    def _tells_apart(self, writing: CallWriting, asked: Structure | None) -> bool:
+        """Whether it is plain where a call begins.
+
+        A bare brace may also begin a form, and after reasoning no grammar sees that it is the first
+        character of the answer.
+        """
+        if not writing.begins_bare:
+            return True
+        return self.reasoning is None if asked is None else writing.opening in self.token_ids
 
     def shown_tokens(self, conversation: Conversation) -> tuple[str, ...]:
         """Special tokens that the parser of the answer must see."""
@@ -76,17 +113,12 @@ class ChatFormat:
         self, conversation: Conversation, prompt: str, *, is_structured: bool
     ) -> "AnswerReader | None":
         """The parser of one answer; None when all is content. Structured ones have no reasoning."""
-        reasoning = None if is_structured else self._reasoning_parser(prompt)
-        calls = self._call_parser(conversation)
-        if reasoning is None and calls is None:
-            return None
-        return AnswerReader(reasoning, calls, conversation.include_reasoning)
-
-    def _reasoning_parser(self, prompt: str) -> Parser | None:
-        if self.reasoning is None:
-            return None
+        calls, shows = self._call_parser(conversation), conversation.include_reasoning
+        if self.reasoning is None or is_structured:
+            return None if calls is None else AnswerReader(None, calls, shows)
         is_open = self.reasoning is ReasoningFormat.DEEPSEEK_R1 or is_open_at_end(prompt)
-        return reasoning_parser(is_open=is_open)
+        thought = ReasoningTokens(is_open=is_open)
+        return AnswerReader(reasoning_parser(is_open=is_open), calls, shows, thought)
 
     def _format_for(self, conversation: Conversation) -> ToolCallFormat | None:
         if forced.is_forced(conversation):
@@ -111,8 +143,13 @@ class AnswerReader:
     """Parses one answer."""
 
     def __init__(
-        self, reasoning: Parser | None, calls: Parser | None, shows_reasoning: bool
+        self,
+        reasoning: Parser | None,
+        calls: Parser | None,
+        shows_reasoning: bool,
+        thought: ReasoningTokens | None = None,
     ) -> None:
+        self.thought = thought  # counts the tokens of the reasoning; None: there is none
         self._reasoning = reasoning
         self._calls = calls
         self._shows_reasoning = shows_reasoning
@@ -137,9 +174,16 @@ class AnswerReader:
 
 
 def choose(
-    template: ChatTemplate | None, tool_call_parser: str, reasoning_parser: str
+    template: ChatTemplate | None,
+    tool_call_parser: str,
+    reasoning_parser: str,
+    markers: Mapping[str, int] | None = None,
+    text_ids: Collection[int] = (),
 ) -> ChatFormat:
     """The formats for a model's chat template and the command line's options.
+
+    `markers` are the ids of tokens that are added to the vocabulary, `text_ids` those of them that
+    are text as any other.
 
     Raises NoUseForParser for a tool call parser when the template renders no tools.
     """
@@ -156,4 +200,6 @@ def choose(
         reasoning = ReasoningFormat.QWEN3 if OPEN in source else None
     elif reasoning_parser != NONE:
         reasoning = ReasoningFormat(reasoning_parser)
-    return ChatFormat(takes_tools, tool_calls, reasoning)
+    known = markers or {}
+    thoughts = [known[text] for text in (OPEN, CLOSE) if text in known]
+    return ChatFormat(takes_tools, tool_calls, reasoning, known, (*thoughts, *text_ids))

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from gateway import limits
-from gateway.errors import invalid, unsupported
+from gateway.errors import invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,10 @@ class ToolChoice:
 
     mode: ToolMode = ToolMode.AUTO
     name: str | None = None  # only with REQUIRED
+    allowed: tuple[str, ...] | None = None  # names of the tools that may be used; None: all
 
 
+ROLES_WITHOUT_CONTENT = ("assistant", "tool")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -111,20 +113,25 @@ class Conversation:
     @property
     def usable_tools(self) -> tuple[Tool, ...]:
         """The tools that the model may use."""
-        return () if self.tool_choice.mode is ToolMode.NONE else self.tools
+        choice = self.tool_choice
+        if choice.mode is ToolMode.NONE:
+            return ()
+        return tuple(
+            tool for tool in self.tools if choice.allowed is None or tool.name in choice.allowed
+        )
 
 
 def _check_message(path: str, message: Message) -> None:
     limits.check_bytes(f"{path}.role", message.role, limits.MAX_ROLE_BYTES)
     if not message.role:
         raise invalid(f"{path}.role", "is empty")
-    if message.content is None and not message.tool_calls:
-        raise invalid(f"{path}.content", "may be left out only with tool_calls")
+    if message.content is None and message.role not in ROLES_WITHOUT_CONTENT:
+        raise invalid(f"{path}.content", "may be left out only by an assistant or a tool")
     limits.utf8(f"{path}.content", message.content or "")
     limits.check_count(f"{path}.tool_calls", len(message.tool_calls), limits.MAX_TOOL_CALLS)
     for index, call in enumerate(message.tool_calls):
         _check_name(f"{path}.tool_calls[{index}].function.name", call.name)
-        parse_arguments(f"{path}.tool_calls[{index}].function.arguments", call.arguments)
+        limits.utf8(f"{path}.tool_calls[{index}].function.arguments", call.arguments)
 
 
 def _check_tools(tools: tuple[Tool, ...], choice: ToolChoice) -> None:
@@ -136,13 +143,11 @@ def _check_tools(tools: tuple[Tool, ...], choice: ToolChoice) -> None:
         if tool.name in names:
             raise invalid(path, f"{tool.name!r} is the name of two tools")
         names.add(tool.name)
-        if tool.is_strict and choice.mode is not ToolMode.REQUIRED:
-            problem = "a call is held to its schema only where tool_choice requires one"
-            raise unsupported(f"tools[{index}].function.strict", problem)
     if choice.mode is ToolMode.REQUIRED and not tools:
         raise invalid("tool_choice", "is only allowed with tools")
-    if choice.name is not None and choice.name not in names:
-        raise invalid("tool_choice", f"{choice.name[:64]!r} is not among the tools")
+    for name in (choice.name, *(choice.allowed or ())):
+        if name is not None and name not in names:
+            raise invalid("tool_choice", f"{name[:64]!r} is not among the tools")
 
 
 def _check_name(path: str, name: str) -> None:
@@ -151,12 +156,13 @@ def _check_name(path: str, name: str) -> None:
         raise invalid(path, "is empty")
 
 
-def parse_arguments(path: str, arguments: str) -> dict[str, Any]:
-    """A call's arguments as templates expect them. Raises RequestError unless an object."""
+def parse_arguments(arguments: str) -> dict[str, Any] | str:
+    """A call's arguments as templates expect them; the text itself unless it is a JSON object.
+
+    A model's mistake, or a call that was cut off, stays in the conversation as it was written.
+    """
     try:
         parsed = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise invalid(path, "is not a JSON object")
-    return parsed
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments

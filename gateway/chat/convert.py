@@ -39,6 +39,9 @@ def conversation_from_proto(
             kwargs=_object("chat_template_kwargs_json", options.chat_template_kwargs_json or "{}"),
             add_generation_prompt=_flag(options, "add_generation_prompt"),
             continue_final_message=options.continue_final_message,
+            reasoning_effort=(
+                options.reasoning_effort if options.HasField("reasoning_effort") else None
+            ),
         ),
     )
 

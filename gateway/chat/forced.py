@@ -11,7 +11,7 @@ from gateway.chat.calls import Calls
 from gateway.chat.conversation import Conversation, Tool, ToolMode
 from gateway.chat.formats import ToolCallFormat, read_list
 from gateway.chat.source import Source, Steps
-from gateway.structure.structure import CallList, JsonSchema, Structure
+from gateway.structure.structure import ANY_OBJECT, CallList, JsonSchema
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -21,21 +21,29 @@ def is_forced(conversation: Conversation) -> bool:
     return bool(conversation.tools) and conversation.tool_choice.mode is ToolMode.REQUIRED
 
 
-def structure(conversation: Conversation) -> Structure | None:
-    """The constraint on the answer; None when no call is required."""
-    if not is_forced(conversation):
-        return None
-    schemas = {
-        tool.name: _schema(index, tool) for index, tool in enumerate(conversation.usable_tools)
+def schemas_of(conversation: Conversation, *, binds_all: bool) -> dict[str, JsonSchema]:
+    """The schemas of the usable tools by name; unless they bind all, of loose tools any object."""
+    usable = conversation.usable_tools
+    return {
+        tool.name: _schema(index, tool, is_bound=binds_all or tool.is_strict)
+        for index, tool in enumerate(conversation.tools)
+        if tool in usable
     }
+
+
+def structure(conversation: Conversation) -> JsonSchema | CallList:
+    """The constraint on an answer that must be a call."""
+    schemas = schemas_of(conversation, binds_all=True)
     if conversation.tool_choice.name is not None:
         return schemas[conversation.tool_choice.name]
     max_calls = limits.MAX_TOOL_CALLS if conversation.parallel_tool_calls else 1
     return CallList("tools", tuple(schemas.items()), max_calls)
 
 
-def _schema(index: int, tool: Tool) -> JsonSchema:
+def _schema(index: int, tool: Tool, *, is_bound: bool) -> JsonSchema:
     schema = NO_ARGUMENTS if tool.parameters is None else tool.parameters
+    if not is_bound:
+        schema = ANY_OBJECT
     return JsonSchema(f"tools[{index}].function.parameters", schema)
 
 

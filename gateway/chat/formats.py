@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from gateway.chat.calls import Calls, read_arguments, read_call
 from gateway.chat.source import Source, Steps
+from gateway.structure.calls import CallWriting
 
 Parse = Callable[[Source, Calls], Steps[None]]
 
@@ -46,6 +47,7 @@ class ToolCallFormat:
     parse: Parse
     shown_tokens: tuple[str, ...] = ()  # special tokens that the parser must see
     new_id: Callable[[], str] = long_id
+    writing: CallWriting | None = None  # None: calls cannot be held to their schemas
 
 
 def parse_hermes(source: Source, calls: Calls) -> Steps[None]:
@@ -132,13 +134,24 @@ def _read_named(source: Source, at: int, calls: Calls) -> Steps[bool]:
     return True
 
 
-HERMES = ToolCallFormat("hermes", parse_hermes, shown_tokens=(HERMES_OPEN, HERMES_CLOSE))
-LLAMA3_JSON = ToolCallFormat("llama3_json", parse_llama3, shown_tokens=(LLAMA3_TAG,))
+HERMES = ToolCallFormat(
+    "hermes",
+    parse_hermes,
+    shown_tokens=(HERMES_OPEN, HERMES_CLOSE),
+    writing=CallWriting(HERMES_OPEN, HERMES_CLOSE),
+)
+LLAMA3_JSON = ToolCallFormat(
+    "llama3_json",
+    parse_llama3,
+    shown_tokens=(LLAMA3_TAG,),
+    writing=CallWriting(LLAMA3_TAG, arguments="parameters", begins_bare=True),
+)
 MISTRAL = ToolCallFormat(
     "mistral",
     parse_mistral,
     shown_tokens=(MISTRAL_MARKER, "[ARGS]", "[CALL_ID]"),
     new_id=short_id,
+    writing=CallWriting(MISTRAL_MARKER, is_list=True),
 )
 FORMATS: Mapping[str, ToolCallFormat] = {
     tool_format.name: tool_format for tool_format in (HERMES, LLAMA3_JSON, MISTRAL)

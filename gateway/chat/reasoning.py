@@ -51,3 +51,36 @@ def _pass_all(source: Source, emit: Callable[[str], None]) -> Steps[None]:
             emit(source.take(len(source.text)))
         if not (yield from source.more()):
             return
+
+
+class ReasoningTokens:
+    """Counts the tokens of the reasoning, its markers included.
+
+    Exact where each token comes alone. Where the reasoning ends within several tokens, the share of
+    their text decides, so the count never exceeds the tokens that came.
+    """
+
+    def __init__(self, *, is_open: bool) -> None:
+        self.count = 0
+        self._is_open = is_open
+        self._is_over = False
+        self._before = ""  # text that may hold the start of a marker
+
+    def add(self, text: str, num_tokens: int) -> None:
+        """Follows the next tokens and their text."""
+        if self._is_over:
+            return
+        seen, num_before = self._before + text, len(self._before)
+        if not self._is_open:
+            begun = seen.lstrip()
+            self._is_open = begun.startswith(OPEN)
+            if not self._is_open and not OPEN.startswith(begun):  # it does not reason
+                self.count, self._is_over = 0, True
+                return
+        close = seen.find(CLOSE)
+        if close >= 0:
+            num_characters = close + len(CLOSE) - num_before
+            num_tokens = round(num_tokens * num_characters / len(text))
+            self._is_over = True
+        self.count += num_tokens
+        self._before = seen[-len(CLOSE) :] if self._is_open else seen

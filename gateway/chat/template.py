@@ -25,6 +25,7 @@ from gateway.chat.conversation import (
     parse_arguments,
 )
 from gateway.errors import ErrorKind, RequestError, unsupported
+from gateway.leniency import notices
 
 # Names that a request cannot set, in addition to functions and special tokens.
 OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -76,13 +77,14 @@ class ChatTemplate:
         self, source: str, special_tokens: Mapping[str, str], tools_source: str | None = None
     ) -> None:
         environment = _environment()
+        self.source = source
         self.tools_source = source if tools_source is None else tools_source
         self._plain = environment.from_string(source)
         self._with_tools = environment.from_string(self.tools_source)
-        self._special_tokens = dict(special_tokens)
+        self.special_tokens = dict(special_tokens)
         self._variables = _variables(environment, source)
         self._tools_variables = _variables(environment, self.tools_source)
-        self._own_names = OWN_NAMES | environment.globals.keys() | self._special_tokens.keys()
+        self._own_names = OWN_NAMES | environment.globals.keys() | self.special_tokens.keys()
 
     @property
     def takes_tools(self) -> bool:
@@ -103,7 +105,7 @@ class ChatTemplate:
                 messages=turns,
                 tools=tools or None,
                 add_generation_prompt=conversation.rendering.ends_with_generation_prompt,
-                **self._special_tokens,
+                **self.special_tokens,
                 **self._settings(conversation.rendering, variables),
             )
         # A template is a program: it can fail in other ways than by refusing.
@@ -123,10 +125,13 @@ class ChatTemplate:
             settings["documents"] = rendering.documents
         settings |= _effort(rendering.reasoning_effort, variables)
         for name, value in rendering.kwargs.items():
-            if name in self._own_names or name not in variables:
-                problem = "is no variable of the model's chat template that a request may set"
-                raise unsupported(f"chat_template_kwargs.{name[:64]}", problem)
-            settings[name] = value
+            field = f"chat_template_kwargs.{name[: notices.MOST_NAME_CHARACTERS]}"
+            if name in self._own_names:
+                raise unsupported(field, "is no variable that a request may set")
+            if name in variables:
+                settings[name] = value
+            else:
+                notices.ignore(field, "is no variable of the model's chat template")
         return settings
 
 
@@ -150,7 +155,7 @@ def _turns(conversation: Conversation, *, has_developers: bool) -> list[dict[str
 
     Role "developer" is used only if the template knows it.
     """
-    turns = [_turn(index, message) for index, message in enumerate(conversation.messages)]
+    turns = [_turn(message) for message in conversation.messages]
     for turn in turns:
         if turn["role"] == "developer" and not has_developers:
             turn["role"] = "system"
@@ -159,8 +164,9 @@ def _turns(conversation: Conversation, *, has_developers: bool) -> list[dict[str
     return turns
 
 
-def _turn(index: int, message: Message) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+def _turn(message: Message) -> dict[str, Any]:
+    # Templates fail on a turn without content: some ask for its length, some add to it.
+    turn: dict[str, Any] = {"role": message.role, "content": message.content or ""}
     if message.name is not None:
         turn["name"] = message.name
     if message.reasoning is not None:
@@ -168,16 +174,12 @@ def _turn(index: int, message: Message) -> dict[str, Any]:
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        path = f"messages[{index}].tool_calls"
-        turn["tool_calls"] = [
-            _call(f"{path}[{number}]", call) for number, call in enumerate(message.tool_calls)
-        ]
+        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
     return turn
 
 
-def _call(path: str, call: ToolCall) -> dict[str, Any]:
-    arguments = parse_arguments(f"{path}.function.arguments", call.arguments)
-    function = {"name": call.name, "arguments": arguments}
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": parse_arguments(call.arguments)}
     return {"id": call.id, "type": "function", "function": function}
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,7 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from gateway import limits, refusals
+from gateway import refusals
 from gateway.edge.clients import OpenRequests
 from gateway.edge.edge_limits import EdgeLimits
 from gateway.edge.http_guards import AnswerCounter, ClientLimit, PlainBodies
@@ -21,36 +22,52 @@ from gateway.errors import (
     from_http_status,
     invalid,
     unavailable,
-    unsupported,
 )
-from gateway.generation import ServedModel, check_token_ids
+from gateway.generation import ServedModel
+from gateway.http import fields
 from gateway.http.completions import answer
 from gateway.http.docs_page import page
 from gateway.http.embeddings import EmbeddingBody, embed
 from gateway.http.events import CHAT, COMPLETION
 from gateway.http.guards import ApiKeyGuard, BodyLimit, place
+from gateway.http.headers import REQUEST_ID
 from gateway.http.messages import field_names
 from gateway.http.response_body import ResponseBody
 from gateway.http.responses import respond
-from gateway.http.schema import (
-    ChatCompletionBody,
-    CompletionBody,
-    DetokenizeBody,
-    TokenizeBody,
-)
+from gateway.http.routes.info import add_info_routes
+from gateway.http.routes.tokens import add_token_routes
+from gateway.http.schema import ChatCompletionBody, CompletionBody
+from gateway.leniency.header import WARNING, WarningHeader
+from gateway.live.demo import DemoSwitch
+from gateway.live.feed import LiveFeed
+from gateway.live.routes import add_demo_route, add_live_route
+from gateway.page.routes import add_page_routes
 from gateway.pipeline import Pipeline
 from gateway.sampling_defaults import SamplingDefaults
 from gateway.scheduler.readiness import ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
 from wire.identity.access import Access
+from wire.logs.request import CURRENT, about
 from wire.metrics.exposition import Scraped
 
 Scrape = Callable[[str], Scraped]  # by the header `accept`
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalRoutes:
+    """What a gateway has besides the API: None and False are without."""
+
+    scrape: Scrape | None = None  # reads the metrics
+    live: LiveFeed | None = None
+    has_page: bool = False
+    demo: DemoSwitch | None = None
+
+
 OWNER = "pagewire"
 API_VERSION = "1"
 DESCRIPTION = "OpenAI's API with vLLM's extra fields; docs/api.md says what is supported, and how."
 # What a page of another origin may read of an answer.
-EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry")
+EXPOSED_HEADERS = (WARNING, "x-request-id", "retry-after", "retry-after-ms", "x-should-retry")
 _TEXT = {"type": "string"}
 _ERROR = {
     "type": "object",
@@ -85,9 +102,14 @@ def create_app(
     edge: EdgeLimits | None = None,
     open_requests: OpenRequests | None = None,
     cors_origins: Sequence[str] = (),
-    scrape: Scrape | None = None,
+    extras: OptionalRoutes | None = None,
+    *,
+    is_strict: bool = False,
 ) -> FastAPI:
-    """The application; the caller starts and stops the pipeline. `scrape` reads the metrics."""
+    """The application; the caller starts and stops the pipeline.
+
+    With `is_strict` it refuses what it would otherwise accept with a warning.
+    """
     # The framework's documentation pages would load scripts from a foreign host.
     app = FastAPI(
         title="pagewire",
@@ -97,7 +119,11 @@ def create_app(
         redoc_url=None,
         responses=FAILURES,
         generate_unique_id_function=lambda route: route.name,
+        # Spans are made by hand: these would know nothing of queue and tokens.
+        telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
     )
+    if not is_strict:
+        app.add_middleware(WarningHeader)
     app.add_middleware(BodyLimit, max_bytes=(edge or EdgeLimits()).max_body_bytes)
     app.add_middleware(PlainBodies)
     if open_requests is not None:
@@ -111,17 +137,28 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _on_bad_body)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
-    _add_generation_routes(app, pipeline, tokenizer)
+    _add_generation_routes(app, pipeline)
     _add_model_routes(app, pipeline, readiness)
-    _add_token_routes(app, pipeline, tokenizer)
+    add_token_routes(app, pipeline, tokenizer)
+    add_info_routes(app, pipeline, tokenizer)
     _add_docs(app)
-    if scrape is not None:
-        _add_metrics_route(app, scrape)
+    _add_extras(app, extras or OptionalRoutes(), readiness)
     return app
 
 
+def _add_extras(app: FastAPI, extras: OptionalRoutes, readiness: ReadinessWatch) -> None:
+    if extras.scrape is not None:
+        _add_metrics_route(app, extras.scrape)
+    if extras.live is not None:
+        add_live_route(app, extras.live)
+    if extras.has_page:
+        add_page_routes(app)
+    if extras.demo is not None:
+        add_demo_route(app, extras.demo, readiness)
+
+
 def _allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
-    """Lets pages of these origins call; outermost, since a preflight brings no key."""
+    """Lets pages of these origins call; outside of the keys' check: a preflight brings none."""
     app.add_middleware(
         CORSMiddleware,
         allow_origins=origins,
@@ -144,7 +181,7 @@ def _add_metrics_route(app: FastAPI, scrape: Scrape) -> None:
         return Response(answer.body, headers={"content-type": answer.content_type})
 
 
-def _add_generation_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> None:
+def _add_generation_routes(app: FastAPI, pipeline: Pipeline) -> None:
     @app.post("/v1/chat/completions", responses=ANSWERS)
     async def chat_completions(body: ChatCompletionBody, request: Request) -> Response:
         return await answer(CHAT, body, request, pipeline)
@@ -159,7 +196,7 @@ def _add_generation_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenize
 
     @app.post("/v1/responses", responses=ANSWERS)
     async def responses(body: ResponseBody, request: Request) -> Response:
-        return await respond(body, request, pipeline, tokenizer)
+        return await respond(body, request, pipeline)
 
 
 def _add_model_routes(app: FastAPI, pipeline: Pipeline, readiness: ReadinessWatch) -> None:
@@ -195,31 +232,6 @@ def _model_body(model: ServedModel, defaults: SamplingDefaults) -> dict[str, Any
     }
 
 
-def _add_token_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> None:
-    @app.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
-        model = pipeline.resolve_model(body.model)
-        conversation = body.to_conversation()
-        is_chat = conversation is not None
-        text = body.prompt or "" if conversation is None else tokenizer.render(conversation)
-        adds = (not is_chat) if body.add_special_tokens is None else body.add_special_tokens
-        field = "messages" if is_chat else "prompt"
-        token_ids = await tokenizer.encode(field, text, add_special_tokens=adds)
-        return {
-            "tokens": token_ids,
-            "count": len(token_ids),
-            "max_model_len": model.max_model_len,
-        }
-
-    @app.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
-        model = pipeline.resolve_model(body.model)
-        limits.check_count("tokens", len(body.tokens), limits.MAX_DETOKENIZE_IDS)
-        check_token_ids("tokens", tuple(body.tokens), model.vocab_size)
-        skips = bool(body.skip_special_tokens)
-        return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=skips)}
-
-
 def _refusal(error: RequestError) -> JSONResponse:
     headers = {}
     if error.kind is ErrorKind.POISON:  # OpenAI's clients would send it again, as after any 500
@@ -236,33 +248,15 @@ async def _on_refusal(request: Request, error: Exception) -> Response:
 
 
 def _noted(request: Request, error: RequestError) -> JSONResponse:
+    if CURRENT.get() is None and (request_id := request.headers.get(REQUEST_ID)):
+        about(request_id)  # refused before it was read
     refusals.note(error, place(request.scope), field_names())
     return _refusal(error)
 
 
 async def _on_bad_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    problem = error.errors()[0]
-    field = _field_name(problem["loc"][1:])
-    # The message never repeats the input: it may be part of a prompt.
-    match problem["type"]:
-        case "extra_forbidden":
-            refused = unsupported(field, "is not a field of this request")
-        case "json_invalid":
-            refused = RequestError(ErrorKind.INVALID, "the body is not valid JSON")
-        case "missing":
-            refused = invalid(field, "is missing")
-        case _:
-            refused = invalid(field, str(problem["msg"]))
-    return _noted(request, refused)
-
-
-def _field_name(location: Sequence[str | int]) -> str:
-    """The field as the caller would write it: messages[0].content."""
-    name = ""
-    for part in location:
-        name += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return name.removeprefix(".") or "body"
+    return _noted(request, fields.refusal(error.errors()[0], num_outer=1))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

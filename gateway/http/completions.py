@@ -28,6 +28,7 @@ from gateway.http.events import (
 from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.schema import ChatCompletionBody, CompletionBody
 from gateway.pipeline import Pipeline
+from wire.logs.request import about
 
 Result = TypeVar("Result")
 
@@ -38,7 +39,8 @@ async def answer(
     """Runs one HTTP request until its end, or until its client disconnects."""
     given_id = request.headers.get(REQUEST_ID) or body.request_id
     answer_id = given_id or f"{form.id_prefix}-{uuid.uuid4().hex}"
-    has_usage, num_choices = body.wants_usage, body.n or 1
+    about(answer_id)
+    extras, num_choices = body.extras, body.n or 1
     standing = standing_of(body, request.headers)
     wanted = [replace(one, standing=standing) for one in body.to_requests(answer_id)]
     head: dict[str, Any] = {
@@ -48,15 +50,15 @@ async def answer(
         "model": pipeline.resolve_model(body.model).name,
     }
     if body.stream:
-        writer = ChunkWriter(form, head, num_choices=num_choices, has_usage=has_usage)
+        writer = ChunkWriter(form, head, num_choices=num_choices, extras=extras)
         events = _events(pipeline, wanted, writer)
         # The first event decides the status: a refusal before it is not a 200.
         first = await unless_disconnected(request, first_of(events))
         return EventStream(first, events)
     outputs = await unless_disconnected(request, complete_all(pipeline, wanted))
-    choices = [whole_choice(form, index, output) for index, output in enumerate(outputs)]
+    choices = [whole_choice(form, index, output, extras) for index, output in enumerate(outputs)]
     usage = usage_body(total_usage([output.finish.usage for output in outputs], num_choices))
-    beside = beside_choices(form, outputs)
+    beside = beside_choices(form, outputs, extras)
     return JSONResponse({**head, "choices": choices, "usage": usage, **beside})
 
 

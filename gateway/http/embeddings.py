@@ -17,9 +17,10 @@ from gateway.generation import GenerationRequest, PrefixReuse, PromptPooling
 from gateway.http import fields
 from gateway.http.completions import unless_disconnected
 from gateway.http.headers import REQUEST_ID, standing_of
-from gateway.http.schema import PROMPT_SCHEMA, Body, Neutral, parse_prompts
+from gateway.http.schema import PROMPT_SCHEMA, Body, parse_prompts, to_truncation
 from gateway.pipeline import Pipeline
 from wire.logprobs import FLOAT32
+from wire.logs.request import about
 
 
 def _parse_inputs(value: Any) -> list[str | tuple[int, ...]]:
@@ -34,7 +35,7 @@ Inputs = Annotated[
 class EmbeddingBody(Body):
     """POST /v1/embeddings."""
 
-    neutral: ClassVar[Neutral] = fields.EMBEDDING
+    neutral: ClassVar[fields.Neutral] = fields.EMBEDDING
 
     input: Inputs
     model: str | None = None
@@ -44,6 +45,7 @@ class EmbeddingBody(Body):
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    truncate_prompt_tokens: int | None = None
     user: str | None = None
     request_id: str | None = None
 
@@ -57,6 +59,7 @@ class EmbeddingBody(Body):
                 model=self.model,
                 reuse=PrefixReuse(self.cache_salt or ""),
                 pooling=PromptPooling(self.pooling),
+                truncation=to_truncation(self.truncate_prompt_tokens),
             )
             for index, prompt in enumerate(self.input)
         ]
@@ -66,6 +69,7 @@ async def embed(body: EmbeddingBody, request: Request, pipeline: Pipeline) -> Re
     """Runs one HTTP request until its end, or until its client disconnects."""
     given_id = request.headers.get(REQUEST_ID) or body.request_id
     request_id = given_id or f"embd-{uuid.uuid4().hex}"
+    about(request_id)
     standing = standing_of(body, request.headers)
     wanted = [replace(one, standing=standing) for one in body.to_requests(request_id)]
     model = pipeline.resolve_model(body.model).name

@@ -1,23 +1,52 @@
-"""Fields of the OpenAI API that this gateway does not implement, and how each is handled.
+"""Fields that this gateway does not implement, and how each is handled.
 
-No field that would change an answer is ignored. A field is either harmless (without effect on the
-model) or unsupported: then only values that mean "off" are accepted, and every other value is
-refused with the field's name. Fields in neither table nor schema are refused as unknown.
+A field that asks for nothing is accepted: null, a value that means "off" (neutral), and hints that
+only tune costs or are the caller's bookkeeping (harmless). A known field with another value would
+change an answer, so it is refused by its name. A field that no table knows is accepted with a
+notice, or refused where nothing collects notices.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from gateway.errors import unsupported
+from pydantic_core import PydanticCustomError
 
-# For the caller's bookkeeping; accepted with any value and ignored.
+from gateway.errors import ErrorKind, RequestError, invalid, unsupported
+from gateway.leniency import notices
+
+Neutral = Mapping[str, tuple[Any, ...]]
+UNSUPPORTED_FIELD = "unsupported_field"  # type of the validation error; its context has the name
+
+# Accepted with any value and ignored: without effect on the output.
 HARMLESS = frozenset(
     {"metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    | {"prompt_cache_options", "service_tier", "session_id", "cache_control"}
 )
+GENERATION_HARMLESS = HARMLESS | {"guided_decoding_backend", "stream_interval"}
+CHAT_HARMLESS = GENERATION_HARMLESS | {"prediction"}
+RESPONSE_HARMLESS = HARMLESS | {"client_metadata"}
 
 # Field -> values that change nothing. Null is accepted everywhere.
 _BOTH: dict[str, tuple[Any, ...]] = {
-    "guided_decoding_backend": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "best_of": (1,),
+    "early_stopping": (False,),
+    "spaces_between_special_tokens": (True,),
+    "logits_processors": ([],),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+    "vllm_xargs": ({},),
+    "extra_args": ({},),
+    "logprob_token_ids": ([],),
+    "thinking_token_budget": (),
+    "prompt_embeds": (),
+    "repetition_detection": (),
+    "return_mm_kwargs": (False,),
+    "return_token_offsets": (False,),
+    "routed_experts_prompt_start": (0,),
+    "watermarking": (False,),
+    "detokenize": (True,),
 }
 
 CHAT: dict[str, tuple[Any, ...]] = _BOTH | {
@@ -25,28 +54,25 @@ CHAT: dict[str, tuple[Any, ...]] = _BOTH | {
     "function_call": ("none",),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "web_search_options": (),
+    "moderation": (),
     "store": (False,),
-    "service_tier": ("auto", "default"),
     "chat_template": (),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "return_prompt_text": (False,),
 }
 
-COMPLETION: dict[str, tuple[Any, ...]] = _BOTH | {
-    "best_of": (1,),
-    "suffix": ("",),
-}
+COMPLETION: dict[str, tuple[Any, ...]] = _BOTH | {"suffix": ("",)}
 
 EMBEDDING: dict[str, tuple[Any, ...]] = {
     "dimensions": (),
-    "truncate_prompt_tokens": (),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
 }
 
 STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
-    "disable_fallback": (True, False),  # there is one engine, without a fallback
     "disable_additional_properties": (False,),
     "structural_tag": (),
 }
@@ -55,44 +81,57 @@ RESPONSE: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "context_management": ([],),
     "conversation": (),
-    "include": ([],),
     "max_tool_calls": (),
     "previous_response_id": (),
     "prompt": (),
-    "service_tier": ("auto", "default"),
     "store": (False,),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
+    "access_programs": ([],),
+    "image": (),
+    "moderation": (),
 }
 
-MESSAGE: dict[str, tuple[Any, ...]] = {
-    "refusal": (),
-    "function_call": (),
-    "audio": (),
-    "annotations": ([],),
-}
+MESSAGE: dict[str, tuple[Any, ...]] = {"function_call": (), "audio": ()}
+
+# In earlier answers that clients send back, ours or of other servers.
+COPIED = frozenset(
+    {"id", "index", "status", "object", "annotations", "logprobs", "parsed", "parsed_arguments"}
+    | {"reasoning_details", "provider_specific_fields", "extra_content", "cache_control"}
+    | {"signature", "prompt_cache_breakpoint"}
+)
 
 
-def strip(
+def accepted(
     body: Any,
-    neutral: Mapping[str, tuple[Any, ...]],
-    path: str = "",
-    known: Container[str] = (),
+    known: Collection[str],
+    neutral: Neutral,
+    harmless: Collection[str],
+    where: str | None,
 ) -> Any:
-    """The body without neutral fields, and without harmless ones that are not known.
+    """A JSON object without what asks for nothing. Other values are returned as they are.
 
-    Raises RequestError for the first neutral field that is not "off". Anything but a JSON object is
-    returned unchanged: the schema refuses it.
+    Raises PydanticCustomError for a neutral field that is not "off". `where` precedes the names of
+    unknown fields in notices; without it, or where none are collected, the schema refuses them.
     """
     if not isinstance(body, dict):
         return body
     kept = {}
     for name, value in body.items():
-        if name in neutral:
-            if value is not None and not any(_is_same(value, off) for off in neutral[name]):
-                raise unsupported(path + name, _problem(neutral[name]))
-        elif path or name in known or name not in HARMLESS:
+        if value is None:
+            continue
+        if name in known:
             kept[name] = value
+        elif name in neutral:
+            if not any(_is_same(value, off) for off in neutral[name]):
+                context = {"field": name, "problem": _problem(neutral[name])}
+                raise PydanticCustomError(UNSUPPORTED_FIELD, "{problem}", context)
+        elif name not in harmless:
+            if where is None or not notices.are_collected():
+                kept[name] = value
+                continue
+            shown = str(name)[: notices.MOST_NAME_CHARACTERS]
+            notices.ignore(where + shown, "is not a field of this request, and was ignored")
     return kept
 
 
@@ -105,3 +144,32 @@ def _problem(neutral: tuple[Any, ...]) -> str:
     if not neutral:
         return "is not supported by this server; leave it out"
     return f"is not supported by this server; leave it out or send {neutral[0]!r}"
+
+
+def refusal(problem: Mapping[str, Any], path: str = "", num_outer: int = 0) -> RequestError:
+    """The error for a problem of a validation, which never repeats the input: it may be a prompt.
+
+    `path` precedes the place of the problem, without the first `num_outer` parts.
+    """
+    place = problem["loc"][num_outer:]
+    if problem["type"] == UNSUPPORTED_FIELD:
+        place = (*place, problem["ctx"]["field"])
+    field = _field_name(path, place)
+    match problem["type"]:
+        case "extra_forbidden":
+            return unsupported(field, "is not a field of this request")
+        case "json_invalid":
+            return RequestError(ErrorKind.INVALID, "the body is not valid JSON")
+        case "missing":
+            return invalid(field, "is missing")
+        case kind:
+            refuse = unsupported if kind == UNSUPPORTED_FIELD else invalid
+            return refuse(field, str(problem["msg"]))
+
+
+def _field_name(path: str, place: Sequence[str | int]) -> str:
+    """The field as the caller would write it: messages[0].content."""
+    name = path
+    for part in place:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return name.removeprefix(".") or "body"

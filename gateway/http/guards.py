@@ -8,25 +8,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import limits
 from gateway.auth import authenticate
 from gateway.errors import ErrorKind, RequestError, error_body
+from gateway.live import routes as live
+from gateway.page.routes import is_page_path
 from wire.identity.access import CALLER, Access
 from wire.identity.roles import Role
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/docs"})  # /docs: the same for every gateway
-OPERATORS_PATHS = frozenset({"/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/docs"})  # /docs: the same for every gateway
+OPERATORS_PATHS = frozenset({"/metrics"}) | live.OPERATORS_PATHS
 
 
 class ApiKeyGuard:
-    """Refuses requests without a user's key, or an operator's; probes and /docs need none."""
+    """Refuses requests without a user's key, or an operator's.
+
+    Probes, /docs and the page's files need none: they are the same for all.
+    """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        path = scope.get("path", "")
+        if scope["type"] == "http" and path not in OPEN_PATHS and not is_page_path(path):
             try:
                 given = ", ".join(Headers(scope=scope).getlist("authorization")) or None
-                path = scope["path"]
                 role = Role.OPERATOR if path in OPERATORS_PATHS else Role.USER
                 CALLER.set(authenticate(self._access, given, path, role))
             except RequestError as error:

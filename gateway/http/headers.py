@@ -1,13 +1,16 @@
-"""Request headers: id, tenant, priority and timeout."""
+"""Request headers: id, tenant, priority, timeout and trace."""
 
 import math
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Protocol
 
+from gateway import limits
 from gateway.auth import check_tenant, tenant_of_key
 from gateway.errors import RequestError, invalid
 from gateway.generation import Standing
 from wire.requests.numbers import LONGEST_TIMEOUT_S
+from wire.tracing.context import context_of
 
 REQUEST_ID = "x-request-id"  # a retry with the same id finds its reservation
 TENANT = "x-tenant"
@@ -23,19 +26,25 @@ class Asking(Protocol):
 
 def standing_of(body: Asking, headers: Mapping[str, str]) -> Standing:
     """The standing of a request; the tenant is the key's, the header's or else the `user`."""
-    timeout_s = _timeout_s(headers.get(TIMEOUT_S))
+    timeout_s, trace = _timeout_s(headers.get(TIMEOUT_S)), context_of(headers)
     if (own := tenant_of_key()) is not None:  # `user` then is a user within it
         check_tenant(TENANT, headers.get(TENANT, ""))
-        return Standing(body.priority or 0, own, timeout_s, is_own_tenant=True)
+        return Standing(body.priority or 0, own, timeout_s, is_own_tenant=True, trace=trace)
     is_named = TENANT in headers
-    tenant = headers[TENANT] if is_named else body.user or ""
+    tenant = headers[TENANT] if is_named else _short(body.user or "")
     try:
-        return Standing(body.priority or 0, tenant, timeout_s)
+        return Standing(body.priority or 0, tenant, timeout_s, trace=trace)
     except RequestError as error:
         if error.field != "tenant":
             raise
         name = TENANT if is_named else "user"
         raise invalid(name, error.message.removeprefix("tenant: ")) from error
+
+
+def _short(user: str) -> str:
+    """A user as a tenant: longer names, which are mere bookkeeping for others, by their hash."""
+    encoded = user.encode("utf-8", "backslashreplace")
+    return user if len(encoded) <= limits.MAX_TENANT_BYTES else sha256(encoded).hexdigest()
 
 
 def _timeout_s(text: str | None) -> float | None:

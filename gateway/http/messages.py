@@ -1,10 +1,10 @@
 """Turns, tools and tool choices in OpenAI's form, and their conversion."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, model_validator
 from pydantic import WithJsonSchema as JsonSchema
 
 from gateway import limits
@@ -14,27 +14,73 @@ from gateway.http import fields
 
 
 class Strict(BaseModel):
-    """A JSON object without other fields, and with strict types."""
+    """A JSON object of strict types; fields that ask for nothing are accepted and dropped."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    neutral: ClassVar[fields.Neutral] = {}
+    harmless: ClassVar[Collection[str]] = frozenset()
+    # Precedes the names of unknown fields in notices; None: they are refused, and not ignored.
+    where: ClassVar[str | None] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept(cls, body: Any) -> Any:
+        return fields.accepted(body, _names_of(cls), cls.neutral, cls.harmless, cls.where)
+
+
+@cache
+def _names_of(kind: type[BaseModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in kind.model_fields.items())
+
+
+TEXT_KINDS = ("text", "input_text", "output_text", "refusal", "thinking", "reasoning_text")
+
 
 class TextPart(Strict):
-    """A piece of a turn."""
+    """A piece of a turn; its text stands under one of three names."""
 
-    type: Literal["text"]
-    text: str
+    harmless: ClassVar[Collection[str]] = fields.COPIED
+    where: ClassVar[str | None] = "messages[].content[]."
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "TextPart":
+        texts = (self.text, self.refusal, self.thinking)
+        if sum(text is not None for text in texts) != 1:
+            raise ValueError("must hold one text")
+        return self
+
+    @property
+    def content(self) -> str:
+        """The text, under whichever name it came."""
+        return self.text or self.refusal or self.thinking or ""
+
+    @property
+    def is_thought(self) -> bool:
+        """Whether it is reasoning, and no content."""
+        return self.type in ("thinking", "reasoning_text")
 
 
 class CalledFunction(Strict):
-    """The function of a tool call; arguments are a JSON object, written as a string."""
+    """The function of a tool call; arguments are what the model wrote, by rights a JSON object."""
+
+    harmless: ClassVar[Collection[str]] = fields.COPIED
+    where: ClassVar[str | None] = "messages[].tool_calls[].function."
 
     name: str
-    arguments: str
+    arguments: str = ""
 
 
 class ToolCallBody(Strict):
     """A tool call by the assistant in an earlier turn."""
+
+    harmless: ClassVar[Collection[str]] = fields.COPIED
+    where: ClassVar[str | None] = "messages[].tool_calls[]."
 
     id: str
     type: Literal["function"] = "function"
@@ -46,20 +92,29 @@ class ToolCallBody(Strict):
 
 
 def _as_parts(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list):
+        return value
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in value]
 
 
 Content = Annotated[
     list[TextPart] | None,
-    BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart] | None),
+    BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart | str] | None),
 ]
 
 
 class ChatMessage(Strict):
     """One turn. Text parts are joined with newlines."""
 
+    neutral: ClassVar[fields.Neutral] = fields.MESSAGE
+    harmless: ClassVar[Collection[str]] = fields.COPIED
+    where: ClassVar[str | None] = "messages[]."
+
     role: str
     content: Content = None
+    refusal: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # another name of the same field
@@ -67,53 +122,62 @@ class ChatMessage(Strict):
     tool_call_id: str | None = None
 
     def to_message(self) -> Message:
-        """The turn with its parts joined."""
-        content = None
-        if self.content is not None:
-            content = "\n".join(part.text for part in self.content)
+        """The turn with its parts joined; a refusal is the content of a turn without another."""
         return Message(
             role=self.role,
-            content=content,
+            content=self.refusal if not self.content else self._joined(is_thought=False) or "",
             name=self.name,
-            reasoning=self.reasoning if self.reasoning_content is None else self.reasoning_content,
+            reasoning=self._reasoning(),
             tool_calls=tuple(call.to_call() for call in self.tool_calls or ()),
             tool_call_id=self.tool_call_id,
         )
 
+    def _reasoning(self) -> str | None:
+        if self.reasoning_content is not None:
+            return self.reasoning_content
+        return self._joined(is_thought=True) if self.reasoning is None else self.reasoning
 
-def _strip_messages(messages: Any) -> Any:
-    """The turns without neutral fields. Raises RequestError naming content that is not text."""
+    def _joined(self, *, is_thought: bool) -> str | None:
+        """The parts of one kind; None where there is none."""
+        parts = [part for part in self.content or () if part.is_thought is is_thought]
+        return "\n".join(part.content for part in parts) if parts else None
+
+
+def _check_messages(messages: Any) -> Any:
+    """The turns as they are. Raises RequestError naming content that is not text."""
     if not isinstance(messages, list):
         return messages
     limits.check_count("messages", len(messages), limits.MAX_MESSAGES)
-    stripped = []
     for index, message in enumerate(messages):
         path = f"messages[{index}]."
-        stripped.append(fields.strip(message, fields.MESSAGE, path))
         if isinstance(message, dict):
-            check_list(f"{path}content", message.get("content"), limits.MAX_CONTENT_PARTS, "text")
+            content = message.get("content")
+            check_list(f"{path}content", content, limits.MAX_CONTENT_PARTS, *TEXT_KINDS)
             calls = message.get("tool_calls")
             check_list(f"{path}tool_calls", calls, limits.MAX_TOOL_CALLS, "function")
-    return stripped
+    return messages
 
 
-def check_list(path: str, entries: Any, limit: int, known: str) -> None:
-    """Raises RequestError for too many entries, and for types other than `known`."""
+def check_list(path: str, entries: Any, limit: int, *known: str) -> None:
+    """Raises RequestError for too many entries, and for types other than the `known` ones."""
     if not isinstance(entries, list):
         return
     limits.check_count(path, len(entries), limit)
     for index, entry in enumerate(entries):
         kind = entry.get("type") if isinstance(entry, dict) else None
-        if isinstance(kind, str) and kind != known:
-            problem = f"{kind[:64]!r} is not supported by this model, only {known!r} is"
+        if isinstance(kind, str) and kind not in known:
+            problem = f"{kind[:64]!r} is not supported by this model, only {known[0]!r} is"
             raise unsupported(f"{path}[{index}].type", problem)
 
 
-Messages = Annotated[list[ChatMessage], BeforeValidator(_strip_messages)]
+Messages = Annotated[list[ChatMessage], BeforeValidator(_check_messages)]
 
 
 class FunctionBody(Strict):
     """A function; its parameters are a JSON schema."""
+
+    harmless: ClassVar[Collection[str]] = fields.COPIED
+    where: ClassVar[str | None] = "tools[].function."
 
     name: str
     description: str | None = None
@@ -123,6 +187,9 @@ class FunctionBody(Strict):
 
 class ToolBody(Strict):
     """A tool; only functions are supported."""
+
+    harmless: ClassVar[Collection[str]] = fields.COPIED
+    where: ClassVar[str | None] = "tools[]."
 
     type: Literal["function"]
     function: FunctionBody
@@ -146,23 +213,40 @@ _MODES = frozenset(mode.value for mode in ToolMode)
 
 
 def parse_choice(value: Any) -> ToolChoice:
-    """A mode, or the one function that must be called. Raises RequestError."""
+    """A mode, the one function that must be called, or a mode with the allowed functions.
+
+    Raises RequestError.
+    """
     if isinstance(value, str) and value in _MODES:
         return ToolChoice(ToolMode(value))
     if not isinstance(value, Mapping) or "type" not in value:
         problem = 'must be "none", "auto", "required" or {"type": "function", "function": {...}}'
         raise invalid("tool_choice", problem)
+    if value["type"] == "allowed_tools":
+        return _parse_allowed(value.get("allowed_tools", value))
     if value["type"] != "function":
         raise unsupported("tool_choice.type", "only 'function' is supported by this server")
-    function = value.get("function")
-    if (
-        set(value) != {"type", "function"}
-        or not isinstance(function, Mapping)
-        or set(function) != {"name"}
-        or not isinstance(function["name"], str)
-    ):
+    return ToolChoice(ToolMode.REQUIRED, _function_name(value))
+
+
+def _parse_allowed(value: Any) -> ToolChoice:
+    """OpenAI's subset of the tools, in the form of chats or of responses."""
+    place = "tool_choice.allowed_tools"
+    mode = value.get("mode", "auto") if isinstance(value, Mapping) else None
+    tools = value.get("tools") if isinstance(value, Mapping) else None
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+        raise invalid(place, 'must be {"mode": "auto" or "required", "tools": [...]}')
+    limits.check_count(place, len(tools), limits.MAX_TOOLS)
+    names = tuple(_function_name(tool) for tool in tools)
+    return ToolChoice(ToolMode(mode), allowed=names)
+
+
+def _function_name(value: Any) -> str:
+    function = value.get("function", value) if isinstance(value, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
         raise invalid("tool_choice", 'must be {"type": "function", "function": {"name": ...}}')
-    return ToolChoice(ToolMode.REQUIRED, function["name"])
+    return name
 
 
 _NAME_SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -185,7 +269,7 @@ HEADERS = ("authorization", "content-encoding", "x-tenant", "x-priority", "x-tim
 @cache
 def field_names() -> frozenset[str]:
     """Every name that a field of a body has, supported or not, and the headers: for logs."""
-    tables = (fields.HARMLESS, fields.CHAT, fields.COMPLETION, fields.EMBEDDING)
+    tables = (fields.CHAT_HARMLESS, fields.CHAT, fields.COMPLETION, fields.EMBEDDING)
     found = {*HEADERS, *(name for table in tables for name in table)}
     for body in _subclasses(Strict):
         found |= {field.alias or name for name, field in body.model_fields.items()}

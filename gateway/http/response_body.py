@@ -1,10 +1,10 @@
 """The body of POST /v1/responses, and its conversion to a chat."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, WithJsonSchema
 
 from gateway import limits
 from gateway.chat.conversation import (
@@ -19,21 +19,11 @@ from gateway.chat.conversation import (
 from gateway.errors import invalid, unsupported
 from gateway.generation import GenerationRequest, SamplingParams, check_range
 from gateway.http import fields
-from gateway.http.messages import Strict, check_list, parse_choice
-from gateway.http.schema import Body, Neutral, StreamOptions
+from gateway.http.messages import Strict, TextPart, check_list, parse_choice
+from gateway.http.schema import RANDOM_SEED, Body, StopStrings, StreamOptions, to_limit
 from gateway.http.structured import FORMATS
 from gateway.structure.structure import ANY_OBJECT, JsonSchema, Structure
 from wire.requests.numbers import UINT32_MAX
-
-# Fields of items that clients copy from an earlier answer; they have no effect.
-_BOOKKEEPING = frozenset({"id", "status", "annotations", "logprobs"})
-
-
-class TextItemPart(Strict):
-    """A piece of a message, a result or reasoning."""
-
-    type: Literal["input_text", "output_text", "reasoning_text"]
-    text: str
 
 
 def _as_parts(value: Any) -> Any:
@@ -42,30 +32,34 @@ def _as_parts(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     limits.check_count("input", len(value), limits.MAX_CONTENT_PARTS)
-    return [_without_bookkeeping(part) for part in value]
+    return [_part(part) for part in value]
 
 
-def _without_bookkeeping(item: Any) -> Any:
-    if not isinstance(item, dict):
-        return item
-    return {
-        name: value
-        for name, value in item.items()
-        if name not in _BOOKKEEPING and value is not None and (name, value) != ("summary", [])
-    }
+def _part(part: Any) -> Any:
+    return {"type": "input_text", "text": part} if isinstance(part, str) else part
 
 
 TextParts = Annotated[
-    list[TextItemPart],
-    BeforeValidator(_as_parts, json_schema_input_type=str | list[TextItemPart]),
+    list[TextPart],
+    BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart]),
 ]
 
 
-def _text_of(parts: list[TextItemPart]) -> str:
-    return "\n".join(part.text for part in parts)
+def _text_of(parts: list[TextPart]) -> str:
+    return "\n".join(part.content for part in parts)
 
 
-class MessageItem(Strict):
+LOGPROBS = "message.output_text.logprobs"  # all else that `include` names is of tools not here
+
+
+class ItemBody(Strict):
+    """An item, with what clients copy from an earlier answer."""
+
+    harmless: ClassVar[Collection[str]] = fields.COPIED
+    where: ClassVar[str | None] = "input[]."
+
+
+class MessageItem(ItemBody):
     """A turn."""
 
     type: Literal["message"] = "message"
@@ -73,7 +67,7 @@ class MessageItem(Strict):
     content: TextParts
 
 
-class CallItem(Strict):
+class CallItem(ItemBody):
     """A call by the model."""
 
     type: Literal["function_call"]
@@ -82,7 +76,7 @@ class CallItem(Strict):
     arguments: str
 
 
-class ResultItem(Strict):
+class ResultItem(ItemBody):
     """The result of a call."""
 
     type: Literal["function_call_output"]
@@ -90,8 +84,10 @@ class ResultItem(Strict):
     output: TextParts
 
 
-class ReasoningItem(Strict):
-    """Reasoning of the model in an earlier turn."""
+class ReasoningItem(ItemBody):
+    """Reasoning of the model in an earlier turn; a summary of it repeats what it says."""
+
+    harmless: ClassVar[Collection[str]] = fields.COPIED | {"summary", "encrypted_content"}
 
     type: Literal["reasoning"]
     content: TextParts | None = None
@@ -122,7 +118,10 @@ def _parse_item(path: str, item: Any) -> Any:
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise unsupported(f"{path}.type", f"must be one of {', '.join(_KINDS)}")
-    return _KINDS[kind].model_validate(_without_bookkeeping(item))
+    try:
+        return _KINDS[kind].model_validate(item)
+    except ValidationError as error:
+        raise fields.refusal(error.errors()[0], path) from error
 
 
 Input = Annotated[
@@ -132,6 +131,9 @@ Input = Annotated[
 
 class FunctionTool(Strict):
     """A function in this API's form, without a wrapper."""
+
+    harmless: ClassVar[Collection[str]] = fields.COPIED
+    where: ClassVar[str | None] = "tools[]."
 
     type: Literal["function"]
     name: str
@@ -151,8 +153,6 @@ def _check_tools(tools: Any) -> Any:
 
 def _parse_choice(value: Any) -> ToolChoice:
     """A mode, or the one function that must be called, without a wrapper. Raises RequestError."""
-    if isinstance(value, dict) and set(value) == {"type", "name"}:
-        value = {"type": value["type"], "function": {"name": value["name"]}}
     return parse_choice(value)
 
 
@@ -169,7 +169,9 @@ _CHOICE_SCHEMA = {
 
 
 class ReasoningOptions(Strict):
-    """The reasoning effort."""
+    """The reasoning effort; the reasoning itself is in the answer, so there is no summary."""
+
+    harmless: ClassVar[Collection[str]] = frozenset({"summary", "generate_summary"})
 
     effort: str | None = None
 
@@ -195,20 +197,31 @@ class TextFormat(Strict):
 class TextOptions(Strict):
     """Settings of the text."""
 
+    neutral: ClassVar[fields.Neutral] = {"verbosity": ("medium",)}
+
     format: TextFormat | None = None
 
 
 class ResponseBody(Body):
     """POST /v1/responses."""
 
-    neutral: ClassVar[Neutral] = fields.RESPONSE
+    neutral: ClassVar[fields.Neutral] = fields.RESPONSE
+    harmless: ClassVar[Collection[str]] = fields.RESPONSE_HARMLESS
 
     input: Input
+    include: list[str] | None = None
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: StopStrings | None = None
     tools: Annotated[list[FunctionTool], BeforeValidator(_check_tools)] | None = None
     tool_choice: (
         Annotated[ToolChoice, PlainValidator(_parse_choice), WithJsonSchema(_CHOICE_SCHEMA)] | None
@@ -224,19 +237,29 @@ class ResponseBody(Body):
 
     def to_request(self, request_id: str) -> GenerationRequest:
         """The request. Raises RequestError naming the field at fault."""
-        if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options", "is only allowed with stream: true")
-        if self.tool_choice is not None and not self.tools:
+        if LOGPROBS in (self.include or ()):
+            raise unsupported("include", f"{LOGPROBS} is not supported by this server")
+        choice = self.tool_choice or ToolChoice()
+        if choice.mode is ToolMode.REQUIRED and not self.tools:
             raise invalid("tool_choice", "is only allowed with tools")
-        check_range("max_output_tokens", self.max_output_tokens, 1, UINT32_MAX)
+        limit = to_limit(self.max_output_tokens)
+        check_range("max_output_tokens", limit, 1, UINT32_MAX)
         sampling = SamplingParams(
-            temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_output_tokens
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=None if self.seed == RANDOM_SEED else self.seed,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            max_tokens=limit,
         )
         effort = None if self.reasoning is None else self.reasoning.effort
         conversation = Conversation(
             messages=tuple(self._messages()),
             tools=tuple(tool.to_tool() for tool in self.tools or ()),
-            tool_choice=self.tool_choice or ToolChoice(),
+            tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             rendering=Rendering(reasoning_effort=effort),
         )
@@ -245,6 +268,7 @@ class ResponseBody(Body):
             request_id,
             conversation,
             sampling,
+            stop=tuple(self.stop or ()),
             model=self.model,
             structure=None if form is None else form.to_structure(),
         )

@@ -18,12 +18,6 @@ class Items:
         self.items: list[dict[str, Any]] = []
         self._pieces: list[str] | None = None  # of the open item; None when none is open
 
-    @property
-    def reasoning(self) -> str:
-        """The text of all reasoning items."""
-        thoughts = [item for item in self.items if item["type"] == "reasoning"]
-        return "".join(part["text"] for item in thoughts for part in item["content"])
-
     def add(self, parts: Iterable[Part]) -> list[Event]:
         """Adds parts of the answer; returns the events."""
         return [event for part in parts for event in self._add(part)]

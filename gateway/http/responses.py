@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from gateway.chat.conversation import ToolChoice
 from gateway.chat.parts import Content, Part
 from gateway.errors import RequestError, ended_by, error_body
-from gateway.generation import Finish, FinishReason, GenerationRequest, OutputDelta
+from gateway.generation import Finish, FinishReason, GenerationRequest, OutputDelta, Usage
 from gateway.http.completions import EventStream, first_of, unless_disconnected
 from gateway.http.events import encode_json
 from gateway.http.headers import REQUEST_ID, standing_of
@@ -21,18 +21,17 @@ from gateway.http.response_body import ResponseBody, TextOptions
 from gateway.http.response_items import COMPLETED, IN_PROGRESS, INCOMPLETE, Items
 from gateway.pipeline import Pipeline
 from gateway.sampling_defaults import SamplingDefaults
-from gateway.tokens.tokenizer import Tokenizer
+from wire.logs.request import about
 
 
-async def respond(
-    body: ResponseBody, request: Request, pipeline: Pipeline, tokenizer: Tokenizer
-) -> Response:
+async def respond(body: ResponseBody, request: Request, pipeline: Pipeline) -> Response:
     """Runs one HTTP request until its end, or until its client disconnects."""
     response_id = request.headers.get(REQUEST_ID) or f"resp_{uuid.uuid4().hex}"
+    about(response_id)
     standing = standing_of(body, request.headers)
     wanted = replace(body.to_request(response_id), standing=standing)
     model = pipeline.resolve_model(body.model).name
-    answer = Answer(_head(response_id, model, body, pipeline.sampling_defaults), tokenizer)
+    answer = Answer(_head(response_id, model, body, pipeline.sampling_defaults))
     if body.stream:
         events = _events(pipeline, wanted, answer)
         # The first event decides the status: a refusal before it is not a 200.
@@ -40,16 +39,15 @@ async def respond(
         return EventStream(first, events)
     whole = await unless_disconnected(request, pipeline.complete(wanted))
     answer.add((Content(whole.text),) if whole.parts is None else whole.parts)
-    await answer.end(whole.finish)
+    answer.end(whole.finish)
     return JSONResponse(answer.body)
 
 
 class Answer:
     """One response as it grows, and its events."""
 
-    def __init__(self, head: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    def __init__(self, head: Mapping[str, Any]) -> None:
         self.body: dict[str, Any] = dict(head)
-        self._tokenizer = tokenizer
         self._items = Items()
         self._num_events = 0
 
@@ -64,7 +62,7 @@ class Answer:
         """The events of further parts of the answer."""
         return self._write(*self._items.add(parts))
 
-    async def end(self, finish: Finish) -> bytes:
+    def end(self, finish: Finish) -> bytes:
         """The events of the end; afterwards the body is the whole response."""
         status = COMPLETED if finish.reason is FinishReason.STOP else INCOMPLETE
         events = self._items.close(status)
@@ -72,7 +70,7 @@ class Answer:
         if finish.reason is FinishReason.LENGTH:  # the API has no reason for an abort
             self.body["incomplete_details"] = {"reason": "max_output_tokens"}
         self.body["output"] = self._items.items
-        self.body["usage"] = await self._usage(finish)
+        self.body["usage"] = _usage_body(finish.usage)
         return self._write(*events, {"type": f"response.{status}", "response": self.body})
 
     def fail(self, error: RequestError) -> bytes:
@@ -80,20 +78,6 @@ class Answer:
         inner = error_body(error)["error"]
         fields = {name: inner[name] for name in ("code", "message", "param")}
         return self._write({"type": "error", **fields, "error": inner})
-
-    async def _usage(self, finish: Finish) -> dict[str, Any]:
-        usage = finish.usage
-        # Counted by tokenizing: the end of the reasoning is known in the text, not in the tokens.
-        reasoning = await self._tokenizer.encode(
-            "reasoning", self._items.reasoning, add_special_tokens=False
-        )
-        return {
-            "input_tokens": usage.num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.num_cached_tokens},
-            "output_tokens": usage.num_completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": len(reasoning)},
-            "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
-        }
 
     def _write(self, *events: dict[str, Any]) -> bytes:
         written = []
@@ -114,7 +98,7 @@ async def _events(
                 chunk = b"" if has_begun else answer.begin()
                 chunk += answer.add(_parts_of(delta))
                 if delta.finish is not None:
-                    chunk += await answer.end(delta.finish)
+                    chunk += answer.end(delta.finish)
                 if chunk:
                     has_begun = True
                     yield chunk
@@ -122,6 +106,16 @@ async def _events(
         if not has_begun:
             raise
         yield answer.fail(ended_by(error))
+
+
+def _usage_body(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+        "output_tokens": usage.num_completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+    }
 
 
 def _parts_of(delta: OutputDelta) -> tuple[Part, ...]:

@@ -1,9 +1,9 @@
 """Request bodies of the HTTP API, and their conversion to requests."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import BeforeValidator, PlainValidator, model_validator
 from pydantic import WithJsonSchema as JsonSchema
@@ -18,9 +18,11 @@ from gateway.generation import (
     PrefixReuse,
     Prompt,
     SamplingParams,
+    Truncation,
     check_range,
 )
 from gateway.http import fields
+from gateway.http.events import Extras
 from gateway.http.messages import Choice, Messages, Strict, Tools
 from gateway.http.structured import (
     Forms,
@@ -32,26 +34,16 @@ from gateway.http.structured import (
 from gateway.structure.structure import Structure
 from wire.requests.numbers import UINT32_MAX
 
-FIELDS_OF_CONVERSATIONS = (
-    "tools",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
-)
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default, for completions only
-
-Neutral = Mapping[str, tuple[Any, ...]]
+NO_LIMIT = -1  # of max_tokens
+RANDOM_SEED = -1
 
 
 class Body(Strict):
-    """A request body, without the fields that mean "off"."""
+    """A request body."""
 
-    neutral: ClassVar[Neutral] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _strip(cls, body: Any) -> Any:
-        return fields.strip(body, cls.neutral, known=cls.model_fields)
+    where: ClassVar[str | None] = ""
+    harmless: ClassVar[Collection[str]] = fields.HARMLESS
 
 
 def _as_list(value: Any) -> Any:
@@ -84,10 +76,13 @@ Biases = Annotated[
 
 
 class StreamOptions(Strict):
-    """Contents of a stream in addition to text."""
+    """Contents of a stream in addition to text; without effect where nothing is streamed."""
+
+    where: ClassVar[str | None] = "stream_options."
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class GenerationBody(Body):
@@ -127,17 +122,31 @@ class GenerationBody(Body):
     user: str | None = None
     request_id: str | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    echo: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with a chunk of token counts."""
-        if self.stream_options is None:
-            return False
-        if not self.stream:
-            raise invalid("stream_options", "is only allowed with stream: true")
-        return bool(self.stream_options.include_usage)
+    def extras(self) -> Extras:
+        """What the answer holds in addition to its text."""
+        options = self.stream_options or StreamOptions()
+        return Extras(
+            has_usage=bool(options.include_usage),
+            counts_usage=bool(options.include_usage and options.continuous_usage_stats),
+            is_obfuscated=bool(options.include_obfuscation),
+            has_token_ids=bool(self.return_token_ids),
+            spells_ids=bool(self.return_tokens_as_token_ids),
+            echo=self._echoed,
+        )
+
+    @property
+    def _echoed(self) -> str:
+        """What of a chat precedes the answer's content."""
+        return ""
 
     def to_choices(
         self,
@@ -148,14 +157,12 @@ class GenerationBody(Body):
         echo: bool = False,
     ) -> list[GenerationRequest]:
         """The n requests of this body for one prompt."""
-        if self.stream and self.prompt_logprobs is not None:
-            raise invalid("prompt_logprobs", "is only allowed without stream: true")
         sampling = SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
-            seed=self.seed,
+            seed=None if self.seed == RANDOM_SEED else self.seed,
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
             stop_token_ids=tuple(self.stop_token_ids or ()),
@@ -181,6 +188,9 @@ class GenerationBody(Body):
             reuse=self._reuse(),
             structure=self._structure(),
             echo=echo,
+            truncation=to_truncation(self.truncate_prompt_tokens, self.truncation_side),
+            returns_prompt_ids=self.extras.has_token_ids or (echo and self.extras.spells_ids),
+            counts_usage=bool(self.stream) and self.extras.counts_usage,
         )
         return expand(request, self.n)
 
@@ -201,10 +211,26 @@ class GenerationBody(Body):
         return PrefixReuse(self.cache_salt or "", bool(self.skip_prefix_cache))
 
 
+def to_truncation(num_tokens: int | None, side: str | None = None) -> Truncation | None:
+    """How to shorten a prompt; by default its end is kept. Raises RequestError."""
+    if num_tokens is None:
+        return None
+    check_range("truncate_prompt_tokens", num_tokens, -1, UINT32_MAX)
+    if num_tokens == 0:
+        raise invalid("truncate_prompt_tokens", "0 tokens are no prompt")
+    return Truncation(None if num_tokens == NO_LIMIT else num_tokens, side == "right")
+
+
+def to_limit(max_tokens: int | None) -> int | None:
+    """The number of tokens; -1 is as many as the model's limit leaves room for."""
+    return UINT32_MAX if max_tokens == NO_LIMIT else max_tokens
+
+
 class ChatCompletionBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    neutral: ClassVar[Neutral] = fields.CHAT
+    neutral: ClassVar[fields.Neutral] = fields.CHAT
+    harmless: ClassVar[Collection[str]] = fields.CHAT_HARMLESS
 
     messages: Messages
     max_completion_tokens: int | None = None
@@ -230,13 +256,17 @@ class ChatCompletionBody(GenerationBody):
             raise invalid("top_logprobs", "is only allowed with logprobs: true")
         return num_top if self.logprobs else None
 
+    @property
+    def _echoed(self) -> str:
+        """The text of a last turn that the answer goes on with."""
+        if not self.echo or not self.messages or self.messages[-1].role != "assistant":
+            return ""
+        return self.messages[-1].to_message().content or ""
+
     def to_requests(self, request_id: str) -> list[GenerationRequest]:
         """The requests of this body."""
-        limit, old_limit = self.max_completion_tokens, self.max_tokens
-        if limit is not None and old_limit is not None and limit != old_limit:
-            problem = f"{limit} contradicts max_tokens {old_limit}; send one of them"
-            raise invalid("max_completion_tokens", problem)
-        max_tokens = old_limit if limit is None else limit
+        limit = to_limit(self.max_completion_tokens)
+        max_tokens = to_limit(self.max_tokens) if limit is None else limit
         fewest = 1 if self.prompt_logprobs is None else 0
         check_range("max_completion_tokens", limit, fewest, UINT32_MAX)
         conversation = self._conversation()
@@ -244,7 +274,7 @@ class ChatCompletionBody(GenerationBody):
 
     def _conversation(self) -> Conversation:
         choice = self.tool_choice or ToolChoice()
-        if not self.tools and choice.mode is not ToolMode.NONE and self.tool_choice is not None:
+        if not self.tools and choice.mode is ToolMode.REQUIRED:
             raise invalid("tool_choice", "is only allowed with tools")
         return Conversation(
             messages=tuple(message.to_message() for message in self.messages),
@@ -253,14 +283,23 @@ class ChatCompletionBody(GenerationBody):
             parallel_tool_calls=self.parallel_tool_calls is not False,
             include_reasoning=self.include_reasoning is not False,
             rendering=replace(
-                _rendering(self),
+                rendering_of(self),
                 documents=tuple(self.documents or ()),
                 reasoning_effort=self.reasoning_effort,
             ),
         )
 
 
-def _rendering(body: "ChatCompletionBody | TokenizeBody") -> Rendering:
+class RenderingFields(Protocol):
+    """Fields of a body for the chat template."""
+
+    chat_template_kwargs: dict[str, Any] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+
+
+def rendering_of(body: RenderingFields) -> Rendering:
+    """The settings of the chat template in a body."""
     return Rendering(
         kwargs=body.chat_template_kwargs or {},
         add_generation_prompt=body.add_generation_prompt,
@@ -307,18 +346,36 @@ Prompts = Annotated[
 ]
 
 
+def _parse_num_logprobs(value: Any) -> Any:
+    """Chats have a flag of this name: true is the sampled token and its likeliest alternative."""
+    if isinstance(value, bool):
+        return 1 if value else None
+    return value
+
+
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    neutral: ClassVar[Neutral] = fields.COMPLETION
+    neutral: ClassVar[fields.Neutral] = fields.COMPLETION
+    harmless: ClassVar[Collection[str]] = fields.GENERATION_HARMLESS
 
     prompt: Prompts
-    logprobs: int | None = None  # 0: the sampled token only
-    echo: bool | None = None
+    logprobs: Annotated[
+        int | None, BeforeValidator(_parse_num_logprobs, json_schema_input_type=int | bool | None)
+    ] = None  # 0: the sampled token only
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_null(cls, body: Any) -> Any:
+        """As in vLLM null is no limit, and not the default of requests that leave it out."""
+        if isinstance(body, dict) and body.get("max_tokens", 0) is None:
+            return body | {"max_tokens": NO_LIMIT}
+        return body
 
     def to_requests(self, request_id: str) -> list[GenerationRequest]:
         """n requests per prompt, in the order of the prompts."""
-        limit = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        limits.check_count("n", len(self.prompt) * (self.n or 1), limits.MAX_OUTPUTS)
+        limit = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else to_limit(self.max_tokens)
         ids = [f"{request_id}-{index}" for index in range(len(self.prompt))]
         if len(self.prompt) == 1:
             ids = [request_id]
@@ -327,39 +384,3 @@ class CompletionBody(GenerationBody):
             for one_id, prompt in zip(ids, self.prompt, strict=True)
             for choice in self.to_choices(one_id, prompt, limit, self.logprobs, bool(self.echo))
         ]
-
-
-class TokenizeBody(Body):
-    """POST /tokenize: either a prompt or messages."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    tools: Tools | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
-
-    def to_conversation(self) -> Conversation | None:
-        """The conversation to tokenize; None for a prompt."""
-        if (self.prompt is None) == (self.messages is None):
-            raise invalid("prompt", "send either prompt or messages")
-        if self.messages is None:
-            for name in FIELDS_OF_CONVERSATIONS:
-                if getattr(self, name) is not None:
-                    raise invalid(name, "is only allowed with messages")
-            return None
-        return Conversation(
-            messages=tuple(message.to_message() for message in self.messages),
-            tools=tuple(tool.to_tool() for tool in self.tools or ()),
-            rendering=_rendering(self),
-        )
-
-
-class DetokenizeBody(Body):
-    """POST /detokenize."""
-
-    model: str | None = None
-    tokens: list[int]
-    skip_special_tokens: bool | None = None

@@ -1,10 +1,10 @@
 """Fields for structured output: OpenAI's and vLLM's."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from gateway.errors import invalid, unsupported
 from gateway.http import fields
@@ -25,35 +25,46 @@ FORMATS = ("text", "json_object", "json_schema")
 class SchemaFormat(Strict):
     """A named schema. It is enforced whatever `strict` is."""
 
-    name: str
+    name: str | None = None
     description: str | None = None
     schema_: Any = Field(None, alias="schema")
     strict: bool | None = None
 
 
 class ResponseFormat(Strict):
-    """OpenAI's response_format."""
+    """OpenAI's response_format; with a json_object, llama.cpp's schema."""
 
     type: str
     json_schema: SchemaFormat | None = None
+    schema_: Any = Field(None, alias="schema")
 
     def to_structure(self) -> Structure | None:
         """None for plain text."""
         place = "response_format.json_schema"
         if self.type not in FORMATS:
             raise unsupported("response_format.type", "must be one of " + ", ".join(FORMATS))
-        if (self.json_schema is not None) != (self.type == "json_schema"):
+        if self.json_schema is not None and self.type != "json_schema":
             raise invalid(place, 'belongs to type "json_schema" and to no other')
+        if self.schema_ is not None and self.type != "json_object":
+            raise invalid("response_format.schema", 'belongs to type "json_object"')
         if self.type == "json_object":
+            if self.schema_ is not None:
+                return JsonSchema("response_format.schema", self.schema_)
             return JsonSchema("response_format", ANY_OBJECT)
-        if self.json_schema is None:
+        if self.type == "text":
             return None
+        if self.json_schema is None:
+            raise invalid(place, 'is missing; type "json_schema" needs it')
         schema = self.json_schema.schema_
         return JsonSchema(f"{place}.schema", {} if schema is None else schema)
 
 
 class StructuredOutputs(Strict):
     """vLLM's structured_outputs: one form, and JSON's whitespace."""
+
+    neutral: ClassVar[fields.Neutral] = fields.STRUCTURED_OUTPUTS
+    # There is one engine, without a fallback.
+    harmless: ClassVar[Collection[str]] = frozenset({"disable_fallback", "backend"})
 
     json_: Any = Field(None, alias="json")
     json_object: bool | None = None
@@ -62,11 +73,6 @@ class StructuredOutputs(Strict):
     grammar: str | None = None
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _strip(cls, body: Any) -> Any:
-        return fields.strip(body, fields.STRUCTURED_OUTPUTS, "structured_outputs.")
 
     def to_structure(self) -> Structure | None:
         """The form that is set. Raises RequestError unless it is exactly one."""

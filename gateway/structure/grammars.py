@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.errors import RequestError, invalid, unavailable, unsupported
 from gateway.structure import json_schema
+from gateway.structure.calls import AnyStructure, CallsInAnswer
 from gateway.structure.structure import CallList, JsonSchema, Structure
 from wire.grammar import BadGrammar, BadVocabulary, GrammarTooLarge
 from wire.grammar_check.checks import ChecksLost, GrammarChecks, VocabularySource
@@ -33,14 +34,14 @@ class GrammarChecker:
             self._checks[1].close()
 
     async def resolve(
-        self, structure: Structure, vocab_size: int, eos_token_ids: tuple[int, ...]
+        self, structure: AnyStructure, vocab_size: int, eos_token_ids: tuple[int, ...]
     ) -> str:
         """The grammar of a structure. Raises RequestError naming the place at fault."""
         resolve = partial(self._resolve, structure, vocab_size, eos_token_ids)
         return await asyncio.get_running_loop().run_in_executor(self._threads, resolve)
 
     def _resolve(
-        self, structure: Structure, vocab_size: int, eos_token_ids: tuple[int, ...]
+        self, structure: AnyStructure, vocab_size: int, eos_token_ids: tuple[int, ...]
     ) -> str:
         grammar = structure.to_grammar()
         try:
@@ -67,9 +68,12 @@ class GrammarChecker:
             return self._checks[1]
 
 
-def _refusal(structure: Structure, problem: str, checks: GrammarChecks) -> RequestError:
-    if isinstance(structure, CallList):
-        for _, schema in structure.functions:
+def _refusal(structure: AnyStructure, problem: str, checks: GrammarChecks) -> RequestError:
+    if isinstance(structure, (CallList, CallsInAnswer)):
+        parts: list[Structure] = [schema for _, schema in structure.functions]
+        if isinstance(structure, CallsInAnswer) and structure.form is not None:
+            parts.append(structure.form)
+        for schema in parts:
             try:
                 checks.check(schema.to_grammar())
             except BadGrammar as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher, regex_to_lark
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from gateway import limits
 from gateway.errors import invalid, unsupported
@@ -103,7 +103,7 @@ class ContextFree:
             return LLMatcher.grammar_from_lark(self.text)
         try:
             return LLMatcher.grammar_from_lark(gbnf_to_lark(self.text))
-        except (GbnfToLarkError, RecursionError) as error:
+        except Exception as error:  # the library raises nothing more precise for a missing rule
             raise invalid(self.place, f"is no GBNF: {error}") from error
 
 
@@ -131,7 +131,7 @@ class CallList:
         return json.dumps({"grammars": [{"name": "start", "lark_grammar": lark}, *grammars]})
 
 
-Structure = JsonSchema | Regex | OneOfTexts | ContextFree | CallList
+Structure = JsonSchema | Regex | OneOfTexts | ContextFree  # that a request may ask for
 
 _RULE_TEMPERATURE = re.compile(r"^\s*\w+\s*\[[^\]\n]*\btemperature\b", re.MULTILINE)
 

@@ -54,9 +54,11 @@ class LogprobReader:
         self._detokenizer = detokenizer
         self._num_top = num_top
         self._num_characters = text_offset  # before the next token
+        self.total: float | None = 0.0  # of all tokens; None: some were skipped
 
     def skip(self, token_id: int) -> None:
         """Advances past a token without log probabilities."""
+        self.total = None
         self._num_characters += len(self._detokenizer.push((token_id,)))
 
     def read(
@@ -74,5 +76,7 @@ class LogprobReader:
             for index, (top_id, logprob) in enumerate(pairs)
             if index < self._num_top
         )
+        if self.total is not None:
+            self.total += raw.logprob
         sampled = Candidate(token_id, raw.logprob, raw.rank, self._spell(token_id))
         return OutputTokenLogprobs(sampled, top, offset)

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from gateway.chat.conversation import Conversation
 from gateway.errors import invalid
-from gateway.generation import Prompt, ServedModel, check_token_ids
+from gateway.generation import Prompt, ServedModel, Truncation, check_token_ids
 from gateway.tokens.tokenizer import Tokenizer, too_long
+
+MOST_TRUNCATED = 16  # times the model's limit: what is longer is refused before it is tokenized
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ async def tokenize(
     add_special_tokens: bool | None = None,
     *,
     num_output_tokens: int = 1,
+    truncation: Truncation | None = None,
 ) -> TokenizedPrompt:
     """The ids of a prompt. Raises RequestError when they leave too little room for output.
 
@@ -37,13 +40,23 @@ async def tokenize(
     else:
         adds = isinstance(prompt, str) if add_special_tokens is None else add_special_tokens
         text = prompt if isinstance(prompt, str) else tokenizer.render(prompt)
-        token_ids = await tokenizer.encode(
-            name, text, add_special_tokens=adds, max_tokens=model.max_model_len
-        )
+        longest = model.max_model_len * (1 if truncation is None else MOST_TRUNCATED)
+        token_ids = await tokenizer.encode(name, text, add_special_tokens=adds, max_tokens=longest)
         tokenized = TokenizedPrompt(token_ids, text)
+    if truncation is not None:
+        tokenized = _truncated(tokenized, truncation, model.max_model_len - num_output_tokens)
     num_tokens = len(tokenized.token_ids)
     if not prompt or not num_tokens:
         raise invalid(name, "is empty")
     if num_tokens + num_output_tokens > model.max_model_len:
         raise too_long(name, f"{num_tokens} tokens", model.max_model_len)
     return tokenized
+
+
+def _truncated(prompt: TokenizedPrompt, truncation: Truncation, room: int) -> TokenizedPrompt:
+    """The prompt with its first or last tokens alone; text that lost some is gone as a whole."""
+    most = room if truncation.num_tokens is None else truncation.num_tokens
+    if len(prompt.token_ids) <= most:
+        return prompt
+    kept = slice(most) if truncation.keeps_start else slice(-most, None)
+    return TokenizedPrompt(prompt.token_ids[kept], "")

@@ -70,6 +70,12 @@ class Tokenizer:
         except Exception as error:  # the Rust library raises nothing more precise
             raise TokenizerFolderError(f"{path} is no tokenizer: {error}") from error
 
+    def markers(self) -> tuple[dict[str, int], tuple[int, ...]]:
+        """Ids of the tokens that are added to the vocabulary, by text, and those not special."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        ids = {token.content: number for number, token in added.items()}
+        return ids, tuple(number for number, token in added.items() if not token.special)
+
     def definition(self) -> str:
         """The content of its tokenizer.json, without truncation and padding."""
         text: str = self._tokenizer.to_str()
@@ -140,8 +146,10 @@ class Tokenizer:
 
 def too_long(field: str, length: str, max_model_len: int) -> RequestError:
     """An error for a prompt that leaves no room for one token of output."""
-    room = f"the model's limit of {max_model_len} tokens must hold it and one token of output"
-    return RequestError(ErrorKind.TOO_LONG, f"{field}: {length}, but {room}", field=field)
+    # Clients shorten a conversation when they read these very words.
+    room = f"this model's maximum context length is {max_model_len} tokens"
+    problem = f"{length}, but {room}, for the prompt and at least one token of output"
+    return RequestError(ErrorKind.TOO_LONG, f"{field}: {problem}", field=field)
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:

@@ -140,7 +140,6 @@ async def test_what_contradicts_a_call_or_cannot_hold_it_is_refused_by_its_place
     bad_tool = {"type": "function", "function": {"name": "bad", "parameters": bad}}
     json_object = {"response_format": {"type": "json_object"}}
     cases: dict[str, dict[str, Any]] = {
-        "response_format": {"tools": tools[1:]} | json_object,
         "ignore_eos": {"tools": tools, "tool_choice": "required", "ignore_eos": True},
         "tools[1].function.parameters.properties.a": {
             "tools": [tools[0], bad_tool],

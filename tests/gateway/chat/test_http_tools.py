@@ -165,7 +165,7 @@ async def test_reasoning_is_no_content(
 
 
 async def test_log_probabilities_of_a_call_come_before_it() -> None:
-    writer = ChunkWriter(CHAT, {"id": "a"}, num_choices=1, has_usage=False)
+    writer = ChunkWriter(CHAT, {"id": "a"}, num_choices=1)
     sampled = Candidate(5, -0.5, 1, b"x")
     delta = OutputDelta(
         "x",
@@ -187,22 +187,25 @@ async def test_what_cannot_be_done_with_tools_is_refused_by_name(
     unsupported, invalid = "unsupported_parameter", "invalid_value"
     named = {"type": "function", "function": {"name": "other"}}
     custom = {"type": "custom", "custom": {"name": "x"}}
-    strict = json.loads(json.dumps(weather))
-    strict["function"]["strict"] = True
-    allowed = {"type": "allowed_tools", "allowed_tools": {}}
-    broken = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
-    turn = {"role": "assistant", "tool_calls": [broken]}
+    nothing = {"type": "allowed_tools", "allowed_tools": {}}
+    unknown = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "other"}}]}
+    allowed = {"type": "allowed_tools", "allowed_tools": unknown}
+    grammar = {"type": "grammar"}
     cases: list[tuple[str, str, dict[str, Any]]] = [
         ("tools[0].type", unsupported, {"tools": [custom]}),
-        ("tools[0].function.strict", unsupported, {"tools": [strict]}),
         ("tools[1].function.name", invalid, {"tools": [weather, weather]}),
-        ("tool_choice", invalid, {"tool_choice": "auto"}),
         ("tool_choice", invalid, {"tools": [weather], "tool_choice": "sometimes"}),
         ("tool_choice", invalid, {"tools": [weather], "tool_choice": named}),
-        ("tool_choice.type", unsupported, {"tools": [weather], "tool_choice": allowed}),
+        ("tool_choice", invalid, {"tool_choice": "required"}),
+        ("tool_choice.type", unsupported, {"tools": [weather], "tool_choice": grammar}),
+        ("tool_choice.allowed_tools", invalid, {"tools": [weather], "tool_choice": nothing}),
+        ("tool_choice", invalid, {"tools": [weather], "tool_choice": allowed}),
+        (
+            "chat_template_kwargs.messages",
+            unsupported,
+            {"chat_template_kwargs": {"messages": 1}},
+        ),
         ("messages[0].content", invalid, {"messages": [{"role": "user"}]}),
-        ("messages[0].tool_calls[0].function.arguments", invalid, {"messages": [turn]}),
-        ("chat_template_kwargs.x", unsupported, {"chat_template_kwargs": {"x": 1}}),
         (
             "continue_final_message",
             invalid,

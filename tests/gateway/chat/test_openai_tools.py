@@ -82,7 +82,7 @@ async def test_reasoning_comes_beside_the_content(
 async def test_a_refusal_names_the_place_in_the_tools(
     client: openai.AsyncOpenAI, weather: Any
 ) -> None:
-    weather["function"]["strict"] = True
+    weather["function"]["name"] = ""
     with pytest.raises(openai.BadRequestError) as refusal:
         await client.chat.completions.create(model="tiny", messages=MESSAGES, tools=[weather])
-    assert refusal.value.param == "tools[0].function.strict"
+    assert refusal.value.param == "tools[0].function.name"

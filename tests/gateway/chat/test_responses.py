@@ -114,7 +114,9 @@ async def test_the_events_of_a_stream_tell_the_whole_response(
     ]
     assert last.usage == whole.usage
     assert whole.usage is not None
-    assert whole.usage.output_tokens_details.reasoning_tokens == len(encode("A tool will know."))
+    # The markers and the space between them count, as they are in the output's own tokens.
+    thought = len(encode("<think>\nA tool will know.\n</think>"))
+    assert whole.usage.output_tokens_details.reasoning_tokens == thought
 
 
 async def test_the_clients_helper_follows_the_stream(
@@ -205,7 +207,8 @@ async def test_a_failure_half_way_is_the_clients_error(
         ("input", {"input": []}),
         ("tools[0].type", {"tools": [{"type": "web_search"}]}),
         ("text.format.type", {"text": {"format": {"type": "no such format"}}}),
-        ("no_such_field", {"no_such_field": 1}),
+        ("text.no_such_field", {"text": {"no_such_field": 1}}),
+        ("include", {"include": ["message.output_text.logprobs"]}),
         ("temperature", {"temperature": 3}),
     ],
 )

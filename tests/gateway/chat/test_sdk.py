@@ -43,3 +43,15 @@ async def test_an_answer_is_told_apart_and_goes_back_into_the_conversation(
         assert len(prompt) > len(running.scheduler.prompt_of(0))
         with pytest.raises(pagewire.InvalidArgument, match="tool_choice: 'other' is not"):
             await client.chat([USER], tools=[tool], tool_choice=Tool("other"))
+
+
+async def test_an_effort_of_reasoning_reaches_the_template_or_is_refused(
+    running: Any, encode: Callable[[str], list[int]]
+) -> None:
+    running.scheduler.output = encode("Wait.")
+    async with pagewire.AsyncClient(running.grpc_target) as client:
+        thinking = await client.tokenize([USER])
+        await client.chat([USER], reasoning_effort="none")  # this template has a switch for it
+        assert running.scheduler.prompt_of(0) != list(thinking)
+        with pytest.raises(pagewire.InvalidArgument, match="reasoning_effort: must be one of"):
+            await client.chat([USER], reasoning_effort="wild")

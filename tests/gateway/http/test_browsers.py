@@ -85,8 +85,12 @@ async def test_the_documentation_is_a_page_without_a_foreign_host_or_a_script(
         (CHAT, {"messages": [{"role": "user"}]}, "400 invalid_value, field messages[0].content"),
         (CHAT, {"messages": "m", "my secret": 1}, "field"),
         ("/v1/completions", {"prompt": "my secret", "best_of": 7}, "field best_of"),
-        ("/v1/completions", {"prompt": "my secret", "my secret": 7}, "parameter, field *"),
-        ("/v1/completions", {"prompt": "x", "model": "my secret"}, "404 not_found"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"tools": 7}},
+            "chat_template_kwargs.tools",
+        ),
+        ("/v1/completions", {"prompt": "x", "model": "my secret"}, "404 model_not_found"),
     ],
 )
 async def test_a_refused_request_is_logged_by_code_and_field_and_never_by_content(
@@ -98,6 +102,17 @@ async def test_a_refused_request_is_logged_by_code_and_field_and_never_by_conten
     message = record.getMessage()
     assert message.startswith(f"refused POST {route}: ") and line in message
     assert "secret" not in caplog.text
+
+
+async def test_a_field_that_a_caller_chose_is_a_star_in_the_log(
+    start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = await start(strict_requests=True)
+    caplog.set_level(logging.INFO)
+    body = {"prompt": "my secret", "my secret": 7}
+    assert (await running.http.post("/v1/completions", json=body)).status_code == 400
+    (record,) = [r for r in caplog.records if r.name == "gateway.refusals"]
+    assert record.getMessage().endswith("parameter, field *")
 
 
 async def test_a_refused_call_is_logged_too(running: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,8 @@ from pydantic import BaseModel
 
 from gateway.http.embeddings import EmbeddingBody
 from gateway.http.response_body import ResponseBody
-from gateway.http.schema import ChatCompletionBody, CompletionBody, DetokenizeBody, TokenizeBody
+from gateway.http.routes.tokens import DetokenizeBody, TokenizeBody
+from gateway.http.schema import ChatCompletionBody, CompletionBody
 from tests.edges import INTEGERS
 from tests.gateway.conftest import Running
 from tests.pace import patience

@@ -47,28 +47,22 @@ BAD_BODIES: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content"),
     ("/v1/chat/completions", {"messages": [{"content": "x"}]}, "messages[0].role"),
     ("/v1/chat/completions", {"messages": ["x"]}, "messages[0]"),
-    ("/v1/chat/completions", CHAT | {"max_token": 1}, "max_token"),
     ("/v1/chat/completions", CHAT | {"temperature": "hot"}, "temperature"),
     ("/v1/chat/completions", CHAT | {"temperature": "0.5"}, "temperature"),
     ("/v1/chat/completions", CHAT | {"top_p": 5e-324}, "top_p"),
     ("/v1/chat/completions", CHAT | {"repetition_penalty": 1e-40}, "repetition_penalty"),
     ("/v1/chat/completions", CHAT | {"temperature": 3}, "temperature"),
-    ("/v1/chat/completions", CHAT | {"seed": -1}, "seed"),
+    ("/v1/chat/completions", CHAT | {"seed": -2}, "seed"),
     ("/v1/chat/completions", CHAT | {"seed": 1.5}, "seed"),
+    ("/v1/chat/completions", CHAT | {"max_tokens": -2}, "max_tokens"),
+    ("/v1/chat/completions", CHAT | {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ("/v1/chat/completions", CHAT | {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ("/v1/chat/completions", CHAT | {"truncation_side": "middle"}, "truncation_side"),
+    ("/v1/completions", {"prompt": ["x"] * 2049}, "prompt"),
+    ("/v1/completions", {"prompt": ["x"] * 2048, "n": 3}, "n"),
     ("/v1/chat/completions", CHAT | {"n": True}, "n"),
     ("/v1/chat/completions", CHAT | {"stop": [""]}, "stop[0]"),
     ("/v1/chat/completions", CHAT | {"stop": ["a", 1]}, "stop[1]"),
-    ("/v1/chat/completions", CHAT | {"stream_options": {"include_usage": True}}, "stream_options"),
-    (
-        "/v1/chat/completions",
-        CHAT | {"stream": True, "stream_options": {"x": 1}},
-        "stream_options.x",
-    ),
-    (
-        "/v1/chat/completions",
-        CHAT | {"max_tokens": 3, "max_completion_tokens": 4},
-        "max_completion_tokens",
-    ),
     ("/v1/completions", {}, "prompt"),
     ("/v1/completions", {"prompt": ""}, "prompt"),
     ("/v1/completions", {"prompt": []}, "prompt"),
@@ -176,7 +170,52 @@ async def test_a_body_over_the_limit_is_a_413_whether_it_declares_its_length_or_
     assert response.status_code == 200
 
 
-async def test_a_refusal_can_name_a_field_that_is_no_unicode(running: Any) -> None:
+UNKNOWN: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions", CHAT | {"max_token": 1}, "max_token"),
+    ("/v1/chat/completions", CHAT | {"stream_options": {"x": 1}}, "stream_options.x"),
+    ("/v1/chat/completions", {"messages": [CHAT["messages"][0] | {"mood": 1}]}, "messages[0].mood"),
+    ("/v1/chat/completions", CHAT | {"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x"),
+    ("/v1/completions", PROMPT | {"max_token": 1}, "max_token"),
+    ("/v1/embeddings", {"input": "x", "max_token": 1}, "max_token"),
+    ("/v1/responses", {"input": "x", "max_token": 1}, "max_token"),
+    ("/v1/responses", {"input": [{"role": "user", "content": "x", "mood": 1}]}, "input[0].mood"),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "field"), UNKNOWN, ids=lambda value: str(value)[:40])
+async def test_an_unknown_field_is_named_in_a_header_or_refused_where_requests_are_strict(
+    route: str, body: dict[str, Any], field: str, running: Any, start: Any
+) -> None:
+    response = await running.http.post(route, json=body)
+    assert response.status_code == 200, response.text
+    warning = response.headers["x-pagewire-warning"]
+    assert warning.startswith(field.replace("[0]", "[]") + ": ")
+    strict = await start(strict_requests=True)
+    error = error_of(await strict.http.post(route, json=body), 400)
+    assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+
+
+async def test_a_stream_warns_too(running: Any) -> None:
+    body = CHAT | {"stream": True, "max_token": 1, "chat_template_kwargs": {"mood": 2}}
+    response = await running.http.post("/v1/chat/completions", json=body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    first, second = response.headers["x-pagewire-warning"].split("; ")
+    assert first.startswith("max_token: ") and second.startswith("chat_template_kwargs.mood: ")
+
+
+async def test_a_warning_is_short_and_one_header_whatever_the_fields_are_called(
+    running: Any,
+) -> None:
+    names = [f"é\r\nx-evil: {index} " + "x" * 9000 for index in range(100)]
+    body = CHAT | dict.fromkeys(names, 1)
+    response = await running.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200 and "x-evil" not in response.headers
+    assert len(response.headers["x-pagewire-warning"]) < 4096
+    assert response.headers["x-pagewire-warning"].isascii()
+
+
+async def test_a_refusal_can_name_a_field_that_is_no_unicode(start: Any) -> None:
+    running = await start(strict_requests=True)
     body = CHAT | {"chat_template_kwargs": {"\ud800": 1}}
     content = json.dumps(body).encode()
     headers = {"content-type": "application/json"}

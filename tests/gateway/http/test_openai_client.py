@@ -63,10 +63,11 @@ async def test_models_are_listed(client: openai.AsyncOpenAI) -> None:
 async def test_errors_have_the_clients_own_types(client: openai.AsyncOpenAI) -> None:
     create = client.chat.completions.create
     with pytest.raises(openai.BadRequestError) as refusal:
-        await create(model="tiny", messages=MESSAGES, service_tier="flex")
-    assert (refusal.value.param, refusal.value.code) == ("service_tier", "unsupported_parameter")
-    with pytest.raises(openai.NotFoundError):
+        await create(model="tiny", messages=MESSAGES, verbosity="low")
+    assert (refusal.value.param, refusal.value.code) == ("verbosity", "unsupported_parameter")
+    with pytest.raises(openai.NotFoundError) as missing:
         await create(model="other", messages=MESSAGES)
+    assert missing.value.code == "model_not_found"
     with pytest.raises(openai.AuthenticationError):
         await client.with_options(api_key="wrong").chat.completions.create(
             model="tiny", messages=MESSAGES

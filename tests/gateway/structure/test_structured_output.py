@@ -197,11 +197,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"response_format": {"type": "text", "json_schema": {"name": "x"}}},
         "response_format.json_schema",
     ),
-    ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {}}},
-        "response_format.json_schema.name",
-    ),
+    ({"response_format": {"type": "text", "strict": True}}, "response_format.strict"),
     ({"guided_json": "{"}, "guided_json"),
     ({"guided_json": "\ud800"}, "guided_json"),
     ({"guided_regex": ""}, "guided_regex"),
@@ -221,7 +217,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"guided_regex": "a", "response_format": {"type": "json_object"}},
         "response_format",
     ),
-    ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend"),
+    ({"structured_outputs": {"grammar": "root ::= nope"}}, "structured_outputs.grammar"),
+    ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
     (

@@ -1,0 +1,84 @@
+"""POST /tokenize and /detokenize."""
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from gateway import limits
+from gateway.chat.conversation import Conversation
+from gateway.errors import invalid
+from gateway.generation import check_token_ids
+from gateway.http.messages import Messages, Tools
+from gateway.http.schema import Body, rendering_of
+from gateway.pipeline import Pipeline
+from gateway.tokens.tokenizer import Tokenizer
+
+FIELDS_OF_CONVERSATIONS = (
+    "tools",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: either a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+
+    def to_conversation(self) -> Conversation | None:
+        """The conversation to tokenize; None for a prompt."""
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("prompt", "send either prompt or messages")
+        if self.messages is None:
+            for name in FIELDS_OF_CONVERSATIONS:
+                if getattr(self, name) is not None:
+                    raise invalid(name, "is only allowed with messages")
+            return None
+        return Conversation(
+            messages=tuple(message.to_message() for message in self.messages),
+            tools=tuple(tool.to_tool() for tool in self.tools or ()),
+            rendering=rendering_of(self),
+        )
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+    skip_special_tokens: bool | None = None
+
+
+def add_token_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> None:
+    """Adds both routes."""
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        model = pipeline.resolve_model(body.model)
+        conversation = body.to_conversation()
+        is_chat = conversation is not None
+        text = body.prompt or "" if conversation is None else tokenizer.render(conversation)
+        adds = (not is_chat) if body.add_special_tokens is None else body.add_special_tokens
+        field = "messages" if is_chat else "prompt"
+        token_ids = await tokenizer.encode(field, text, add_special_tokens=adds)
+        return {
+            "tokens": token_ids,
+            "count": len(token_ids),
+            "max_model_len": model.max_model_len,
+        }
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+        model = pipeline.resolve_model(body.model)
+        limits.check_count("tokens", len(body.tokens), limits.MAX_DETOKENIZE_IDS)
+        check_token_ids("tokens", tuple(body.tokens), model.vocab_size)
+        skips = bool(body.skip_special_tokens)
+        return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=skips)}
