@@ -4,6 +4,7 @@ import logging
 import signal
 import sys
 import time
+from functools import partial
 
 import uvloop
 
@@ -15,13 +16,16 @@ from gateway.server import serve
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
 from pagewire.hub.download import ModelUnavailable
 from wire.identity.watched import BadIdentityFile
+from wire.logs.setup import set_up_logging
 from wire.processes import die_with_parent
 from wire.server import PortInUse
+from wire.tracing.opener import NoTracing
 
 COULD_NOT_START = (
     BadGenerationConfig,
     BadIdentityFile,
     NoUseForParser,
+    NoTracing,
     PortInUse,
     TokenizerFolderError,
 )
@@ -29,11 +33,9 @@ COULD_NOT_START = (
 
 def main() -> int:
     """Returns the exit code: 0 after a requested stop, 1 when it could not start."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    start_s = time.process_time()
     try:
-        config = parse_args(own_start_s=time.process_time())
+        config = parse_args(own_start_s=start_s, on_logs=partial(set_up_logging, service="gateway"))
         if config.processes > 1:
             return uvloop.run(supervise(config, sys.argv[1:]))
         if config.share_ports:

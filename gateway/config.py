@@ -2,13 +2,14 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.chat.answer import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
 from gateway.edge import edge_limits
 from gateway.edge.edge_limits import EdgeLimits
+from gateway.live.demo import problem_with_pipe
 from gateway.sampling_defaults import AUTO as AUTO_DEFAULTS
 from pagewire.hub.locate import locate
 from pagewire.settings import sources
@@ -17,8 +18,11 @@ from wire.identity.options import (
     IdentityOptions,
     add_peer_options,
     add_server_options,
+    is_loopback,
     take_identity,
 )
+from wire.logs.setup import LoggingOptions, add_logging_options, take_logging
+from wire.tracing.options import TracingOptions, add_tracing_options, take_tracing
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_HTTP_PORT = 8000
@@ -50,6 +54,9 @@ class GatewayConfig:
     generation_config: str = AUTO_DEFAULTS
     api_key: str | None = None
     cors_origins: tuple[str, ...] = ()
+    no_page: bool = False
+    demo: Path | None = None  # the pipe of `pagewire up --demo`
+    strict_requests: bool = False
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     drain_timeout_s: float = DRAIN_TIMEOUT_S
@@ -63,6 +70,8 @@ class GatewayConfig:
     metrics_row: int = 0  # ours in it
     identity: IdentityOptions = field(default_factory=IdentityOptions)
     edge: EdgeLimits = field(default_factory=EdgeLimits)
+    logs: LoggingOptions = field(default_factory=LoggingOptions)
+    tracing: TracingOptions = field(default_factory=TracingOptions)
 
     def __post_init__(self) -> None:
         if problem := problem_with(self.model, needs="tokenizer.json"):
@@ -92,6 +101,10 @@ class GatewayConfig:
         for origin in self.cors_origins:
             if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"--cors-origins: {origin!r} is no origin (https://HOST[:PORT])")
+        if self.demo is not None and not is_loopback(self.host):
+            raise ValueError(f"--demo: on --host {self.host} others could kill the worker")
+        if self.demo is not None and (problem := problem_with_pipe(self.demo)):
+            raise ValueError(f"--demo: {problem}")
         if self.api_key is not None and self.identity.api_keys is not None:
             raise ValueError("--api-key and --api-keys exclude each other")
         if not 0 <= self.drain_timeout_s <= MAX_TIMEOUT_S:
@@ -115,18 +128,25 @@ def scheduler_patience_s(own_start_s: float) -> float:
     return min(max(SCHEDULER_TIMEOUT_S, round(_STARTS * own_start_s)), MAX_TIMEOUT_S)
 
 
-def parse_args(argv: Sequence[str] | None = None, own_start_s: float = 0.0) -> GatewayConfig:
+def parse_args(
+    argv: Sequence[str] | None = None,
+    own_start_s: float = 0.0,
+    on_logs: Callable[[LoggingOptions], None] = lambda options: None,
+) -> GatewayConfig:
     """The configuration of this process; exits with a usage message on an invalid option.
 
-    A model that a hub has and this machine has not is downloaded now. Raises ModelUnavailable.
+    A model that a hub has and this machine has not is downloaded now, after `on_logs` was told how
+    to log. Raises ModelUnavailable.
     """
     parser = make_parser(own_start_s)
     options = sources.parse(parser, argv, "gateway")
     try:
         identity = take_identity(options)
         edge = edge_limits.take(options)
+        logs, tracing = take_logging(options), take_tracing(options)
+        on_logs(logs)
         options["model"] = locate(options["model"], with_weights=False).folder
-        return GatewayConfig(**options, identity=identity, edge=edge)
+        return GatewayConfig(**options, identity=identity, edge=edge, logs=logs, tracing=tracing)
     except ValueError as error:
         parser.error(str(error))
 
@@ -165,19 +185,27 @@ def make_parser(own_start_s: float = 0.0) -> argparse.ArgumentParser:
         help="format of the model's reasoning (auto: from its chat template)",
     )
     add("--api-key", metavar="KEY", help="one bearer token with all roles")
-    add(
-        "--cors-origins",
-        type=sources.comma_separated,
-        default=(),
-        metavar="ORIGIN,ORIGIN",
-        help="pages of these origins may call from a browser, of all with *; by default none may",
-    )
+    _add_callers(parser)
+    _add_page(parser)
     add_server_options(parser)
     add_peer_options(parser, serves=False, calls=True)
     _add_limits(parser, own_start_s)
     _add_processes(parser)
+    add_logging_options(parser)
+    add_tracing_options(parser)
     edge_limits.add_arguments(parser)
     return parser
+
+
+def _add_page(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--no-page", action="store_true", help="no page at /")
+    add(
+        "--demo",
+        type=Path,
+        metavar="PIPE",
+        help="the page can kill the worker; from `pagewire up --demo`, on loopback alone",
+    )
 
 
 def _add_processes(parser: argparse.ArgumentParser) -> None:
@@ -200,6 +228,22 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     add("--share-ports", action="store_true", help=argparse.SUPPRESS)
     for hidden in ("--heartbeat-fd", "--metrics-fd", "--metrics-row"):
         add(hidden, type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _add_callers(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--cors-origins",
+        type=sources.comma_separated,
+        default=(),
+        metavar="ORIGIN,ORIGIN",
+        help="pages of these origins may call from a browser, of all with *; by default none may",
+    )
+    add(
+        "--strict-requests",
+        action="store_true",
+        help="refuse fields that are not known, instead of ignoring them with a warning header",
+    )
 
 
 def _add_ports(parser: argparse.ArgumentParser) -> None:

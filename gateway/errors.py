@@ -22,6 +22,7 @@ class ErrorKind(Enum):
     UNAUTHENTICATED = auto()
     FORBIDDEN = auto()
     NOT_FOUND = auto()
+    MODEL_NOT_FOUND = auto()
     METHOD_NOT_ALLOWED = auto()
     CONFLICT = auto()
     TOO_SLOW = auto()
@@ -58,6 +59,7 @@ WIRE: dict[ErrorKind, Wire] = {
     ErrorKind.UNAUTHENTICATED: Wire(401, _Code.UNAUTHENTICATED, _REQUEST, "invalid_api_key"),
     ErrorKind.FORBIDDEN: Wire(403, _Code.PERMISSION_DENIED, _REQUEST, "forbidden"),
     ErrorKind.NOT_FOUND: Wire(404, _Code.NOT_FOUND, _REQUEST, "not_found"),
+    ErrorKind.MODEL_NOT_FOUND: Wire(404, _Code.NOT_FOUND, _REQUEST, "model_not_found"),
     ErrorKind.METHOD_NOT_ALLOWED: Wire(405, _Code.UNIMPLEMENTED, _REQUEST, "method_not_allowed"),
     ErrorKind.CONFLICT: Wire(409, _Code.ALREADY_EXISTS, _REQUEST, "conflict"),
     ErrorKind.TOO_SLOW: Wire(408, _Code.DEADLINE_EXCEEDED, _REQUEST, "request_timeout"),
@@ -78,6 +80,7 @@ WIRE: dict[ErrorKind, Wire] = {
 # Kinds that share a gRPC code; a code from the scheduler means these.
 _KIND_OF_SHARED_CODE = {
     _Code.INVALID_ARGUMENT: ErrorKind.INVALID,
+    _Code.NOT_FOUND: ErrorKind.NOT_FOUND,
     _Code.RESOURCE_EXHAUSTED: ErrorKind.OVERLOADED,
     _Code.UNIMPLEMENTED: ErrorKind.UNIMPLEMENTED,
     _Code.DEADLINE_EXCEEDED: ErrorKind.DEADLINE_EXCEEDED,

@@ -10,11 +10,12 @@ from gateway import limits
 from gateway.chat.conversation import Conversation
 from gateway.chat.parts import Content, Part, Reply, reply_of
 from gateway.errors import invalid
-from gateway.structure.structure import Structure
+from gateway.structure.calls import AnyStructure
 from gateway.text.logprobs import OutputTokenLogprobs
 from gateway.text.prompt_outputs import PromptOutputs
 from wire.requests.numbers import FLOAT32_MAX, INT32_MAX, LONGEST_TIMEOUT_S, UINT32_MAX, UINT64_MAX
 from wire.sampling import SMALLEST_FLOAT
+from wire.tracing.context import TraceContext
 
 MAX_LOGPROBS = 20
 MOST_DIGITS = 40  # of a refused number that are repeated
@@ -118,12 +119,13 @@ def check_token_ids(name: str, token_ids: tuple[int, ...], vocab_size: int) -> N
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Priority, tenant and timeout of a request, for the scheduler's policy."""
+    """Priority, tenant and timeout of a request, for the scheduler's policy, and its trace."""
 
     priority: int = 0  # smaller is more urgent
     tenant: str = ""
     timeout_s: float | None = None  # from submission
     is_own_tenant: bool = False  # the tenant is the caller's by its key, and not only named
+    trace: TraceContext | None = None  # the span of which the next one is a child
 
     def __post_init__(self) -> None:
         check_range("priority", self.priority, -INT32_MAX - 1, INT32_MAX)
@@ -161,6 +163,14 @@ class PrefixReuse:
 Prompt = str | tuple[int, ...] | Conversation
 
 
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How a prompt that is too long is shortened."""
+
+    num_tokens: int | None  # that are left; None: as many as leave room for one token of output
+    keeps_start: bool = False  # else the end
+
+
 class PromptPooling(Enum):
     """Which hidden states represent a whole prompt."""
 
@@ -183,9 +193,12 @@ class GenerationRequest:
     bad_words: tuple[str, ...] = ()
     standing: Standing = Standing()
     reuse: PrefixReuse = PrefixReuse()
-    structure: Structure | None = None  # None: any text
+    structure: AnyStructure | None = None  # None: any text
     resume_token_ids: tuple[int, ...] = ()  # output that the client has already
     echo: bool = False  # the prompt precedes the output
+    truncation: Truncation | None = None  # None: a prompt that is too long is refused
+    returns_prompt_ids: bool = False
+    counts_usage: bool = False  # with every delta
     pooling: PromptPooling | None = None  # return hidden states instead of an output
     num_deaths: int = 0  # of gateways, in a row, while it ran there
 
@@ -219,6 +232,17 @@ class Usage:
     num_prompt_tokens: int
     num_completion_tokens: int
     num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0  # of the completion
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTimings:
+    """Where the time of one output went, in seconds; None where it never came that far."""
+
+    total_s: float  # from the request's arrival, as is the first token's
+    queue_s: float | None = None  # from submission until the scheduler let it run
+    first_token_s: float | None = None
+    per_token_s: float | None = None  # mean, from a token to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +253,8 @@ class Finish:
     usage: Usage
     stop_string: str | None = None
     stop_token_id: int | None = None
+    timings: OutputTimings | None = None  # None: another process saw the beginning
+    cumulative_logprob: float | None = None  # if log probabilities of all its tokens are known
 
 
 class OutputDelta(NamedTuple):  # one per message: a frozen dataclass takes three times as long
@@ -240,6 +266,7 @@ class OutputDelta(NamedTuple):  # one per message: a frozen dataclass takes thre
     logprobs: tuple[OutputTokenLogprobs, ...] = ()  # one per token, if requested
     parts: tuple[Part, ...] | None = None  # of a chat; None: the text is all content
     prompt: PromptOutputs | None = None  # with the first piece, if requested
+    usage: Usage | None = None  # so far, if requested
 
 
 @dataclass(frozen=True, slots=True)

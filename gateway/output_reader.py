@@ -1,7 +1,7 @@
 """Converts the arrivals of one output to the deltas that its client receives. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.chat.answer import AnswerReader
 from gateway.errors import ErrorKind, RequestError, invalid
@@ -21,6 +21,7 @@ class OutputReader:
     logprobs: LogprobReader | None
     answer: AnswerReader | None  # of a chat
     prompt_reader: PromptOutputReader | None
+    counts_usage: bool = False  # with every delta
 
     def catch_up(self, token_ids: Sequence[int]) -> None:
         """Advances past the tokens that the client of a broken stream has already.
@@ -35,6 +36,7 @@ class OutputReader:
                 self.logprobs.skip(token_id)
         if self.answer is not None:
             self.answer.push(piece.text, is_last=False)
+            self._count_reasoning(piece.text, token_ids)
         self.prompt_reader = None  # the prompt was reported before the first token
 
     def read(self, arrival: TokenArrival, num_cached_tokens: int) -> OutputDelta:
@@ -46,8 +48,30 @@ class OutputReader:
             delta = _with_logprobs(delta, self.logprobs, arrival)
         if self.answer is not None:
             parts = self.answer.push(delta.text, is_last=delta.finish is not None)
-            delta = delta._replace(parts=parts)
+            self._count_reasoning(delta.text, delta.token_ids)
+            delta = delta._replace(parts=parts, finish=self._with_reasoning(delta.finish))
+        if self.counts_usage:
+            delta = delta._replace(usage=self._usage(num_cached_tokens))
         return delta
+
+    @property
+    def _num_reasoning_tokens(self) -> int:
+        thought = None if self.answer is None else self.answer.thought
+        return 0 if thought is None else min(thought.count, self.text.num_tokens)
+
+    def _usage(self, num_cached_tokens: int) -> Usage:
+        num_tokens, num_reasoning = self.text.num_tokens, self._num_reasoning_tokens
+        return Usage(self.num_prompt_tokens, num_tokens, num_cached_tokens, num_reasoning)
+
+    def _with_reasoning(self, finish: Finish | None) -> Finish | None:
+        if finish is None or not self._num_reasoning_tokens:
+            return finish
+        usage = replace(finish.usage, num_reasoning_tokens=self._num_reasoning_tokens)
+        return replace(finish, usage=usage)
+
+    def _count_reasoning(self, text: str, token_ids: Sequence[int]) -> None:
+        if self.answer is not None and self.answer.thought is not None:
+            self.answer.thought.add(text, len(token_ids))
 
     def _read_text(self, arrival: TokenArrival, num_cached_tokens: int) -> OutputDelta:
         piece, end = self.text.push(arrival.token_ids), arrival.end
@@ -56,7 +80,7 @@ class OutputReader:
             rest = self.text.flush()
             text, stop_string = text + rest.text, rest.stop_string
         if stop_string is not None:
-            usage = Usage(self.num_prompt_tokens, self.text.num_tokens, num_cached_tokens)
+            usage = self._usage(num_cached_tokens)
             end = Finish(FinishReason.STOP, usage, stop_string=stop_string)
         return OutputDelta(text, piece.token_ids, end)
 
@@ -72,4 +96,7 @@ def _with_prompt(
 def _with_logprobs(delta: OutputDelta, reader: LogprobReader, arrival: TokenArrival) -> OutputDelta:
     if len(arrival.logprobs) < len(arrival.token_ids):
         raise RequestError(ErrorKind.INTERNAL, "the scheduler sent tokens without logprobs")
-    return delta._replace(logprobs=reader.read(delta.token_ids, arrival.logprobs))
+    delta = delta._replace(logprobs=reader.read(delta.token_ids, arrival.logprobs))
+    if delta.finish is None:
+        return delta
+    return delta._replace(finish=replace(delta.finish, cumulative_logprob=reader.total))

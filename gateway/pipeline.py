@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gateway import limits
 from gateway.chat.answer import AnswerReader, ChatFormat
@@ -31,13 +32,20 @@ from gateway.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.live_request import LiveRequest, Submission, TokenArrival
 from gateway.scheduler.readiness import PRIORITY_POLICY, ReadinessWatch
+from gateway.structure.calls import CallsInAnswer
 from gateway.structure.grammars import GrammarChecker
+from gateway.structure.structure import CallList
 from gateway.text.logprobs import LogprobReader
 from gateway.text.output_text import OutputText
 from gateway.text.prompt_outputs import PromptOutputOptions, PromptOutputReader
 from gateway.text.stops import StopMatcher
 from gateway.tokens.prompts import TokenizedPrompt, tokenize
 from gateway.tokens.tokenizer import Tokenizer
+from gateway.tracing.end_line import log_end
+from gateway.tracing.output_span import OutputSpan, OutputTimes, code_of
+
+if TYPE_CHECKING:
+    from wire.tracing.spans import Tracer
 
 
 @dataclass(slots=True)
@@ -64,14 +72,16 @@ class Pipeline:
         clock: Callable[[], float] = time.monotonic,
         sampling_defaults: SamplingDefaults = NO_DEFAULTS,
         metrics: RequestMetrics | None = None,
+        tracer: "Tracer | None" = None,
     ) -> None:
         self.sampling_defaults = sampling_defaults
         self._tokenizer = tokenizer
-        self._chat_format = chat_format
+        self.chat_format = chat_format
         self._link = link
         self._readiness = readiness
         self._clock = clock
         self.metrics = metrics or RequestMetrics.unread()
+        self._tracer = tracer
         self._grammars = GrammarChecker(tokenizer.definition)
         self._live: dict[int, RequestProgress] = {}
         self._num_preparing = 0
@@ -96,8 +106,18 @@ class Pipeline:
         return list(self._live.values())
 
     def close(self) -> None:
-        """Ends the process that checks grammars."""
+        """Ends the process that checks grammars, and exports the last spans."""
         self._grammars.close()
+        if self._tracer is not None:
+            self._tracer.close()
+
+    def _begin_span(self, request: GenerationRequest) -> OutputSpan | None:
+        """The span of a request; None when tracing is off."""
+        if self._tracer is None:
+            return None
+        model = self._readiness.current.model
+        name = "" if model is None else model.name
+        return OutputSpan.begin(self._tracer, request, name, self._clock())
 
     def now(self) -> float:
         """The clock of Progress, in seconds."""
@@ -108,7 +128,7 @@ class Pipeline:
         model = self._readiness.require_model()
         if name is not None and name != model.name:
             problem = f"model: {name!r} is not served here, {model.name!r} is"
-            raise RequestError(ErrorKind.NOT_FOUND, problem, field="model")
+            raise RequestError(ErrorKind.MODEL_NOT_FOUND, problem, field="model")
         return model
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[OutputDelta, None]:
@@ -119,10 +139,15 @@ class Pipeline:
         meter = OutputMeter(self.metrics, request, self._clock())
         live: LiveRequest | None = None
         finish: Finish | None = None
+        progress: RequestProgress | None = None
+        error_code = ""
+        span = self._begin_span(request)
         try:
             request = self.sampling_defaults.fill(request)
             with self._preparing():
                 submission, reader = await self._prepare(request)
+            if span is not None:
+                submission = self._traced(submission, span, meter)
             live = self._link.submit(submission)
             progress = RequestProgress(request, reader.num_prompt_tokens, self._clock())
             progress.num_output_tokens = reader.text.num_tokens
@@ -137,14 +162,27 @@ class Pipeline:
                 if finish is not None:
                     self._link.close(live)  # at a stop string the scheduler must be stopped
                     meter.finished(finish, self._clock())
+                    if not request.resume_token_ids:
+                        timings = meter.timings(live.queue_s, self._clock())
+                        delta = delta._replace(finish=replace(finish, timings=timings))
                 yield delta
         except BaseException as error:
+            error_code = code_of(error)
             meter.failed(error, self._clock())
             raise
         finally:
             if live is not None:
                 self._live.pop(live.handle, None)
                 self._link.close(live)
+            if span is not None:
+                span.end(_times(live, progress), finish, error_code, self._clock())
+            log_end(request.request_id, finish, error_code)
+
+    def _traced(self, submission: Submission, span: OutputSpan, meter: OutputMeter) -> Submission:
+        """The submission under the span, now that it is prepared."""
+        span.prepared(meter.began_s, self._clock(), len(submission.prompt_token_ids))
+        standing = replace(submission.standing, trace=span.context)
+        return replace(submission, standing=standing)
 
     def _note_tokens(self, progress: RequestProgress, num_tokens: int, meter: OutputMeter) -> None:
         now_s = self._clock()
@@ -175,6 +213,7 @@ class Pipeline:
             self._logprob_reader(request, len(wanted_outputs.echo or "")),
             self._answer_reader(request, prompt),
             self._prompt_output_reader(request, prompt, wanted_outputs),
+            counts_usage=request.counts_usage,
         )
         if request.resume_token_ids:
             check_token_ids("resume_token_ids", request.resume_token_ids, model.vocab_size)
@@ -202,21 +241,25 @@ class Pipeline:
         chat = request.prompt
         if not isinstance(chat, Conversation):
             return request
-        self._chat_format.check(chat)
-        return replace(request, structure=self._chat_format.structure(chat, request.structure))
+        self.chat_format.check(chat)
+        asked = request.structure
+        assert not isinstance(asked, (CallList, CallsInAnswer)), "these come from tools alone"
+        return replace(request, structure=self.chat_format.structure(chat, asked))
 
     def _answer_reader(
         self, request: GenerationRequest, prompt: TokenizedPrompt
     ) -> AnswerReader | None:
-        chat, is_structured = request.prompt, request.structure is not None
+        chat, structure = request.prompt, request.structure
+        is_free = isinstance(structure, CallsInAnswer) and structure.form is None
+        is_structured = structure is not None and not is_free
         if not isinstance(chat, Conversation):
             return None
-        return self._chat_format.reader(chat, prompt.text, is_structured=is_structured)
+        return self.chat_format.reader(chat, prompt.text, is_structured=is_structured)
 
     def _output_text(self, request: GenerationRequest) -> OutputText:
         shown_tokens: tuple[str, ...] = ()
         if isinstance(request.prompt, Conversation):
-            shown_tokens = self._chat_format.shown_tokens(request.prompt)
+            shown_tokens = self.chat_format.shown_tokens(request.prompt)
         detokenizer = self._tokenizer.detokenizer(
             skip_special_tokens=request.skip_special_tokens, shown_tokens=shown_tokens
         )
@@ -234,6 +277,7 @@ class Pipeline:
             model,
             request.add_special_tokens,
             num_output_tokens=0 if samples_nothing else 1,
+            truncation=request.truncation,
         )
 
     def _prompt_output_options(
@@ -253,7 +297,8 @@ class Pipeline:
         prompt: TokenizedPrompt,
         wanted_outputs: PromptOutputOptions,
     ) -> PromptOutputReader | None:
-        if wanted_outputs.echo is None and wanted_outputs.most_top is None:
+        wants_scores = wanted_outputs.echo is not None or wanted_outputs.most_top is not None
+        if not wants_scores and not request.returns_prompt_ids:
             return None
         skips = request.skip_special_tokens
         detokenizer = self._tokenizer.detokenizer(skip_special_tokens=skips)
@@ -290,13 +335,24 @@ class Pipeline:
         """The pooled hidden states of a prompt, by the request's `pooling`."""
         assert request.pooling is not None
         meter = OutputMeter(self.metrics, request, self._clock())
+        span, end = self._begin_span(request), None
+        if span is not None:
+            standing = replace(request.standing, trace=span.context)
+            request = replace(request, standing=standing)
+        error_code = ""
         try:
             arrival = await self._embed(request)
             if arrival.end is None or arrival.end.reason is FinishReason.ABORT:
                 raise RequestError(ErrorKind.CANCELLED, "the request was aborted")
+            end = arrival.end
         except BaseException as error:
+            error_code = code_of(error)
             meter.failed(error, self._clock())
             raise
+        finally:
+            if span is not None:
+                span.end(OutputTimes(), end, error_code, self._clock())
+            log_end(request.request_id, end, error_code)
         meter.finished(arrival.end, self._clock())
         return embedding_of(arrival.prompt_outputs, arrival.end.usage)
 
@@ -326,3 +382,10 @@ class Pipeline:
         """The whole output at once."""
         async with aclosing(self.generate(request)) as deltas:
             return completion_of([delta async for delta in deltas])
+
+
+def _times(live: LiveRequest | None, progress: RequestProgress | None) -> OutputTimes:
+    """What a span says of an output's times."""
+    if live is None or progress is None:
+        return OutputTimes()
+    return OutputTimes(progress.started_s, progress.first_token_s, live.losses_s)

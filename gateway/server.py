@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import uvicorn
@@ -22,7 +23,10 @@ from gateway.grpc_api.call_limits import CallLimit
 from gateway.grpc_api.debug_service import DebugService
 from gateway.grpc_api.embedding_service import EmbeddingService
 from gateway.grpc_api.inference_service import InferenceService
-from gateway.http.app import create_app
+from gateway.http.app import OptionalRoutes, create_app
+from gateway.live.demo import DemoSwitch
+from gateway.live.feed import LiveFeed
+from gateway.live.latency import BOUNDS, LatencyCells
 from gateway.pipeline import Pipeline
 from gateway.processes.heartbeats import beat
 from gateway.sampling_defaults import read_defaults
@@ -44,6 +48,7 @@ from wire.metrics.port import MetricsPort, on_loop
 from wire.requests.check import RequestCheck
 from wire.server import CHANNEL_OPTIONS, SERVER_OPTIONS, PortInUse, add_reflection, bind
 from wire.stop_signals import stop_signals
+from wire.tracing.opener import open_tracer
 
 INFERENCE_SERVICE = "pagewire.v1.InferenceService"
 EMBEDDING_SERVICE = "pagewire.v1.EmbeddingService"
@@ -54,7 +59,9 @@ HEALTH_NAMES = ("", INFERENCE_SERVICE, EMBEDDING_SERVICE)
 LINK_OPTIONS = [
     *CHANNEL_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # No pause, but the time that an attempt has, its handshake included: with less a gateway never
+    # reaches a scheduler on a busy machine. What is refused is tried again after the pauses.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 DRAIN_POLL_S = 0.05
@@ -88,10 +95,8 @@ class Gateway:
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer) -> None:
         self._config = config
         self._channel = peer_opener(config.identity)(config.scheduler, LINK_OPTIONS)
-        shared = None
-        if config.metrics_fd is not None:
-            shared = SharedMemory(config.metrics_fd, config.metrics_row)
-        self._counters = GatewayCounters(shared)
+        fd, row = config.metrics_fd, config.metrics_row
+        self._counters = GatewayCounters(None if fd is None else SharedMemory(fd, row))
         self._link = SchedulerLink(
             self._channel,
             config.scheduler,
@@ -102,7 +107,8 @@ class Gateway:
         self._readiness = ReadinessWatch(
             self._channel, self._link, tokenizer, config.served_model_name
         )
-        chat_format = choose(tokenizer.template, config.tool_call_parser, config.reasoning_parser)
+        parsers = config.tool_call_parser, config.reasoning_parser
+        chat_format = choose(tokenizer.template, *parsers, *tokenizer.markers())
         self._pipeline = Pipeline(
             tokenizer,
             self._link,
@@ -110,8 +116,11 @@ class Gateway:
             chat_format,
             sampling_defaults=read_defaults(config.model, config.generation_config),
             metrics=self._counters.requests,
+            tracer=open_tracer(config.tracing, "gateway"),
         )
         self._scrape = GatewayScrape(self._counters, self._pipeline, self._link, self._readiness)
+        latency = LatencyCells(self._counters.book, self._counters.rows.totals)
+        self._live = LiveFeed(self._channel, latency.read, self._bounds())
         self._health = health.aio.HealthServicer()
         access = config.identity.public_access(config.api_key)
         self._certificates = certificates_of(config.identity)
@@ -124,7 +133,8 @@ class Gateway:
             config.edge,
             opened,
             config.cors_origins,
-            self._scrape.answer,
+            self._extras(),
+            is_strict=config.strict_requests,
         )
         self._http = HttpServer(_uvicorn_config(app, config, self._certificates))
         self._grpc = self._grpc_server(tokenizer, access, opened)
@@ -132,6 +142,14 @@ class Gateway:
         self._metrics_port: MetricsPort | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._http_task: asyncio.Task[None] | None = None
+
+    def _bounds(self) -> dict[str, Any]:
+        """What viewers of the live stream hear once."""
+        return {"is_demo": self._config.demo is not None, **BOUNDS}
+
+    def _extras(self) -> OptionalRoutes:
+        demo = None if self._config.demo is None else DemoSwitch(self._config.demo)
+        return OptionalRoutes(self._scrape.answer, self._live, not self._config.no_page, demo)
 
     def _grpc_server(
         self, tokenizer: Tokenizer, access: Access | None, opened: OpenRequests
@@ -148,8 +166,8 @@ class Gateway:
         reuseport = ("grpc.so_reuseport", int(self._config.share_ports))
         options = [reuseport, *self._config.edge.grpc_options, *SERVER_OPTIONS]
         server = aio_server(options, interceptors)
-        inference = InferenceService(self._pipeline, tokenizer, self._readiness)
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
+        self._inference = InferenceService(self._pipeline, tokenizer, self._readiness)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server)
         embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
             EmbeddingService(self._pipeline), server
         )
@@ -217,6 +235,7 @@ class Gateway:
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """Drains, then closes all. Requests that the drain left end with an error."""
         await self._drain(hurry or asyncio.Event())
+        self._live.close()
         if self._pipeline.num_open:
             log.warning("%d requests are left, and end with an error", self._pipeline.num_open)
         self._link.end_all(unavailable("this gateway has shut down before the output ended"))
@@ -233,7 +252,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
-        self._pipeline.close()
+        await asyncio.to_thread(self._pipeline.close)
         log.info("stopped")
 
     async def _drain(self, hurry: asyncio.Event) -> None:

@@ -25,7 +25,7 @@ class EdgeLimits:
     header_timeout_s: float = 30.0
     body_timeout_s: float = 60.0
     write_timeout_s: float = 60.0
-    keep_alive_s: float = 30.0
+    keep_alive_s: float = 75.0
     max_connection_idle_s: float = 600.0
     max_connection_age_s: float = 0.0  # 0: no limit
 

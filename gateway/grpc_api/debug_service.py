@@ -1,5 +1,6 @@
 """DebugService of the gateway: live requests as text, without prompts and outputs."""
 
+from collections.abc import AsyncIterator
 from typing import NoReturn
 
 from gateway import limits
@@ -65,6 +66,14 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
         """Answers UNIMPLEMENTED: only the scheduler knows."""
         async with RefusalsAsStatuses(context):
             _ask("ListSteps: a gateway runs no steps; ask the scheduler or a worker")
+
+    async def ProfileSteps(
+        self, request: pb.ProfileStepsRequest, context: Context
+    ) -> AsyncIterator[pb.ProfileStepsResponse]:
+        """Answers UNIMPLEMENTED: steps are the scheduler's and the worker's."""
+        async with RefusalsAsStatuses(context):
+            _ask("ProfileSteps: a gateway runs no steps; ask the scheduler")
+        yield pb.ProfileStepsResponse()
 
 
 def _ask(whom: str) -> NoReturn:

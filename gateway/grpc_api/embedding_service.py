@@ -9,6 +9,7 @@ from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
 from gateway.pipeline import Pipeline
 from pagewire.v1 import embedding_pb2 as pb
 from pagewire.v1 import embedding_pb2_grpc
+from wire.logs.request import about
 
 
 class EmbeddingService(embedding_pb2_grpc.EmbeddingServiceServicer):
@@ -21,6 +22,7 @@ class EmbeddingService(embedding_pb2_grpc.EmbeddingServiceServicer):
         """One vector per input, in order."""
         async with RefusalsAsStatuses(context):
             request_id = request.request_id or f"embd-{uuid.uuid4().hex}"
+            about(request_id)
             standing = standing_of(request.priority, request.tenant, context)
             wanted = embeddings_from_proto(request, request_id, standing)
             name = self._pipeline.resolve_model(request.model or None).name

@@ -5,8 +5,10 @@ aborts the request.
 """
 
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from hashlib import sha256
+from typing import Any, TypeVar, cast
 
 from gateway import limits
 from gateway.auth import check_tenant, tenant_of_key
@@ -15,6 +17,7 @@ from gateway.choices import expand, resume
 from gateway.errors import invalid
 from gateway.fan_out import complete_all, generate_all
 from gateway.generation import GenerationRequest, Prompt, Standing, check_token_ids
+from gateway.grpc_api.recent_calls import CallKey, RecentCalls
 from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
 from gateway.pipeline import Pipeline
 from gateway.scheduler.convert import (
@@ -30,7 +33,12 @@ from gateway.scheduler.readiness import ReadinessWatch
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, types_pb2
+from wire.logs.request import about
 from wire.requests.numbers import LONGEST_TIMEOUT_S
+from wire.tracing.context import context_of
+
+_WholeRequest = pb.GenerateRequest | pb.ChatRequest
+_WholeResponse = TypeVar("_WholeResponse", pb.GenerateResponse, pb.ChatResponse)
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
@@ -40,17 +48,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._pipeline = pipeline
         self._tokenizer = tokenizer
         self._readiness = readiness
+        self._recent = RecentCalls()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """The whole completion of a prompt."""
         async with RefusalsAsStatuses(context):
             prompt = prompt_from_proto(request.prompt)
             wanted = self._request(prompt, request.options, context)
-            name = self._pipeline.resolve_model(wanted.model).name
-            first, *more = await self._complete(wanted, request.options)
-            return pb.GenerateResponse(
-                request_id=wanted.request_id, model=name, output=first, more_outputs=more
-            )
+            return await self._whole(request, wanted, pb.GenerateResponse)
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Context
@@ -73,11 +78,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         async with RefusalsAsStatuses(context):
             conversation = conversation_from_proto(request.messages, request.chat)
             wanted = self._request(conversation, request.options, context)
-            name = self._pipeline.resolve_model(wanted.model).name
-            first, *more = await self._complete(wanted, request.options)
-            return pb.ChatResponse(
-                request_id=wanted.request_id, model=name, output=first, more_outputs=more
-            )
+            return await self._whole(request, wanted, pb.ChatResponse)
 
     async def ChatStream(
         self, request: pb.ChatStreamRequest, context: Context
@@ -144,6 +145,32 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         if options.resume_token_ids or options.resume_outputs:
             await self._readiness.wait_for_model()
 
+    async def _whole(
+        self, request: _WholeRequest, wanted: GenerationRequest, response: type[_WholeResponse]
+    ) -> _WholeResponse:
+        """All outputs in one message, computed once for each idempotency key."""
+
+        async def answer() -> _WholeResponse:
+            name = self._pipeline.resolve_model(wanted.model).name
+            first, *more = await self._complete(wanted, request.options)
+            return response(
+                request_id=wanted.request_id, model=name, output=first, more_outputs=more
+            )
+
+        return await self._once(request, wanted.standing, answer)
+
+    async def _once(
+        self,
+        request: _WholeRequest,
+        standing: Standing,
+        answer: Callable[[], Awaitable[_WholeResponse]],
+    ) -> _WholeResponse:
+        """The answer, by the idempotency key if the caller gave one. Raises RequestError."""
+        if not request.options.idempotency_key:
+            return await answer()
+        key = CallKey(standing.tenant, request.options.idempotency_key)
+        return cast(_WholeResponse, await self._recent.run(key, _digest(request), answer))
+
     async def _complete(
         self, wanted: GenerationRequest, options: pb.GenerationOptions
     ) -> list[pb.Output]:
@@ -159,6 +186,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, wanted: GenerationRequest, options: pb.GenerationOptions
     ) -> tuple[Sequence[int], list[GenerationRequest]]:
         """The requests of a stream, each with the index of its output. Raises RequestError."""
+        if options.idempotency_key:
+            raise invalid("idempotency_key", "is for calls without a stream, which resumes instead")
         choices = expand(wanted, num_choices_from_proto(options))
         if len(choices) > 1 and options.resume_token_ids:
             raise invalid("resume_token_ids", f"is for one output, not for {len(choices)}")
@@ -170,19 +199,52 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     def _request(
         self, prompt: Prompt, options: pb.GenerationOptions, context: Context
     ) -> GenerationRequest:
-        request_id = options.request_id or f"gen-{uuid.uuid4().hex}"
+        limit = limits.MAX_IDEMPOTENCY_KEY_BYTES
+        limits.check_bytes("idempotency_key", options.idempotency_key, limit)
         standing = standing_of(options.priority, options.tenant, context)
+        request_id = options.request_id or _made_id(standing.tenant, options.idempotency_key)
+        about(request_id)
         return request_from_proto(request_id, prompt, options, standing)
+
+
+def _made_id(tenant: str, idempotency_key: str) -> str:
+    """An id for a request without one.
+
+    With a key it follows from it, so that the scheduler refuses a second one while the first lives,
+    even where it came by another gateway.
+    """
+    if not idempotency_key:
+        return f"gen-{uuid.uuid4().hex}"
+    return f"gen-{sha256(f'{tenant}/{idempotency_key}'.encode()).hexdigest()[:32]}"
+
+
+def _digest(request: _WholeRequest) -> bytes:
+    """What the request is, however often its client saw gateways die."""
+    same: Any = type(request)()
+    same.CopyFrom(request)
+    same.options.ClearField("num_deaths")
+    kind = request.DESCRIPTOR.full_name.encode()
+    return sha256(kind + cast(bytes, same.SerializeToString(deterministic=True))).digest()
 
 
 def standing_of(priority: int, tenant: str, context: Context) -> Standing:
     """The standing of a call; the key names the tenant, else the request or the metadata."""
-    metadata = dict(context.invocation_metadata() or ())
-    tenant = tenant or str(metadata.get("x-tenant", ""))
+    metadata = text_metadata(context)
+    trace = context_of(metadata)
+    tenant = tenant or metadata.get("x-tenant", "")
     timeout_s: float | None = context.time_remaining()
     if timeout_s is not None and timeout_s > LONGEST_TIMEOUT_S:
         timeout_s = None  # such a deadline says: none
     if (own := tenant_of_key()) is not None:
         check_tenant("tenant", tenant)
-        return Standing(priority, own, timeout_s, is_own_tenant=True)
-    return Standing(priority, tenant, timeout_s)
+        return Standing(priority, own, timeout_s, is_own_tenant=True, trace=trace)
+    return Standing(priority, tenant, timeout_s, trace=trace)
+
+
+def text_metadata(context: Context) -> dict[str, str]:
+    """The metadata of a call that is text, by name."""
+    return {
+        str(name): value
+        for name, value in context.invocation_metadata() or ()
+        if isinstance(value, str)
+    }

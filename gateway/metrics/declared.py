@@ -22,12 +22,14 @@ ROUTES = (
     "/v1/embeddings",
     "/v1/responses",
     "/v1/models",
+    "/v1/live",
     "/tokenize",
     "/detokenize",
     "/health",
     "/ready",
     "/metrics",
     "/openapi.json",
+    "/",
 )
 OTHER = "other"
 STATUSES = tuple(map(str, sorted({200, 405, 500, *(wire.http_status for wire in WIRE.values())})))

@@ -2,7 +2,7 @@
 
 from gateway.choices import is_first_choice
 from gateway.errors import RequestError
-from gateway.generation import Finish, GenerationRequest
+from gateway.generation import Finish, GenerationRequest, OutputTimings
 from gateway.metrics import declared
 from gateway.metrics.declared import CANCELLED, OTHER, ROUTES, STATUSES
 from wire.metrics.book import Book, Buckets, Row
@@ -70,6 +70,11 @@ class OutputMeter:
         # Usage counts a prompt once for all outputs that share it.
         self._owns = is_first_choice(request)
 
+    @property
+    def began_s(self) -> float:
+        """When the output arrived."""
+        return self._began_s
+
     def admitted(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Counts the prompt, once: it is computed, and how much of it was cached is known."""
         if self._owns:
@@ -97,8 +102,22 @@ class OutputMeter:
         self._end(finish.reason.value, now_s)
         metrics.prompt_sizes.observe(finish.usage.num_prompt_tokens)
         metrics.output_sizes.observe(finish.usage.num_completion_tokens)
-        if self._first_s is not None and self._num_output > 1:
-            metrics.tpot.observe((self._last_s - self._first_s) / (self._num_output - 1))
+        if self._per_token_s is not None:
+            metrics.tpot.observe(self._per_token_s)
+
+    def timings(self, queue_s: float | None, now_s: float) -> OutputTimings:
+        """Where the output's time went so far."""
+        if self._first_s is None:
+            return OutputTimings(now_s - self._began_s, queue_s)
+        return OutputTimings(
+            now_s - self._began_s, queue_s, self._first_s - self._began_s, self._per_token_s
+        )
+
+    @property
+    def _per_token_s(self) -> float | None:
+        if self._first_s is None or self._num_output < 2:
+            return None
+        return (self._last_s - self._first_s) / (self._num_output - 1)
 
     def failed(self, error: BaseException, now_s: float) -> None:
         """Counts an end without a finish: a refusal, a failure, or a client that left.

@@ -34,6 +34,7 @@ from gateway.text.prompt_outputs import PromptOutputs
 from pagewire.v1 import inference_pb2, scheduler_pb2, types_pb2
 from wire import columns
 from wire.logprobs import LogprobColumns
+from wire.tracing.context import TraceContext
 
 REASON_TO_PROTO = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
@@ -121,8 +122,13 @@ def submit_to_proto(
         fork_group="" if output else reuse.fork_group,
         pooling=POOLING_TO_PROTO[wanted.pooling],
         num_deaths=wanted.num_deaths,
+        trace=None if standing.trace is None else _trace_to_proto(standing.trace),
     )
     return scheduler_pb2.SessionRequest(submit=submit)
+
+
+def _trace_to_proto(trace: TraceContext) -> types_pb2.TraceContext:
+    return types_pb2.TraceContext(traceparent=trace.traceparent, tracestate=trace.tracestate)
 
 
 def abort_to_proto(handle: int) -> scheduler_pb2.SessionRequest:
@@ -329,3 +335,10 @@ def _add_finish(message: inference_pb2.OutputDelta | inference_pb2.Output, finis
         message.stop_string = finish.stop_string
     if finish.stop_token_id is not None:
         message.stop_token_id = finish.stop_token_id
+    if finish.cumulative_logprob is not None:
+        message.cumulative_logprob = finish.cumulative_logprob
+    if (timings := finish.timings) is not None:
+        message.timings.total_s = timings.total_s
+        for name in ("queue_s", "first_token_s", "per_token_s"):
+            if (seconds := getattr(timings, name)) is not None:
+                setattr(message.timings, name, seconds)

@@ -29,6 +29,7 @@ from gateway.scheduler.wakes import WakePace, WakeQueue
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from wire import columns
 from wire.deaths import is_death
+from wire.logs.request import LoggedRequest
 from wire.prompt_outputs import PromptOutput
 
 FIRST_BACKOFF_S = 0.1
@@ -41,6 +42,38 @@ MAX_LOSSES = 3  # in a row without a token; the request may crash schedulers
 log = logging.getLogger("gateway.scheduler.link")
 
 Outbox = asyncio.Queue[scheduler_pb2.SessionRequest | None]  # None ends the stream
+
+
+class Handover:
+    """From the word of a scheduler that it will end until the next one serves.
+
+    In between new requests are held: that is a pause for them, too, and no error.
+    """
+
+    def __init__(self) -> None:
+        self.is_announced = False  # by the scheduler at the other end of the open stream
+        self._since_s: float | None = None
+
+    def announce(self) -> None:
+        """The scheduler takes nothing new on this stream."""
+        self.is_announced = True
+        self._since_s = time.monotonic()
+
+    def stream_ended(self) -> None:
+        """The stream is gone, and its scheduler with it."""
+        if self.is_announced:
+            self.announce()
+        self.is_announced = False
+
+    def end(self) -> None:
+        """The next scheduler serves."""
+        self._since_s = None
+
+    def lasts(self, limit_s: float) -> bool:
+        """Whether it is going on, and has not gone on for too long."""
+        if self._since_s is None:
+            return False
+        return self.is_announced or time.monotonic() - self._since_s < limit_s
 
 
 class SchedulerLink:
@@ -68,6 +101,7 @@ class SchedulerLink:
         self._wakes = WakeQueue(WakePace(gather_s))
         self._refusal: RequestError | None = None  # of every request, since end_all
         self._outbox: Outbox | None = None  # set while a stream is open
+        self._handover = Handover()
         self.changed = asyncio.Event()  # set when a stream opens or breaks; the waiter clears it
 
     @property
@@ -76,20 +110,37 @@ class SchedulerLink:
         return self._outbox is not None
 
     @property
+    def is_handing_over(self) -> bool:
+        """Whether a scheduler that was asked to end is being followed by another one."""
+        return self._handover.lasts(self._timeout_s)
+
+    def handover_ended(self) -> None:
+        """A scheduler serves, unless it is the one that has said that it ends."""
+        if not self._handover.is_announced:
+            self._handover.end()
+
+    @property
     def num_running(self) -> int:
         """Requests that the scheduler has admitted."""
         return sum(live.is_running for live in self._live.values())
 
     def submit(self, submission: Submission) -> LiveRequest:
-        """Submits a request; its reader must close() it. Raises RequestError without a stream."""
+        """Submits a request; its reader must close() it. Raises RequestError without a stream.
+
+        While a scheduler hands over to the next one, the request waits for that.
+        """
         if self._refusal is not None:
             raise self._refusal
-        if self._outbox is None:
+        if self._outbox is None and not self.is_handing_over:
             raise unavailable("no connection to the scheduler")
         live = LiveRequest(self._free_handle(), submission, time.monotonic())
         message = submit_to_proto(live.handle, submission)  # may raise: nothing is kept then
         self._live[live.handle] = live
-        self._outbox.put_nowait(message)
+        if self._outbox is None or self._handover.is_announced:
+            live.hold(time.monotonic())
+            self._start_recovering()
+        else:
+            self._outbox.put_nowait(message)
         return live
 
     def close(self, live: LiveRequest) -> None:
@@ -139,6 +190,7 @@ class SchedulerLink:
                 problem, died = f"its message is not delivered: {type(error).__name__}", False
             finally:
                 was_open, self._outbox = self.is_open, None
+                self._handover.stream_ended()
             if was_open:
                 self._on_lost()
             self._lose(problem, died)
@@ -178,11 +230,15 @@ class SchedulerLink:
         for live in list(self._live.values()):
             live.lose(time.monotonic(), is_death)
             if live.is_poison:
-                self._fail(live, poison(max(live.num_deaths, live.num_deaths_in_all)))
+                self._fail(live, poison(live.num_deaths_in_all))
             elif live.num_losses >= MAX_LOSSES or not self._timeout_s:
                 self._fail(live, unavailable(LOST))
         self.changed.set()
-        if self._live and (self._recovering is None or self._recovering.done()):
+        if self._live:
+            self._start_recovering()
+
+    def _start_recovering(self) -> None:
+        if self._recovering is None or self._recovering.done():
             self._recovering = asyncio.create_task(self._recover())
 
     async def _recover(self) -> None:
@@ -203,7 +259,7 @@ class SchedulerLink:
         if lost_s is not None and now_s - lost_s > limit_s:
             problem = f"{LOST}; no other was found within {limit_s:g} s"
             return self._fail(live, unavailable(problem))
-        if self._outbox is not None:
+        if self._outbox is not None and not self._handover.is_announced:
             output = tuple(live.output_token_ids)
             again = replace(
                 live.submission,
@@ -212,7 +268,7 @@ class SchedulerLink:
                 num_deaths=live.num_deaths,
             )
             live.is_submitted = True
-            self._outbox.put_nowait(submit_to_proto(live.handle, again, is_again=True))
+            self._outbox.put_nowait(submit_to_proto(live.handle, again, is_again=not live.is_new))
         return None
 
     def _fail(self, live: LiveRequest, error: RequestError) -> None:
@@ -221,19 +277,29 @@ class SchedulerLink:
         live.wake()
 
     def _has_to_wait(self, live: LiveRequest, end: Finish | RequestError) -> bool:
-        """Whether to retry: the next scheduler is not ready, or the last missed the loss."""
-        if live.lost_s is None or not isinstance(end, RequestError):
+        """Whether to retry: the next scheduler is not ready, or the last missed the loss.
+
+        A new request is retried where a scheduler that ends has refused it.
+        """
+        if not isinstance(end, RequestError):
             return False
         if end.kind not in (ErrorKind.UNAVAILABLE, ErrorKind.CONFLICT):
             return False
-        live.is_submitted = False
-        if self._recovering is None or self._recovering.done():
-            self._recovering = asyncio.create_task(self._recover())
+        if live.lost_s is not None:
+            live.is_submitted = False
+        elif end.kind is ErrorKind.UNAVAILABLE and self.is_handing_over and not live.is_running:
+            live.hold(time.monotonic())
+        else:
+            return False
+        self._start_recovering()
         return True
 
     # --- received messages -----------------------------------------------------------------------
 
     def _deliver(self, response: scheduler_pb2.SessionResponse) -> None:
+        if response.draining:
+            log.info("the scheduler at %s will end: new requests wait for the next", self._address)
+            self._handover.announce()
         handles = columns.unpack(response.handles, columns.UINT32, name="handles").tolist()
         token_ids = columns.unpack(response.token_ids, name="token_ids").tolist()
         if len(handles) != len(token_ids):
@@ -266,7 +332,8 @@ class SchedulerLink:
         try:
             live.add_prompt_output(PromptOutput.unpack(packed))
         except Exception as error:
-            log.error("a prompt's outputs cannot be read: %s", type(error).__name__)
+            about = LoggedRequest(live.submission.request_id).extra
+            log.error("a prompt's outputs cannot be read: %s", type(error).__name__, extra=about)
             self.close(live)
             problem = "internal error: the prompt's outputs cannot be read"
             self._fail(live, RequestError(ErrorKind.INTERNAL, problem))

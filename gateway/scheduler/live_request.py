@@ -4,6 +4,7 @@ Prompt and output so far are all that another scheduler needs to continue.
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from gateway.generation import Finish, PrefixReuse, PromptPooling, SamplingParam
 from gateway.text.logprobs import RawLogprobs
 from wire.deaths import MAX_DEATHS, MAX_DEATHS_IN_ALL
 from wire.prompt_outputs import PromptOutput
+
+MOST_TOLD_LOSSES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,13 @@ class LiveRequest:
         "_prompt_outputs",
         "_token_ids",
         "_waiter",
+        "admitted_s",
         "handle",
         "has_delivered",
+        "is_new",
         "is_running",
         "is_submitted",
+        "losses_s",
         "lost_s",
         "num_cached_tokens",
         "num_deaths",
@@ -71,13 +77,16 @@ class LiveRequest:
         self.handle = handle
         self.submission = submission
         self.submitted_s = now_s
+        self.admitted_s: float | None = None  # for the first time
         self.num_cached_tokens = 0  # known with the first token
         self.output_token_ids = list(submission.output_token_ids)  # read or not
         # After the loss of the scheduler: since when, how often in a row without a token, and
         # whether it was submitted again.
         self.lost_s: float | None = None
         self.num_losses = 0
+        self.losses_s: list[float] = []  # the last ones, for its trace
         self.is_submitted = True
+        self.is_new = False  # no scheduler has taken it: it is held until there is one
         self.is_running = False  # the scheduler that has it has admitted it
         self.num_deaths = self.num_deaths_in_all = submission.num_deaths
         self._is_woken = False
@@ -117,7 +126,7 @@ class LiveRequest:
         """Adds a token; call wake() afterwards."""
         self._token_ids.append(token_id)
         self.output_token_ids.append(token_id)
-        self.is_running, self.num_deaths = True, 0
+        self.is_running, self.is_new, self.num_deaths = True, False, 0
         if self.lost_s is not None:  # the new scheduler continues it
             self.lost_s, self.num_losses = None, 0
         if logprobs is not None:
@@ -129,7 +138,11 @@ class LiveRequest:
         The reader of an output that a gateway died at hears of it at once: its client must know
         whether it ran, should this gateway die.
         """
-        self.is_running = True
+        self.is_running, self.is_new = True, False
+        if self.lost_s is not None and not self.num_losses:  # it was held, and waits no more
+            self.lost_s = None
+        if self.admitted_s is None:
+            self.admitted_s = time.monotonic()
         if not self.output_token_ids:
             self.num_cached_tokens = num_cached_tokens
         if self.submission.num_deaths and self.submission.output_token_ids:
@@ -149,6 +162,16 @@ class LiveRequest:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def hold(self, now_s: float) -> None:
+        """Keeps a new request for the next scheduler: the one there is takes no more."""
+        self.is_new, self.is_submitted = True, False
+        self.lost_s = now_s if self.lost_s is None else self.lost_s
+
+    @property
+    def queue_s(self) -> float | None:
+        """Seconds from submission until a scheduler first let it run; None if none has."""
+        return None if self.admitted_s is None else self.admitted_s - self.submitted_s
+
     @property
     def is_poison(self) -> bool:
         """Whether scheduler after scheduler died where it ran."""
@@ -164,6 +187,7 @@ class LiveRequest:
         self.is_running = False
         self.lost_s = now_s if self.lost_s is None else self.lost_s
         self.num_losses += 1
+        self.losses_s = [*self.losses_s[-MOST_TOLD_LOSSES:], now_s]
         self.is_submitted = False
         if not self.output_token_ids:
             self._prompt_outputs = []  # the next scheduler reports the whole prompt again

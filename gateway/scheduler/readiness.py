@@ -16,6 +16,7 @@ from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from wire.grammar import LLGUIDANCE_VERSION
 from wire.patience import Patience
+from wire.versions import session_problem
 
 POLL_INTERVAL_S = 1.0
 POLL_TIMEOUT_S = 2.0
@@ -140,13 +141,17 @@ class ReadinessWatch:
             if is_late := is_timeout(error):
                 self._patience.gave_up()
             # Its stream tells whether it is gone. If it is slow, requests wait there.
-            model = self.current.model if is_late and self._link.is_open else None
+            is_kept = (is_late and self._link.is_open) or self._link.is_handing_over
+            model = self.current.model if is_kept else None
             policy = self.current.policy
             return Readiness(False, "the scheduler does not answer", model, problem, policy)
         self._patience.fade(self._poll_interval_s)
+        if (wrong_version := session_problem(status.session_version)) is not None:
+            return Readiness(False, wrong_version, None)
         self.kv_cache = KvCache(status.num_blocks, status.num_free_blocks, status.block_size)
         if not status.HasField("model"):
-            return Readiness(False, "no worker has attached yet", None, status.reason)
+            model = self.current.model if self._link.is_handing_over else None
+            return Readiness(False, "no worker has attached yet", model, status.reason)
         model = model_from_proto(status.model, self._served_name)
         wrong_tokenizer = mismatch(self._tokenizer, model)
         if wrong_tokenizer is not None:
@@ -157,6 +162,7 @@ class ReadinessWatch:
             )
         if not status.ready:
             return Readiness(False, "no worker is attached", model, status.reason, status.policy)
+        self._link.handover_ended()
         return Readiness(True, "", model, policy=status.policy)
 
 

@@ -81,7 +81,7 @@ async def test_base64_holds_the_same_numbers_and_the_openai_client_reads_them(
         ("pooling", {"pooling": "max"}),
         ("encoding_format", {"encoding_format": "int8"}),
         ("dimensions", {"dimensions": 8}),
-        ("temperature", {"temperature": 1}),
+        ("embed_dtype", {"embed_dtype": "float16"}),
     ],
 )
 async def test_an_embedding_that_cannot_be_had_is_refused_by_name(

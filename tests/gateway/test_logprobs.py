@@ -117,11 +117,26 @@ async def test_grpc_outputs_have_one_entry_per_token(running: Any, scheduler: An
     prompt = pb.Prompt(text="Hello")
     whole = await stub.Generate(pb.GenerateRequest(prompt=prompt, options=options))
     pieces = stub.GenerateStream(pb.GenerateStreamRequest(prompt=prompt, options=options))
-    streamed = [token async for message in pieces for token in message.delta.logprobs]
+    deltas = [message.delta async for message in pieces]
+    streamed = [token for delta in deltas for token in delta.logprobs]
     assert list(whole.output.logprobs) == streamed
     for token, token_id in zip(streamed, scheduler.output, strict=True):
         assert token.logprob == pytest.approx(logprob_of(token_id))
         assert (token.rank, list(token.top_token_ids)) == (token_id + 1, [token_id])
+    total = pytest.approx(sum(map(logprob_of, scheduler.output)))
+    assert whole.output.cumulative_logprob == deltas[-1].cumulative_logprob == total
+    assert not any(delta.HasField("cumulative_logprob") for delta in deltas[:-1])
+
+
+async def test_after_resumed_tokens_there_is_no_sum(running: Any, scheduler: Any) -> None:
+    stub = inference_pb2_grpc.InferenceServiceStub(running.channel)
+    options = pb.GenerationOptions(
+        sampling=types_pb2.SamplingParams(logprobs=1), resume_token_ids=scheduler.output[:1]
+    )
+    request = pb.GenerateStreamRequest(prompt=pb.Prompt(text="Hello"), options=options)
+    deltas = [message.delta async for message in stub.GenerateStream(request)]
+    assert any(delta.logprobs for delta in deltas)
+    assert not deltas[-1].HasField("cumulative_logprob")
 
 
 async def test_a_scheduler_that_sends_no_logprobs_is_an_error_and_not_a_lie(running: Any) -> None:
@@ -210,7 +225,6 @@ async def test_bad_words_over_grpc_are_strings_beside_token_ids(running: Any, en
 REFUSALS = [
     ("n", {"n": 0}),
     ("n", {"n": 17}),
-    ("n", {"n": 2, "temperature": 0}),
     ("presence_penalty", {"presence_penalty": 2.5}),
     ("frequency_penalty", {"frequency_penalty": -2.5}),
     ("repetition_penalty", {"repetition_penalty": 0}),
@@ -248,7 +262,7 @@ async def test_what_is_out_of_range_is_refused_by_name(
         ("/v1/chat/completions", "top_logprobs", {"logprobs": True, "top_logprobs": 21}),
         ("/v1/chat/completions", "logprobs", {"logprobs": 1}),
         ("/v1/completions", "logprobs", {"logprobs": 21}),
-        ("/v1/completions", "logprobs", {"logprobs": True}),
+        ("/v1/completions", "logprobs", {"logprobs": "1"}),
     ],
 )
 async def test_logprobs_out_of_range_are_refused_by_name(

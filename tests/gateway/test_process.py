@@ -104,6 +104,21 @@ def children_of(pid: int) -> list[int]:
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def is_replaced(process: asyncio.subprocess.Process, before: list[int]) -> bool:
+    """Whether another child has the place of the first one, and the second one is there."""
+    now = children_of(process.pid)
+    return len(now) == 2 and before[0] not in now and before[1] in now
+
+
+async def end_all(process: asyncio.subprocess.Process) -> None:
+    """Kills what a failed test has left of a supervisor and its children."""
+    if process.returncode is None:
+        for pid in children_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+        await process.wait()
+
+
 async def test_two_processes_serve_one_port_and_a_killed_one_is_replaced(
     model_folder: Path, scheduler_server: Any, eventually: Any
 ) -> None:
@@ -124,11 +139,9 @@ async def test_two_processes_serve_one_port_and_a_killed_one_is_replaced(
         assert len(before) == 2
         os.kill(before[0], signal.SIGKILL)
 
-        def is_replaced() -> bool:
-            now = children_of(process.pid)
-            return len(now) == 2 and before[0] not in now and before[1] in now
-
-        await eventually(is_replaced, "a new child", timeout_s=patience(10))
+        await eventually(
+            lambda: is_replaced(process, before), "a new child", timeout_s=patience(10)
+        )
         await eventually(lambda: len(listeners(port)) == 2, "it listens", timeout_s=patience(15))
         answers = set()
         for _ in range(8):  # each on its own connection
@@ -144,11 +157,7 @@ async def test_two_processes_serve_one_port_and_a_killed_one_is_replaced(
         assert b"ended with code -9" in log
         assert b"Traceback" not in log
     finally:
-        if process.returncode is None:
-            for pid in children_of(process.pid):
-                os.kill(pid, signal.SIGKILL)
-            process.kill()
-            await process.wait()
+        await end_all(process)
 
 
 async def test_one_of_several_that_hangs_is_replaced(
@@ -165,11 +174,9 @@ async def test_one_of_several_that_hangs_is_replaced(
         before = children_of(process.pid)
         os.kill(before[0], signal.SIGSTOP)
 
-        def is_replaced() -> bool:
-            now = children_of(process.pid)
-            return len(now) == 2 and before[0] not in now and before[1] in now
-
-        await eventually(is_replaced, "a new child", timeout_s=patience(20))
+        await eventually(
+            lambda: is_replaced(process, before), "a new child", timeout_s=patience(20)
+        )
         process.terminate()
         async with asyncio.timeout(patience(15)):
             _, log = await process.communicate()
@@ -177,11 +184,7 @@ async def test_one_of_several_that_hangs_is_replaced(
         assert b"gateway 0 hangs" in log or b"gateway 1 hangs" in log
         assert b"Traceback" not in log
     finally:
-        if process.returncode is None:
-            for pid in children_of(process.pid):
-                os.kill(pid, signal.SIGKILL)
-            process.kill()
-            await process.wait()
+        await end_all(process)
 
 
 def listeners(port: int) -> list[str]:

@@ -172,7 +172,6 @@ async def test_a_prompt_of_one_token_has_no_numbers(running: Any, scheduler: Any
         (CHATS, "max_tokens", {"max_tokens": 0}),
         (COMPLETIONS, "prompt_logprobs", {"prompt_logprobs": 21}),
         (COMPLETIONS, "prompt_logprobs", {"prompt_logprobs": -1}),
-        (CHATS, "prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
         (COMPLETIONS, "echo", {"echo": 1}),
     ],
 )

@@ -36,7 +36,7 @@ class SlowStub:
 async def test_a_slow_scheduler_keeps_its_model_as_long_as_its_stream_is_open(
     tokenizer: Any, model_info: Any, is_open: bool
 ) -> None:
-    link: Any = SimpleNamespace(is_open=is_open)
+    link: Any = SimpleNamespace(is_handing_over=False, is_open=is_open)
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
         watch = ReadinessWatch(channel, link, tokenizer)
         stub: Any = SlowStub()
