@@ -2,26 +2,25 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 import grpc.aio
 
-from pagewire import _batch
+from pagewire._attempts import batch as batches
+from pagewire._attempts.batch import BatchResult
+from pagewire._attempts.plan import CallPlanner, StreamCallPlan, WholeCall
 from pagewire._channel import (
     DEFAULT_RESUME_TIMEOUT_S,
-    DEFAULT_TARGET,
-    DEFAULT_TIMEOUT_S,
-    Connection,
     ReadyWait,
     open_aio_channel,
 )
 from pagewire._chat import ChatOptions, Messages
+from pagewire._connection.environment import to_connection
 from pagewire._errors import PagewireError, translated
 from pagewire._messages import answers, convert
-from pagewire._resume import Deadline, ResumePatience, resumed
 from pagewire._stream import AioCall, AsyncStream
 from pagewire._terminal import Progress
 from pagewire._types import (
@@ -45,8 +44,6 @@ if TYPE_CHECKING:  # names that only the typing stubs define
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
-_StreamRequest = TypeVar("_StreamRequest", pb.GenerateStreamRequest, pb.ChatStreamRequest)
-_StreamResponse = TypeVar("_StreamResponse", pb.GenerateStreamResponse, pb.ChatStreamResponse)
 
 
 class AsyncClient:
@@ -59,17 +56,27 @@ class AsyncClient:
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | None = None,
         *,
         api_key: str | None = None,
         tls: TLS | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float | None = None,
         allow_insecure_key: bool = False,
         resume_timeout_s: float = DEFAULT_RESUME_TIMEOUT_S,
+        max_retries: int | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
-        self._connection = Connection(
-            target, api_key, tls, timeout_s, allow_insecure_key, resume_timeout_s
+        self._connection = to_connection(
+            target,
+            api_key,
+            tls,
+            timeout_s,
+            allow_insecure_key,
+            resume_timeout_s,
+            max_retries,
+            metadata,
         )
+        self._planner = CallPlanner(self._connection)
         self._opened: grpc.aio.Channel | None = None
 
     @cached_property
@@ -94,8 +101,9 @@ class AsyncClient:
     ) -> Completion:
         """Returns the completion of a text or token ids. Raises PagewireError."""
         request = convert.to_generate(prompt, params, options)
-        response = await self._call(self._stub.Generate, request, options.get("timeout_s"))
-        return answers.to_completion(response)
+        return await self._answer(
+            self._stub.Generate, self._planner.whole(request, params, options)
+        )
 
     def stream(
         self,
@@ -105,7 +113,7 @@ class AsyncClient:
     ) -> AsyncStream:
         """Returns a stream of the completion of a text or token ids; it raises PagewireError."""
         request = convert.to_stream(prompt, params, options)
-        return self._open(self._stub.GenerateStream, request, options.get("timeout_s"))
+        return self._open(self._stub.GenerateStream, self._planner.stream(request, params, options))
 
     async def chat(
         self,
@@ -119,8 +127,8 @@ class AsyncClient:
         "content"}.
         """
         request = convert.to_chat(messages, params, options)
-        response = await self._call(self._stub.Chat, request, options.get("timeout_s"))
-        return answers.to_completion(response)
+        call = self._planner.whole(request, params, options)
+        return await self._answer(self._stub.Chat, call)
 
     def stream_chat(
         self,
@@ -130,28 +138,90 @@ class AsyncClient:
     ) -> AsyncStream:
         """Returns a stream of the answer to a conversation. Reading it raises PagewireError."""
         request = convert.to_stream_chat(messages, params, options)
-        return self._open(self._stub.ChatStream, request, options.get("timeout_s"))
+        return self._open(self._stub.ChatStream, self._planner.stream(request, params, options))
+
+    @overload
+    async def batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        max_concurrency: int = ...,
+        progress: bool | None = ...,
+        return_errors: Literal[False] = False,
+        **options: Unpack[CallOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    async def batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        max_concurrency: int = ...,
+        progress: bool | None = ...,
+        return_errors: bool,
+        **options: Unpack[CallOptions],
+    ) -> list[BatchResult]: ...
 
     async def batch(
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | None = None,
         *,
-        max_concurrency: int = _batch.DEFAULT_MAX_CONCURRENCY,
+        max_concurrency: int = batches.DEFAULT_MAX_CONCURRENCY,
         progress: bool | None = None,
+        return_errors: bool = False,
         **options: Unpack[CallOptions],
-    ) -> list[Completion]:
+    ) -> Any:
         """Returns the completions of many prompts, in their order; `max_concurrency` run at a time.
 
-        The first failure cancels the rest and is raised. On a terminal, stderr shows a progress
-        bar; `progress` forces it on or off.
+        The first failure cancels the rest and is raised; with `return_errors` it takes the place of
+        its completion, and the rest goes on. On a terminal, stderr shows a progress bar; `progress`
+        forces it on or off.
         """
         requests = convert.to_batch(prompts, params, options)
-        call = partial(self._stub.Generate, **self._connection.terms(options.get("timeout_s")))
-        bar = Progress(len(requests), "batch", sys.stderr, enabled=progress)
-        with translated(self._connection.target), bar:
-            responses = await _batch.run_aio(call, requests, max_concurrency, bar.advance)
-        return [answers.to_completion(response) for response in responses]
+        calls = [partial(self._planner.whole, request, params, options) for request in requests]
+        return await self._run(self._stub.Generate, calls, max_concurrency, progress, return_errors)
+
+    @overload
+    async def batch_chat(
+        self,
+        conversations: Sequence[Messages],
+        params: SamplingParams | None = None,
+        *,
+        max_concurrency: int = ...,
+        progress: bool | None = ...,
+        return_errors: Literal[False] = False,
+        **options: Unpack[ChatCallOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    async def batch_chat(
+        self,
+        conversations: Sequence[Messages],
+        params: SamplingParams | None = None,
+        *,
+        max_concurrency: int = ...,
+        progress: bool | None = ...,
+        return_errors: bool,
+        **options: Unpack[ChatCallOptions],
+    ) -> list[BatchResult]: ...
+
+    async def batch_chat(
+        self,
+        conversations: Sequence[Messages],
+        params: SamplingParams | None = None,
+        *,
+        max_concurrency: int = batches.DEFAULT_MAX_CONCURRENCY,
+        progress: bool | None = None,
+        return_errors: bool = False,
+        **options: Unpack[ChatCallOptions],
+    ) -> Any:
+        """Returns the answers to many conversations, in their order; otherwise like batch."""
+        requests = convert.to_batch_chat(conversations, params, options)
+        calls = [partial(self._planner.whole, request, params, options) for request in requests]
+        return await self._run(self._stub.Chat, calls, max_concurrency, progress, return_errors)
 
     async def tokenize(
         self,
@@ -235,27 +305,45 @@ class AsyncClient:
         timeout_s: float | None,
     ) -> _Response:
         with translated(self._connection.target):
-            return await method(request, **self._connection.terms(timeout_s))
+            response = await method(request, **self._connection.terms(timeout_s))
+        self._planner.note_answer()
+        return response
+
+    async def _answer(
+        self,
+        method: "grpc.aio.UnaryUnaryMultiCallable[Any, Any]",
+        call: WholeCall[Any],
+    ) -> Completion:
+        while True:
+            try:
+                return call.completion(await method(call.request, **call.terms))
+            except grpc.RpcError as error:
+                pause_s = call.pause_s(error)
+            await asyncio.sleep(pause_s)
+
+    async def _run(
+        self,
+        method: "grpc.aio.UnaryUnaryMultiCallable[Any, Any]",
+        calls: "Sequence[Callable[[], WholeCall[Any]]]",
+        max_concurrency: int,
+        progress: bool | None,
+        keeps_errors: bool,
+    ) -> list[BatchResult]:
+        async def answer(begin: "Callable[[], WholeCall[Any]]") -> Completion:
+            return await self._answer(method, begin())
+
+        with Progress(len(calls), "batch", sys.stderr, enabled=progress) as bar:
+            return await batches.run_aio(answer, calls, max_concurrency, bar.advance, keeps_errors)
 
     def _open(
         self,
-        method: "grpc.aio.UnaryStreamMultiCallable[_StreamRequest, _StreamResponse]",
-        request: _StreamRequest,
-        timeout_s: float | None,
+        method: "grpc.aio.UnaryStreamMultiCallable[Any, Any]",
+        plan: StreamCallPlan[Any],
     ) -> AsyncStream:
-        connection, num_outputs = self._connection, request.options.n or 1
-        deadline = Deadline(connection.timeout_s if timeout_s is None else timeout_s)
-
         def reopen(outputs: Sequence[pb.ResumedOutput], attempt: int, num_deaths: int) -> AioCall:
-            again = resumed(request, outputs, attempt, num_deaths) if attempt else request
-            return method(again, **connection.terms(deadline.remaining_s))
+            return method(plan.request(outputs, attempt, num_deaths), **plan.terms)
 
-        return AsyncStream(
-            reopen,
-            connection.target,
-            ResumePatience(connection.resume_timeout_s),
-            num_outputs,
-        )
+        return AsyncStream(reopen, plan)
 
     async def __aenter__(self) -> Self:
         return self

@@ -3,7 +3,9 @@
 import ipaddress
 import json
 import math
+import re
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -12,17 +14,21 @@ from typing import TypedDict
 import grpc
 import grpc.aio
 
-from pagewire._errors import DeadlineExceeded, PagewireError, Unavailable
+from pagewire._errors import DeadlineExceeded, InvalidArgument, PagewireError, Unavailable
 from pagewire._types import TLS, Model
 
 DEFAULT_TARGET = "localhost:50051"
 DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_RESUME_TIMEOUT_S = 30.0
+DEFAULT_MAX_RETRIES = 5
+
+_METADATA_KEY = re.compile(r"(?!grpc-)[a-z0-9_.-]+")
+_METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
 
 _SERVICE = "pagewire.v1.InferenceService"
 
 # Only calls without side effects are retried. A generation is not sent twice, since it may have
-# run; a broken stream is resumed after its last token instead (`_resume.py`).
+# run; a broken stream is resumed after its last token instead (`_attempts`).
 _SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
     "methodConfig": [
@@ -70,6 +76,8 @@ class Connection:
     timeout_s: float = DEFAULT_TIMEOUT_S
     allow_insecure_key: bool = False
     resume_timeout_s: float = DEFAULT_RESUME_TIMEOUT_S
+    max_retries: int = DEFAULT_MAX_RETRIES
+    metadata: Mapping[str, str] = field(default_factory=dict)  # of every call
 
     def __post_init__(self) -> None:
         check_target(self.target)
@@ -77,6 +85,9 @@ class Connection:
             raise ValueError(f"timeout_s: {self.timeout_s} is not positive")
         if not self.resume_timeout_s >= 0:
             raise ValueError(f"resume_timeout_s: {self.resume_timeout_s} is negative")
+        if self.max_retries < 0:
+            raise ValueError(f"max_retries: {self.max_retries} is negative")
+        tuple(_checked(self.metadata))
         exposed = self.api_key is not None and self.tls is None and not is_local(self.target)
         if exposed and not self.allow_insecure_key:
             raise ValueError(
@@ -84,13 +95,27 @@ class Connection:
                 "use tls, or allow_insecure_key=True on a network you trust"
             )
 
-    def terms(self, timeout_s: float | None) -> Terms:
-        """Deadline and metadata of a call."""
+    def terms(self, timeout_s: float | None, metadata: Mapping[str, str] | None = None) -> Terms:
+        """Deadline and metadata of a call. Raises InvalidArgument."""
         seconds = self.timeout_s if timeout_s is None else timeout_s
         return Terms(
             timeout=None if math.isinf(seconds) else seconds,
-            metadata=() if self.api_key is None else (("authorization", f"Bearer {self.api_key}"),),
+            metadata=tuple(_checked({**self.metadata, **(metadata or {})}))
+            + (() if self.api_key is None else (("authorization", f"Bearer {self.api_key}"),)),
         )
+
+
+def _checked(metadata: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The pairs as gRPC sends them. Raises InvalidArgument; no value is in the message."""
+    for name, value in metadata.items():
+        key = name.lower()
+        if not _METADATA_KEY.fullmatch(key) or key.endswith("-bin"):
+            raise InvalidArgument(f"metadata: {name!r} is no name that a call can carry")
+        if key == "authorization":
+            raise InvalidArgument("metadata: authorization is set by api_key")
+        if not isinstance(value, str) or not _METADATA_VALUE.fullmatch(value):
+            raise InvalidArgument(f"metadata: the value of {name} is not printable ASCII")
+        yield key, value
 
 
 def check_target(target: str) -> None:

@@ -2,26 +2,25 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 import grpc
 
-from pagewire import _batch
+from pagewire._attempts import batch as batches
+from pagewire._attempts.batch import BatchResult
+from pagewire._attempts.plan import CallPlanner, StreamCallPlan, WholeCall
 from pagewire._channel import (
     DEFAULT_RESUME_TIMEOUT_S,
-    DEFAULT_TARGET,
-    DEFAULT_TIMEOUT_S,
-    Connection,
     ReadyWait,
     open_channel,
 )
 from pagewire._chat import ChatOptions, Messages
+from pagewire._connection.environment import to_connection
 from pagewire._errors import PagewireError, translated
 from pagewire._messages import answers, convert
-from pagewire._resume import Deadline, ResumePatience, resumed
 from pagewire._stream import Stream, StreamCall
 from pagewire._terminal import Progress
 from pagewire._types import (
@@ -41,8 +40,6 @@ from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
-_StreamRequest = TypeVar("_StreamRequest", pb.GenerateStreamRequest, pb.ChatStreamRequest)
-_StreamResponse = TypeVar("_StreamResponse", pb.GenerateStreamResponse, pb.ChatStreamResponse)
 
 
 class Client:
@@ -56,22 +53,35 @@ class Client:
     Sampling parameters are keywords, or one SamplingParams. `timeout_s` is the time limit of each
     call in seconds, unless the call has its own. A stream that breaks because the connection or the
     gateway is lost is resumed after its last token if that succeeds within `resume_timeout_s`
-    seconds; 0 never resumes.
+    seconds; 0 never resumes. What never ran, or runs once by its key, is sent again up to
+    `max_retries` times. `metadata` travels with every call. Settings that are not given come from
+    the environment: PAGEWIRE_TARGET, PAGEWIRE_API_KEY, PAGEWIRE_CA_CERT, PAGEWIRE_TIMEOUT_S and
+    PAGEWIRE_MAX_RETRIES.
     """
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | None = None,
         *,
         api_key: str | None = None,
         tls: TLS | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float | None = None,
         allow_insecure_key: bool = False,
         resume_timeout_s: float = DEFAULT_RESUME_TIMEOUT_S,
+        max_retries: int | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
-        self._connection = Connection(
-            target, api_key, tls, timeout_s, allow_insecure_key, resume_timeout_s
+        self._connection = to_connection(
+            target,
+            api_key,
+            tls,
+            timeout_s,
+            allow_insecure_key,
+            resume_timeout_s,
+            max_retries,
+            metadata,
         )
+        self._planner = CallPlanner(self._connection)
         self._channel = open_channel(self._connection)
         self._stub = InferenceServiceStub(self._channel)
         self._embedding_stub = EmbeddingServiceStub(self._channel)
@@ -87,8 +97,8 @@ class Client:
         >>> client.generate("Once upon a time", max_tokens=16, temperature=0)  # doctest: +SKIP
         """
         request = convert.to_generate(prompt, params, options)
-        response = self._call(self._stub.Generate, request, options.get("timeout_s"))
-        return answers.to_completion(response)
+        call = self._planner.whole(request, params, options)
+        return self._answer(self._stub.Generate, call)
 
     def stream(
         self,
@@ -98,7 +108,7 @@ class Client:
     ) -> Stream:
         """Returns a stream of the completion of a text or token ids; it raises PagewireError."""
         request = convert.to_stream(prompt, params, options)
-        return self._open(self._stub.GenerateStream, request, options.get("timeout_s"))
+        return self._open(self._stub.GenerateStream, self._planner.stream(request, params, options))
 
     def chat(
         self,
@@ -116,8 +126,8 @@ class Client:
         'The capital of France is Paris.'
         """
         request = convert.to_chat(messages, params, options)
-        response = self._call(self._stub.Chat, request, options.get("timeout_s"))
-        return answers.to_completion(response)
+        call = self._planner.whole(request, params, options)
+        return self._answer(self._stub.Chat, call)
 
     def stream_chat(
         self,
@@ -131,32 +141,92 @@ class Client:
         ...     print(delta.text, end="", flush=True)
         """
         request = convert.to_stream_chat(messages, params, options)
-        return self._open(self._stub.ChatStream, request, options.get("timeout_s"))
+        return self._open(self._stub.ChatStream, self._planner.stream(request, params, options))
+
+    @overload
+    def batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        max_concurrency: int = ...,
+        progress: bool | None = ...,
+        return_errors: Literal[False] = False,
+        **options: Unpack[CallOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    def batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        max_concurrency: int = ...,
+        progress: bool | None = ...,
+        return_errors: bool,
+        **options: Unpack[CallOptions],
+    ) -> list[BatchResult]: ...
 
     def batch(
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | None = None,
         *,
-        max_concurrency: int = _batch.DEFAULT_MAX_CONCURRENCY,
+        max_concurrency: int = batches.DEFAULT_MAX_CONCURRENCY,
         progress: bool | None = None,
+        return_errors: bool = False,
         **options: Unpack[CallOptions],
-    ) -> list[Completion]:
+    ) -> Any:
         """Returns the completions of many prompts, in their order; `max_concurrency` run at a time.
 
-        The first failure cancels the rest and is raised. On a terminal, stderr shows a progress
-        bar; `progress` forces it on or off.
+        The first failure cancels the rest and is raised; with `return_errors` it takes the place of
+        its completion, and the rest goes on. On a terminal, stderr shows a progress bar; `progress`
+        forces it on or off.
 
         >>> client.batch(["2 + 2 =", "3 + 3 ="], max_tokens=4)  # doctest: +SKIP
         """
         requests = convert.to_batch(prompts, params, options)
-        start = partial(
-            self._stub.Generate.future, **self._connection.terms(options.get("timeout_s"))
-        )
-        bar = Progress(len(requests), "batch", sys.stderr, enabled=progress)
-        with translated(self._connection.target), bar:
-            responses = _batch.run(start, requests, max_concurrency, bar.advance)
-        return [answers.to_completion(response) for response in responses]
+        calls = [partial(self._planner.whole, request, params, options) for request in requests]
+        return self._run(self._stub.Generate, calls, max_concurrency, progress, return_errors)
+
+    @overload
+    def batch_chat(
+        self,
+        conversations: Sequence[Messages],
+        params: SamplingParams | None = None,
+        *,
+        max_concurrency: int = ...,
+        progress: bool | None = ...,
+        return_errors: Literal[False] = False,
+        **options: Unpack[ChatCallOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    def batch_chat(
+        self,
+        conversations: Sequence[Messages],
+        params: SamplingParams | None = None,
+        *,
+        max_concurrency: int = ...,
+        progress: bool | None = ...,
+        return_errors: bool,
+        **options: Unpack[ChatCallOptions],
+    ) -> list[BatchResult]: ...
+
+    def batch_chat(
+        self,
+        conversations: Sequence[Messages],
+        params: SamplingParams | None = None,
+        *,
+        max_concurrency: int = batches.DEFAULT_MAX_CONCURRENCY,
+        progress: bool | None = None,
+        return_errors: bool = False,
+        **options: Unpack[ChatCallOptions],
+    ) -> Any:
+        """Returns the answers to many conversations, in their order; otherwise like batch."""
+        requests = convert.to_batch_chat(conversations, params, options)
+        calls = [partial(self._planner.whole, request, params, options) for request in requests]
+        return self._run(self._stub.Chat, calls, max_concurrency, progress, return_errors)
 
     def tokenize(
         self,
@@ -241,29 +311,49 @@ class Client:
         timeout_s: float | None,
     ) -> _Response:
         with translated(self._connection.target):
-            return method(request, **self._connection.terms(timeout_s))
+            response = method(request, **self._connection.terms(timeout_s))
+        self._planner.note_answer()
+        return response
+
+    def _answer(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Any, Any]",
+        call: WholeCall[Any],
+    ) -> Completion:
+        while True:
+            try:
+                return call.completion(method(call.request, **call.terms))
+            except grpc.RpcError as error:
+                pause_s = call.pause_s(error)
+            time.sleep(pause_s)
+
+    def _run(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Any, Any]",
+        calls: "Sequence[Callable[[], WholeCall[Any]]]",
+        max_concurrency: int,
+        progress: bool | None,
+        keeps_errors: bool,
+    ) -> list[BatchResult]:
+        def send(call: WholeCall[Any]) -> Any:
+            return method.future(call.request, **call.terms)
+
+        with Progress(len(calls), "batch", sys.stderr, enabled=progress) as bar:
+            return batches.run(
+                lambda begin: begin(), send, calls, max_concurrency, bar.advance, keeps_errors
+            )
 
     def _open(
         self,
-        method: "grpc.UnaryStreamMultiCallable[_StreamRequest, _StreamResponse]",
-        request: _StreamRequest,
-        timeout_s: float | None,
+        method: "grpc.UnaryStreamMultiCallable[Any, Any]",
+        plan: StreamCallPlan[Any],
     ) -> Stream:
-        connection, num_outputs = self._connection, request.options.n or 1
-        deadline = Deadline(connection.timeout_s if timeout_s is None else timeout_s)
-
         def reopen(
             outputs: Sequence[pb.ResumedOutput], attempt: int, num_deaths: int
         ) -> StreamCall:
-            again = resumed(request, outputs, attempt, num_deaths) if attempt else request
-            return method(again, **connection.terms(deadline.remaining_s))
+            return method(plan.request(outputs, attempt, num_deaths), **plan.terms)
 
-        return Stream(
-            reopen,
-            connection.target,
-            ResumePatience(connection.resume_timeout_s),
-            num_outputs,
-        )
+        return Stream(reopen, plan)
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@
     |-- DeadlineExceeded     the call took longer than timeout_s
     |-- Cancelled            the call was cancelled on this side
     |-- Aborted              the server aborted the request
+    |-- InvalidOutput        a model class refused the output, although it has its form
     |-- Unauthenticated      the API key is missing or wrong
     |-- PermissionDenied     the API key does not permit the call
     |-- Unimplemented        the server does not implement the call
@@ -17,12 +18,12 @@
 One table maps every gRPC status to its class.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2, empty_pb2, message, unknown_fields
+
+from pagewire._connection.status_details import retry_after_s
 
 
 class PagewireError(Exception):
@@ -66,6 +67,17 @@ class Cancelled(PagewireError):
 
 class Aborted(PagewireError):
     """The server aborted the request."""
+
+
+class InvalidOutput(PagewireError):
+    """The output has the form of its model class, whose own validation refused it.
+
+    `text` is the output; the error of the validation is the `__cause__`.
+    """
+
+    def __init__(self, message: str, *, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
 
 
 class Unauthenticated(PagewireError):
@@ -112,7 +124,7 @@ def from_rpc_error(error: grpc.RpcError, target: str) -> PagewireError:
         text = f"nothing answers at {target}: is the server running? ({text.split(': ')[-1]})"
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
         text = f"no complete answer from {target} in time ({text})"
-    return BY_STATUS[code](text, code=code.name, retry_after_s=_retry_after_s(error))
+    return BY_STATUS[code](text, code=code.name, retry_after_s=retry_after_s(error))
 
 
 @contextmanager
@@ -122,34 +134,3 @@ def translated(target: str) -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise from_rpc_error(error, target) from None
-
-
-def _retry_after_s(error: grpc.RpcError) -> float | None:
-    trailers = dict(cast(Iterable[tuple[str, str | bytes]], error.trailing_metadata() or ()))
-    status = trailers.get("grpc-status-details-bin", b"")
-    try:
-        return _retry_info_s(status) if isinstance(status, bytes) else None
-    except message.DecodeError:
-        return None  # not parseable; the error itself matters more
-
-
-def _retry_info_s(status: bytes) -> float | None:
-    """Seconds in the google.rpc.RetryInfo of a google.rpc.Status; None without one.
-
-    These two messages are not part of the protobuf package, so they are read by field number.
-    """
-    for detail in _length_delimited(status, 3):
-        entry = any_pb2.Any.FromString(detail)
-        if entry.type_url.endswith("/google.rpc.RetryInfo"):
-            for delay in _length_delimited(entry.value, 1):
-                return duration_pb2.Duration.FromString(delay).ToTimedelta().total_seconds()
-    return None
-
-
-def _length_delimited(encoded: bytes, number: int) -> list[bytes]:
-    fields = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(encoded))
-    return [
-        field.data
-        for field in (fields[index] for index in range(len(fields)))
-        if field.field_number == number and isinstance(field.data, bytes)
-    ]

@@ -9,13 +9,13 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import grpc
 
+from pagewire._attempts.plan import StreamCallPlan
+from pagewire._attempts.resume import Reopen
 from pagewire._errors import Aborted, Cancelled, from_rpc_error
-from pagewire._messages.answers import Assembly
-from pagewire._resume import Reopen, ResumePatience
 from pagewire._types import Completion, Delta
 from pagewire.v1 import inference_pb2 as pb
 
@@ -25,13 +25,13 @@ _Response = pb.GenerateStreamResponse | pb.ChatStreamResponse
 class _Output:
     """State of a stream: the output so far, and how to cancel the call."""
 
-    def __init__(
-        self, cancel: Callable[[], bool], target: str, patience: ResumePatience, num_outputs: int
-    ) -> None:
-        self._target = target
-        self._patience = patience
-        self._assembly = Assembly(num_outputs)
+    def __init__(self, cancel: Callable[[], bool], plan: StreamCallPlan[Any]) -> None:
+        self._target = plan.target
+        self._patience = plan.patience
+        self._attempts = plan.attempts
+        self._assembly = plan.assembly
         self._is_closed = False
+        self._has_begun = False
         self._hold(cancel)
 
     def _hold(self, cancel: Callable[[], bool]) -> None:
@@ -40,6 +40,9 @@ class _Output:
         self._cancel.atexit = False
 
     def _read(self, response: _Response) -> Delta:
+        if not self._has_begun:
+            self._has_begun = True
+            self._attempts.note_answer()
         self._patience.note(bool(response.delta.token_ids))
         return self._assembly.read(response)
 
@@ -51,7 +54,11 @@ class _Output:
         """Seconds to wait before opening the stream again; raises an error that is not retried."""
         pause_s = None
         if not (self._is_closed or self._assembly.is_finished):
-            pause_s = self._patience.pause_s(error)
+            if not self._has_begun:
+                pause_s = self._attempts.refusal_pause_s(error)
+            if pause_s is None:
+                pause_s = self._patience.pause_s(error)
+                self._assembly.is_resumed = self._has_begun
         if self._patience.is_poison:
             num_deaths = self._patience.num_deaths_in_all
             message = f"{num_deaths} gateways, one after the other, died while this request ran"
@@ -97,12 +104,10 @@ class Stream(_Output, Iterator[Delta]):
     dropping the last reference all cancel the call. Raises PagewireError when the stream fails.
     """
 
-    def __init__(
-        self, reopen: Reopen[StreamCall], target: str, patience: ResumePatience, num_outputs: int
-    ) -> None:
+    def __init__(self, reopen: Reopen[StreamCall], plan: StreamCallPlan[Any]) -> None:
         self._call = reopen((), 0, 0)
         self._reopen = reopen
-        super().__init__(self._call.cancel, target, patience, num_outputs)
+        super().__init__(self._call.cancel, plan)
 
     def __next__(self) -> Delta:
         while True:
@@ -113,7 +118,7 @@ class Stream(_Output, Iterator[Delta]):
                     raise StopIteration from None
                 time.sleep(self._pause_s(error))
             except StopIteration:
-                self._assembly.completion()  # raises if there was no finish reason
+                self._assembly.check_end()
                 raise
             self._cancel.detach()
             self._call = self._reopen(
@@ -142,12 +147,10 @@ class Stream(_Output, Iterator[Delta]):
 class AsyncStream(_Output, AsyncIterator[Delta]):
     """Asynchronous iterator over the pieces of an output; otherwise like Stream."""
 
-    def __init__(
-        self, reopen: Reopen[AioCall], target: str, patience: ResumePatience, num_outputs: int
-    ) -> None:
+    def __init__(self, reopen: Reopen[AioCall], plan: StreamCallPlan[Any]) -> None:
         call = reopen((), 0, 0)
         self._reopen = reopen
-        super().__init__(call.cancel, target, patience, num_outputs)
+        super().__init__(call.cancel, plan)
         self._responses = aiter(call)
 
     async def __anext__(self) -> Delta:
@@ -159,7 +162,7 @@ class AsyncStream(_Output, AsyncIterator[Delta]):
                     raise StopAsyncIteration from None
                 await asyncio.sleep(self._pause_s(error))
             except StopAsyncIteration:
-                self._assembly.completion()  # raises if there was no finish reason
+                self._assembly.check_end()
                 raise
             except asyncio.CancelledError:
                 if self._cancel.alive:

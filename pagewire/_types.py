@@ -1,10 +1,10 @@
 """Arguments and results of the SDK: plain frozen values, without protobuf and gRPC."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from os import PathLike
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from pagewire._chat import ChatOptions, Message, ToolCall, ToolCallDelta
 from pagewire._structure import StructuredOutput
@@ -64,7 +64,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] = ()  # empty: all
     bad_words: Sequence[str] = ()
     logprobs: int | None = None  # alternatives per token, 0 to 20; None: no log probabilities
-    structured_output: StructuredOutput | None = None  # required form; None: any text
+    structured_output: StructuredOutput | None = None  # form, or model class; None: any text
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
 
 
@@ -75,7 +75,9 @@ class CallOptions(TypedDict, total=False):
     where several are served; `request_id` appears in the server's logs. `priority` (smaller is more
     urgent) and `tenant` are used by the scheduling policy. Prompts share the KV of a common prefix
     only with prompts of the same `cache_salt`, and with none if `skip_prefix_cache`. `n` is the
-    number of outputs, 1 to 16.
+    number of outputs, 1 to 16. `metadata` travels with the call, for tracing and proxies. A call
+    with the `idempotency_key` of an earlier one gets its answer; the client makes one for each
+    call, so yours is for calls that your own program sends again.
     """
 
     model: str
@@ -86,6 +88,8 @@ class CallOptions(TypedDict, total=False):
     cache_salt: str
     skip_prefix_cache: bool
     n: int
+    metadata: Mapping[str, str] | None
+    idempotency_key: str
 
     temperature: float | None
     top_p: float | None
@@ -124,6 +128,22 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of one output went, in seconds; None where it is not known.
+
+    The gateway counts from the arrival of the request. The client counts from the start of the
+    call, with the network and every retry; it measures where the gateway does not, as for a stream
+    that was resumed.
+    """
+
+    measured_by: Literal["gateway", "client"]
+    total_s: float
+    queue_s: float | None = None  # until the scheduler let it run; the gateway alone knows
+    first_token_s: float | None = None
+    per_token_s: float | None = None  # mean, from a token to the next
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """A whole output."""
 
@@ -140,6 +160,13 @@ class Completion:
     reasoning: str = ""  # the model's reasoning before the answer
     tool_calls: tuple[ToolCall, ...] = ()  # requested by the model
     more: tuple["Completion", ...] = ()  # the other outputs, if n is above 1
+    parsed: Any = None  # object of the model class given as structured_output; None: cut off
+    timings: Timings | None = field(default=None, compare=False)
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the log probabilities of the tokens; None unless logprobs were requested."""
+        return sum(token.logprob for token in self.logprobs) if self.logprobs else None
 
     @property
     def message(self) -> Message:

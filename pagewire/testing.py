@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import grpc
 
 from pagewire._aio import AsyncClient
 from pagewire._chat import Message, ToolCall
 from pagewire._client import Client
+from pagewire._connection.status_details import retry_status
 from pagewire._errors import BY_STATUS, PagewireError
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, types_pb2
@@ -95,7 +96,11 @@ class FakeServer:
         return AsyncClient(self.target)
 
     def fail_next(self, error: PagewireError, *, after_words: int = 0) -> None:
-        """Makes the next generation fail, or its stream after some words. Failures queue up."""
+        """Makes the next generation fail, or its stream after some words. Failures queue up.
+
+        An error with `retry_after_s` says that nothing ran, so the client comes back by itself; one
+        whose message is "Socket closed" is a lost connection to it.
+        """
         if type(error) not in _STATUS_OF:
             raise ValueError(f"error: {type(error).__name__} stands for no status")
         with self._lock:
@@ -219,7 +224,12 @@ def _num_known(options: pb.GenerationOptions, index: int) -> float:
 
 
 def _fail(failure: _Failure, context: grpc.ServicerContext) -> None:
-    context.abort(_STATUS_OF[type(failure.error)], str(failure.error))
+    error = failure.error
+    code = _STATUS_OF[type(error)]
+    if error.retry_after_s is None:
+        context.abort(code, str(error))
+    refusal = retry_status(code, str(error), error.retry_after_s)
+    context.abort_with_status(cast(grpc.Status, refusal))
 
 
 def _text_of(prompt: pb.Prompt) -> str:

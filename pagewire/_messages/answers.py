@@ -1,18 +1,21 @@
 """Converts responses to values. Pure; uses no channel."""
 
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeVar
 
 from pagewire._chat import ToolCall, ToolCallDelta
 from pagewire._errors import Internal
+from pagewire._structure import ModelClass, parsed
 from pagewire._types import (
     Completion,
     Delta,
     Embeddings,
     FinishReason,
     Model,
+    Timings,
     TokenLogprobs,
     Usage,
 )
@@ -29,12 +32,41 @@ FINISH_REASON = {
 }
 
 
-def to_completion(response: pb.GenerateResponse | pb.ChatResponse) -> Completion:
-    """The value of a whole answer."""
+def to_completion(
+    response: pb.GenerateResponse | pb.ChatResponse,
+    began_s: float | None = None,
+    model: type[ModelClass] | None = None,
+) -> Completion:
+    """The value of a whole answer to a call that began then, on this process's clock.
+
+    Raises InvalidOutput where the model class refuses an output.
+    """
+    mine = None if began_s is None else Timings("client", time.monotonic() - began_s)
     first, *more = (
-        _to_one(output, response) for output in (response.output, *response.more_outputs)
+        _parsed(replace(_to_one(output, response), timings=_timings(output) or mine), model)
+        for output in (response.output, *response.more_outputs)
     )
     return replace(first, more=tuple(more))
+
+
+def _parsed(completion: Completion, model: type[ModelClass] | None) -> Completion:
+    """The completion with its object; without one if it was cut off, or asks for tools."""
+    if model is None or completion.tool_calls or completion.finish_reason is not FinishReason.STOP:
+        return completion
+    return replace(completion, parsed=parsed(completion.text, model))
+
+
+def _timings(output: pb.Output | pb.OutputDelta) -> Timings | None:
+    if not output.HasField("timings"):
+        return None
+    told = output.timings
+    return Timings(
+        "gateway",
+        told.total_s,
+        told.queue_s if told.HasField("queue_s") else None,
+        told.first_token_s if told.HasField("first_token_s") else None,
+        told.per_token_s if told.HasField("per_token_s") else None,
+    )
 
 
 def _to_one(output: pb.Output, response: pb.GenerateResponse | pb.ChatResponse) -> Completion:
@@ -79,13 +111,42 @@ def to_models(response: pb.ListModelsResponse) -> tuple[Model, ...]:
     )
 
 
+@dataclass(slots=True)
+class _Arrivals:
+    """When the pieces of one output came, in seconds since its call began."""
+
+    first_token_s: float | None = None
+    last_s: float = 0.0
+    num_tokens_after: int = 0  # the first message that has tokens
+    told: Timings | None = None  # by the gateway
+
+    def note(self, output: pb.OutputDelta, now_s: float) -> None:
+        self.last_s, self.told = now_s, _timings(output)
+        if self.first_token_s is not None:
+            self.num_tokens_after += len(output.token_ids)
+        elif output.token_ids:
+            self.first_token_s = now_s
+
+    def timings(self, is_resumed: bool) -> Timings:
+        if self.told is not None and not is_resumed:
+            return self.told
+        first_s, per_token_s = self.first_token_s, None
+        if first_s is not None and self.num_tokens_after:
+            per_token_s = (self.last_s - first_s) / self.num_tokens_after
+        return Timings("client", self.last_s, None, first_s, per_token_s)
+
+
 class Assembly:
     """Reads the messages of one stream and accumulates the output."""
 
-    def __init__(self, num_outputs: int = 1) -> None:
+    def __init__(self, num_outputs: int = 1, model: type[ModelClass] | None = None) -> None:
         self.request_id = ""
+        self.is_resumed = False  # set when a second call goes on
         self._model = ""
+        self._model_class = model
         self._outputs: list[list[Delta]] = [[] for _ in range(num_outputs)]
+        self._began_s = time.monotonic()
+        self._arrivals = [_Arrivals() for _ in range(num_outputs)]
 
     @property
     def text(self) -> str:
@@ -116,21 +177,37 @@ class Assembly:
         if delta.index >= len(self._outputs):
             raise Internal(f"the server sent output {delta.index} of {len(self._outputs)}")
         self._outputs[delta.index].append(delta)
+        self._arrivals[delta.index].note(response.delta, time.monotonic() - self._began_s)
         return delta
 
+    def check_end(self) -> None:
+        """Raises Internal when an output has no finish reason."""
+        if not self.is_finished:
+            raise Internal("the stream ended without a finish reason")
+
     def completion(self) -> Completion:
-        """The whole output. Raises Internal when the stream ended without a finish reason."""
-        first, *more = (self._completion_of(deltas) for deltas in self._outputs)
+        """The whole output.
+
+        Raises Internal when the stream ended without a finish reason, and InvalidOutput where the
+        model class refuses an output.
+        """
+        self.check_end()
+        first, *more = (
+            replace(
+                _parsed(self._completion_of(deltas), self._model_class),
+                timings=arrivals.timings(self.is_resumed),
+            )
+            for deltas, arrivals in zip(self._outputs, self._arrivals, strict=True)
+        )
         return replace(first, more=tuple(more))
 
     def _completion_of(self, deltas: Sequence[Delta]) -> Completion:
-        if not deltas or deltas[-1].finish_reason is None:
-            raise Internal("the stream ended without a finish reason")
         first, last = deltas[0], deltas[-1]
+        assert last.finish_reason is not None
         return Completion(
             text="".join(delta.text for delta in deltas),
             token_ids=tuple(_joined(delta.token_ids for delta in deltas)),
-            finish_reason=deltas[-1].finish_reason,
+            finish_reason=last.finish_reason,
             usage=last.usage or Usage(),
             request_id=self.request_id,
             model=self._model,

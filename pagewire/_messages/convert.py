@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from pagewire._chat import ChatOptions, Messages, to_chat_options, to_messages
+from pagewire._chat import ChatOptions, Messages
 from pagewire._errors import InvalidArgument
+from pagewire._messages.conversation import to_chat_options, to_messages
 from pagewire._messages.fields import extend, set_fields
-from pagewire._structure import to_structured_output
+from pagewire._structure import ModelClass, model_class, to_structured_output
 from pagewire._types import (
     CallOptions,
     ChatCallOptions,
@@ -23,6 +24,7 @@ POOLING: Mapping[Pooling, types_pb2.Pooling] = {
     "mean": types_pb2.POOLING_MEAN,
 }
 
+_Whole = TypeVar("_Whole", pb.GenerateRequest, pb.ChatRequest)
 _TOKEN_FIELDS = (
     "temperature",
     "top_p",
@@ -46,6 +48,7 @@ _CALL_FIELDS = (
     "cache_salt",
     "skip_prefix_cache",
     "n",
+    "idempotency_key",
 )
 _TEXT_FIELDS = ("include_stop_str_in_output", "skip_special_tokens")
 
@@ -61,6 +64,7 @@ def to_stream(
     prompt: Prompt, params: SamplingParams | None, options: CallOptions
 ) -> pb.GenerateStreamRequest:
     """The request of stream."""
+    _check_stream(options)
     return pb.GenerateStreamRequest(prompt=_to_prompt(prompt), options=_to_options(params, options))
 
 
@@ -79,6 +83,7 @@ def to_stream_chat(
     messages: Messages, params: SamplingParams | None, options: ChatCallOptions
 ) -> pb.ChatStreamRequest:
     """The request of stream_chat."""
+    _check_stream(options)
     return pb.ChatStreamRequest(
         messages=to_messages(messages),
         options=_to_options(params, _of_any_call(options)),
@@ -89,20 +94,40 @@ def to_stream_chat(
 def to_batch(
     prompts: Sequence[Prompt], params: SamplingParams | None, options: CallOptions
 ) -> list[pb.GenerateRequest]:
-    """The requests of batch; the index of each prompt is appended to a request_id."""
+    """The requests of batch; the index of each prompt is appended to ids and keys."""
     if isinstance(prompts, str):
         raise InvalidArgument("prompts: needs a list of prompts, not one string")
-    requests = [to_generate(prompt, params, options) for prompt in prompts]
-    if request_id := options.get("request_id"):
-        for index, request in enumerate(requests):
-            request.options.request_id = f"{request_id}-{index}"
+    return _numbered([to_generate(prompt, params, options) for prompt in prompts])
+
+
+def to_batch_chat(
+    conversations: Sequence[Messages], params: SamplingParams | None, options: ChatCallOptions
+) -> list[pb.ChatRequest]:
+    """The requests of batch_chat; the index of each conversation is appended to ids and keys."""
+    if isinstance(conversations, str):
+        raise InvalidArgument("conversations: needs a list of conversations, not one string")
+    return _numbered([to_chat(messages, params, options) for messages in conversations])
+
+
+def _numbered(requests: list[_Whole]) -> list[_Whole]:
+    for index, request in enumerate(requests):
+        for name in ("request_id", "idempotency_key"):
+            if given := getattr(request.options, name):
+                setattr(request.options, name, f"{given}-{index}")
     return requests
+
+
+def to_model_class(params: SamplingParams | None, options: CallOptions) -> type[ModelClass] | None:
+    """The class to read the output with, if the structured output is one."""
+    given = params.structured_output if params else None
+    return model_class(options.get("structured_output", given))
 
 
 def _to_options(params: SamplingParams | None, options: CallOptions) -> pb.GenerationOptions:
     """Keywords override `params`. Raises TypeError for an unknown keyword, as any function does."""
     sampling: dict[str, Any] = {**options}
-    sampling.pop("timeout_s", None)  # used by the channel
+    for name in ("timeout_s", "metadata"):  # used by the channel
+        sampling.pop(name, None)
     message = pb.GenerationOptions()
     set_fields(message, {name: sampling.pop(name, None) for name in _CALL_FIELDS})
     params = replace(params or SamplingParams(), **sampling)
@@ -118,6 +143,11 @@ def _to_options(params: SamplingParams | None, options: CallOptions) -> pb.Gener
     if params.structured_output is not None:
         message.structured_output.CopyFrom(to_structured_output(params.structured_output))
     return message
+
+
+def _check_stream(options: CallOptions) -> None:
+    if options.get("idempotency_key"):
+        raise InvalidArgument("idempotency_key: is for calls without a stream, which resumes")
 
 
 def _of_any_call(options: ChatCallOptions) -> CallOptions:

@@ -63,7 +63,7 @@ async def test_errors_and_deadlines_are_those_of_the_blocking_client(client):
     with pytest.raises(pagewire.NotFound):
         await client.generate("fail NOT_FOUND")
     with pytest.raises(pagewire.Overloaded) as caught:
-        await client.stream("overload").completion()
+        await client.stream("overload", timeout_s=2.0).completion()  # less than the advice
     assert caught.value.retry_after_s == 2.5
     with pytest.raises(pagewire.DeadlineExceeded):
         await client.generate("hang", timeout_s=0.2)

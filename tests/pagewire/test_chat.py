@@ -7,6 +7,7 @@ import pytest
 
 import pagewire
 from pagewire import Message, Tool, ToolCall
+from pagewire._messages.conversation import to_messages
 from pagewire.testing import FakeServer
 from pagewire.v1 import inference_pb2 as pb
 
@@ -36,11 +37,11 @@ def test_a_tool_is_called_and_its_result_goes_back_as_a_turn():
 def test_a_stream_makes_up_what_the_whole_answer_is():
     async def read(server: FakeServer) -> pagewire.Completion:
         async with server.async_client() as client:
-            return await client.stream_chat("a", n=2).completion()
+            return await client.stream_chat("a", n=2, request_id="r").completion()
 
     with FakeServer(ANSWER) as server, server.client() as client:
-        whole = client.chat("a", n=2)
-        stream = client.stream_chat("a", n=2)
+        whole = client.chat("a", n=2, request_id="r")
+        stream = client.stream_chat("a", n=2, request_id="r")
         deltas = list(stream)
         assert stream.completion() == asyncio.run(read(server)) == whole
         assert stream.text == ANSWER.content
@@ -104,8 +105,8 @@ def test_turns_may_be_mappings_with_the_fields_of_a_message():
         | {"tool_calls": CALLS},
         {"role": "tool", "content": "rain", "name": "sky", "tool_call_id": "call_1"},
     ]
-    assert pagewire._chat.to_messages(as_mappings) == pagewire._chat.to_messages(turns)
-    (made, _) = pagewire._chat.to_messages(turns)
+    assert to_messages(as_mappings) == to_messages(turns)
+    (made, _) = to_messages(turns)
     assert [call.id for call in made.tool_calls] == ["call_1", "call_2"]
 
 
@@ -115,9 +116,9 @@ def test_turns_may_be_mappings_with_the_fields_of_a_message():
         ({"role": "user"}, {}, r"messages\[0\]\.content: needs a string"),
         ({"content": "a"}, {}, r"messages\[0\]\.role: needs a string"),
         ({"role": "a", "content": "a", "x": 1}, {}, r"messages\[0\]\.x: not supported"),
-        ({"role": "a", "tool_calls": [{}]}, {}, r"messages\[0\]\.tool_calls: needs a sequence"),
+        ({"role": "a", "tool_calls": [{}]}, {}, r"messages\[0\]\.tool_calls\[0\]\.function: needs"),
         ({"role": "a", "content": "", "name": 3}, {}, r"messages\[0\]\.name: needs a string"),
-        (None, {"tools": [{"type": "function"}]}, r"tools\[0\]: needs a Tool"),
+        (None, {"tools": [{"type": "function"}]}, r"tools\[0\]\.function: needs"),
         (None, {"tools": [Tool("f", parameters={"a": {1}})]}, r"tools\[0\]\.parameters: is not"),
         (None, {"tools": [Tool(3)]}, r"tools\[0\]\.name: 3 does not fit"),
         (None, {"tool_choice": "get_weather"}, "tool_choice: 'get_weather' is no Tool"),

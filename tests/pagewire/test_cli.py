@@ -322,3 +322,11 @@ def test_a_progress_bar_counts_and_leaves_no_trace(monkeypatch):
     assert "2/2" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")
     assert pipe.getvalue() == ""
+
+
+def test_health_is_0_only_for_a_service_that_is_ready(gateway, capsys):
+    assert cli.main(["health", gateway.target]) == 0
+    assert capsys.readouterr().out == "ready\n"
+    assert cli.main(["health", gateway.target, "--service", "no.such.Service"]) == 1
+    assert cli.main(["health", "127.0.0.1:1"]) == 1
+    assert "nothing answers at 127.0.0.1:1" in capsys.readouterr().out

@@ -116,3 +116,63 @@ def test_a_server_too_slow_for_an_attempt_has_twice_as_long_for_the_next():
         attempts.append(wait.attempt_s())
         wait.sit_out(pagewire.DeadlineExceeded("no answer"))
     assert attempts == [2.0, 4.0, 8.0, 16.0]
+
+
+def test_metadata_travels_with_calls_and_streams(gateway):
+    with pagewire.Client(gateway.target, metadata={"X-Team": "search"}) as client:
+        trace = {"traceparent": "00-1-2-01"}
+        client.generate("Q", metadata=trace)
+        client.stream("Q", metadata=trace | {"x-team": "ads"}).completion()
+        client.batch(["Q"], metadata=trace)
+        client.models()
+    teams = [call.get("x-team") for call in gateway.metadata]
+    assert teams == ["search", "ads", "search", "search"]
+    assert [call.get("traceparent") for call in gateway.metadata] == ["00-1-2-01"] * 3 + [None]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        ({"authorization": "x"}, "is set by api_key"),
+        ({"grpc-timeout": "1S"}, "no name"),
+        ({"a b": "x"}, "no name"),
+        ({"trace-bin": "x"}, "no name"),
+        ({"x-secret": "é-secret"}, "the value of x-secret is not printable ASCII"),
+        ({"x-secret": "a\r\nb-secret"}, "the value of x-secret"),
+        ({"x-secret": 7}, "the value of x-secret"),
+    ],
+)
+def test_metadata_that_a_call_cannot_carry_is_refused_without_its_value(gateway, metadata, problem):
+    with pagewire.Client(gateway.target) as client:
+        for ask in (client.generate, client.stream, client.chat):
+            with pytest.raises(pagewire.InvalidArgument, match=f"metadata: .*{problem}") as caught:
+                ask("Q", metadata=metadata)
+            assert "-secret" not in str(caught.value).replace("x-secret", "")
+    with pytest.raises(pagewire.InvalidArgument, match="metadata"):
+        pagewire.Client(gateway.target, metadata=metadata)
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize("client", [pagewire.Client, pagewire.AsyncClient])
+def test_settings_come_from_the_environment_unless_they_are_given(client, monkeypatch):
+    for name, value in {
+        "TARGET": "localhost:7",
+        "API_KEY": "secret",
+        "TIMEOUT_S": "12.5",
+        "MAX_RETRIES": "3",
+    }.items():
+        monkeypatch.setenv(f"PAGEWIRE_{name}", value)
+    found = client()._connection
+    assert (found.target, found.api_key, found.tls) == ("localhost:7", "secret", None)
+    assert (found.timeout_s, found.max_retries) == (12.5, 3)
+    given = client("localhost:8", api_key="own", timeout_s=1.0, max_retries=0)._connection
+    assert (given.target, given.api_key) == ("localhost:8", "own")
+    assert (given.timeout_s, given.max_retries) == (1.0, 0)
+    monkeypatch.setenv("PAGEWIRE_TARGET", "models.example:50051")
+    with pytest.raises(ValueError, match="unencrypted"):
+        client()
+    monkeypatch.setenv("PAGEWIRE_CA_CERT", str(CERTS / "ca.pem"))
+    assert client()._connection.tls == TLS(str(CERTS / "ca.pem"))
+    monkeypatch.setenv("PAGEWIRE_TIMEOUT_S", "soon")
+    with pytest.raises(ValueError, match="PAGEWIRE_TIMEOUT_S: 'soon' is no number"):
+        client()

@@ -32,7 +32,7 @@ def test_version_is_the_projects():
 
 def test_every_sampling_field_is_a_keyword_of_every_call():
     own = {"model", "request_id", "timeout_s", "priority", "tenant"}
-    own |= {"cache_salt", "skip_prefix_cache", "n"}
+    own |= {"cache_salt", "skip_prefix_cache", "n", "metadata", "idempotency_key"}
     assert CallOptions.__annotations__.keys() == {f.name for f in fields(SamplingParams)} | own
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import pagewire
 import pagewire.testing
-from pagewire._resume import FIRST_PAUSE_S, MAX_DEATHS_IN_ALL, MAX_PAUSE_S, ResumePatience
+from pagewire._attempts.resume import FIRST_PAUSE_S, MAX_DEATHS_IN_ALL, MAX_PAUSE_S, ResumePatience
 from pagewire.testing import FakeServer
 from tests.pace import paced, patience
 

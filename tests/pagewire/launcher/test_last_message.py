@@ -13,6 +13,12 @@ def test_the_last_message_is_without_time_and_logger():
     assert last_message(f"{LOG}Traceback (most recent call last):\n") == last_message(LOG)
 
 
+def test_a_log_of_json_says_the_same():
+    lines = '{"level": "info", "message": "reading weights"}\n{"odd": 1}\nTraceback:\n'
+    assert last_message(lines) == "reading weights"
+    assert last_message(lines[5:]) == ""  # the half of a line that a tail begins with
+
+
 def test_a_log_without_messages_says_nothing():
     assert last_message("") == ""
     assert last_message("the worker speaks\n") == ""

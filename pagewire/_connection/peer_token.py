@@ -1,0 +1,50 @@
+"""The token that `pagewire up` makes for its services, and where other commands find it.
+
+It lies in the user's cache, readable by the user alone, under the scheduler's port.
+"""
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from pagewire._channel import is_local
+
+TOKEN_BYTES = 32
+
+
+def token_path(scheduler_port: int, environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the token for a scheduler of this machine is."""
+    given, base = environ.get("PAGEWIRE_CACHE"), environ.get("XDG_CACHE_HOME")
+    cache = Path(given) if given else Path(base or Path.home() / ".cache") / "pagewire"
+    return cache / "peers" / f"{scheduler_port}.token"
+
+
+def write_token(path: Path) -> None:
+    """Writes a new random token. Raises OSError."""
+    write_secret(path, secrets.token_urlsafe(TOKEN_BYTES))
+
+
+def write_secret(path: Path, secret: str) -> None:
+    """Writes a file that the user alone can read. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_suffix(f".{os.getpid()}")
+    with os.fdopen(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        file.write(f"{secret}\n")
+    fresh.replace(path)
+
+
+def found_token(scheduler: str) -> str | None:
+    """The token of a scheduler that `pagewire up` runs here; None when there is none."""
+    port = scheduler.rpartition(":")[2]
+    if not is_local(scheduler) or not port.isdecimal():
+        return None
+    try:
+        return first_token(token_path(int(port)))
+    except (OSError, IndexError):
+        return None
+
+
+def first_token(path: Path) -> str:
+    """The token of a file that is sent. Raises OSError, or IndexError for an empty file."""
+    return path.read_text(encoding="ascii").split()[0]

@@ -1,0 +1,146 @@
+"""The SDK through a live stack whose gateway is killed: calls are answered, streams go on."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+import pytest
+
+import pagewire
+from pagewire.admin import Admin
+from tests.e2e.conftest import Product
+from tests.pace import patience
+
+pytestmark = pytest.mark.slow
+NUM_TOKENS = 120
+LONG = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 1.0, "seed": 11}
+
+
+class Verdict(pydantic.RootModel[Literal["yes", "no"]]):
+    """A form that a model of random weights meets: it has no room for blanks."""
+
+
+@pytest.fixture(scope="module")
+def stack(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    logs = tmp_path_factory.mktemp("sdk-logs")
+    running = Product(tiny_model, logs, ("--threads", "1", "--kv-cache-gib", "0.2"))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.kill()
+
+
+@pytest.fixture
+def client(stack: Product) -> Iterator[pagewire.Client]:
+    target = f"127.0.0.1:{stack.grpc_port}"
+    with pagewire.Client(target, timeout_s=patience(120), resume_timeout_s=patience(60)) as made:
+        made.wait_until_ready(patience(60))
+        yield made
+
+
+def wait_until_one_runs(stack: Product, count: int = 1) -> None:
+    """Waits until so many requests have tokens."""
+    deadline_s = time.monotonic() + patience(60)
+    with Admin(f"127.0.0.1:{stack.scheduler_port}") as admin:
+        while sum(one.num_output_tokens > 0 for one in admin.requests()) < count:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+
+
+def kill_gateway_once_running(stack: Product, count: int = 1) -> threading.Thread:
+    """Kills the gateway when requests have tokens, and starts another, in a thread."""
+
+    def kill() -> None:
+        wait_until_one_runs(stack, count)
+        gateway = stack.processes["gateway"]
+        gateway.kill()
+        gateway.wait()
+        stack.start_gateway()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    return killer
+
+
+def test_a_whole_answer_comes_although_its_gateway_is_killed(
+    stack: Product, client: pagewire.Client
+) -> None:
+    calm = client.generate("Once", **LONG)
+    assert calm.timings and calm.timings.measured_by == "gateway"
+    assert 0 <= (calm.timings.queue_s or 0) <= (calm.timings.first_token_s or 0)
+    killer = kill_gateway_once_running(stack)
+    disturbed = client.generate("Once", **LONG)
+    killer.join()
+    assert disturbed.token_ids == calm.token_ids and len(calm.token_ids) == NUM_TOKENS
+
+
+def test_a_batch_of_chats_comes_although_the_gateway_is_killed(
+    stack: Product, client: pagewire.Client
+) -> None:
+    turns = [{"role": "user", "content": [{"type": "text", "text": "Say it."}]}]
+    calm = client.batch_chat([turns] * 4, **LONG)
+    killer = kill_gateway_once_running(stack, count=4)
+    disturbed = client.batch_chat([turns] * 4, **LONG)
+    killer.join()
+    assert [one.token_ids for one in disturbed] == [one.token_ids for one in calm]
+
+
+def test_a_stream_of_several_outputs_goes_on_although_the_gateway_is_killed(
+    stack: Product, client: pagewire.Client
+) -> None:
+    calm = client.generate("Once", n=3, **LONG)
+    killer = kill_gateway_once_running(stack, count=3)
+    pieces, stream = [], client.stream("Once", n=3, **LONG)
+    for piece in stream:
+        pieces.append(piece)
+    killer.join()
+    disturbed = stream.completion()
+    for one, other in zip((calm, *calm.more), (disturbed, *disturbed.more), strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.text == other.text
+    assert {piece.index for piece in pieces} == {0, 1, 2}
+    assert disturbed.timings and disturbed.timings.measured_by == "client"
+
+
+def test_asyncio_calls_come_although_the_gateway_is_killed(
+    stack: Product, client: pagewire.Client
+) -> None:
+    async def ask() -> tuple[int, ...]:
+        target = f"127.0.0.1:{stack.grpc_port}"
+        async with pagewire.AsyncClient(target, resume_timeout_s=patience(60)) as own:
+            return (await own.generate("Once", **LONG)).token_ids
+
+    calm = client.generate("Once", **LONG)
+    killer = kill_gateway_once_running(stack)
+    assert asyncio.run(ask()) == calm.token_ids
+    killer.join()
+
+
+def test_a_key_runs_a_call_once_and_an_operator_ends_it(
+    stack: Product, client: pagewire.Client
+) -> None:
+    with Admin(f"127.0.0.1:{stack.scheduler_port}") as admin:
+        before = admin.status().num_accepted
+        first = client.generate("Once", idempotency_key="nightly", **LONG)
+        again = client.generate("Once", idempotency_key="nightly", **LONG)
+        assert again == first
+        assert admin.status().num_accepted == before + 1
+        stream = client.stream("Once", request_id="to-abort", **LONG | {"max_tokens": 400})
+        next(stream)
+        with pytest.raises(pagewire.FailedPrecondition, match="priority"):
+            admin.set_priority("to-abort", -1)
+        assert admin.abort("to-abort") == ("to-abort",)
+        assert stream.completion().finish_reason == "abort"
+        assert not admin.requests()
+
+
+def test_a_model_class_is_the_form_of_a_real_answer(client: pagewire.Client) -> None:
+    answer = client.chat("Is it?", structured_output=Verdict, max_tokens=40, temperature=0)
+    assert isinstance(answer.parsed, Verdict), answer
+    scored = client.generate("Once", logprobs=0, max_tokens=4)
+    assert scored.cumulative_logprob == sum(token.logprob for token in scored.logprobs) < 0
