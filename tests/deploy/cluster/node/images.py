@@ -1,0 +1,53 @@
+"""Images by their names: what they run by themselves, by their Dockerfiles, with which variables.
+
+Their content is one environment with the package's wheel, at the place that images have it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.deploy import roots
+from tests.deploy.images.dockerfile import NAMES, read
+from tests.packaging.wheels import Environment
+
+
+class NoImage(Exception):
+    """There is no image of this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What a kubelet needs to know of an image."""
+
+    entrypoint: tuple[str, ...]
+    variables: dict[str, str]
+    user: int
+    group: int
+    binds: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """All images of this repository, over one environment."""
+
+    environment: Environment
+    libraries: Path  # of other distributions, which the environment has on its path
+
+    def find(self, reference: str) -> Image:
+        """The image of a reference such as registry/pagewire-gateway:0.1.0. Raises NoImage."""
+        last = reference.partition("@")[0].rpartition("/")[2]
+        named = last.partition(":")[0].removeprefix("pagewire-")
+        if named not in NAMES:
+            raise NoImage(f"no image {reference}: there are {', '.join(NAMES)}")
+        stage = list(read(named).values())[-1]
+        user, _, group = stage.last("USER").text.partition(":")
+        binds = roots.base(with_programs=stage.base != "scratch")
+        binds[str(self.environment.folder)] = "/opt/pagewire"
+        binds[str(self.libraries)] = str(self.libraries)
+        return Image(
+            tuple(stage.last("ENTRYPOINT").words),
+            stage.variables,
+            int(user),
+            int(group or user),
+            binds,
+        )

@@ -1,0 +1,209 @@
+"""The chart in a cluster, by a real helm: it serves, it is upgraded under load, it goes.
+
+Streams of all kinds run while pods are replaced; each text must equal that of the same request
+undisturbed. The tests are one story, in order, of one release.
+"""
+
+import os
+import re
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bench.harness.twins import Seen, Verdict, asks
+from tests.deploy.cluster.site import Release
+from tests.deploy.cluster.standin import Client, StandIn, Tools
+from tests.pace import patience
+
+pytestmark = pytest.mark.slow
+NUM_OF_EACH = 16  # over HTTP, and as many through the SDK
+NUM_TOKENS = 100
+SMALL = {
+    "gateway": {"replicas": 2, "preStopSeconds": 2},
+    "longestGenerationSeconds": 300,
+    "worker": {
+        "drainSeconds": 5,
+        "shmSize": "64Mi",
+        "options": {"dtype": "float32", "threads": 1, "kv-cache-gib": 0.3},
+    },
+}
+
+# By tier: whose log says that it ended while streams ran, and how.
+MET = {
+    "gateway": ("gateway", r"stopping: [1-9]\d* requests are open"),
+    "scheduler": ("scheduler", r"stopping: [1-9]\d* requests are open"),
+    "worker": ("scheduler", "gets no new requests: the worker is shutting down"),
+}
+
+
+def _values(folder: Path, more: dict[str, object]) -> tuple[str, str]:
+    """The values as words of helm's command line."""
+    path = folder / "values.yaml"
+    path.write_text(yaml.safe_dump(SMALL | more))
+    return "--values", str(path)
+
+
+def _real(tools: Tools, home: Path) -> Release:
+    registry = os.environ.get("PAGEWIRE_TEST_REGISTRY", "")
+    if not registry:
+        pytest.skip("KUBECONFIG is set, but PAGEWIRE_TEST_REGISTRY names no images")
+    image = {"registry": registry, "tag": os.environ.get("PAGEWIRE_TEST_TAG", "")}
+    client = Client(tools, Path(os.environ["KUBECONFIG"]), home)
+    return Release(client, _values(home, {"image": image}), None)
+
+
+def _stand_in(tools: Tools, home: Path, request: pytest.FixtureRequest) -> Release:
+    folder: Path = request.getfixturevalue("served_model")
+    source = {"hostPath": {"path": str(folder)}}
+    volume = {"source": source, "path": "tiny", "shared": True}
+    cluster: StandIn = request.getfixturevalue("cluster")
+    values = _values(home, {"model": {"source": "volume", "volume": volume}})
+    return Release(Client(tools, cluster.kubeconfig, home), values, cluster)
+
+
+@pytest.fixture(scope="module")
+def release(
+    tools: Tools, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Release]:
+    """The release, not installed yet; without a trace after the tests."""
+    home = tmp_path_factory.mktemp("home")
+    is_real = "KUBECONFIG" in os.environ
+    made = _real(tools, home) if is_real else _stand_in(tools, home, request)
+    made.install()
+    yield made
+    made.client.helm("uninstall", made.name, "--namespace", made.namespace)
+
+
+@pytest.fixture(scope="module")
+def twins(release: Release) -> list[Seen]:
+    """What each stream says undisturbed."""
+    release.wait_until_answered()
+    seen = release.run(asks(NUM_OF_EACH, NUM_TOKENS))
+    assert [one.problem for one in seen if one.problem] == []
+    return seen
+
+
+def disturb(release: Release, twins: list[Seen], change: Callable[[], object]) -> int:
+    """Makes a change while streams run, one round after the other; returns the number of rounds.
+
+    Asserts that each stream of each round equals its twin.
+    """
+    failed: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            change()
+        except BaseException as error:
+            failed.append(error)
+
+    maker = threading.Thread(target=make)
+    num_rounds = 0
+    streams = release.start(asks(NUM_OF_EACH, NUM_TOKENS))
+    streams.wait_until_all_have_begun()
+    maker.start()
+    while True:
+        is_last = not maker.is_alive()  # one more round after the change
+        seen = streams.wait()
+        num_rounds += 1
+        wrong = {
+            number: (one.judge(twin), one.problem)
+            for number, (one, twin) in enumerate(zip(seen, twins, strict=True))
+            if one.judge(twin) is not Verdict.SAME
+        }
+        assert not wrong, f"round {num_rounds}: {wrong}\n{release.words()}"
+        if is_last:
+            break
+        streams = release.start(asks(NUM_OF_EACH, NUM_TOKENS))
+    maker.join(patience(180))
+    assert not failed, failed
+    return num_rounds
+
+
+def names(release: Release, tier: str) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in release.pods(tier)}
+
+
+def test_a_prompt_is_answered_through_the_service(release: Release) -> None:
+    answer = release.answer("The capital of France is", 5)
+    assert answer["usage"]["completion_tokens"] == 5 and answer["choices"][0]["text"]
+
+
+def test_helm_test_passes(release: Release) -> None:
+    said = release.helm("test", "--logs")
+    assert "Succeeded" in said
+    (pod,) = release.pods("test")
+    assert release.logs(pod["metadata"]["name"]).strip()  # the tokens
+
+
+@pytest.mark.parametrize("tier", ["gateway", "scheduler", "worker"])
+def test_a_rolling_upgrade_of_a_tier_loses_no_stream(
+    release: Release, twins: list[Seen], tier: str
+) -> None:
+    before = names(release, tier)
+    rounds = disturb(release, twins, lambda: release.upgrade(f"{tier}.podAnnotations.turn=one"))
+    print(f"{tier}: {rounds} rounds of {2 * NUM_OF_EACH} streams")
+    assert before and not before & names(release, tier), "pods that were not replaced"
+    if release.stand_in is not None:  # the upgrade met streams: else it would show nothing
+        witness, words = MET[tier]
+        said = release.words_of(witness)
+        assert re.search(words, said), said
+
+
+def test_a_second_worker_takes_load_and_goes_without_a_loss(
+    release: Release, twins: list[Seen]
+) -> None:
+    disturb(release, twins, lambda: release.upgrade("worker.replicas=2"))
+    assert len(release.pods("worker")) == 2
+    disturb(release, twins, lambda: None)
+    if release.stand_in is not None:
+        counts = {p["metadata"]["name"]: num_tokens(p) for p in release.pods("worker")}
+        assert all(counts.values()), counts
+    disturb(release, twins, lambda: release.upgrade("worker.replicas=1"))
+    assert len(release.pods("worker")) == 1
+
+
+def num_tokens(pod: dict[str, object]) -> float:
+    """Tokens that a worker has computed, by its metrics."""
+    status = pod["status"]
+    assert isinstance(status, dict)
+    url = f"http://{status['podIP']}:9464/metrics"
+    with urllib.request.urlopen(url, timeout=patience(10)) as answered:
+        lines = answered.read().decode().splitlines()
+    found = [line.split() for line in lines if line.startswith("pagewire_worker_step_tokens_total")]
+    return sum(float(parts[-1]) for parts in found)
+
+
+def test_a_rollback_brings_back_what_was(release: Release, twins: list[Seen]) -> None:
+    first = release.get("deployment", f"{release.name}-pagewire-gateway")
+    waits = ("--wait", "--timeout", f"{patience(180):.0f}s")
+    disturb(release, twins, lambda: release.helm("rollback", "1", *waits))
+    back = release.get("deployment", f"{release.name}-pagewire-gateway")
+    assert "annotations" not in back["spec"]["template"]["metadata"]
+    assert first["metadata"]["uid"] == back["metadata"]["uid"]
+
+
+def test_uninstalled_it_leaves_nothing(release: Release) -> None:
+    release.helm("uninstall", "--wait", "--timeout", f"{patience(180):.0f}s")
+    if release.stand_in is not None:
+        stand_in = release.stand_in
+        # The pod of `helm test` stays, as a hook does; it has ended.
+        stand_in.wait_for(
+            lambda: (
+                {p["status"]["phase"] for p in stand_in.pods(release.namespace)} <= {"Succeeded"}
+            ),
+            "end of all pods",
+        )
+        stand_in.wait_for(lambda: not stand_in.processes(), "end of all processes")
+    left = release.get("statefulsets,deployments,services,secrets,configmaps")["items"]
+    # What the chart keeps on purpose says so.
+    unkept = [
+        obj["metadata"]["name"]
+        for obj in left
+        if obj["metadata"].get("annotations", {}).get("helm.sh/resource-policy") != "keep"
+        and obj["metadata"]["name"] != "kube-root-ca.crt"
+    ]
+    assert unkept == []
