@@ -7,6 +7,8 @@ BIN      := $(VENV)/bin
 SERVES   := $(VENV)/.serves
 READY    := $(VENV)/.ready
 PROTOC   := .venv-proto/.ready
+DEPLOY   := .venv-deploy/.ready
+AXE      := 4.10.3
 ONCE     ?=
 MODEL    ?=
 DTYPE    ?= auto
@@ -30,7 +32,7 @@ protoc    = export PATH="$(CURDIR)/.venv-proto/bin:$$PATH"; \
 # Tests of one file, and all that share a product, run in one process; the order stays that of cost.
 SHARED = -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help install serve test test-fast lint format proto proto-check bench clean
+.PHONY: help install serve test test-fast test-deploy axe lint format proto proto-check bench clean
 
 help:         ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -57,11 +59,18 @@ $(PROTOC): pyproject.toml
 serve: $(SERVES)  ## all three services and a sample answer; ONCE=1 stops after it; MODEL= DTYPE= DEVICE= OPTIONS=
 	@$(BIN)/pagewire up --dtype $(DTYPE) --device $(DEVICE) $(if $(MODEL),--model '$(MODEL)') $(if $(ONCE),--once) $(OPTIONS)
 
-test: $(READY)  ## everything that runs without a GPU, cheap tests first, a process per core
+$(DEPLOY): deploy/tools/install.py deploy/tools/requirements.txt deploy/tools/package.json
+	@$(call stage,helm and what checks a chart,$(PYTHON) deploy/tools/install.py .venv-deploy)
+	@touch $@
+
+test: $(READY) $(DEPLOY)  ## everything that runs without a GPU, cheap tests first, a process per core
 	$(BIN)/python -m pytest $(SHARED)
 
 test-fast: $(READY)  ## the first minute's worth of it; says what it leaves out
 	$(BIN)/python -m pytest $(SHARED) --fast
+
+test-deploy: $(READY) $(DEPLOY)  ## the chart, the images' files and docs/deploy.md; a part of test
+	$(BIN)/python -m pytest $(SHARED) tests/deploy
 
 lint: $(READY) proto-check  ## ruff, mypy, import contracts, buf, Markdown
 	$(BIN)/ruff check .
@@ -70,7 +79,10 @@ lint: $(READY) proto-check  ## ruff, mypy, import contracts, buf, Markdown
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
-	$(BIN)/pymarkdown --strict-config scan --recurse README.md CONTRIBUTING.md CHANGELOG.md docs
+	$(BIN)/pymarkdown --strict-config scan --recurse README.md CONTRIBUTING.md CHANGELOG.md docs deploy/k8s/chart/README.md
+
+axe: $(READY)  ## axe-core, for the accessibility test of the page; needs npm
+	@npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/axe axe-core@$(AXE)
 
 format: $(READY)  ## rewrite to the one format
 	$(BIN)/ruff check --fix .
@@ -88,4 +100,4 @@ bench: $(READY)  ## list the benchmarks and how to run each
 	@grep -m1 -H '"""' bench/*.py | sed 's/:"""/\t/'
 
 clean:  ## remove the environments and caches of this checkout
-	rm -rf $(VENV) .venv-proto .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-proto .venv-deploy .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -13,17 +13,23 @@ FOLDERS = (
     ("wire", "protos", "simulator", "scheduler_svc/core"),
     ("scheduler_svc", "gateway", "pagewire", "bench"),
     (".", "default_model"),
-    ("kernels", "worker_svc", "gpu"),
-    ("e2e",),
+    ("kernels", "worker_svc", "gpu", "packaging"),
+    ("deploy", "e2e"),
 )
 RANKS = {folder: rank for rank, folders in enumerate(FOLDERS) for folder in folders}
 # What the fast run leaves out: folders, and files that walk at random or start many processes.
-SLOW_FOLDERS = ("default_model", "kernels", "worker_svc", "gpu", "e2e")
+SLOW_FOLDERS = (
+    "default_model", "deploy", "kernels", "worker_svc", "gpu", "packaging", "e2e",
+    "bench", "gateway/edge", "gateway/structure", "pagewire/hub", "pagewire/launcher",
+    "scheduler_svc/discovery", "scheduler_svc/journal", "simulator", "wire/tracing",
+)  # fmt: skip
 SLOW_FILES = (
-    "test_chaos", "test_cpu_vs_transformers", "test_detection", "test_documented", "test_download",
-    "test_files", "test_groups", "test_machine", "test_metrics", "test_modules", "test_overload",
-    "test_planted_moves", "test_process", "test_random_walks", "test_replay", "test_same_text",
-    "test_schema_walks", "test_split", "test_up",
+    "test_api_table", "test_call_walks", "test_capacity", "test_chaos", "test_cli", "test_client",
+    "test_cpu_vs_transformers", "test_detection", "test_documented", "test_download", "test_edges",
+    "test_files", "test_groups", "test_grpc", "test_machine", "test_metrics", "test_modules",
+    "test_overload", "test_packaging", "test_planted_moves", "test_process", "test_random_walks",
+    "test_replay", "test_resume", "test_same_text", "test_schema_walks", "test_shell",
+    "test_slow_handshake", "test_slow_readers", "test_split", "test_up",
 )  # fmt: skip
 
 

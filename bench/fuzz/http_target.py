@@ -78,6 +78,8 @@ def judge(answer: bytes) -> CaseVerdict:
         error = json.loads(body)["error"]
         is_named = bool(error["param"]) or error["code"] in NAMELESS
         is_named = is_named or "not valid JSON" in error["message"]
+        # Five fields together leave no token; `param` has room for one, the sentence names all.
+        is_named = is_named or "grammar, min_tokens, allowed_token_ids" in error["message"]
     except (ValueError, LookupError, TypeError):
         return CaseVerdict(str(status), f"a refusal of another form: {body[:300]!r}")
     return CaseVerdict(str(status), "" if is_named else f"names no field: {error['message'][:200]}")

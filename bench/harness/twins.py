@@ -93,10 +93,16 @@ def asks(count: int, num_tokens: int) -> list[TwinRequest]:
 class Streams:
     """All requests, running at once, each in a thread of its own."""
 
-    def __init__(self, requests: Sequence[TwinRequest], http_port: int, grpc_port: int) -> None:
+    def __init__(
+        self,
+        requests: Sequence[TwinRequest],
+        http_port: int,
+        grpc_port: int,
+        host: str = "127.0.0.1",
+    ) -> None:
         self.seen = [Seen() for _ in requests]
-        self._http_port = http_port
-        self._client = pagewire.Client(f"127.0.0.1:{grpc_port}", timeout_s=LIMIT_S)
+        self._http = (host, http_port)
+        self._client = pagewire.Client(f"{host}:{grpc_port}", timeout_s=LIMIT_S)
         self._threads = [
             threading.Thread(target=self._follow, args=pair, daemon=True)
             for pair in zip(requests, self.seen, strict=True)
@@ -134,7 +140,7 @@ class Streams:
     def _follow(self, ask: TwinRequest, seen: Seen) -> None:
         try:
             if ask.over_http:
-                _follow_http(ask, seen, self._http_port)
+                _follow_http(ask, seen, self._http)
             else:
                 _follow_sdk(ask, seen, self._client)
         except (OSError, http.client.HTTPException) as error:
@@ -156,12 +162,12 @@ def _follow_sdk(ask: TwinRequest, seen: Seen, client: pagewire.Client) -> None:
         seen.add(delta.index, delta.text, end)
 
 
-def _follow_http(ask: TwinRequest, seen: Seen, port: int) -> None:
+def _follow_http(ask: TwinRequest, seen: Seen, address: tuple[str, int]) -> None:
     body = {"prompt": ask.prompt, "stream": True, **ask.options}
     if regex := body.pop("regex", None):
         body["structured_outputs"] = {"regex": regex}
     headers = {"content-type": "application/json"}
-    opened = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+    opened = http.client.HTTPConnection(*address, timeout=LIMIT_S)
     with contextlib.closing(opened) as connection:
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
         with connection.getresponse() as response:

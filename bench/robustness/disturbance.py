@@ -1,7 +1,9 @@
 """The gaps between tokens of running streams while hostile requests arrive.
 
 Starts the three services, streams from them at once, and sends each hostile request several times
-while they decode. A request hurts no other if the largest gap stays near the median.
+while they decode. `adds` is what it adds to the largest gap, in medians of streams that are alone.
+A prompt is computed in steps that the streams share: `chunk` is the longest of these, and `aside`
+what the request adds apart from it.
 """
 
 import argparse
@@ -20,10 +22,18 @@ import httpx
 from bench.harness.services import commit, free_ports, hardware, launched, settings
 from default_model.folder import ensure
 from pagewire.cli.launcher import services
-from pagewire.v1 import inference_pb2, inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from pagewire.v1 import (
+    debug_pb2,
+    debug_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
 from pagewire.v1.types_pb2 import SamplingParams
 
 PROMPT = "Hello " * 60
+ALONE_S = 2.0
 Send = Callable[["Stubs"], Awaitable[str]]
 
 
@@ -34,11 +44,12 @@ class Stubs:
     inference: "inference_pb2_grpc.InferenceServiceAsyncStub"
     scheduler: "scheduler_pb2_grpc.SchedulerServiceAsyncStub"
     http: httpx.AsyncClient
+    worker: "debug_pb2_grpc.DebugServiceAsyncStub"
 
 
 @dataclass(slots=True)
 class RunningStreams:
-    """RunningStreams that decode until they are told to stop, and when their tokens came."""
+    """Streams that decode until they are told to stop, and when their tokens came."""
 
     arrivals_s: list[list[float]] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -152,43 +163,71 @@ def hostile_requests(max_model_len: int) -> dict[str, Send]:
     }
 
 
+async def longest_chunk_s(product: Stubs, num_steps: int) -> float:
+    """The longest of the worker's last steps that computed tokens of a prompt, in seconds."""
+    request = debug_pb2.ListStepsRequest(limit=max(1, num_steps))
+    steps = (await product.worker.ListSteps(request)).steps
+    return max((step.duration_us / 1e6 for step in steps if step.num_prefill_rows), default=0.0)
+
+
+async def newest_step(product: Stubs) -> int:
+    """The number of the worker's last step."""
+    steps = (await product.worker.ListSteps(debug_pb2.ListStepsRequest(limit=1))).steps
+    return steps[0].step_id
+
+
+async def alone_s(streams: RunningStreams) -> float:
+    """The median gap of streams while nothing else is sent."""
+    began_s = time.perf_counter()
+    await asyncio.sleep(ALONE_S)
+    return statistics.median(streams.gaps_s(began_s, time.perf_counter()))
+
+
 async def measure(
     product: Stubs, name: str, send: Send, streams: RunningStreams, repeats: int
 ) -> None:
     """Sends one request again and again, and prints the gaps in the meantime."""
-    began_s = time.perf_counter()
+    median_s = await alone_s(streams)
+    first_step, began_s = await newest_step(product), time.perf_counter()
     answers = []
     for _ in range(repeats):
         answers.append(await send(product))
         await asyncio.sleep(0.3)
-    spent_s = time.perf_counter() - began_s
-    gaps = sorted(streams.gaps_s(began_s, time.perf_counter()))
-    middle, largest = statistics.median(gaps), gaps[-1]
-    late = gaps[int(len(gaps) * 0.99)]
+    ended_s = time.perf_counter()
+    gaps = sorted(streams.gaps_s(began_s, ended_s))
+    chunk_s = await longest_chunk_s(product, await newest_step(product) - first_step)
+    largest_s = gaps[-1]
     print(
-        f"{name:42}{answers[0]:>18}{spent_s / repeats - 0.3:9.2f}{middle * 1e3:10.1f}"
-        f"{late * 1e3:10.1f}{largest * 1e3:10.1f}{largest / middle:8.1f}",
+        f"{name:42}{answers[0]:>18}{(ended_s - began_s) / repeats - 0.3:8.2f}{median_s * 1e3:8.1f}"
+        f"{statistics.median(gaps) * 1e3:9.1f}{largest_s * 1e3:9.1f}{chunk_s * 1e3:8.1f}"
+        f"{largest_s / median_s - 1:7.1f}{(largest_s - max(chunk_s, median_s)) / median_s:7.1f}",
         flush=True,
     )
 
 
 async def run(ports: Any, args: argparse.Namespace) -> None:
-    """RunningStreams, and sends every hostile request."""
+    """Starts streams, and sends every hostile request."""
     limit = [("grpc.max_receive_message_length", 64 << 20)]
     async with (
         grpc.aio.insecure_channel(f"127.0.0.1:{ports.gateway_grpc}", options=limit) as gateway,
         grpc.aio.insecure_channel(f"127.0.0.1:{ports.scheduler}") as scheduler,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports.gateway_http}", timeout=120) as http,
+        grpc.aio.insecure_channel(f"127.0.0.1:{ports.worker}", options=limit) as worker,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports.gateway_http}", timeout=1_800) as http,
     ):
         product = Stubs(
             inference_pb2_grpc.InferenceServiceStub(gateway),
             scheduler_pb2_grpc.SchedulerServiceStub(scheduler),
             http,
+            debug_pb2_grpc.DebugServiceStub(worker),
         )
         streams = RunningStreams()
         streams.start(product, args.streams)
+        await chat(max_tokens=1)(product)  # the first one is slower than all others
         await asyncio.sleep(5)
-        print(f"{'':42}{'answer':>18}{'s':>9}{'median':>10}{'p99':>10}{'largest':>10}{'times':>8}")
+        print(
+            f"{'':42}{'answer':>18}{'s':>8}{'alone':>8}{'median':>9}{'largest':>9}{'chunk':>8}"
+            f"{'adds':>7}{'aside':>7}"
+        )
         for name, send in hostile_requests(args.max_model_len).items():
             if args.only in name:
                 await measure(product, name, send, streams, args.repeats)
@@ -205,9 +244,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-model-len", type=int, default=2_048, help="of the model")
     parser.add_argument("--only", default="", help="requests whose name has this")
     parser.add_argument("--worker-option", action="append", default=[])
+    parser.add_argument("--scheduler-option", action="append", default=[])
     args = parser.parse_args(arguments)
     ports = free_ports()
-    specs = services.plan(settings(ports, args.worker_option), args.model or ensure())
+    specs = services.plan(
+        settings(ports, args.worker_option, args.scheduler_option), args.model or ensure()
+    )
     url = f"http://127.0.0.1:{ports.gateway_http}/ready"
 
     def is_ready() -> bool:

@@ -8,7 +8,18 @@ from collections.abc import Mapping, Sequence
 from pagewire import __version__
 from pagewire._errors import PagewireError
 from pagewire._terminal import Style
-from pagewire.cli import chat, complete, explain, keys, replay, serve, simulate, status
+from pagewire.cli import (
+    chat,
+    complete,
+    explain,
+    health,
+    keys,
+    profile,
+    replay,
+    serve,
+    simulate,
+    status,
+)
 from pagewire.cli.benchmark import bench
 from pagewire.cli.launcher import up
 from pagewire.cli.options import CommandError
@@ -70,6 +81,8 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     )
     parser.add_argument("--version", action="version", version=f"pagewire {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (up, serve, chat, complete, status, explain, keys, bench, simulate, replay):
+    for command in (up, serve, chat, complete, status, health, explain, profile):
+        command.add_parser(commands)
+    for command in (keys, bench, simulate, replay):
         command.add_parser(commands)
     return parser, commands.choices

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 
 from pagewire._channel import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Connection, is_local
 from pagewire._client import Client
+from pagewire._connection.environment import API_KEY, TARGET
+from pagewire._connection.peer_token import first_token, found_token
 from pagewire._types import TLS, SamplingParams
-from pagewire.cli.peer_token import first_token, found_token
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 DEFAULT_SCHEDULER = "localhost:50052"
-API_KEY_VARIABLE = "PAGEWIRE_API_KEY"
+
+
+API_KEY_VARIABLE = API_KEY
 
 
 class CommandError(Exception):
@@ -47,7 +50,8 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     """Adds the options for the address of the gateway, encryption and key."""
     group = parser.add_argument_group("connection")
     add = group.add_argument
-    add("--target", default=DEFAULT_TARGET, metavar="HOST:PORT", help="gRPC port of the gateway")
+    target = os.environ.get(TARGET) or DEFAULT_TARGET
+    add("--target", default=target, metavar="HOST:PORT", help="gRPC port of the gateway")
     add("--api-key", metavar="KEY", help=f"key of the gateway (default: ${API_KEY_VARIABLE})")
     add("--allow-insecure-key", action="store_true", help="send the key without TLS")
     add("--tls", action="store_true", help="encrypt, with gRPC's own root certificates")

@@ -91,7 +91,8 @@ def ask(
     }
     addresses = [worker] if worker else _workers(status)
     for address in addresses:
-        services[f"worker {address}"] = health.check(replace(inside, target=address, api_key=None))
+        answer = health.check(replace(inside, target=address, api_key=None))
+        services[f"worker {address}"] = _as_group(answer, address, status)
     return Report(services, status, _sampling_defaults(gateway), rate)
 
 
@@ -109,6 +110,18 @@ def _sampling_defaults(gateway: Connection) -> dict[str, float]:
 
 def _get_status(stub: SchedulerServiceStub, inside: Connection) -> scheduler_pb2.GetStatusResponse:
     return stub.GetStatus(scheduler_pb2.GetStatusRequest(), **inside.terms(ASK_TIMEOUT_S))
+
+
+def _as_group(
+    answer: Health, address: str, status: scheduler_pb2.GetStatusResponse | None
+) -> Health:
+    """A worker's own answer, unless the scheduler says why it gives it no requests."""
+    for group in () if status is None else status.groups:
+        if group.address == address and group.draining:
+            return Health(is_serving=False, reason=f"drained: {group.draining}")
+        if group.address == address and answer.is_serving and not group.ready:
+            return Health(is_serving=False, reason=group.reason)
+    return answer
 
 
 def _workers(status: scheduler_pb2.GetStatusResponse | None) -> list[str]:

@@ -21,7 +21,7 @@ def locate(given: Path, *, with_weights: bool) -> LocatedModel:
     What exists here wins over a name of the same spelling. What is neither is returned as given,
     for the caller to refuse. Raises ModelUnavailable.
     """
-    name = None if given.exists() else names.parse(str(given))
+    name = names.name_in(given)
     if name is None:
         return LocatedModel(given)
     return LocatedModel(download(name, with_weights=with_weights), name.repository)

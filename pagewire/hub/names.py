@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 DEFAULT_REVISION = "main"
 _PART = r"[A-Za-z0-9](?:[\w.-]{0,94}[A-Za-z0-9_])?"
@@ -21,6 +22,11 @@ class ModelName:
     def __str__(self) -> str:
         at = "" if self.revision == DEFAULT_REVISION else f"@{self.revision}"
         return f"{self.repository}{at}"
+
+
+def name_in(given: Path) -> ModelName | None:
+    """The name that --model spells; None if it cannot be one, or if there is such a path here."""
+    return None if given.exists() else parse(str(given))
 
 
 def parse(text: str) -> ModelName | None:

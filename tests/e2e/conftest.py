@@ -41,6 +41,8 @@ class Product:
     model: Path
     logs: Path
     worker_options: tuple[str, ...] = ("--kv-cache-gib", "1")
+    options: tuple[str, ...] = ()  # of every service
+    environ: dict[str, str] = field(default_factory=dict)
     http_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
@@ -65,13 +67,13 @@ class Product:
         settings = replace(
             self._settings,
             worker_port=port or self.worker_port,
-            worker_options=(*self.worker_options, *options, *metrics),
+            worker_options=(*self.worker_options, *self.options, *options, *metrics),
         )
         self._start(settings, "worker_svc", name)
 
     def start_scheduler(self, *options: str) -> None:
         metrics = ("--metrics-port", str(self.scheduler_metrics_port))
-        options = ("--state-check-interval", "8", *metrics, *options)
+        options = ("--state-check-interval", "8", *metrics, *self.options, *options)
         self._start(replace(self._settings, scheduler_options=options), "scheduler_svc")
 
     def start_gateway(self) -> None:
@@ -87,6 +89,7 @@ class Product:
             worker_port=self.worker_port,
             dtype="float32",
             device="cpu",
+            gateway_options=self.options,
         )
 
     def _start(self, settings: Settings, module: str, name: str = "") -> None:
@@ -99,7 +102,7 @@ class Product:
             cwd=ROOT,
             stdout=log,
             stderr=log,
-            env=environment_of_users(),
+            env=environment_of_users(**self.environ),
         )
         log.close()
 

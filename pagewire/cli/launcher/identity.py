@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pagewire._connection.peer_token import first_token, token_path, write_secret, write_token
 from pagewire._types import TLS
 from pagewire.cli.launcher.certificates import make_certificates
 from pagewire.cli.launcher.options.up_options import SERVICES
 from pagewire.cli.launcher.services import Settings
 from pagewire.cli.options import API_KEY_VARIABLE, CommandError
-from pagewire.cli.peer_token import first_token, token_path, write_secret, write_token
 from pagewire.settings import environment, sources
 
 GATEWAY_KEY_VARIABLE = environment.variable("api-key", "gateway")

@@ -1,6 +1,5 @@
 """The model that `pagewire up` serves: its folder on this machine, and the name for requests."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -29,8 +28,7 @@ def find_model(given: Path | None, checkout: Path) -> ServedFolder:
     """The folder of --model, downloaded or made now if need be. Raises CommandError."""
     if given is None:
         return _local(_default_model(checkout))
-    name = None if given.exists() else names.parse(str(given))
-    if name is not None:
+    if (name := names.name_in(given)) is not None:
         return ServedFolder(_downloaded(name), name.repository, str(name))
     if problem := problem_with(given):
         raise CommandError(f"--model: {problem}")
@@ -44,9 +42,8 @@ def _local(folder: Path) -> ServedFolder:
 def _downloaded(name: ModelName) -> Path:
     """The folder of a hub's model, with its progress on stderr."""
     # In a process of its own, since a download can only be stopped together with its process.
-    paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    status, printed = _run([sys.executable, "-P", "-m", "pagewire.hub", str(name)], env=environ)
+    command = [sys.executable, "-m", "pagewire.hub", str(name)]
+    status, printed = _run(command, env=environment(PACKAGES))
     if status:
         raise CommandError(f"--model: {printed or f'the download of {name} failed'}")
     return Path(printed)
@@ -64,9 +61,7 @@ def _default_model(checkout: Path) -> Path:
     return Path(printed)
 
 
-def _run(
-    command: list[str], cwd: Path | None = None, env: Mapping[str, str] | None = None
-) -> tuple[int, str]:
+def _run(command: list[str], *, env: Mapping[str, str], cwd: Path | None = None) -> tuple[int, str]:
     """Status and stripped output of a command that a stop signal ends."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=cwd, env=env) as running:
         try:

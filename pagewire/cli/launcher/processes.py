@@ -8,6 +8,7 @@ service; so does the end of this process, in any way.
 """
 
 import contextlib
+import json
 import re
 import signal
 import subprocess
@@ -136,8 +137,13 @@ class Service:
 
 def last_message(log: str) -> str:
     """What the last line of a log says, without its time, level and logger."""
-    messages = _MESSAGE.findall(log)
-    return str(messages[-1]) if messages else ""
+    for line in reversed(log.splitlines()):
+        if (match := _MESSAGE.match(line)) is not None:
+            return str(match[1])
+        if line.startswith("{"):  # --log-format json; the first line of a tail may be half of one
+            with contextlib.suppress(ValueError, KeyError):
+                return str(json.loads(line)["message"])
+    return ""
 
 
 class Quiet:

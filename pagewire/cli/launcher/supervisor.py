@@ -187,6 +187,11 @@ class ServiceSupervisor:
                 )
             time.sleep(POLL_S)
 
+    def kill(self, name: str, why: str) -> None:
+        """Kills a service, which the next ticks start again."""
+        self._say(f"killing the {name}: {why}")
+        self._services[name].kill()
+
     def drain(self, is_hurried: Callable[[], bool]) -> None:
         """Lets the services finish what runs: the gateway, then the scheduler, then the worker.
 

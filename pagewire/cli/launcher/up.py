@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 from pagewire._channel import Connection
 from pagewire.cli.launcher import sample
+from pagewire.cli.launcher.demo import DemoPipe, check_demo, demo_pipe, with_demo
 from pagewire.cli.launcher.identity import LocalIdentity, check_options, local_identity
 from pagewire.cli.launcher.invitation import invitation
 from pagewire.cli.launcher.journal import Journal
@@ -59,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
     settings = with_config(_settings(options, processes), options.config)
     checkout = find_checkout(options.checkout.resolve())
     require("worker", "scheduler", "gateway", *(() if options.model else ("default-model",)))
+    check_demo(options.demo, settings)
     check_ports(settings.ports)
     limits = TimeLimits(options.startup_timeout_s, options.hang_timeout_s, options.drain_timeout_s)
     check_options(settings, options)
@@ -75,7 +77,8 @@ def run(options: argparse.Namespace) -> int:
                 overrides = "--gateway-options='--processes N' overrides"
                 journal.done("gateways", f"{processes[1]} on the same ports; {overrides}")
             with (
-                local_identity(settings, options, logs) as identity,
+                demo_pipe(options.demo, logs) as demo,
+                local_identity(with_demo(settings, demo), options, logs) as identity,
                 Services(checkout, logs) as services,
                 _supervised(services, identity, model, limits, journal, signals) as up,
             ):
@@ -84,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
                 has_answered = not outcome.problem
                 if not options.once:
                     journal.say(invitation(identity, model.name, outcome, journal.style))
-                    _serve(up)
+                    _serve(up, demo)
                 journal.say("stopping")
     except StopRequested:
         journal.say("stopped")
@@ -224,8 +227,10 @@ def _start(supervisor: ServiceSupervisor, identity: LocalIdentity, journal: Jour
             journal.done("serving", line)
 
 
-def _serve(supervisor: ServiceSupervisor) -> NoReturn:
+def _serve(supervisor: ServiceSupervisor, demo: DemoPipe | None) -> NoReturn:
     """Keeps the services alive until a stop signal, or until one dies again and again."""
     while True:
+        if demo is not None and demo.asks_for_kill():
+            supervisor.kill("worker", "the page asked for it")
         supervisor.tick()
         time.sleep(POLL_S)

@@ -6,13 +6,13 @@ within that again.
 """
 
 import re
-import shutil
 import subprocess
 import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.deploy.chart.rendering import tool
 from tests.e2e.conftest import ROOT, Product
 from tests.e2e.metrics.metrics_load import (
     Counted,
@@ -153,11 +153,8 @@ def test_a_client_that_leaves_is_an_outcome(tiny_product: Product) -> None:
 def test_promtool_finds_nothing_but_the_colons_of_vllms_names(
     tiny_product: Product, load: tuple[Counted, Growth], service: str
 ) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed")
     done = subprocess.run(
-        [promtool, "check", "metrics"],
+        [tool("promtool"), "check", "metrics"],
         input=read_metrics(urls_of(tiny_product)[service]),
         capture_output=True,
         text=True,

@@ -47,6 +47,7 @@ PASSED = (
     Passed("max-waiting-requests", "scheduler", "most waiting requests; 0: no limit", "N", int),
     Passed("no-prefix-caching", "scheduler", "compute every prompt in full"),
     Passed("target-itl-ms", "scheduler", "time between tokens to keep", "MS", float),
+    Passed("log-steps", "scheduler", "log one line for each step"),
     Passed("record", "scheduler", "record every decision, for `pagewire replay`", "DIR", Path),
     Passed("chat-template", "gateway", "Jinja template of chats", "FILE", Path),
     Passed(
@@ -58,7 +59,15 @@ PASSED = (
     ),
     Passed("tool-call-parser", "gateway", "format of the model's tool calls", "NAME"),
     Passed("reasoning-parser", "gateway", "format of the model's reasoning", "NAME"),
+    Passed("no-page", "gateway", "no page at /"),
     Passed("cors-origins", "gateway", "pages of these may call from a browser", "ORIGIN,ORIGIN"),
+)
+
+TO_ALL = (  # each service is told the same
+    Passed("log-format", "all", "lines of the logs: text or json", "NAME"),
+    Passed("log-level", "all", "least level: debug, info, warning or error", "NAME"),
+    Passed("otlp-endpoint", "all", "send traces to this OTLP collector, by gRPC", "URL"),
+    Passed("trace-sample-ratio", "all", "share of the requests to trace, 0 to 1", "SHARE", float),
 )
 
 
@@ -98,6 +107,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--api-key", metavar="KEY", help="the one key that clients need")
     add("--api-keys", type=Path, metavar="FILE", help="API keys, from `pagewire keys new`")
     add("--once", action="store_true", help="stop after the sample answer")
+    add("--demo", action="store_true", help="the page can kill the worker, to show the recovery")
     add("--no-sample", action="store_true", help="do not ask the sample question")
     _add_limits(parser)
     add("--log-dir", type=Path, metavar="DIR", help="folder for logs (default: a new one)")
@@ -105,8 +115,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_passed(parser: argparse.ArgumentParser) -> None:
-    for option in PASSED:
-        text = f"{option.help} (of the {option.service})"
+    for option in (*PASSED, *TO_ALL):
+        whose = "all services" if option in TO_ALL else f"the {option.service}"
+        text = f"{option.help} (of {whose})"
         if option.metavar is None:
             parser.add_argument(f"--{option.name}", action="store_true", help=text)
             continue
@@ -162,9 +173,9 @@ def words(text: str) -> tuple[str, ...]:
 def passed_words(options: argparse.Namespace, service: str) -> tuple[str, ...]:
     """The words for a service: those of its options that were given, then its --...-options."""
     found: list[str] = []
-    for option in PASSED:
+    for option in (*PASSED, *TO_ALL):
         value = getattr(options, option.name.replace("-", "_"))
-        if option.service != service or value in (None, False):
+        if option.service not in (service, "all") or value in (None, False):
             continue
         if isinstance(value, Path):
             value = value.absolute()  # the services run in another folder
