@@ -328,21 +328,24 @@ class WorkerGroup:
                 return
 
     async def _step_by_step(self, link: WorkerLink, core: Scheduler) -> None:
-        stepping = Stepping(self._config, core, link, self._clients, self.trace, self.pace)
-        self.state_check = stepping.state_check
+        plain = Stepping(self._config, core, link, self._clients, self.trace, self.pace)
+        self.state_check = plain.state_check
         link.on_prepared = partial(self._on_prepared, core)
-        plain = stepping
         link.on_draining = partial(self.drain, "the worker is shutting down")
         while True:
-            stepping = plain if self.profile is None else ProfiledStepping(plain, self.profile)
             self.expire()
-            await stepping.plan_ahead()
-            if not stepping.awaits_answer:
+            await self._observed(plain).plan_ahead()
+            if not plain.awaits_answer:
                 await self._idle(link)
                 continue
             answer = await link.receive()
             self.expire()
-            stepping.apply(answer)
+            # A recording may have begun while the answer was awaited: it wants this step, too.
+            self._observed(plain).apply(answer)
+
+    def _observed(self, plain: Stepping) -> Stepping:
+        """The same, timed while a recording is under way."""
+        return plain if self.profile is None else ProfiledStepping(plain, self.profile)
 
     def _on_prepared(self, core: Scheduler, answer: worker_pb2.GrammarPrepared) -> None:
         core.now_s = time.monotonic()
