@@ -1,0 +1,1 @@
+"""Weights stored in fewer bits than they are computed with: layouts and their reference."""
