@@ -42,6 +42,7 @@ from gateway.text.stops import StopMatcher
 from gateway.tokens.prompts import TokenizedPrompt, tokenize
 from gateway.tokens.tokenizer import Tokenizer
 from gateway.tracing.end_line import log_end
+from gateway.tracing.first_token import RecentFirstTokens
 from gateway.tracing.output_span import OutputSpan, OutputTimes, code_of
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Pipeline:
         self._clock = clock
         self.metrics = metrics or RequestMetrics.unread()
         self._tracer = tracer
+        self.first_tokens = RecentFirstTokens()
         self._grammars = GrammarChecker(tokenizer.definition)
         self._live: dict[int, RequestProgress] = {}
         self._num_preparing = 0
@@ -156,6 +158,7 @@ class Pipeline:
                 arrival = await live.receive()
                 delta = reader.read(arrival, live.num_cached_tokens)
                 progress.num_cached_tokens = live.num_cached_tokens
+                is_first = progress.first_token_s is None and bool(arrival.token_ids)
                 if arrival.token_ids:
                     self._note_tokens(progress, reader.text.num_tokens, meter)
                 finish = delta.finish
@@ -166,16 +169,21 @@ class Pipeline:
                         timings = meter.timings(live.queue_s, self._clock())
                         delta = delta._replace(finish=replace(finish, timings=timings))
                 yield delta
+                if is_first:
+                    self.first_tokens.note(progress, live, meter.began_s, self._clock())
         except BaseException as error:
             error_code = code_of(error)
             meter.failed(error, self._clock())
+            if isinstance(error, RequestError) and request.structure is not None:
+                field = request.structure.place.partition(".")[0]
+                raise error.renamed("grammar", field) from error
             raise
         finally:
             if live is not None:
                 self._live.pop(live.handle, None)
                 self._link.close(live)
             if span is not None:
-                span.end(_times(live, progress), finish, error_code, self._clock())
+                span.end(OutputTimes.of(live, progress), finish, error_code, self._clock())
             log_end(request.request_id, finish, error_code)
 
     def _traced(self, submission: Submission, span: OutputSpan, meter: OutputMeter) -> Submission:
@@ -382,10 +390,3 @@ class Pipeline:
         """The whole output at once."""
         async with aclosing(self.generate(request)) as deltas:
             return completion_of([delta async for delta in deltas])
-
-
-def _times(live: LiveRequest | None, progress: RequestProgress | None) -> OutputTimes:
-    """What a span says of an output's times."""
-    if live is None or progress is None:
-        return OutputTimes()
-    return OutputTimes(progress.started_s, progress.first_token_s, live.losses_s)
