@@ -158,9 +158,8 @@ class Pipeline:
                 arrival = await live.receive()
                 delta = reader.read(arrival, live.num_cached_tokens)
                 progress.num_cached_tokens = live.num_cached_tokens
-                is_first = progress.first_token_s is None and bool(arrival.token_ids)
-                if arrival.token_ids:
-                    self._note_tokens(progress, reader.text.num_tokens, meter)
+                num_tokens = reader.text.num_tokens if arrival.token_ids else 0
+                is_first = bool(num_tokens) and self._note_tokens(progress, num_tokens, meter)
                 finish = delta.finish
                 if finish is not None:
                     self._link.close(live)  # at a stop string the scheduler must be stopped
@@ -175,8 +174,7 @@ class Pipeline:
             error_code = code_of(error)
             meter.failed(error, self._clock())
             if isinstance(error, RequestError) and request.structure is not None:
-                field = request.structure.place.partition(".")[0]
-                raise error.renamed("grammar", field) from error
+                raise error.renamed("grammar", request.structure.place) from error
             raise
         finally:
             if live is not None:
@@ -192,13 +190,15 @@ class Pipeline:
         standing = replace(submission.standing, trace=span.context)
         return replace(submission, standing=standing)
 
-    def _note_tokens(self, progress: RequestProgress, num_tokens: int, meter: OutputMeter) -> None:
+    def _note_tokens(self, progress: RequestProgress, num_tokens: int, meter: OutputMeter) -> bool:
+        """Counts what has come; True for the first tokens."""
         now_s = self._clock()
-        if progress.first_token_s is None:
+        if is_first := progress.first_token_s is None:
             progress.first_token_s = now_s
             meter.admitted(progress.num_prompt_tokens, progress.num_cached_tokens)
         meter.received(num_tokens - progress.num_output_tokens, now_s)
         progress.num_output_tokens = num_tokens
+        return is_first
 
     async def _prepare(self, request: GenerationRequest) -> tuple[Submission, OutputReader]:
         """The submission for the scheduler, and the reader of its results. Raises RequestError."""
