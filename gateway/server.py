@@ -94,15 +94,18 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer) -> None:
         self._config = config
-        self._channel = peer_opener(config.identity)(config.scheduler, LINK_OPTIONS)
+        scheduler = config.scheduler_target
+        options = [*LINK_OPTIONS, *scheduler.options]
+        self._channel = peer_opener(config.identity)(scheduler.name, options)
         fd, row = config.metrics_fd, config.metrics_row
         self._counters = GatewayCounters(None if fd is None else SharedMemory(fd, row))
         self._link = SchedulerLink(
             self._channel,
-            config.scheduler,
+            scheduler.name,
             config.scheduler_timeout_s,
             config.gather_ms / 1e3,
             self._counters.requests.lost_scheduler,
+            has_standby=scheduler.has_several,
         )
         self._readiness = ReadinessWatch(
             self._channel, self._link, tokenizer, config.served_model_name

@@ -250,13 +250,14 @@ class WorkerGroup:
         seen, found = int(answer.epoch), answer.description.incarnation
         ours = max(self.epoch, self._claimed_epoch, self._served.epoch_of(found))
         is_same = found in (0, self._incarnation) or self._served.epoch_of(found)
-        if self.epoch and is_same and seen > ours:
-            raise FencedOut(f"epoch {seen} has taken the worker from epoch {self.epoch}")
+        term = self._served.term
+        if seen > ours and ((self.epoch and is_same) or (term and seen >= term)):
+            raise FencedOut(f"epoch {seen} has taken the worker from epoch {self.epoch or term}")
         try:
             self._served.claim(self.address, answer.description)
         except WrongWorker as error:
             raise LinkLost(f"worker {self.address} is refused: {error}") from error
-        return seen
+        return max(seen, term - 1)
 
     def _adopt(self, worker: worker_pb2.WorkerDescription) -> None:
         """Creates the core for the first worker, or gives it the new one's KV cache.
