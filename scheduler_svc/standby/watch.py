@@ -52,10 +52,18 @@ class Standby:
         engine.take_over(term)
 
     async def say_alive(self) -> None:
-        """Tells every worker again and again that its scheduler lives, until cancelled."""
+        """Tells every worker again and again that its scheduler lives, until cancelled.
+
+        One that is drained and kept hears it, too: no standby is to take it for that.
+        """
+        told: list[WorkerGroup] = []
         async with _Asking(self._tell) as asking:
             while True:
-                asking.each(self._engine.groups)
+                for group in told:
+                    if group not in self._engine.groups:
+                        await group.worker.close()
+                told = list(self._engine.groups)
+                asking.each(told)
                 await asyncio.sleep(HELD_PERIOD_S)
 
     async def _look(self, group: WorkerGroup) -> None:
@@ -63,6 +71,7 @@ class Standby:
 
     async def _tell(self, group: WorkerGroup) -> None:
         with contextlib.suppress(LinkLost):
+            group.worker.open()
             await group.worker.describe(max(group.epoch, self._engine.term))
 
     async def _forget_dismissed(self) -> None:
