@@ -14,9 +14,7 @@ TICK_S = 0.2  # between two looks at the workers
 HELD_PERIOD_S = 0.25  # in which an active scheduler says once that it lives
 _LONGEST_TICK_S = 2 * TICK_S
 _MOST_SILENCE = 5.0  # times the least limit
-# Times the delay, for a worker that no scheduler has had where another one was seen to live: that
-# one may find the new worker a lookup later.
-_FOR_NEW_WORKERS = 5.0
+_FOR_NEW_WORKERS = 5.0  # times the delay
 
 # An epoch is a term, in its upper bits, and a count of attachments. Two schedulers that take over
 # at the same time have different lots, so that their terms differ: the higher one wins.
@@ -45,9 +43,13 @@ class Sighting:
 class Election:
     """Whether to stand by."""
 
-    def __init__(self, delay_s: float, silence_s: float, lot: int) -> None:
-        """A worker must be free for `delay_s`; an attached scheduler may be silent `silence_s`."""
+    def __init__(self, delay_s: float, silence_s: float, lot: int, lookup_s: float = 0.0) -> None:
+        """A worker must be free for `delay_s`; an attached scheduler may be silent `silence_s`.
+
+        A scheduler that lives may find a new worker `lookup_s` seconds after this one has.
+        """
         self._delay_s = delay_s
+        self._delay_of_new_s = max(_FOR_NEW_WORKERS * delay_s, delay_s + lookup_s)
         self._silence = Patience(silence_s, _MOST_SILENCE * silence_s)
         self._lot = lot
         self._free: dict[str, tuple[Sighting, float]] = {}  # address to first sighting, seconds
@@ -101,7 +103,7 @@ class Election:
 
     def _needed_s(self, one: Sighting) -> float:
         is_new = not one.epoch and one.unheard_s is None
-        return self._delay_s * (_FOR_NEW_WORKERS if is_new and self._has_met_another else 1.0)
+        return self._delay_of_new_s if is_new and self._has_met_another else self._delay_s
 
     @staticmethod
     def _why(

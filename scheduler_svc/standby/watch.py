@@ -18,6 +18,8 @@ from scheduler_svc.standby.election import (
 )
 from scheduler_svc.worker.link import LinkLost
 
+LOOKUPS = 2.0  # of names, in which every scheduler has found a new worker
+
 logger = logging.getLogger(__name__)
 
 
@@ -25,9 +27,10 @@ class Standby:
     """Stands by until no other scheduler has the workers. Belongs to the engine's event loop."""
 
     def __init__(self, engine: Engine, delay_s: float) -> None:
-        lot = secrets.randbits(LOT_BITS)
+        config, lot = engine.config, secrets.randbits(LOT_BITS)
+        lookup_s = LOOKUPS * config.worker_dns_period_s if config.worker_dns else 0.0
         self._engine = engine
-        self._election = Election(delay_s, engine.config.heartbeat_timeout_s, lot)
+        self._election = Election(delay_s, config.heartbeat_timeout_s, lot, lookup_s)
         self._seen: dict[str, Sighting | None] = {}
 
     async def wait_for_turn(self) -> None:
