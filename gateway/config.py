@@ -113,7 +113,6 @@ class GatewayConfig:
         if self.api_key is not None and not _is_header_text(self.api_key):
             raise ValueError("--api-key: must be visible ASCII characters, at least one")
 
-
     @property
     def scheduler_target(self) -> SchedulerTarget:
         """Where the scheduler is, or the active one of several. Raises ValueError."""
@@ -175,19 +174,7 @@ def make_parser(own_start_s: float = 0.0) -> argparse.ArgumentParser:
         metavar="MODEL",
         help="folder with tokenizer.json, or ORG/NAME[@REVISION] of a hub",
     )
-    add(
-        "--scheduler",
-        default="",
-        metavar="HOST:PORT",
-        help="address of the scheduler; or IP:PORT,IP:PORT of several, of which one is active and "
-        "the others stand by",
-    )
-    add(
-        "--scheduler-dns",
-        default="",
-        metavar="NAME:PORT",
-        help="instead: a name, each of whose addresses is one of these schedulers",
-    )
+    _add_scheduler(parser)
     _add_ports(parser)
     add("--served-model-name", metavar="NAME", help="name of the model (default: the worker's)")
     _add_model_files(parser)
@@ -214,6 +201,23 @@ def make_parser(own_start_s: float = 0.0) -> argparse.ArgumentParser:
     add_tracing_options(parser)
     edge_limits.add_arguments(parser)
     return parser
+
+
+def _add_scheduler(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--scheduler",
+        default="",
+        metavar="HOST:PORT",
+        help="address of the scheduler; or IP:PORT,IP:PORT of several, of which one is active and "
+        "the others stand by",
+    )
+    add(
+        "--scheduler-dns",
+        default="",
+        metavar="NAME:PORT",
+        help="instead: a name, each of whose addresses is one of these schedulers",
+    )
 
 
 def _add_page(parser: argparse.ArgumentParser) -> None:

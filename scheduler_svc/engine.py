@@ -55,7 +55,7 @@ class Engine:
         self.config = config
         self.readiness_changed = asyncio.Event()
         self.num_overloaded = 0
-        self.why_stands_by = "no worker was asked yet"  # why it does not take the workers yet, in words
+        self.why_stands_by = "no worker was asked yet"
         self.is_warm = False  # it stands by, for a scheduler that has the workers
         self.counts = counts or SchedulerCounts(config.metrics_tenants)
         self.spans = spans or RequestSpans()

@@ -139,7 +139,7 @@ def test_a_second_scheduler_stands_by_and_gateways_know_both() -> None:
     assert both["selector"] == scheduler["spec"]["selector"]["matchLabels"]
     args = pod_spec(found["Deployment", "demo-pagewire-gateway"])["containers"][0]["args"]
     name = "demo-pagewire-schedulers.llm.svc.cluster.local"
-    assert [a for a in args if a.startswith("--scheduler")][0] == f"--scheduler-dns={name}:50052"
+    assert next(a for a in args if a.startswith("--scheduler")) == f"--scheduler-dns={name}:50052"
     assert name in found["Certificate", "demo-pagewire-scheduler"]["spec"]["dnsNames"]
     assert found["PodDisruptionBudget", "demo-pagewire-scheduler"]["spec"]["maxUnavailable"] == 1
 

@@ -41,7 +41,7 @@ def test_one_address_alone_is_used_whatever_its_health() -> None:
         ("10.0.0.1:1,", "", False, "--scheduler: '' is not HOST:PORT"),
         ("10.0.0.1:1,10.0.0.1:1", "", False, "name each once"),
         ("a:1,b:1", "", False, "'a' is no IP address"),
-        ("10.0.0.1:1,[::1]:1", "", False, "all IPv4 or all IPv6"),
+        ("10.0.0.1:1,[::1]:1", "", False, "must all be IPv4 or all IPv6"),
         ("10.0.0.1:1,10.0.0.2:1", "", True, "with TLS several have one name"),
     ],
 )

@@ -178,7 +178,7 @@ async def test_the_standby_follows_a_scheduler_that_ends(how: signal.Signals) ->
 
 async def test_a_standby_that_dies_is_not_missed_and_both_may_die() -> None:
     async with pair() as made:
-        active, other = await made.settle()
+        _, other = await made.settle()
         calm, epoch = await made.answers(), made.worker.epoch
         gone = made.processes.pop(other)
         assert await made.answers(gone.kill) == calm
