@@ -135,17 +135,18 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         """Phase, epoch and description, and whether a scheduler has the worker."""
         if request.held_epoch and request.held_epoch >= self.epoch:
             self.heard_s = time.monotonic()
-        heard_s = self.heard_s
-        unheard_ms = None if heard_s is None else round(1e3 * (time.monotonic() - heard_s))
-        return worker_pb2.DescribeResponse(
+        answer = worker_pb2.DescribeResponse(
             phase=self.phase,
             description=self.description(),
             epoch=self.epoch,
             last_step_id=self.last_step_id,
             num_live_slots=self._slots.num_live,
-            is_attached=self.is_attached if self.tells_holder else None,
-            unheard_ms=unheard_ms if self.tells_holder else None,
         )
+        if self.tells_holder:
+            answer.is_attached = self.is_attached
+            if self.heard_s is not None:
+                answer.unheard_ms = round(1e3 * (time.monotonic() - self.heard_s))
+        return answer
 
     async def Attach(
         self, request_iterator: AsyncIterator[worker_pb2.AttachRequest], context: Context
