@@ -48,6 +48,8 @@ class Election:
 
         A scheduler that lives may find a new worker `lookup_s` seconds after this one has.
         """
+        # Up to half as long again, by the lot: those that begin to wait at once rarely end at once.
+        delay_s *= 1 + lot / 2 ** (LOT_BITS + 1)
         self._delay_s = delay_s
         self._delay_of_new_s = max(_FOR_NEW_WORKERS * delay_s, delay_s + lookup_s)
         self._silence = Patience(silence_s, _MOST_SILENCE * silence_s)

@@ -71,11 +71,18 @@ class Pair(Product):
         return status is not None and status.stands_by and "another scheduler" in status.reason
 
     def settle(self) -> tuple[str, str]:
-        """Starts what is not running; the names of the active one and of the one that stands by."""
-        for name in NAMES:
-            if name not in self.processes:
-                self.start_one(name)
-        self.until(lambda: any(map(self.is_active, NAMES)) and any(map(self.is_warm, NAMES)))
+        """Starts what is not running; the names of the active one and of the one that stands by.
+
+        Of two that take over at once one ends, and is started again, as by any supervisor.
+        """
+
+        def is_settled() -> bool:
+            for name in NAMES:
+                if name not in self.processes or self.processes[name].poll() == FENCED_OUT:
+                    self.start_one(name)
+            return any(map(self.is_active, NAMES)) and any(map(self.is_warm, NAMES))
+
+        self.until(is_settled)
         active = next(name for name in NAMES if self.is_active(name))
         self.wait_until_ready()
         return active, next(name for name in NAMES if name != active)

@@ -19,7 +19,7 @@ from scheduler_svc.standby.election import (
 DELAY_S, SILENCE_S = 1.0, 3.0
 
 
-def election(lot: int = 5) -> Election:
+def election(lot: int = 0) -> Election:
     return Election(DELAY_S, SILENCE_S, lot)
 
 
@@ -75,6 +75,13 @@ def test_a_new_worker_is_left_to_the_scheduler_that_was_seen_alive() -> None:
     one.tick({"a": sighting(3, is_attached=True, unheard_s=0.1)}, TICK_S)
     waited_s = seconds_until_taken(one, {"a": None, "b": sighting(incarnation=2)})
     assert waited_s == pytest.approx(5 * DELAY_S)
+
+
+def test_schedulers_that_begin_to_wait_at_once_do_not_end_at_once() -> None:
+    waits_s = [
+        seconds_until_taken(election(lot), {"a": sighting()}) for lot in (0, 2**LOT_BITS - 1)
+    ]
+    assert waits_s == [pytest.approx(DELAY_S), pytest.approx(1.6 * DELAY_S)]
 
 
 def test_an_attachment_between_two_looks_begins_the_wait_anew() -> None:

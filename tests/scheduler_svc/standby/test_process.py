@@ -71,12 +71,15 @@ class Pair:
         return status is not None and status.stands_by and "another scheduler" in status.reason
 
     async def settle(self) -> tuple[int, int]:
-        """Starts what does not run; the ports of the active one and of the standby."""
-        for port in self.ports:
-            if port not in self.processes:
-                self.start(port)
+        """Starts what does not run; the ports of the active one and of the standby.
+
+        Of two that take over at once one ends, and is started again, as by any supervisor.
+        """
         async with asyncio.timeout(patience(40)):
             while True:
+                for port in self.ports:
+                    if port not in self.processes or self.processes[port].poll() == FENCED_OUT:
+                        self.start(port)
                 for active, other in (self.ports, self.ports[::-1]):
                     if await self.is_active(active) and await self.is_warm(other):
                         return active, other
@@ -102,11 +105,6 @@ class Pair:
             for live in lives:
                 self.link.close(live)
             return told
-
-    def send(self, port: int, number: signal.Signals) -> subprocess.Popen[bytes]:
-        process = self.processes[port]
-        process.send_signal(number)
-        return process
 
 
 def _asked(number: int) -> Submission:
@@ -153,7 +151,7 @@ async def test_a_stopped_scheduler_wakes_up_and_steps_down() -> None:
     async with pair() as made:
         active, other = await made.settle()
         calm = await made.answers()
-        stopped = made.processes.pop(active)
+        stopped = made.processes[active]
         answers = asyncio.create_task(made.answers(lambda: stopped.send_signal(signal.SIGSTOP)))
         await made.until_active(other)
         epoch = made.worker.epoch
