@@ -44,7 +44,7 @@ class Pair(Product):
     def start_gateway(self) -> None:
         both = ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
         # After the one that `pagewire up` gives, so it counts; and time for a worker to start.
-        options = ("--scheduler", both, "--scheduler-timeout-s", f"{patience(60):.0f}")
+        options = ("--scheduler", both, "--scheduler-timeout-s", f"{min(patience(60), 3600):.0f}")
         self._start(replace(self._settings, gateway_options=options), "gateway")
 
     def ask(self, name: str) -> scheduler_pb2.GetStatusResponse | None:
