@@ -65,7 +65,7 @@ class Linear:
         return WeightRows(self, begin, end)
 
     def put_groups(self, begin: int, part: GroupedWeight) -> None:
-        """Fills outputs from `begin` on; beside float numbers, integers become float numbers."""
+        """Fills outputs from `begin` on; integers become floats if the layer has some already."""
         if self._weight is not None:
             _dequantize(part, self._weight[begin:])
             return
