@@ -71,6 +71,11 @@ class GroupedWeight:
         part = slice(begin, end)
         return GroupedWeight(self.integers[part], self.scales[part], self.offsets[part], self.bits)
 
+    def select(self, outputs: Tensor) -> "GroupedWeight":
+        """Copies of the outputs with these indices [M], of any integer type."""
+        integers, scales = self.integers[outputs], self.scales[outputs]
+        return GroupedWeight(integers, scales, self.offsets[outputs], self.bits)
+
     def columns(self, begin: int, end: int) -> "GroupedWeight":
         """Inputs [begin, end), cut at groups. Raises ValueError for another cut."""
         if begin % self.group or end % self.group:

@@ -23,8 +23,8 @@ from worker_svc.models import config as model_config
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.config import ModelConfig
 from worker_svc.models.cpu_weights import activation_dtype
-from worker_svc.models.embedding import Embedding
-from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm
+from worker_svc.models.embedding import Embedding, IntegerEmbedding
+from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm, whole
 from worker_svc.models.linear import Linear
 from worker_svc.models.rope import cos_sin_table
 from worker_svc.models.sharding import Sharding
@@ -70,14 +70,14 @@ class Decoder:
 
     def __init__(
         self,
-        whole: ModelConfig,
+        model: ModelConfig,
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
         group: Group = ALONE,
     ) -> None:
-        whole.check_length(max_model_len)
-        self.sharding = Sharding(whole, group.rank, group.size)
+        model.check_length(max_model_len)
+        self.sharding = Sharding(model, group.rank, group.size)
         self.config = config = self.sharding.config  # this rank's sizes
         self.group = group
         self.dtype = dtype  # of weights and cache
@@ -85,31 +85,27 @@ class Decoder:
         self.device = device
         self.heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
         self._cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len).to(device)
-        size = (config.vocab_size, config.hidden_size)
-        table = torch.empty(size, dtype=dtype, device=device)
-        self._embedding = Embedding(table, self.sharding.first_token, group)
+        self._table = self._head = _per_token(config, dtype, device)  # [V, hidden]
         self._layers = [DecoderLayer(config, dtype, device) for _ in range(config.num_layers)]
         self._final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        if config.tie_word_embeddings:
-            self._head = Linear(table)
-        else:
-            self._head = Linear.empty(
-                config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device
-            )
+        if not config.tie_word_embeddings:
+            self._head = _per_token(config, dtype, device)
         # `pack` selects the implementation of the layers: Triton kernels on CUDA, C kernels on CPU,
         # or torch if neither is available, which on CPU may widen narrow weights.
         self.fused: FusedDecoder | None = None
         self._compiled: CompiledDecoder | None = None
 
     def destinations(self) -> Destinations:
-        yield "model.embed_tokens.weight", self._embedding.table
+        yield from whole("model.embed_tokens", self._table)
         for index, layer in enumerate(self._layers):
             yield from layer.destinations(f"model.layers.{index}")
         yield from self._final_norm.destinations("model.norm")
         if not self.config.tie_word_embeddings:
-            yield "lm_head.weight", self._head.weight
+            yield from whole("lm_head", self._head)
 
     def pack(self) -> None:
+        """Once, when all weights are filled."""
+        self._embedding = self._embed()
         if self.group.rank > 0:
             for layer in self._layers:
                 layer.drop_output_biases()
@@ -180,6 +176,12 @@ class Decoder:
         """Hidden states [R, hidden] -> float32 [R, vocab]; every rank must call it (collective)."""
         return self.vocab_part(hidden).whole().float()
 
+    def _embed(self) -> Embedding | IntegerEmbedding:
+        grouped = self._table.grouped
+        if grouped is None or self.device.type != "cpu" or self.group.size > 1:
+            return Embedding(self._table.weight, self.sharding.first_token, self.group)
+        return IntegerEmbedding(grouped, self.dtype)
+
     def _compile(self, cpu_library: Library) -> CompiledDecoder:
         layers = []
         while self._layers:  # one by one, to free plain weights early
@@ -212,7 +214,7 @@ class Decoder:
             for layer in self._layers
         ]
         return fused.FusedDecoder(
-            self._embedding,
+            Embedding(self._table.weight, self.sharding.first_token, self.group),
             layers,
             self._final_norm.weight,
             self._head.weight,
@@ -221,6 +223,13 @@ class Decoder:
             self._cos_sin,
             self.group,
         )
+
+
+def _per_token(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Linear:
+    """Weights [V, hidden]: a table of embeddings, or a head."""
+    return Linear.empty(
+        config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device
+    )
 
 
 def load_model(

@@ -1,8 +1,10 @@
 """Token embeddings, sharded by vocabulary."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.quantized.grouped import GroupedWeight
 from worker_svc.parallel.group import Group
 
 
@@ -22,3 +24,15 @@ class Embedding:
         is_elsewhere = (rows < 0) | (rows >= len(self.table))
         part = F.embedding(rows.masked_fill(is_elsewhere, 0), self.table)
         return self._group.all_reduce(part.masked_fill_(is_elsewhere[:, None], 0))
+
+
+class IntegerEmbedding:
+    """A whole table [V, hidden] of integers; rows become float numbers of the dtype when read."""
+
+    def __init__(self, table: GroupedWeight, dtype: torch.dtype) -> None:
+        self._table = table
+        self._dtype = dtype
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """Token ids [T] -> embeddings [T, hidden]."""
+        return self._table.select(token_ids).dequantized(self._dtype)

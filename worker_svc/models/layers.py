@@ -4,6 +4,7 @@ Plain callables instead of `nn.Module`: a decode step on CPU calls hundreds of t
 is never trained.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -13,9 +14,10 @@ from kernels import reference
 from worker_svc.attention.batch import AttentionStep
 from worker_svc.models.config import ModelConfig
 from worker_svc.models.linear import Linear
+from worker_svc.models.weights import Destination
 
-# (name in the checkpoint, tensor to fill).
-Destinations = Iterator[tuple[str, Tensor]]
+# (name in the checkpoint, what its tensor fills).
+Destinations = Iterator[tuple[str, Destination]]
 
 
 class RMSNorm:
@@ -68,7 +70,7 @@ class Attention:
 
     def destinations(self, prefix: str) -> Destinations:
         yield from _parts(prefix, self._sizes, self._qkv)
-        yield from _whole(f"{prefix}.o_proj", self._o)
+        yield from whole(f"{prefix}.o_proj", self._o)
         if self._norms is not None:
             # The checkpoint has one row for all heads; pack() copies it to the others.
             yield f"{prefix}.q_norm.weight", self._norms[0][0]
@@ -116,7 +118,7 @@ class MLP:
 
     def destinations(self, prefix: str) -> Destinations:
         yield from _parts(prefix, self._sizes, self._gate_up)
-        yield from _whole(f"{prefix}.down_proj", self._down)
+        yield from whole(f"{prefix}.down_proj", self._down)
 
     @property
     def linears(self) -> tuple[Linear, Linear]:
@@ -135,17 +137,18 @@ class MLP:
         return self._down(reference.silu_and_mul(self._gate_up(hidden)))
 
 
-def _whole(prefix: str, linear: Linear) -> Destinations:
-    yield f"{prefix}.weight", linear.weight
+def whole(prefix: str, linear: Linear) -> Destinations:
+    """The checkpoint's names of a linear layer."""
+    yield f"{prefix}.weight", linear.rows(0, linear.shape[0])
     if linear.bias is not None:
         yield f"{prefix}.bias", linear.bias
 
 
 def _parts(prefix: str, sizes: dict[str, int], linear: Linear) -> Destinations:
     """Checkpoint names with their views: consecutive rows of a fused linear layer."""
-    weights = torch.split(linear.weight, list(sizes.values()))
-    for name, weight in zip(sizes, weights, strict=True):
-        yield f"{prefix}.{name}.weight", weight
+    ends = itertools.accumulate(sizes.values())
+    for (name, size), end in zip(sizes.items(), ends, strict=True):
+        yield f"{prefix}.{name}.weight", linear.rows(end - size, end)
     if linear.bias is not None:
         for name, bias in zip(sizes, torch.split(linear.bias, list(sizes.values())), strict=True):
             yield f"{prefix}.{name}.bias", bias

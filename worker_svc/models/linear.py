@@ -1,18 +1,32 @@
-"""Linear layers, with weights in the layout that their device multiplies fastest."""
+"""Linear layers, with weights in the layout that their device multiplies fastest.
+
+A weight is float numbers or groups of integers, whichever its parts were filled with.
+"""
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker_svc.models.cpu_weights import Multiply, pack
+from kernels.quantized.grouped import GroupedWeight
+from worker_svc.models.cpu_weights import ROWS_AT_ONCE, Multiply, pack
 
 
 class Linear:
-    """y = x W^T + b. Call `pack` once the weight and the bias are filled."""
+    """y = x W^T + b. Call `pack` once the weight and the bias are filled.
+
+    The weight takes memory from its first use on, so that one filled with integers never takes
+    that of its float numbers.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = weight  # [N, K]
+        self.shape = (weight.shape[0], weight.shape[1])  # (N, K)
         self.bias = bias  # [N]
+        self.grouped: GroupedWeight | None = None  # the weight [N, K], if all of it is integers
+        self._weight: Tensor | None = weight
+        self._dtype, self._device = weight.dtype, weight.device
+        self._parts: dict[int, GroupedWeight] = {}  # first output -> outputs that are integers
         self._packed: Multiply | None = None
 
     @classmethod
@@ -26,18 +40,90 @@ class Linear:
         device: torch.device,
     ) -> "Linear":
         """A layer with uninitialized memory, to be filled from a checkpoint."""
-        return cls(
-            torch.empty((out_features, in_features), dtype=dtype, device=device),
+        without_memory = torch.empty((), dtype=dtype, device=device)
+        linear = cls(
+            without_memory.expand(out_features, in_features),
             torch.empty(out_features, dtype=dtype, device=device) if bias else None,
         )
+        linear._weight = None
+        return linear
+
+    @property
+    def weight(self) -> Tensor:
+        """The float weight [N, K]; computed from integers, and kept, if those are what it has."""
+        if self._weight is None:
+            self._weight = torch.empty(self.shape, dtype=self._dtype, device=self._device)
+            if self.grouped is not None:
+                self._parts[0] = self.grouped
+            for begin, part in self._parts.items():
+                _dequantize(part, self._weight[begin:])
+            self._parts.clear()
+        return self._weight
+
+    def rows(self, begin: int, end: int) -> "WeightRows":
+        """Outputs [begin, end) of the weight, to be filled."""
+        return WeightRows(self, begin, end)
+
+    def put_groups(self, begin: int, part: GroupedWeight) -> None:
+        """Fills outputs from `begin` on; integers become floats if the layer has some already."""
+        if self._weight is not None:
+            _dequantize(part, self._weight[begin:])
+            return
+        self._parts[begin] = part
+        if sum(len(one.integers) for one in self._parts.values()) == self.shape[0]:
+            parts = [part for _, part in sorted(self._parts.items())]
+            self.grouped = GroupedWeight.concatenated(parts) if len(parts) > 1 else parts[0]
+            self._parts.clear()
 
     def pack(self) -> None:
         """Moves the weight to the device's layout; the plain copy is freed with its last owner."""
         self._packed = pack(self.weight, self.bias)
+        self.grouped = None
         if self._packed is not None:
-            self.weight = self.weight.new_empty(0)
+            self.drop_weight()
+
+    def drop_weight(self) -> None:
+        """Gives up the weight, which other code has copied; others may still hold it."""
+        self._weight = torch.empty(0, dtype=self._dtype, device=self._device)
+        self.grouped = None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed is not None:
             return self._packed(x)
         return F.linear(x, self.weight, self.bias)
+
+
+def _dequantize(part: GroupedWeight, to: Tensor) -> None:
+    """Writes the first outputs of a weight; never has a float32 copy of a whole head."""
+    for begin in range(0, part.shape[0], ROWS_AT_ONCE):
+        rows = part.rows(begin, begin + ROWS_AT_ONCE)
+        to[begin : begin + rows.shape[0]] = rows.dequantized(to.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRows:
+    """A destination: outputs [begin, end) of a linear layer's weight."""
+
+    linear: Linear
+    begin: int
+    end: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, K)."""
+        return self.end - self.begin, self.linear.shape[1]
+
+    @property
+    def values(self) -> Tensor:
+        """A view of the float numbers."""
+        return self.linear.weight[self.begin : self.end]
+
+    def copy_(self, values: Tensor) -> None:
+        """Fills them with float numbers of any type and device."""
+        self.values.copy_(values)
+
+    def put_groups(self, values: GroupedWeight) -> None:
+        """Fills them with integers. Raises ValueError for another shape."""
+        if values.shape != self.shape:
+            raise ValueError(f"a weight {list(values.shape)}: not {list(self.shape)}")
+        self.linear.put_groups(self.begin, values)

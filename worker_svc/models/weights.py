@@ -7,14 +7,16 @@ content of a checkpoint is executed. Errors name the tensor.
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from kernels.quantized.grouped import GroupedWeight
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,22 @@ class WrongShape(WeightError):
     """A tensor's shape differs from its parameter's."""
 
 
+class Destination(Protocol):
+    """What a tensor of a checkpoint fills: a Tensor, or rows of a linear layer's weight."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def copy_(self, values: Tensor, /) -> object: ...
+
+
+@runtime_checkable
+class IntegerDestination(Protocol):
+    """A destination that takes groups of integers, too."""
+
+    def put_groups(self, values: GroupedWeight, /) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """One of `count` equal parts of a tensor along a dimension."""
@@ -62,14 +80,71 @@ class Share:
         cut: Tensor = tensor[(slice(None),) * self.dim + (part,)]
         return cut
 
+    def cut_groups(self, weight: GroupedWeight) -> GroupedWeight:
+        """The part of a whole weight. Raises ValueError if it would cut a group."""
+        length = weight.shape[self.dim] // self.count
+        ends = self.index * length, (self.index + 1) * length
+        return weight.columns(*ends) if self.dim else weight.rows(*ends)
+
 
 def _whole(name: str) -> None:
     """Returns None: reads every tensor whole."""
 
 
+class Filling:
+    """Destinations by name, of which each must be filled exactly once, from any files."""
+
+    def __init__(
+        self,
+        destinations: Mapping[str, Destination],
+        ignored: frozenset[str] = frozenset(),
+        share: Callable[[str], Share | None] = _whole,
+    ) -> None:
+        self._destinations = destinations
+        self._pending = dict(destinations)
+        self._ignored = ignored
+        self._share = share
+
+    def ignores(self, name: str) -> bool:
+        """Whether a tensor of this name is left in its file."""
+        return name in self._ignored or COMPUTED.fullmatch(name) is not None
+
+    def claim(self, name: str, found: Sequence[int]) -> tuple[Destination, Share | None]:
+        """What a tensor of this name and whole shape fills, and its share. Raises WeightError."""
+        if name not in self._destinations:
+            raise UnexpectedWeight(f"{name}: the model has no such parameter")
+        if name not in self._pending:
+            raise UnexpectedWeight(f"{name}: found in two files of the checkpoint")
+        destination, share = self._pending.pop(name), self._share(name)
+        wanted = tuple(destination.shape)
+        if share is not None:
+            wanted = share.whole(wanted)
+        if tuple(found) != wanted:
+            raise WrongShape(f"{name}: has shape {tuple(found)}, expected {wanted}")
+        return destination, share
+
+    def put(self, name: str, weight: GroupedWeight) -> None:
+        """Fills the destination of a name with its share of a whole weight. Raises WeightError.
+
+        Where only float numbers are taken, the integers are converted.
+        """
+        destination, share = self.claim(name, weight.shape)
+        if share is not None:
+            weight = share.cut_groups(weight)
+        if isinstance(destination, IntegerDestination):
+            destination.put_groups(weight)
+        else:
+            destination.copy_(weight.dequantized())
+
+    def finish(self, source: Path) -> None:
+        """Raises MissingWeight if a destination has not been filled."""
+        if self._pending:
+            raise MissingWeight(f"{_some(self._pending)} not found in {source}")
+
+
 def load_weights(
     folder: Path,
-    destinations: Mapping[str, Tensor],
+    destinations: Mapping[str, Destination],
     ignored: frozenset[str] = frozenset(),
     share: Callable[[str], Share | None] = _whole,
 ) -> None:
@@ -77,17 +152,15 @@ def load_weights(
 
     Destinations may be views of larger, fused parameters; dtypes are converted. Raises WeightError.
     """
-    pending = dict(destinations)
+    filling = Filling(destinations, ignored, share)
     files = checkpoint_files(folder)
     for number, file in enumerate(files, start=1):
         logger.info("reading weights: %s (%d of %d)", file.name, number, len(files))
         with _opened(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                if name in ignored or COMPUTED.fullmatch(name):
-                    continue
-                _copy(name, tensors, pending, destinations, share(name))
-    if pending:
-        raise MissingWeight(f"{_some(pending)} not found in {folder}")
+                if not filling.ignores(name):
+                    _copy(name, tensors, filling)
+    filling.finish(folder)
 
 
 @contextmanager
@@ -123,29 +196,15 @@ def _indexed(path: Path) -> list[str]:
         raise UnreadableWeights(f"{path} is no index of weights, fetch it again") from error
 
 
-def _copy(
-    name: str,
-    tensors: Any,
-    pending: dict[str, Tensor],
-    destinations: Mapping[str, Tensor],
-    share: Share | None,
-) -> None:
-    if name not in destinations:
-        raise UnexpectedWeight(f"{name}: the model has no such parameter")
-    if name not in pending:
-        raise UnexpectedWeight(f"{name}: found in two files of the checkpoint")
-    destination = pending.pop(name)
-    found, wanted = tuple(tensors.get_slice(name).get_shape()), tuple(destination.shape)
-    if share is not None:
-        wanted = share.whole(wanted)
-    if found != wanted:
-        raise WrongShape(f"{name}: has shape {found}, expected {wanted}")
+def _copy(name: str, tensors: Any, filling: Filling) -> None:
+    part = tensors.get_slice(name)
+    destination, share = filling.claim(name, part.get_shape())
     if share is None:
         destination.copy_(tensors.get_tensor(name))
     else:
-        destination.copy_(share.cut(tensors.get_slice(name), destination.shape[share.dim]))
+        destination.copy_(share.cut(part, destination.shape[share.dim]))
 
 
-def _some(names: Mapping[str, Tensor]) -> str:
+def _some(names: Mapping[str, object]) -> str:
     first = ", ".join(list(names)[:3])
     return first if len(names) <= 3 else f"{first} and {len(names) - 3} more"
