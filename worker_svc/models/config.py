@@ -12,6 +12,8 @@ from typing import Any
 
 from worker_svc.models import config_keys
 from worker_svc.models.rope import LinearScaling, Llama3Scaling, RotaryConfig, Scaling, YarnScaling
+from worker_svc.quantization import registry
+from worker_svc.quantization.scheme import Quantization, UnsupportedQuantization
 
 ARCHITECTURES = {  # and the model_type of each
     "LlamaForCausalLM": "llama",
@@ -58,6 +60,7 @@ class ModelConfig:
     qk_norm: bool
     checkpoint_dtype: str
     eos_token_ids: tuple[int, ...]
+    quantization: Quantization | None = None  # None: the weights are plain numbers
 
     @property
     def max_model_len(self) -> int:
@@ -83,10 +86,13 @@ class ModelConfig:
             )
 
 
-def load(folder: Path, ignored_keys: Collection[str] = ()) -> ModelConfig:
+def load(
+    folder: Path, ignored_keys: Collection[str] = (), quantization: str = "auto"
+) -> ModelConfig:
     """Reads the configuration of a Hugging Face folder. Raises UnsupportedModel.
 
-    Every key of config.json must be known and served, apart from `ignored_keys`.
+    Every key of config.json must be known and served, apart from `ignored_keys`. `quantization`
+    other than "auto" is that of plain weights while they are loaded.
     """
     if not folder.is_dir():
         raise UnsupportedModel(f"model: {folder} is not a folder; {WANTED}")
@@ -125,6 +131,7 @@ def load(folder: Path, ignored_keys: Collection[str] = ()) -> ModelConfig:
         qk_norm=is_qwen3,
         checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         eos_token_ids=_eos_token_ids(raw, defaults),
+        quantization=_quantization(raw, quantization),
     )
 
 
@@ -256,6 +263,13 @@ def _scaling(where: str, kind: str, given: Mapping[str, Any]) -> Scaling | None:
         if field.default is MISSING and name not in values:
             raise UnsupportedModel(f"{where}: {name} is missing for rope_type {kind!r}")
     return SCALINGS[kind](**values) if kind in SCALINGS else None
+
+
+def _quantization(raw: Mapping[str, Any], asked: str) -> Quantization | None:
+    try:
+        return registry.chosen(asked, registry.of_checkpoint(raw.get("quantization_config")))
+    except UnsupportedQuantization as error:
+        raise UnsupportedModel(str(error)) from None
 
 
 def _eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:

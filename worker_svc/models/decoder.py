@@ -26,11 +26,14 @@ from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.embedding import Embedding, IntegerEmbedding
 from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm, whole
 from worker_svc.models.linear import Linear
+from worker_svc.models.loading.quantized import load_quantized
 from worker_svc.models.rope import cos_sin_table
 from worker_svc.models.sharding import Sharding
 from worker_svc.models.weights import load_weights
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart
+from worker_svc.process.host_memory import HostPeak
+from worker_svc.quantization.scheme import Quantization
 
 if TYPE_CHECKING:
     from worker_svc.models.fused import FusedDecoder
@@ -239,21 +242,36 @@ def load_model(
     max_model_len: int,
     group: Group = ALONE,
     ignored_keys: Collection[str] = (),
+    quantization: str = "auto",
 ) -> Decoder:
     """Loads the model of a Hugging Face folder, or this rank's shard of it, ready to run.
 
-    `ignored_keys` of its config.json are read as if they were not there.
+    `ignored_keys` of its config.json are read as if they were not there; `quantization` other than
+    "auto" rounds plain weights. The log says how long it took, and what memory of the host.
     """
     started = time.monotonic()
-    config = model_config.load(folder, ignored_keys)
-    model = Decoder(config, dtype, device, max_model_len, group)
-    tied = frozenset({"lm_head.weight"}) if config.tie_word_embeddings else frozenset[str]()
-    load_weights(folder, dict(model.destinations()), tied, model.sharding.share)
-    model.pack()
+    config = model_config.load(folder, ignored_keys, quantization)
+    with HostPeak() as host:
+        model = Decoder(config, dtype, device, max_model_len, group)
+        _fill(model, folder, config.quantization)
+        model.pack()
     logger.info(
-        "loaded %s with %d layers in %.1f s",
+        "loaded %s with %d layers in %.1f s; quantization: %s; host memory: %s",
         config.architecture,
         config.num_layers,
         time.monotonic() - started,
+        "none" if config.quantization is None else config.quantization.label,
+        host.report(),
     )
     return model
+
+
+def _fill(model: Decoder, folder: Path, quantization: Quantization | None) -> None:
+    """Reads the weights of a model. Raises WeightError."""
+    destinations, share = dict(model.destinations()), model.sharding.share
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set[str]()
+    ignored = frozenset(tied)
+    if quantization is None:
+        load_weights(folder, destinations, ignored, share)
+    else:
+        load_quantized(folder, quantization, destinations, ignored, share, model.device)

@@ -1,0 +1,1 @@
+"""Reads weights that are not stored as the model computes with them."""
