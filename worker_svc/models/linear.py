@@ -63,7 +63,23 @@ class Linear:
             for begin, part in self._parts.items():
                 _dequantize(part, self._weight[begin:])
             self._parts.clear()
+            if self._device.type != "cpu":
+                self.grouped = self.scaled = None  # of no use beside it
         return self._weight
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of float numbers."""
+        return self._dtype
+
+    def take_narrow(self) -> Narrow | None:
+        """Gives away a weight in fewer bits; None if the layer has float numbers."""
+        found, self.grouped, self.scaled = self.grouped or self.scaled, None, None
+        return found if self._weight is None else None
+
+    def give(self, weight: Tensor) -> None:
+        """Replaces the weight [N, K] by float numbers of the layer's type and device."""
+        self._weight = weight
 
     def rows(self, begin: int, end: int) -> "WeightRows":
         """Outputs [begin, end) of the weight, to be filled."""
@@ -100,6 +116,8 @@ class Linear:
 
     def pack(self) -> None:
         """Moves the weight to the device's layout; the plain copy is freed with its last owner."""
+        if self._device.type != "cpu" and (self.grouped or self.scaled):
+            return  # the fused layers take it as it is
         self._packed = pack(self.weight, self.bias)
         self.grouped = self.scaled = None
         if self._packed is not None:

@@ -16,7 +16,7 @@ from kernels.quantized.grouped import GroupedWeight
 from kernels.quantized.scaled import ScaledWeight
 from worker_svc.models.cpu_weights import ROWS_AT_ONCE
 from worker_svc.models.linear import WeightRows
-from worker_svc.models.loading.checkpoint import Checkpoint, WrongValues
+from worker_svc.models.stored.checkpoint import Checkpoint, WrongValues
 from worker_svc.models.weights import (
     Destination,
     Share,

@@ -1,1 +1,0 @@
-"""Reads weights that are not stored as the model computes with them."""
