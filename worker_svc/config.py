@@ -24,6 +24,7 @@ from worker_svc.process.failpoints import FAULTS_OF_CUDA, Failpoint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+QUANTIZATIONS = ("auto", "fp8")  # auto: what the checkpoint says
 ALL_REDUCES = ("auto", "peer", "nccl")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
 GEMM_ALGORITHMS = ("auto", "torch")
@@ -33,6 +34,7 @@ CHOICES = {
     "device": DEVICES,
     "attention_backend": ATTENTION_BACKENDS,
     "gemm_algorithms": GEMM_ALGORITHMS,
+    "quantization": QUANTIZATIONS,
     "all_reduce": ALL_REDUCES,
 }
 
@@ -63,6 +65,7 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     port: int = 50053
     dtype: str = "auto"
+    quantization: str = "auto"
     device: str = "auto"
     attention_backend: str = "auto"
     gemm_algorithms: str = "auto"
@@ -237,6 +240,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="keys of config.json to ignore although the output may then not be the model's",
     )
     add("--dtype", str, "type of weights and activations", DTYPES)
+    add(
+        "--quantization",
+        str,
+        "auto: as the checkpoint is; fp8: plain weights are rounded while they are loaded",
+        QUANTIZATIONS,
+    )
     add("--device", str, "device to compute on", DEVICES)
     add(
         "--attention-backend",

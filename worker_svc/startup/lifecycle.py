@@ -21,6 +21,7 @@ from worker_svc.parallel.group import Group
 from worker_svc.parallel.leader import Ranks
 from worker_svc.process.compute_thread import ComputeThread
 from worker_svc.process.start_timer import StartTimer
+from worker_svc.quantization.scheme import UnsupportedQuantization
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.startup import startup
 from worker_svc.startup.description import Description, ModelFacts
@@ -31,7 +32,14 @@ from worker_svc.startup.startup import LoadedModel
 T = TypeVar("T")
 
 # Errors of a request that cannot be satisfied: the message is enough, no traceback is logged.
-REFUSALS = (UnsupportedModel, UnsupportedOption, WeightError, CacheTooSmall, FileNotFoundError)
+REFUSALS = (
+    UnsupportedModel,
+    UnsupportedQuantization,
+    UnsupportedOption,
+    WeightError,
+    CacheTooSmall,
+    FileNotFoundError,
+)
 
 log = logging.getLogger(__name__)
 

@@ -106,7 +106,7 @@ def start(
     all ranks.
     """
     gpu = only_kind(gpus() if found is None else found)
-    if gpu is None or config.device == "cpu":
+    if gpu is None or config.device == "cpu" or _is_quantized(config, folder):
         return None
     job = Job(folder.absolute(), dtype or config.dtype, config, gpu.arch)
     try:
@@ -122,6 +122,16 @@ def start(
         start_new_session=True,
     )
     return Precompile(child, mark)
+
+
+def _is_quantized(config: WorkerConfig, folder: Path) -> bool:
+    """Whether the kernels depend on the weights, of which the helper has none."""
+    try:
+        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # loading the model will report the error
+        return False
+    is_stored = isinstance(raw, dict) and bool(raw.get("quantization_config"))
+    return is_stored or config.quantization != "auto"
 
 
 def key(job: Job, gpu: Gpu) -> str:

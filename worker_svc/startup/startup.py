@@ -60,7 +60,7 @@ def load(
     """Reads a model's weights, or this rank's shard of them, while kernels are compiled."""
     device = device_of(group.rank, group.size, resolve_device(config.device))
     require_device(config, device.type)
-    shape = model_config.load(folder, config.ignore_config_keys)
+    shape = model_config.load(folder, config.ignore_config_keys, config.quantization)
     dtype = resolve_dtype(
         dtype_name,
         device,
@@ -72,7 +72,15 @@ def load(
     candidates = _candidates(config, device, dtype, shape.head_dim)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     compiling = _compiling(config, folder, dtype_name, device, group, compiling)
-    decoder = load_model(folder, dtype, device, max_model_len, group, config.ignore_config_keys)
+    decoder = load_model(
+        folder,
+        dtype,
+        device,
+        max_model_len,
+        group,
+        config.ignore_config_keys,
+        config.quantization,
+    )
     facts = ModelFacts(
         name=served_model_name or folder.resolve().name,
         architecture=shape.architecture,
@@ -82,6 +90,7 @@ def load(
         config_sha256=_sha256(folder / "config.json"),
         tokenizer_sha256=_sha256(folder / "tokenizer.json"),
         dtype=_name(dtype),
+        quantization="none" if shape.quantization is None else shape.quantization.label,
     )
     return LoadedModel(decoder, facts, dtype, device, folder, compiling, candidates)
 
