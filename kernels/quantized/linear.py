@@ -18,7 +18,7 @@ MAX_ROWS = 32
 SLICES = 4  # of the inputs, for the warps of a program
 BLOCK_N = 16
 ONE_GROUP_COLUMNS = 128  # of a tile where one group has all columns
-BLOCK_ELEMENTS = 1024
+BLOCK_ROWS, BLOCK_COLUMNS = 8, 256  # of a tile that is made wide
 
 
 def linear(
@@ -54,11 +54,11 @@ def dequantized(weight: NarrowWeight, dtype: torch.dtype) -> torch.Tensor:
     """The weight [N, K]: computed in float32, then rounded once."""
     n, k = weight.shape
     out = torch.empty((n, k), dtype=dtype, device=weight.data.device)
-    grid = (n, triton.cdiv(k, BLOCK_ELEMENTS))
+    grid = (triton.cdiv(n, BLOCK_ROWS), triton.cdiv(k, BLOCK_COLUMNS))
     _dequantize_kernel[grid](
         weight.data, weight.scales, weight.offsets, out,
-        K=k, GROUP=weight.group, GROUPS=weight.scales.shape[1], BITS=weight.bits,
-        IS_FLOAT=weight.offsets is None, BLOCK=BLOCK_ELEMENTS,
+        N=n, K=k, GROUP=weight.group, GROUPS=weight.scales.shape[1], BITS=weight.bits,
+        IS_FLOAT=weight.offsets is None, ROWS=BLOCK_ROWS, BLOCK=BLOCK_COLUMNS,
     )  # fmt: skip
     return out
 
@@ -114,7 +114,7 @@ def _linear_kernel(
     group = s if GROUPS > 1 else s * 0
     group_ptrs = n.to(tl.int64)[None, :] * GROUPS + group[:, None]  # [SLICES, BLOCK_N]
     acc = tl.zeros([SLICES, BLOCK_N, BLOCK_M], tl.float32)
-    for step in range(0, tl.cdiv(K, SLICES * BLOCK_K)):
+    for step in range(tl.cdiv(K, SLICES * BLOCK_K)):
         k0 = step * SLICES * BLOCK_K
         is_k = k0 + column < K
         inside = is_n[None, :, None] & is_k[:, None, :]
@@ -152,17 +152,19 @@ def _dequantize_kernel(
     scale_ptr: tl.tensor,
     offset_ptr: tl.tensor,
     out_ptr: tl.tensor,
+    N: tl.constexpr,
     K: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
     BITS: tl.constexpr,
     IS_FLOAT: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """A part of a row."""
-    n = tl.program_id(0).to(tl.int64)
-    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = k < K
+    """A tile."""
+    n = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    k = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    inside = (n < N) & (k < K)
     group, at = k // GROUP, k % GROUP
     if BITS == 4:
         HALF: tl.constexpr = GROUP // 2

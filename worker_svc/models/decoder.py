@@ -26,9 +26,9 @@ from worker_svc.models.cpu_weights import activation_dtype
 from worker_svc.models.embedding import Embedding, IntegerEmbedding
 from worker_svc.models.layers import MLP, Attention, Destinations, RMSNorm, whole
 from worker_svc.models.linear import Linear
-from worker_svc.models.stored.quantized import load_quantized
 from worker_svc.models.rope import cos_sin_table
 from worker_svc.models.sharding import Sharding
+from worker_svc.models.stored.quantized import load_quantized
 from worker_svc.models.weights import load_weights
 from worker_svc.parallel.group import ALONE, Group
 from worker_svc.parallel.vocab_part import VocabPart

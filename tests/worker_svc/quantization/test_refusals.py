@@ -101,7 +101,7 @@ def test_the_option_is_refused_where_it_has_nothing_to_round() -> None:
         registry.chosen("fp8", stored)
     with pytest.raises(UnsupportedQuantization, match=r"'nf4'.*supported are auto, fp8"):
         registry.chosen("nf4", None)
-    assert QUANTIZATIONS == ("auto", *ONLINE)
+    assert ("auto", *ONLINE) == QUANTIZATIONS
 
 
 Damage = Callable[[Tensor], Tensor]

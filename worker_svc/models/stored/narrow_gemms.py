@@ -6,7 +6,6 @@ They stand where `FusedLinear` and `NormedLinear` stand, with fewer of their nei
 import logging
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
