@@ -42,6 +42,7 @@ enum {
     BLOCK_ROWS = 96,    /* rows per pass over a panel */
     BLOCK_INPUTS = 256, /* inputs per block of weights in the L1 cache */
     FETCH_AHEAD = 32,   /* groups */
+    LARGEST_GROUP = 128, /* inputs that share a scale; a multiple of all other such groups */
 };
 
 typedef struct { long index, size; } team;
@@ -55,36 +56,74 @@ INLINED long ceil_div(long a, long b) { return (a + b - 1) / b; }
 INLINED long least(long a, long b) { return a < b ? a : b; }
 
 typedef struct {
-    const scalar *weight;
+    const void *weight; /* panels of float numbers, or of integers: grouped.h */
     const scalar *bias; /* [N] or NULL */
     long inputs, outputs;
+    long group;         /* inputs that share a scale and an offset; 0: float numbers */
+    int bits;           /* of an integer: 4 or 8 */
+    int has_half_scales; /* scales and offsets are float16, else float32 */
 } gemm;
 
 /* ---- inputs ----------------------------------------------------------------------------------- */
 
-INLINED long input_stride(long inputs) { return ceil_div(inputs, GROUP) * GROUP; }
+INLINED long input_stride(const gemm *p) {
+    return p->group ? p->inputs : ceil_div(p->inputs, GROUP) * GROUP;
+}
 
-/* Whether the GEMM reads a copy of its inputs: converted, or padded to whole groups. */
-INLINED bool copies_inputs(long inputs) {
-    return sizeof(input) != sizeof(scalar) || inputs % GROUP != 0;
+/* Bytes of a row's copy that the GEMM reads, as floats for integer weights, or padded to whole
+ * groups; 0 if it reads the row itself. */
+INLINED long copy_bytes(const gemm *p) {
+    long size = p->group ? sizeof(float) : sizeof(input);
+    bool is_copied = size != sizeof(scalar) || input_stride(p) != p->inputs;
+    return is_copied ? input_stride(p) * size : 0;
+}
+
+/* Writes elements [begin, end) of a row as floats. */
+static void copy_floats(const scalar *x, float *to, long begin, long end) {
+    for (long i = begin; i < end; i += LANES)
+        store_some_floats(to + i, load_some(x + i, end - i), end - i);
 }
 
 /* Writes elements [begin, end) of a row's copy, and zeros after the last one. */
-static void copy_inputs(const scalar *x, input *to, long begin, long end, long size) {
+static void copy_inputs(const scalar *x, input *to, long begin, long end, long size, long stride) {
 #if defined(MULTIPLIES_PAIRS)
     memcpy(to + begin, x + begin, (end - begin) * sizeof *x);
 #else
-    for (long i = begin; i < end; i += LANES)
-        store_some_floats(to + i, load_some(x + i, end - i), end - i);
+    copy_floats(x, to, begin, end);
 #endif
     if (end == size)
-        for (long i = size; i < input_stride(size); i++) to[i] = 0;
+        for (long i = size; i < stride; i++) to[i] = 0;
 }
 
-static void copy_inputs_part(const scalar *x, input *to, long rows, long size, team me) {
+/* What a GEMM reads beside or in place of its inputs [rows, K]. */
+typedef struct {
+    const gemm *p; /* NULL: nothing */
+    void *copy;    /* [rows, input_stride], if copy_bytes */
+    float *totals; /* [rows, K / group], sums over the inputs of a group, if there are groups */
+} prepared;
+
+/* Prepares elements [begin, end) of a row, which begin with a group. */
+static void prepare(const scalar *x, const prepared *to, long row, long begin, long end) {
+    const gemm *p = to->p;
+    if (!p) return;
+    long size = p->inputs, stride = input_stride(p), group = p->group;
+    x += row * size;
+    if (copy_bytes(p)) {
+        if (group)
+            copy_floats(x, (float *)to->copy + row * stride, begin, end);
+        else
+            copy_inputs(x, (input *)to->copy + row * stride, begin, end, size, stride);
+    }
+    for (long i = begin; group && i < end; i += group) {
+        vec total = {};
+        for (long k = 0; k < group; k += LANES) total += load(x + i + k);
+        to->totals[(row * size + i) / group] = total_of(total);
+    }
+}
+
+static void prepare_part(const scalar *x, const prepared *to, long rows, team me) {
     range mine = share_of(rows, me);
-    for (long row = mine.begin; row < mine.end; row++)
-        copy_inputs(x + row * size, to + row * input_stride(size), 0, size, size);
+    for (long row = mine.begin; row < mine.end; row++) prepare(x, to, row, 0, to->p->inputs);
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------ */
@@ -287,38 +326,12 @@ static void multiply_panel(const scalar *panel, const input *x, long stride, lon
                            (float (*)[PANEL])(sums[0] + first));
 }
 
-/* ---- a GEMM ----------------------------------------------------------------------------------- */
-
-/* x [rows, stride]; exactly one of out and out_floats [rows, N] is given. */
-static void linear_part(const gemm *p, const input *x, scalar *out, float *out_floats, long rows,
-                        team me) {
-    long n = p->outputs, stride = input_stride(p->inputs);
-    long panels = ceil_div(n, PANEL), blocks = ceil_div(rows, BLOCK_ROWS);
-    range mine = share_of(panels * blocks, me);
-    float sums[BLOCK_ROWS][PANEL] __attribute__((aligned(64)));
-    for (long item = mine.begin; item < mine.end; item++) {
-        range block = share_of(rows, (team){item / panels, blocks});
-        long first = item % panels * PANEL, width = least(PANEL, n - first);
-        multiply_panel(p->weight + first * stride, x + block.begin * stride, stride,
-                       block.end - block.begin, sums);
-        for (long row = block.begin; row < block.end; row++)
-            for (long i = 0; i < width; i += LANES) {
-                vec sum = load_float(sums[row - block.begin] + i);
-                if (p->bias) sum += load_some(p->bias + first + i, width - i);
-                if (out_floats)
-                    store_some_floats(out_floats + row * n + first + i, sum, width - i);
-                else
-                    store_some(out + row * n + first + i, sum, width - i);
-            }
-    }
-}
-
 INLINED long packed_elements(long outputs, long inputs) {
-    return ceil_div(outputs, PANEL) * PANEL * input_stride(inputs);
+    return ceil_div(outputs, PANEL) * PANEL * ceil_div(inputs, GROUP) * GROUP;
 }
 
 static void pack_part(const scalar *weight, scalar *packed, long outputs, long inputs, team me) {
-    long stride = input_stride(inputs);
+    long stride = ceil_div(inputs, GROUP) * GROUP;
     range mine = share_of(ceil_div(outputs, PANEL), me);
     for (long n = mine.begin * PANEL; n < mine.end * PANEL; n++) {
         scalar *to = packed + n / PANEL * PANEL * stride + n % PANEL * GROUP;

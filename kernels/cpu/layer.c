@@ -9,8 +9,8 @@
 #include <omp.h>
 
 #include "attention.h"
+#include "linear.h"
 #include "norm.h"
-#include "gemm.h"
 
 enum { WORTH_THREADS = 32768 }; /* elements */
 
@@ -18,41 +18,56 @@ static inline team this_thread(void) { return (team){omp_get_thread_num(), omp_g
 
 long lanes(void) { return LANES; }
 
+/* Elements of packed float numbers. */
 long packed_size(long outputs, long inputs) { return packed_elements(outputs, inputs); }
 
+/* Bytes of packed integers; `p` has sizes and a format, but no weight yet. */
+long packed_groups_size(const gemm *p) { return grouped_bytes(p); }
+
 /* Bytes of a row's copy that the GEMM reads; 0 if it reads the row itself. */
-long copy_size(long inputs) {
-    return copies_inputs(inputs) ? input_stride(inputs) * (long)sizeof(input) : 0;
-}
+long copy_size(const gemm *p) { return copy_bytes(p); }
 
 void pack(const scalar *weight, scalar *packed, long outputs, long inputs, int threads) {
 #pragma omp parallel num_threads(threads)
     pack_part(weight, packed, outputs, inputs, this_thread());
 }
 
-/* `copy` has space for rows of copy_size(inputs) bytes, unless that is 0. */
-void linear(const gemm *p, const scalar *x, input *copy, scalar *out, float *out_floats,
-            long rows, int threads) {
+/* integers [N, K]; scales and offsets [N, K / group] of the type that `p` names. */
+void pack_groups(const gemm *p, const uint8_t *integers, const void *scales, const void *offsets,
+                 void *packed, int threads) {
+#pragma omp parallel num_threads(threads)
+    pack_groups_part(p, integers, scales, offsets, packed, this_thread());
+}
+
+static inline bool is_prepared(const gemm *p) { return p->group || copy_bytes(p); }
+
+/* `copy` has space for rows of copy_size bytes; `totals` for rows of K / group numbers, if the
+ * weight has groups. */
+void linear(const gemm *p, const scalar *x, void *copy, float *totals, scalar *out,
+            float *out_floats, long rows, int threads) {
+    prepared to = {p, copy, totals};
 #pragma omp parallel num_threads(threads)
     {
         team me = this_thread();
-        if (copy) {
-            copy_inputs_part(x, copy, rows, p->inputs, me);
+        if (is_prepared(p)) {
+            prepare_part(x, &to, rows, me);
 #pragma omp barrier
         }
-        linear_part(p, copy ? copy : (const input *)x, out, out_floats, rows, me);
+        linear_part(&to, x, out, out_floats, rows, me);
     }
 }
 
 void add_rms_norm(const scalar *x, scalar *residual, const scalar *weight, scalar *out, long rows,
                   long size, float eps, int threads) {
+    prepared none = {0};
 #pragma omp parallel num_threads(threads) if (rows * size > WORTH_THREADS)
-    add_rms_norm_part(x, residual, weight, out, NULL, rows, size, eps, this_thread());
+    add_rms_norm_part(x, residual, weight, out, &none, rows, size, eps, this_thread());
 }
 
 void silu_and_mul(const scalar *x, scalar *out, long rows, long size, int threads) {
+    prepared none = {0};
 #pragma omp parallel num_threads(threads) if (rows * size > WORTH_THREADS)
-    silu_and_mul_part(x, out, NULL, rows, size, this_thread());
+    silu_and_mul_part(x, out, &none, rows, size, this_thread());
 }
 
 void attend(const attention *a, const scalar *qkv, const scalar *qk_norm, scalar *cache,
@@ -83,45 +98,39 @@ typedef struct {
     scalar *gate_up;        /* [T, 2 I] */
     scalar *inner;          /* [T, I] */
     scalar *qkv;            /* [T, (H + 2 Hkv) D] */
-    input *copy;            /* space for a copy of any GEMM's inputs */
+    void *copy;             /* space for a copy of any GEMM's inputs */
+    float *totals;          /* space for the totals of any GEMM's inputs */
     long rows;
 } stream;
 
-/* Destination of the copy of a GEMM's inputs; NULL if it reads the inputs themselves. */
-static inline input *copy_for(const gemm *p, const stream *s) {
-    return copies_inputs(p->inputs) ? s->copy : NULL;
-}
-
-static inline const input *inputs_of(const gemm *p, const stream *s, const scalar *x) {
-    return copies_inputs(p->inputs) ? s->copy : (const input *)x;
-}
-
 void decoder_block(const block *b, const stream *s, int threads) {
+    prepared o = {&b->o, s->copy, s->totals}, gate_up = {&b->gate_up, s->copy, s->totals};
+    prepared down = {&b->down, s->copy, s->totals}, qkv = {NULL, s->copy, s->totals};
+    if (b->next_qkv.weight) qkv.p = &b->next_qkv;
+    long rows = s->rows;
 #pragma omp parallel num_threads(threads)
     {
         team me = this_thread();
-        if (copies_inputs(b->o.inputs)) {
-            copy_inputs_part(s->attended, s->copy, s->rows, b->o.inputs, me);
+        if (is_prepared(o.p)) {
+            prepare_part(s->attended, &o, rows, me);
 #pragma omp barrier
         }
-        linear_part(&b->o, inputs_of(&b->o, s, s->attended), s->added, NULL, s->rows, me);
+        linear_part(&o, s->attended, s->added, NULL, rows, me);
 #pragma omp barrier
-        add_rms_norm_part(s->added, s->residual, b->post_norm, s->hidden, copy_for(&b->gate_up, s),
-                          s->rows, b->hidden, b->eps, me);
+        add_rms_norm_part(s->added, s->residual, b->post_norm, s->hidden, &gate_up, rows,
+                          b->hidden, b->eps, me);
 #pragma omp barrier
-        linear_part(&b->gate_up, inputs_of(&b->gate_up, s, s->hidden), s->gate_up, NULL, s->rows,
-                    me);
+        linear_part(&gate_up, s->hidden, s->gate_up, NULL, rows, me);
 #pragma omp barrier
-        silu_and_mul_part(s->gate_up, s->inner, copy_for(&b->down, s), s->rows, b->inner, me);
+        silu_and_mul_part(s->gate_up, s->inner, &down, rows, b->inner, me);
 #pragma omp barrier
-        linear_part(&b->down, inputs_of(&b->down, s, s->inner), s->added, NULL, s->rows, me);
+        linear_part(&down, s->inner, s->added, NULL, rows, me);
 #pragma omp barrier
-        add_rms_norm_part(s->added, s->residual, b->next_norm, s->hidden, copy_for(&b->next_qkv, s),
-                          s->rows, b->hidden, b->eps, me);
-        if (b->next_qkv.weight) {
+        add_rms_norm_part(s->added, s->residual, b->next_norm, s->hidden, &qkv, rows, b->hidden,
+                          b->eps, me);
+        if (qkv.p) {
 #pragma omp barrier
-            linear_part(&b->next_qkv, inputs_of(&b->next_qkv, s, s->hidden), s->qkv, NULL, s->rows,
-                        me);
+            linear_part(&qkv, s->hidden, s->qkv, NULL, rows, me);
         }
     }
 }

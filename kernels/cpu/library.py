@@ -17,8 +17,10 @@ from torch import Tensor
 
 from kernels.cpu import build, isa
 from kernels.cpu.isa import ISA
+from kernels.quantized.grouped import GroupedWeight
 
 SOURCE = Path(__file__).with_name("layer.c")
+GROUPS = (16, 32, 64, 128)  # inputs that can share a scale
 MAX_HEAD_DIM = 256
 MAX_HEADS_PER_KV_HEAD = 96
 STORED = {
@@ -31,13 +33,16 @@ log = logging.getLogger(__name__)
 
 
 class GemmArguments(ctypes.Structure):
-    """C struct `product`: a packed weight, its bias, K and N."""
+    """C struct `gemm`: a packed weight, its bias, K and N, and the format of its integers."""
 
     _fields_ = (
         ("weight", c_void_p),
         ("bias", c_void_p),
         ("inputs", c_long),
         ("outputs", c_long),
+        ("group", c_long),
+        ("bits", c_int),
+        ("has_half_scales", c_int),
     )
 
 
@@ -91,6 +96,7 @@ class StreamArguments(ctypes.Structure):
         ("inner", c_void_p),
         ("qkv", c_void_p),
         ("copy", c_void_p),
+        ("totals", c_void_p),
         ("rows", c_long),
     )
 
@@ -99,13 +105,35 @@ class StreamArguments(ctypes.Structure):
 class PackedLinear:
     """A weight [N, K] in the library's layout, with its bias [N]."""
 
-    weight: Tensor
+    weight: Tensor  # of the library's dtype, or bytes of integers
     bias: Tensor | None
     arguments: GemmArguments
 
     @property
+    def num_inputs(self) -> int:
+        return int(self.arguments.inputs)
+
+    @property
     def num_outputs(self) -> int:
         return int(self.arguments.outputs)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of an output; 0 for float numbers."""
+        group = int(self.arguments.group)
+        return self.num_inputs // group if group else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Memory for what GEMMs read beside or in place of their inputs; None: nothing."""
+
+    copy: Tensor | None
+    totals: Tensor | None  # float32
+
+    @property
+    def addresses(self) -> tuple[int | None, int | None]:
+        return _at(self.copy), _at(self.totals)
 
 
 class Library:
@@ -118,11 +146,12 @@ class Library:
         library = ctypes.CDLL(str(path))
         pointer = c_void_p
         self._packed_size = _declare(library.packed_size, c_long, c_long, returns=c_long)
-        self._copy_size = _declare(library.copy_size, c_long, returns=c_long)
         self._pack = _declare(library.pack, pointer, pointer, c_long, c_long, c_int)
-        self._linear = _declare(
-            library.linear, POINTER(GemmArguments), *[pointer] * 4, c_long, c_int
-        )
+        gemm = POINTER(GemmArguments)
+        self._copy_size = _declare(library.copy_size, gemm, returns=c_long)
+        self._packed_groups_size = _declare(library.packed_groups_size, gemm, returns=c_long)
+        self._pack_groups = _declare(library.pack_groups, gemm, *[pointer] * 4, c_int)
+        self._linear = _declare(library.linear, gemm, *[pointer] * 5, c_long, c_int)
         self._add_rms_norm = _declare(
             library.add_rms_norm, *[pointer] * 4, c_long, c_long, c_float, c_int
         )
@@ -144,23 +173,53 @@ class Library:
         arguments = GemmArguments(packed.data_ptr(), bias_at, num_inputs, num_outputs)
         return PackedLinear(packed, bias, arguments)
 
-    def room_for_copy(self, rows: int, *inputs: int) -> Tensor | None:
-        """Scratch for copies of GEMM inputs, of these sizes and `rows` rows; None if not needed."""
-        size = max(self._copy_size(count) for count in inputs)
-        return torch.empty(rows * size, dtype=torch.uint8) if size else None
+    def pack_groups(self, weight: GroupedWeight, bias: Tensor | None) -> PackedLinear:
+        """Copies integers [N, K] into the layout of the library's GEMM.
+
+        Their products are those of the numbers that they stand for, not rounded to the dtype;
+        `supports_groups` says which weights can be packed. Raises ValueError for others.
+        """
+        if not supports_groups(weight):
+            raise ValueError(f"groups of {weight.group} inputs: no multiple of {GROUPS[0]}")
+        num_outputs, num_inputs = weight.shape
+        if bias is not None:
+            self._check(bias, (num_outputs,))
+        group = largest_group(weight.group)
+        weight = weight.regrouped(weight.bits, group)
+        integers, scales, offsets = weight.integers.contiguous(), weight.scales, weight.offsets
+        is_half = all(torch.equal(x.half().float(), x) for x in (scales, offsets))
+        if is_half:
+            scales, offsets = scales.half(), offsets.half()
+        arguments = GemmArguments(
+            None, _at(bias), num_inputs, num_outputs, group, weight.bits, is_half
+        )
+        packed = torch.empty(self._packed_groups_size(arguments), dtype=torch.uint8)
+        scales, offsets = scales.contiguous(), offsets.contiguous()
+        self._pack_groups(
+            arguments, integers.data_ptr(), scales.data_ptr(), offsets.data_ptr(),
+            packed.data_ptr(), self._threads,
+        )  # fmt: skip
+        arguments.weight = packed.data_ptr()
+        return PackedLinear(packed, bias, arguments)
+
+    def scratch(self, rows: int, *packed: PackedLinear) -> Scratch:
+        """Memory for one of these GEMMs at a time, with this number of rows."""
+        size = max(self._copy_size(one.arguments) for one in packed)
+        num_groups = max(one.num_groups for one in packed)
+        copy = torch.empty(rows * size, dtype=torch.uint8) if size else None
+        return Scratch(copy, torch.empty(rows * num_groups) if num_groups else None)
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor) -> Tensor:
         """x [T, K] @ W.T + b -> out [T, N], of the library's dtype or float32."""
-        num_inputs = int(packed.arguments.inputs)
-        self._check(x, (len(x), num_inputs))
+        self._check(x, (len(x), packed.num_inputs))
         is_plain = out.dtype == self.dtype
         if out.shape != (len(x), packed.num_outputs) or not out.is_contiguous():
             raise ValueError(f"out {list(out.shape)}: not [{len(x)}, {packed.num_outputs}]")
-        copy = self.room_for_copy(len(x), num_inputs)
+        scratch = self.scratch(len(x), packed)
         self._linear(
             packed.arguments,
             x.data_ptr(),
-            _at(copy),
+            *scratch.addresses,
             out.data_ptr() if is_plain else None,
             None if is_plain else out.data_ptr(),
             len(x),
@@ -224,6 +283,16 @@ class Library:
             raise ValueError(f"{x.dtype} on {x.device}, strides {x.stride()}: not for {self.dtype}")
         if shape is not None and x.shape != torch.Size(shape):
             raise ValueError(f"a tensor {list(x.shape)}: not {list(shape)}")
+
+
+def supports_groups(weight: GroupedWeight) -> bool:
+    """Whether the kernels multiply by these integers; in halved groups, if these are too large."""
+    return weight.group % GROUPS[0] == 0
+
+
+def largest_group(group: int) -> int:
+    """The largest group of the kernels that divides a group which they support."""
+    return max(size for size in GROUPS if group % size == 0)
 
 
 def load(dtype: torch.dtype, environment: Mapping[str, str] | None = None) -> Library | None:

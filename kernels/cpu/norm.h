@@ -17,9 +17,9 @@ static inline float inverse_rms(const scalar *x, long size, float eps) {
 
 INLINED vec normed(vec x, vec weight, float scale) { return rounded(rounded(x * scale) * weight); }
 
-/* residual += x, unless x is NULL; out = its norm; `copy` = the GEMM's copy of out, if any. */
+/* residual += x, unless x is NULL; out = its norm, prepared for the GEMM that reads it. */
 static void add_rms_norm_part(const scalar *x, scalar *residual, const scalar *weight, scalar *out,
-                              input *copy, long rows, long size, float eps, team me) {
+                              const prepared *reader, long rows, long size, float eps, team me) {
     range mine = share_of(rows, me);
     for (long row = mine.begin; row < mine.end; row++) {
         scalar *total = residual + row * size, *to = out + row * size;
@@ -33,22 +33,24 @@ static void add_rms_norm_part(const scalar *x, scalar *residual, const scalar *w
             vec value = load_some(total + i, size - i);
             store_some(to + i, normed(value, load_some(weight + i, size - i), scale), size - i);
         }
-        if (copy) copy_inputs(to, copy + row * input_stride(size), 0, size, size);
+        prepare(out, reader, row, 0, size);
     }
 }
 
-/* x [rows, 2 size] -> out [rows, size]; `copy` = the GEMM's copy of out, if any. */
-static void silu_and_mul_part(const scalar *x, scalar *out, input *copy, long rows, long size,
-                              team me) {
-    long vectors = ceil_div(size, LANES);
-    range mine = share_of(rows * vectors, me);
+/* x [rows, 2 size] -> out [rows, size], prepared for the GEMM that reads it. */
+static void silu_and_mul_part(const scalar *x, scalar *out, const prepared *reader, long rows,
+                              long size, team me) {
+    long parts = ceil_div(size, LARGEST_GROUP);
+    range mine = share_of(rows * parts, me);
     for (long at = mine.begin; at < mine.end; at++) {
-        long row = at / vectors, i = at % vectors * LANES, end = least(i + LANES, size);
-        const scalar *gate = x + row * 2 * size + i;
-        vec g = load_some(gate, size - i), silu = rounded(g / (exponential(-g) + 1.0f));
-        store_some(out + row * size + i, silu * load_some(gate + size, size - i), size - i);
-        if (copy)
-            copy_inputs(out + row * size, copy + row * input_stride(size), i, end, size);
+        long row = at / parts, begin = at % parts * LARGEST_GROUP;
+        long end = least(begin + LARGEST_GROUP, size);
+        for (long i = begin; i < end; i += LANES) {
+            const scalar *gate = x + row * 2 * size + i;
+            vec g = load_some(gate, size - i), silu = rounded(g / (exponential(-g) + 1.0f));
+            store_some(out + row * size + i, silu * load_some(gate + size, size - i), size - i);
+        }
+        prepare(out, reader, row, begin, end);
     }
 }
 

@@ -43,6 +43,23 @@ INLINED vec either(ivec condition, vec yes, vec no) {
     return (vec)((condition & (ivec)yes) | (~condition & (ivec)no));
 }
 
+/* ---- float16, whatever the storage type ------------------------------------------------------- */
+
+#if defined(__AVX512F__)
+INLINED vec from_float16(half_vec stored) { return (vec)_mm512_cvtph_ps((__m256i)stored); }
+#elif defined(__F16C__)
+INLINED vec from_float16(half_vec stored) { return (vec)_mm256_cvtph_ps((__m128i)stored); }
+#elif defined(__ARM_NEON) && !defined(PLAIN)
+INLINED vec from_float16(half_vec stored) { return (vec)vcvt_f32_f16((float16x4_t)stored); }
+#else
+/* The exponent bias differs by 112; multiplying by 2^112 is right for subnormal numbers too. */
+INLINED vec from_float16(half_vec stored) {
+    uvec bits = __builtin_convertvector(stored, uvec), size = bits & 0x7fff;
+    uvec finite = (uvec)((vec)(size << 13) * 0x1p112f), is_large = (uvec)(size >= 0x7c00);
+    return (vec)(finite | (is_large & 0x7f800000) | (bits & 0x8000) << 16);
+}
+#endif
+
 /* ---- storage type: rounds to nearest even; NaN stays NaN -------------------------------------- */
 
 #if defined(BFLOAT16)
@@ -67,23 +84,15 @@ INLINED vec rounded(vec value) { return (vec)(nearest_bits(value) << 16); }
 #elif defined(FLOAT16)
 typedef uint16_t scalar;
 
+INLINED vec widened(half_vec stored) { return from_float16(stored); }
+
 #if defined(__AVX512F__)
-INLINED vec widened(half_vec stored) { return (vec)_mm512_cvtph_ps((__m256i)stored); }
 INLINED half_vec narrowed(vec value) { return (half_vec)_mm512_cvtps_ph((__m512)value, 0); }
 #elif defined(__F16C__)
-INLINED vec widened(half_vec stored) { return (vec)_mm256_cvtph_ps((__m128i)stored); }
 INLINED half_vec narrowed(vec value) { return (half_vec)_mm256_cvtps_ph((__m256)value, 0); }
 #elif defined(__ARM_NEON) && !defined(PLAIN)
-INLINED vec widened(half_vec stored) { return (vec)vcvt_f32_f16((float16x4_t)stored); }
 INLINED half_vec narrowed(vec value) { return (half_vec)vcvt_f16_f32((float32x4_t)value); }
 #else
-/* The exponent bias differs by 112; multiplying by 2^112 is right for subnormal numbers too. */
-INLINED vec widened(half_vec stored) {
-    uvec bits = __builtin_convertvector(stored, uvec), size = bits & 0x7fff;
-    uvec finite = (uvec)((vec)(size << 13) * 0x1p112f), is_large = (uvec)(size >= 0x7c00);
-    return (vec)(finite | (is_large & 0x7f800000) | (bits & 0x8000) << 16);
-}
-
 /* Below the least normal number, adding 0.5 puts the nearest multiple of 2^-24 in the low bits. */
 INLINED half_vec narrowed(vec value) {
     uvec bits = (uvec)value, sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;

@@ -17,6 +17,7 @@ from kernels.cpu.library import (
     Library,
     PackedLinear,
     StreamArguments,
+    supports_groups,
 )
 from worker_svc.attention.batch import AttentionBatch, HeadLayout
 from worker_svc.attention.kv_cache import KVCache
@@ -29,6 +30,17 @@ def supports(config: ModelConfig) -> bool:
     """Whether the model's head size and GQA group fit the kernels' fixed buffers."""
     heads_per_kv_head = config.num_heads // config.num_kv_heads
     return config.head_dim <= MAX_HEAD_DIM and heads_per_kv_head <= MAX_HEADS_PER_KV_HEAD
+
+
+def packed(library: Library, linear: Linear) -> PackedLinear:
+    """Moves the weight to the kernels' layout: integers, if it has them, else float numbers."""
+    grouped = linear.grouped
+    if grouped is not None and supports_groups(grouped):
+        moved = library.pack_groups(grouped, linear.bias)
+    else:
+        moved = library.pack(linear.weight, linear.bias)
+    linear.drop_weight()
+    return moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +65,8 @@ class CompiledLayer:
         post_norm: RMSNorm,
         mlp: MLP,
     ) -> "CompiledLayer":
-        def packed(linear: Linear) -> PackedLinear:
-            return library.pack(linear.weight, linear.bias)
-
-        qkv, o = map(packed, attention.linears)
-        gate_up, down = map(packed, mlp.linears)
+        qkv, o = (packed(library, linear) for linear in attention.linears)
+        gate_up, down = (packed(library, linear) for linear in mlp.linears)
         qk_norm = None
         if attention.qk_norms is not None:
             q_norm, k_norm = attention.qk_norms
@@ -82,12 +91,20 @@ class CompiledDecoder:
         self._library = library
         self._layers = layers
         self._final_norm = final_norm
-        self._head = library.pack(head.weight, head.bias)
+        self._head = packed(library, head)
         self._eps = eps
         self._heads = heads
         self._cos_sin = cos_sin  # [P, D] float32
         next_norms = [layer.input_norm for layer in layers[1:]] + [final_norm]
         next_qkvs = [layer.qkv.arguments for layer in layers[1:]] + [GemmArguments()]
+        # One GEMM of each kind and group: layers may differ in their integers' formats.
+        self._kinds = list(
+            {
+                (one.num_inputs, one.num_groups): one
+                for layer in layers
+                for one in (layer.qkv, layer.o, layer.gate_up, layer.down)
+            }.values()
+        )
         self._blocks = [
             BlockArguments(
                 o=layer.o.arguments,
@@ -119,13 +136,11 @@ class CompiledDecoder:
         inner = residual.new_empty((num_tokens, first.gate_up.num_outputs // 2))
         qkv = residual.new_empty((num_tokens, first.qkv.num_outputs))
         attended = residual.new_empty((num_tokens, self._heads.num_heads * self._heads.head_dim))
-        copy = self._library.room_for_copy(
-            num_tokens, residual.shape[1], inner.shape[1], attended.shape[1]
-        )
+        scratch = self._library.scratch(num_tokens, *self._kinds)
         stream = StreamArguments(
             attended.data_ptr(), residual.data_ptr(), hidden.data_ptr(), added.data_ptr(),
             gate_up.data_ptr(), inner.data_ptr(), qkv.data_ptr(),
-            None if copy is None else copy.data_ptr(), num_tokens,
+            *scratch.addresses, num_tokens,
         )  # fmt: skip
         self._library.linear(hidden, first.qkv, qkv)
         tables = batch.block_tables.contiguous()

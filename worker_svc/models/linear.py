@@ -121,7 +121,12 @@ class Linear:
         self._packed = pack(self.weight, self.bias)
         self.grouped = self.scaled = None
         if self._packed is not None:
-            self._weight = self.weight.new_empty(0)
+            self.drop_weight()
+
+    def drop_weight(self) -> None:
+        """Gives up the weight, which other code has copied; others may still hold it."""
+        self._weight = torch.empty(0, dtype=self._dtype, device=self._device)
+        self.grouped = None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed is not None:

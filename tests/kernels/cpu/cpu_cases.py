@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.cpu import isa
 from kernels.cpu.library import Library, load
+from kernels.quantized.grouped import GroupedWeight
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 COMBINATIONS = [
@@ -35,6 +36,19 @@ def require(name: str, dtype: torch.dtype) -> Library:
 def randn(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
     """The same random numbers at every call, rounded to the dtype."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def drawn_groups(
+    shape: tuple[int, int], bits: int, group: int, *, has_half_scales: bool = True
+) -> GroupedWeight:
+    """The same random integers at every call; float16 scales and offsets, or float32 ones."""
+    generator = torch.Generator().manual_seed(3)
+    integers = torch.randint(0, 2**bits, shape, generator=generator, dtype=torch.uint8)
+    scales, offsets = torch.rand((2, shape[0], shape[1] // group), generator=generator)
+    scales, offsets = (scales + 0.5) / 2**bits, -offsets
+    if has_half_scales:
+        scales, offsets = scales.half().float(), offsets.half().float()
+    return GroupedWeight(integers, scales, offsets, bits)
 
 
 def unaligned(x: Tensor) -> Tensor:

@@ -26,10 +26,9 @@ int main(int argc, char **argv) {
     if (head[0] == 0) { /* linear: x [rows, a], weight [b, a] */
         scalar *x = take(from, rows * a, sizeof *x), *weight = take(from, a * b, sizeof *weight);
         scalar *packed = malloc(packed_size(b, a) * sizeof *packed), *out = malloc(rows * b * sizeof *out);
-        input *copy = copy_size(a) ? malloc(rows * copy_size(a)) : NULL;
-        pack(weight, packed, b, a, 1);
         gemm p = {packed, NULL, a, b};
-        linear(&p, x, copy, out, NULL, rows, 1);
+        pack(weight, packed, b, a, 1);
+        linear(&p, x, malloc(rows * copy_size(&p) + 1), NULL, out, NULL, rows, 1);
         give(argv[2], out, rows * b, sizeof *out);
     } else if (head[0] == 1) { /* add_rms_norm: x, residual [rows, a], weight [a] */
         scalar *x = take(from, rows * a, sizeof *x), *residual = take(from, rows * a, sizeof *x);
@@ -40,6 +39,18 @@ int main(int argc, char **argv) {
         scalar *x = take(from, rows * 2 * a, sizeof *x), *out = malloc(rows * a * sizeof *out);
         silu_and_mul(x, out, rows, a, 1);
         give(argv[2], out, rows * a, sizeof *out);
+    } else if (head[0] >= 4) { /* linear of integers: 4 bits with float16 scales, or 8 with float32 */
+        gemm p = {.inputs = a, .outputs = b, .group = 16};
+        p.has_half_scales = head[0] == 4, p.bits = p.has_half_scales ? 4 : 8;
+        scalar *x = take(from, rows * a, sizeof *x), *out = malloc(rows * b * sizeof *out);
+        uint8_t *integers = take(from, a * b, 1);
+        void *scales = take(from, a / 16 * b, scale_bytes(&p));
+        void *offsets = take(from, a / 16 * b, scale_bytes(&p)), *packed = malloc(grouped_bytes(&p));
+        pack_groups(&p, integers, scales, offsets, packed, 1);
+        p.weight = packed;
+        float *totals = malloc(rows * a / 16 * sizeof *totals);
+        linear(&p, x, malloc(rows * copy_size(&p) + 1), totals, out, NULL, rows, 1);
+        give(argv[2], out, rows * b, sizeof *out);
     } else { /* attend: one sequence of `rows` new tokens without earlier ones, 3 a heads of b, a of KV */
         long blocks = (rows + 15) / 16 + 1;
         scalar *qkv = take(from, rows * 5 * a * b, sizeof *qkv);

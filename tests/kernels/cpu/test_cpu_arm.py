@@ -18,12 +18,12 @@ from torch import Tensor
 from kernels import reference
 from kernels.cpu import build, isa
 from kernels.cpu.library import SOURCE, STORED
-from tests.kernels.cpu.cpu_cases import DTYPES, randn
+from tests.kernels.cpu.cpu_cases import DTYPES, drawn_groups, randn
 from tests.pace import patience
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 HARNESS = Path(__file__).with_name("harness.c")
-LINEAR, NORM, SILU, ATTEND = range(4)
+LINEAR, NORM, SILU, ATTEND, FOUR_BITS, EIGHT_BITS = range(6)
 BOUNDS = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 Check = Callable[[Tensor, Tensor], None]
 
@@ -96,6 +96,19 @@ def test_gemms(run: Emulated, assert_close: Check, rows: int, inputs: int, outpu
     x, weight = randn(dtype, rows, inputs), randn(dtype, outputs, inputs, seed=1)
     out = run(LINEAR, rows, inputs, outputs, x, weight).view(rows, outputs)
     assert_close(out, x.double() @ weight.double().T)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 80, 33), (2, 16, 1), (13, 304, 34)])
+def test_gemms_of_integers(
+    run: Emulated, assert_close: Check, rows: int, inputs: int, outputs: int, bits: int
+) -> None:
+    weight = drawn_groups((outputs, inputs), bits, 16)
+    operation, stored = (FOUR_BITS, torch.float16) if bits == 4 else (EIGHT_BITS, torch.float32)
+    x = randn(run.dtype, rows, inputs)
+    scales, offsets = weight.scales.to(stored), weight.offsets.to(stored)
+    out = run(operation, rows, inputs, outputs, x, weight.integers, scales, offsets)
+    assert_close(out.view(rows, outputs), x.double() @ weight.dequantized().double().T)
 
 
 def test_norm_and_activation(run: Emulated, assert_close: Check) -> None:

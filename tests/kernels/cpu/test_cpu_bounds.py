@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import isa
-from kernels.cpu.library import GemmArguments, Library, PackedLinear
-from tests.kernels.cpu.cpu_cases import DTYPES, randn, require
+from kernels.cpu.library import GemmArguments, Library, PackedLinear, Scratch
+from kernels.quantized.grouped import GroupedWeight
+from tests.kernels.cpu.cpu_cases import DTYPES, drawn_groups, randn, require
 from tests.pace import patience
 
 SIZES = ((1, 1, 1), (1, 577, 33), (3, 16, 70), (9, 31, 17), (33, 50, 48))
@@ -47,6 +48,28 @@ def multiply(library: Library, rows: int, inputs: int, outputs: int) -> None:
         library.linear(x, guarded, at_the_end(out))
 
 
+def multiply_integers(library: Library, rows: int, bits: int, groups: int, outputs: int) -> None:
+    """The same with integers, in groups of 16."""
+    weight = drawn_groups((outputs, 16 * groups), bits, 16)
+    guarded = GroupedWeight(
+        at_the_end(weight.integers), at_the_end(weight.scales), at_the_end(weight.offsets), bits
+    )
+    packed = library.pack_groups(guarded, at_the_end(randn(library.dtype, outputs)))
+    values, arguments = at_the_end(packed.weight), packed.arguments
+    arguments.weight = values.data_ptr()
+    x = at_the_end(randn(library.dtype, rows, 16 * groups))
+    scratch = library.scratch(rows, packed)
+    assert scratch.totals is not None
+    guarded_scratch = Scratch(
+        None if scratch.copy is None else at_the_end(scratch.copy), at_the_end(scratch.totals)
+    )
+    library.scratch = lambda *_: guarded_scratch  # type: ignore[method-assign]
+    library.linear(
+        x, PackedLinear(values, packed.bias, arguments), at_the_end(torch.zeros(rows, outputs))
+    )
+    del library.scratch
+
+
 def run(name: str) -> None:
     """Runs every operation in every dtype; an access to a guard page kills the process."""
     for dtype in DTYPES:
@@ -59,6 +82,8 @@ def run(name: str) -> None:
             (33, 50, 48),
         ):
             multiply(library, rows, inputs, outputs)
+        for rows, bits in ((1, 4), (1, 8), (3, 4), (17, 8)):
+            multiply_integers(library, rows, bits, 2 * bits - 5, 33)
         for size in (1, 15, 577):
             x, residual = randn(dtype, 3, size), randn(dtype, 3, size, seed=1)
             weight = at_the_end(randn(dtype, size, seed=2))

@@ -150,4 +150,6 @@ def test_a_model_of_integers_equals_the_model_of_their_float_numbers(
     config = replace(CONFIG, tie_word_embeddings=tied)
     found, twin = (filled(config, integers=integers) for integers in (True, False))
     token_ids = torch.arange(40) % 37
-    torch.testing.assert_close(logits(found, token_ids), logits(twin, token_ids))
+    ours, theirs = logits(found, token_ids), logits(twin, token_ids)
+    assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
+    assert torch.equal(ours.argmax(1), theirs.argmax(1))
