@@ -217,8 +217,8 @@ def int8(channel: bool = True, static: bool = False, symmetric: bool = True) -> 
 
 
 def _inputs(static: bool) -> dict[str, Any]:
-    kind = {"strategy": "tensor", "dynamic": False} if static else {"strategy": "token", "dynamic": True}  # fmt: skip
-    return {"num_bits": 8, "symmetric": True} | kind
+    strategy = "tensor" if static else "token"
+    return {"num_bits": 8, "symmetric": True, "strategy": strategy, "dynamic": not static}
 
 
 def float8(
