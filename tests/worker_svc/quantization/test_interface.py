@@ -14,7 +14,8 @@ from tests.worker_svc.models.test_models import MAX_MODEL_LEN
 from worker_svc.models import Decoder
 from worker_svc.models import config as model_config
 from worker_svc.models.stored.quantized import QuantizedLayers, load_quantized
-from worker_svc.process.host_memory import HostPeak, own_bytes
+from worker_svc.process import host_memory
+from worker_svc.process.host_memory import own_bytes
 from worker_svc.quantization import registry
 from worker_svc.quantization.scheme import (
     FLOATS,
@@ -77,12 +78,15 @@ def test_a_method_is_asked_for_every_linear_layer_and_its_tensors_are_read(
         quantized.require_capability(89)
 
 
-def test_the_peak_of_host_memory_is_seen_and_its_thread_ends() -> None:
-    if own_bytes() == 0:
-        pytest.skip("this system does not tell")
-    with HostPeak() as host:
-        block = torch.ones(64 << 20, dtype=torch.uint8)
+def test_the_peak_of_host_memory_is_kept_and_its_thread_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [5 << 20]
+    monkeypatch.setattr(host_memory, "own_bytes", lambda: now[0])
+    with host_memory.HostPeak() as host:
+        now[0] = 9 << 20
         host._look()
-        del block
-    assert host.peak_bytes - host.begun_bytes >= 60 << 20
+        now[0] = 7 << 20
+    assert host.report() == "9 MiB at most, 5 MiB before"
     assert not host._thread.is_alive()
+    assert own_bytes() > 0 or not Path("/proc/self/statm").exists()
