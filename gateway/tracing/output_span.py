@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gateway.chat.conversation import Conversation
 from gateway.errors import RequestError
 from gateway.generation import Finish, GenerationRequest
+from gateway.tracing.sources import TimedArrivals, TimedOutput
 from wire.logs.request import about
 from wire.tracing.context import TraceContext
 
@@ -36,6 +37,13 @@ class OutputTimes:
     submitted_s: float | None = None
     first_token_s: float | None = None
     losses_s: Sequence[float] = ()  # of a scheduler, after which it went on at the next
+
+    @classmethod
+    def of(cls, live: TimedArrivals | None, progress: TimedOutput | None) -> "OutputTimes":
+        """What is known of an output, which may not have been submitted."""
+        if live is None or progress is None:
+            return cls()
+        return cls(progress.started_s, progress.first_token_s, live.losses_s)
 
 
 class OutputSpan:
