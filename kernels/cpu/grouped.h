@@ -29,7 +29,7 @@ enum {
 #else
     ABREAST = 1,
 #endif
-    BYTES_AHEAD = 4096, /* to fetch */
+    BYTES_AHEAD = 8192, /* to fetch */
 };
 
 /* ---- blocks ----------------------------------------------------------------------------------- */

@@ -1,18 +1,40 @@
 """Products with integer weights against float64, for each instruction set and dtype."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import GROUPS, Library, largest_group
+from kernels.cpu.library import Library, largest_group
 from kernels.quantized.grouped import GroupedWeight
 from tests.kernels.cpu.cpu_cases import COMBINATIONS, drawn_groups, randn, require, unaligned
 
-ROWS = [1, 2, 3, 16, 33]
-OUTPUTS = [1, 15, 32, 77, 130]
 Check = Callable[[Tensor, Tensor], None]
+
+
+class Case(NamedTuple):
+    """Sizes and format of a product."""
+
+    rows: int
+    outputs: int
+    bits: int
+    group: int
+    num_groups: int
+    has_half_scales: bool
+    has_bias: bool
+
+
+CASES = (
+    Case(1, 1, 4, 16, 1, True, False),
+    Case(1, 77, 8, 32, 7, False, True),
+    Case(1, 130, 4, 128, 3, False, False),
+    Case(2, 15, 4, 16, 9, True, True),
+    Case(3, 32, 8, 64, 3, True, False),
+    Case(16, 77, 4, 32, 5, False, True),
+    Case(33, 130, 8, 128, 2, True, False),
+)
 
 
 @pytest.fixture(params=COMBINATIONS)
@@ -27,23 +49,18 @@ def expected(x: Tensor, weight: GroupedWeight) -> Tensor:
     return x.double() @ values.view(weight.shape).T
 
 
-@pytest.mark.parametrize("has_half_scales", [False, True])
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("case", range(5))
-def test_products_of_integers(
-    library: Library, assert_close: Check, case: int, bits: int, has_half_scales: bool
-) -> None:
-    rows, outputs, group = ROWS[case], OUTPUTS[case], (*GROUPS, 16)[case]
-    num_groups = 9 if group == 16 else case + 1  # an odd number, more than a block, and few
-    x = randn(library.dtype, rows, num_groups * group)
-    shape = (outputs, num_groups * group)
-    weight = drawn_groups(shape, bits, group, has_half_scales=has_half_scales)
-    bias = randn(library.dtype, outputs, seed=2) if case % 2 else None
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_products_of_integers(library: Library, assert_close: Check, case: Case) -> None:
+    x = randn(library.dtype, case.rows, case.num_groups * case.group)
+    weight = drawn_groups(
+        (case.outputs, x.shape[1]), case.bits, case.group, has_half_scales=case.has_half_scales
+    )
+    bias = randn(library.dtype, case.outputs, seed=2) if case.has_bias else None
     packed = library.pack_groups(weight, bias)
-    assert packed.arguments.has_half_scales == has_half_scales
+    assert packed.arguments.has_half_scales == case.has_half_scales
     wanted = expected(x, weight) + (0 if bias is None else bias.double())
-    assert_close(library.linear(x, packed, torch.empty((rows, outputs))), wanted)
-    assert_close(library.linear(x, packed, x.new_empty((rows, outputs))), wanted)
+    assert_close(library.linear(x, packed, torch.empty((case.rows, case.outputs))), wanted)
+    assert_close(library.linear(x, packed, x.new_empty((case.rows, case.outputs))), wanted)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -51,14 +68,14 @@ def test_a_row_does_not_depend_on_its_neighbours(library: Library, bits: int) ->
     x, weight = randn(library.dtype, 210, 320), drawn_groups((48, 320), bits, 32)
     packed = library.pack_groups(weight, None)
     together = library.linear(x, packed, torch.empty((210, 48)))
-    for begin, count in ((0, 1), (1, 2), (3, 4), (7, 9), (16, 20), (36, 70), (209, 1)):
+    for begin, count in ((0, 1), (1, 2), (7, 9), (36, 70), (209, 1)):
         some = library.linear(x[begin : begin + count], packed, torch.empty((count, 48)))
         assert torch.equal(some, together[begin : begin + count])
 
 
 def test_a_product_of_4096_rows(library: Library, assert_close: Check) -> None:
-    x, weight = randn(library.dtype, 4096, 48), drawn_groups((35, 48), 4, 16)
-    out = library.linear(x, library.pack_groups(weight, None), torch.empty((4096, 35)))
+    x, weight = randn(library.dtype, 4096, 32), drawn_groups((33, 32), 4, 16)
+    out = library.linear(x, library.pack_groups(weight, None), torch.empty((4096, 33)))
     assert_close(out, expected(x, weight))
 
 
@@ -73,7 +90,7 @@ def test_the_least_and_the_largest_integers(
     packed = library.pack_groups(weight, None)
     wanted = weight.dequantized().T.contiguous()
     assert_close(library.linear(x, packed, torch.empty((64, 2**bits))), wanted)
-    for column in (0, 31, 63):
+    for column in (0, 63):
         one = library.linear(x[column : column + 1], packed, torch.empty((1, 2**bits)))
         assert_close(one, wanted[column : column + 1])
 
@@ -105,7 +122,7 @@ def test_views_that_start_anywhere(library: Library) -> None:
     assert torch.equal(library.linear(unaligned(x), packed, out), want)
 
 
-@pytest.mark.parametrize(("group", "largest"), [(16, 16), (48, 16), (96, 32), (256, 128)])
+@pytest.mark.parametrize(("group", "largest"), [(48, 16), (256, 128)])
 def test_larger_groups_are_cut(
     library: Library, assert_close: Check, group: int, largest: int
 ) -> None:

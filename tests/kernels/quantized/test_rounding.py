@@ -1,0 +1,60 @@
+"""Rounding float weights to integers: how far off an element may be."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.quantized.rounding import HALF_ERROR, quantized
+
+
+def worst_allowed(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
+    """Half a step, and the rounding of scale and offset, for each group [N, groups]."""
+    values = weight.float().view(len(weight), -1, group)
+    least, largest = values.amin(-1), values.amax(-1)
+    step = (largest - least) / (2**bits - 1)
+    return 0.5 * step + 3 * HALF_ERROR * values.abs().amax(-1) + 1e-30
+
+
+@given(
+    st.sampled_from((4, 8)),
+    st.sampled_from((16, 32, 48, 128)),
+    st.floats(-30, 30),
+    st.floats(-3, 3),
+    st.integers(0, 999),
+)
+def test_no_element_is_off_by_more_than_half_a_step(
+    bits: int, group: int, exponent: float, shift: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = (torch.randn((5, 3 * group), generator=generator) + shift) * 2.0**exponent
+    weight[1, :group] = weight[1, 0]
+    weight[2] = 0
+    found = quantized(weight, bits, group)
+    assert (found.bits, found.group) == (bits, group)
+    off = (found.dequantized() - weight).abs().view(5, 3, group).amax(-1)
+    assert bool((off <= worst_allowed(weight, bits, group)).all())
+    assert bool((off[2] == 0).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_ordinary_weights_get_float16_scales(dtype: torch.dtype) -> None:
+    found = quantized(torch.randn(8, 64).to(dtype) / 30, 4, 32)
+    for numbers in (found.scales, found.offsets):
+        assert torch.equal(numbers.half().float(), numbers)
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "value", "match"),
+    [
+        (5, 32, 0.0, "bits: 5 is none of"),
+        (4, 48, 0.0, "group: 48 does not divide 64"),
+        (4, 0, 0.0, "group: 0 does not divide 64"),
+        (4, 32, torch.inf, "not every element is finite"),
+    ],
+)
+def test_what_cannot_be_rounded_is_refused(bits: int, group: int, value: float, match: str) -> None:
+    weight = torch.ones(2, 64)
+    weight[1, 3] = value
+    with pytest.raises(ValueError, match=match):
+        quantized(weight, bits, group)
