@@ -24,7 +24,7 @@ from worker_svc.process.failpoints import FAULTS_OF_CUDA, Failpoint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-QUANTIZATIONS = ("auto", "fp8")  # auto: what the checkpoint says
+QUANTIZATIONS = ("auto", "fp8", "int8", "int4")  # auto: what the checkpoint says
 ALL_REDUCES = ("auto", "peer", "nccl")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
 GEMM_ALGORITHMS = ("auto", "torch")
@@ -239,14 +239,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="KEY,KEY",
         help="keys of config.json to ignore although the output may then not be the model's",
     )
-    add("--dtype", str, "type of weights and activations", DTYPES)
-    add(
-        "--quantization",
-        str,
-        "auto: as the checkpoint is; fp8: plain weights are rounded while they are loaded",
-        QUANTIZATIONS,
-    )
-    add("--device", str, "device to compute on", DEVICES)
+    _add_types(parser)
     add(
         "--attention-backend",
         str,
@@ -307,6 +300,18 @@ def _add_registration(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="the address at which that scheduler reaches this worker",
     )
+
+
+def _add_types(parser: argparse.ArgumentParser) -> None:
+    add = partial(_add, parser)
+    add("--dtype", str, "type of weights and activations", DTYPES)
+    add(
+        "--quantization",
+        str,
+        "auto: as the checkpoint is; others: plain weights are rounded while they are loaded",
+        QUANTIZATIONS,
+    )
+    add("--device", str, "device to compute on", DEVICES)
 
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:

@@ -64,7 +64,7 @@ class Linear:
                 _dequantize(part, self._weight[begin:])
             self._parts.clear()
             if self._device.type != "cpu":
-                self.grouped = self.scaled = None  # of no use beside it
+                self.grouped = self.scaled = None  # not needed any more
         return self._weight
 
     @property
@@ -86,7 +86,7 @@ class Linear:
         return WeightRows(self, begin, end)
 
     def put_groups(self, begin: int, part: GroupedWeight) -> None:
-        """Fills outputs from `begin` on; beside float numbers, integers become float numbers."""
+        """Fills outputs from `begin` on; next to float numbers, integers become such."""
         parts = self._put(begin, part)
         grouped = [one for one in parts if isinstance(one, GroupedWeight)]
         if grouped:

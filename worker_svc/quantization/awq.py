@@ -15,8 +15,8 @@ from worker_svc.quantization.scheme import (
     MIN_CAPABILITY,
     PLAIN,
     Axis,
-    Cut,
     DamagedWeight,
+    RankCut,
     Scheme,
     StoredWeight,
     TensorSpec,
@@ -52,7 +52,7 @@ class AwqScheme:
             "scales": TensorSpec((groups, num_outputs), FLOATS, Axis(1), by_group, is_scale=True),
         }
 
-    def read(self, found: Mapping[str, Tensor], cut: Cut) -> StoredWeight:
+    def read(self, found: Mapping[str, Tensor], cut: RankCut) -> StoredWeight:
         integers, zeros = _in_order(found["qweight"]).t(), _in_order(found["qzeros"]).t()
         return Groups(found["scales"].t(), zeros, BITS).of(integers)
 

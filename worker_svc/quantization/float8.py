@@ -15,8 +15,8 @@ from worker_svc.quantization.scheme import (
     MIN_CAPABILITY,
     PLAIN,
     Axis,
-    Cut,
     DamagedWeight,
+    RankCut,
     Scheme,
     StoredWeight,
     TensorSpec,
@@ -64,7 +64,7 @@ class Float8Scheme:
             specs[INPUT_SCALE] = TensorSpec((1,), FLOATS, is_scale=True)
         return specs
 
-    def read(self, found: Mapping[str, Tensor], cut: Cut) -> StoredWeight:
+    def read(self, found: Mapping[str, Tensor], cut: RankCut) -> StoredWeight:
         values, scales = found["weight"], found[self.scale_name].float()
         if bool(torch.isnan(values.float()).any()):
             raise DamagedWeight("weight: has a value that is not a number")

@@ -14,8 +14,8 @@ from worker_svc.quantization.scheme import (
     MIN_CAPABILITY,
     PLAIN,
     Axis,
-    Cut,
     DamagedWeight,
+    RankCut,
     Scheme,
     StoredWeight,
     TensorSpec,
@@ -79,7 +79,7 @@ class GptqScheme:
             "g_idx": TensorSpec((num_inputs,), word, None, Axis(0)),
         }
 
-    def read(self, found: Mapping[str, Tensor], cut: Cut) -> StoredWeight:
+    def read(self, found: Mapping[str, Tensor], cut: RankCut) -> StoredWeight:
         """A grouped weight; a plain one where act-order scatters the groups."""
         integers = unpacked(found["qweight"], self.bits, 0).t()
         zeros = unpacked(found["qzeros"], self.bits, 1).short() + self.zero_offset

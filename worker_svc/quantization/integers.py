@@ -12,8 +12,8 @@ from worker_svc.quantization.scheme import (
     FLOATS,
     MIN_CAPABILITY,
     Axis,
-    Cut,
     DamagedWeight,
+    RankCut,
     StoredWeight,
     TensorSpec,
 )
@@ -54,7 +54,7 @@ class PackedScheme:
             specs["weight_g_idx"] = TensorSpec((num_inputs,), int32, None, Axis(0))
         return specs
 
-    def read(self, found: Mapping[str, Tensor], cut: Cut) -> StoredWeight:
+    def read(self, found: Mapping[str, Tensor], cut: RankCut) -> StoredWeight:
         """A grouped weight; a plain one where act-order scatters the groups."""
         if found["weight_shape"].tolist() != list(cut.whole):
             raise DamagedWeight(
@@ -95,7 +95,7 @@ class Int8Scheme:
             specs[INPUT_SCALE] = TensorSpec((1,), FLOATS, is_scale=True)
         return specs
 
-    def read(self, found: Mapping[str, Tensor], cut: Cut) -> StoredWeight:
+    def read(self, found: Mapping[str, Tensor], cut: RankCut) -> StoredWeight:
         num_outputs = cut.shape[0]
         scales = found[SCALE].reshape(-1, 1).expand(num_outputs, 1)
         zeros = found.get(ZERO_POINT, torch.zeros(1, dtype=torch.int8)).reshape(-1, 1)

@@ -54,7 +54,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class RankCut:
     """The part of a weight [N, K] that a rank holds."""
 
     whole: tuple[int, int]
@@ -77,7 +77,7 @@ class Scheme(Protocol):
     def tensors(self, num_outputs: int, num_inputs: int) -> Mapping[str, TensorSpec]:
         """The tensors of a weight [N, K] by suffix; raises DamagedWeight if none can hold it."""
 
-    def read(self, found: Mapping[str, Tensor], cut: Cut) -> StoredWeight:
+    def read(self, found: Mapping[str, Tensor], cut: RankCut) -> StoredWeight:
         """The part of the weight in these parts of the tensors. Raises DamagedWeight."""
 
 
@@ -101,7 +101,7 @@ class Plain:
         shape = (num_outputs, num_inputs)
         return {"weight": TensorSpec(shape, FLOATS, Axis(0), Axis(1))}
 
-    def read(self, found: Mapping[str, Tensor], cut: Cut) -> StoredWeight:
+    def read(self, found: Mapping[str, Tensor], cut: RankCut) -> StoredWeight:
         return found["weight"]
 
 

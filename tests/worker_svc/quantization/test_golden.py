@@ -11,11 +11,11 @@ from worker_svc.quantization.awq import AwqScheme
 from worker_svc.quantization.float8 import Float8Scheme
 from worker_svc.quantization.gptq import GptqScheme
 from worker_svc.quantization.integers import Int8Scheme, PackedScheme
-from worker_svc.quantization.scheme import Cut, Scheme
+from worker_svc.quantization.scheme import RankCut, Scheme
 
 
 def read(scheme: Scheme, shape: tuple[int, int], **tensors: Tensor) -> Tensor:
-    cut = Cut(shape, range(shape[0]), range(shape[1]))
+    cut = RankCut(shape, range(shape[0]), range(shape[1]))
     assert {name: spec.shape for name, spec in scheme.tensors(*shape).items()} == {
         name: tuple(tensor.shape) for name, tensor in tensors.items()
     }

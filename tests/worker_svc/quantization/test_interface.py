@@ -20,7 +20,7 @@ from worker_svc.quantization import registry
 from worker_svc.quantization.scheme import (
     FLOATS,
     Axis,
-    Cut,
+    RankCut,
     Scheme,
     StoredWeight,
     TensorSpec,
@@ -46,7 +46,7 @@ class Halved:
     def tensors(self, num_outputs: int, num_inputs: int) -> Mapping[str, TensorSpec]:
         return {"half": TensorSpec((num_outputs, num_inputs), FLOATS, Axis(0), Axis(1))}
 
-    def read(self, found: Mapping[str, Tensor], cut: Cut) -> StoredWeight:
+    def read(self, found: Mapping[str, Tensor], cut: RankCut) -> StoredWeight:
         self.num_read += 1
         return found["half"] * 2
 

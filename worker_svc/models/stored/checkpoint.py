@@ -17,7 +17,7 @@ from worker_svc.models.weights import (
     checkpoint_files,
     opened,
 )
-from worker_svc.quantization.scheme import Cut, DamagedWeight, TensorSpec
+from worker_svc.quantization.scheme import DamagedWeight, RankCut, TensorSpec
 
 
 class WrongValues(WeightError):
@@ -62,7 +62,7 @@ class Checkpoint:
         tensor: Tensor = self._by_name[name].get_tensor(name)
         return tensor
 
-    def part(self, name: str, spec: TensorSpec, cut: Cut) -> Tensor:
+    def part(self, name: str, spec: TensorSpec, cut: RankCut) -> Tensor:
         """The part of a tensor that a rank reads. Raises WeightError if it is not as specified."""
         if name not in self._by_name:
             raise MissingWeight(f"{name}: not found in {self._folder}")
@@ -78,7 +78,7 @@ class Checkpoint:
             raise WrongValues(f"{name}: has a scale that is not finite and above zero")
         return tensor
 
-    def _cut(self, name: str, stored: Any, spec: TensorSpec, cut: Cut) -> Tensor:
+    def _cut(self, name: str, stored: Any, spec: TensorSpec, cut: RankCut) -> Tensor:
         slices = [slice(None)] * len(spec.shape)
         parts = zip((spec.outputs, spec.inputs), (cut.outputs, cut.inputs), cut.whole, strict=True)
         for axis, part, whole in parts:

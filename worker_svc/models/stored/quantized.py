@@ -26,9 +26,9 @@ from worker_svc.models.weights import (
 )
 from worker_svc.quantization.scheme import (
     PLAIN,
-    Cut,
     DamagedWeight,
     Quantization,
+    RankCut,
     Scheme,
     StoredWeight,
     TensorSpec,
@@ -50,7 +50,7 @@ class StoredPart:
     name: str
     rows: WeightRows
     scheme: Scheme
-    cut: Cut
+    cut: RankCut
 
     def specs(self) -> dict[str, TensorSpec]:
         """Its tensors by name. Raises WrongShape."""
@@ -149,17 +149,17 @@ class QuantizedLayers:
                 yield part
 
 
-def cut_of(part: tuple[int, int], share: Share | None) -> Cut:
+def cut_of(part: tuple[int, int], share: Share | None) -> RankCut:
     """What a rank takes, by the shape of its part."""
     outputs, inputs = part
     if share is None:
-        return Cut(part, range(outputs), range(inputs))
+        return RankCut(part, range(outputs), range(inputs))
     size = part[share.dim]
     taken = range(share.index * size, (share.index + 1) * size)
     whole = share.whole(part)
     if share.dim == 0:
-        return Cut((whole[0], whole[1]), taken, range(inputs))
-    return Cut((whole[0], whole[1]), range(outputs), taken)
+        return RankCut((whole[0], whole[1]), taken, range(inputs))
+    return RankCut((whole[0], whole[1]), range(outputs), taken)
 
 
 def load_quantized(
