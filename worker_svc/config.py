@@ -185,7 +185,7 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
     options = sources.parse(parser, arguments, "worker")
     if options["model"] is not None:
         found = locate(options["model"], with_weights=True)
-        options["model"] = found.folder
+        options["model"] = found.path
         options["served_model_name"] = options["served_model_name"] or found.name
     model = options["model"]
     if model is not None and (problem := problem_with(model)):
@@ -226,8 +226,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     sources.add_config(parser)
     add = partial(_add, parser)
-    add("--model", Path, "folder, or ORG/NAME[@REVISION] of a hub (default: wait for LoadModel)")
-    add("--served-model-name", str, "model name for requests; empty: ORG/NAME or the folder's name")
+    add("--model", Path, "folder, GGUF file or ORG/NAME[@REVISION] (default: wait for LoadModel)")
+    add("--served-model-name", str, "name for requests; empty: ORG/NAME, or the folder's or file's")
     add("--host", str, "address to listen on")
     add("--port", int, "port to listen on, and for other ranks the ports after it; 0: any free one")
     add("--drain-timeout-s", float, "seconds that the scheduler may go on for after SIGTERM")

@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
+from pagewire.gguf.header import BadGguf
 from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models.config import UnsupportedModel
 from worker_svc.models.weights import WeightError
@@ -33,12 +34,13 @@ T = TypeVar("T")
 
 # Errors of a request that cannot be satisfied: the message is enough, no traceback is logged.
 REFUSALS = (
-    UnsupportedModel,
-    UnsupportedQuantization,
-    UnsupportedOption,
-    WeightError,
+    BadGguf,
     CacheTooSmall,
     FileNotFoundError,
+    UnsupportedModel,
+    UnsupportedOption,
+    UnsupportedQuantization,
+    WeightError,
 )
 
 log = logging.getLogger(__name__)
