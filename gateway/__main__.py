@@ -14,6 +14,7 @@ from gateway.processes.supervisor import supervise
 from gateway.sampling_defaults import BadGenerationConfig
 from gateway.server import serve
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
+from pagewire.gguf.header import BadGguf
 from pagewire.hub.download import ModelUnavailable
 from wire.identity.watched import BadIdentityFile
 from wire.logs.setup import set_up_logging
@@ -22,6 +23,7 @@ from wire.server import PortInUse
 from wire.tracing.opener import NoTracing
 
 COULD_NOT_START = (
+    BadGguf,
     BadGenerationConfig,
     BadIdentityFile,
     NoUseForParser,

@@ -151,7 +151,7 @@ def parse_args(
         edge = edge_limits.take(options)
         logs, tracing = take_logging(options), take_tracing(options)
         on_logs(logs)
-        options["model"] = locate(options["model"], with_weights=False).folder
+        options["model"] = locate(options["model"], with_weights=False).path
         return GatewayConfig(**options, identity=identity, edge=edge, logs=logs, tracing=tracing)
     except ValueError as error:
         parser.error(str(error))
@@ -172,7 +172,7 @@ def make_parser(own_start_s: float = 0.0) -> argparse.ArgumentParser:
         type=Path,
         required=True,
         metavar="MODEL",
-        help="folder with tokenizer.json, or ORG/NAME[@REVISION] of a hub",
+        help="folder with tokenizer.json, GGUF file, or ORG/NAME[@REVISION] of a hub",
     )
     _add_scheduler(parser)
     _add_ports(parser)

@@ -314,3 +314,4 @@ class ServedModel:
     tokenizer_sha256: str
     dtype: str
     llguidance_version: str = ""  # empty: not reported by the worker
+    quantization: str = ""  # the same

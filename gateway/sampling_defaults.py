@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.errors import RequestError
 from gateway.generation import GenerationRequest, SamplingParams
+from pagewire.gguf.files import file_in, read_file
 
 AUTO, NONE = "auto", "none"
 FILE = "generation_config.json"
@@ -55,18 +56,19 @@ NO_DEFAULTS = SamplingDefaults()
 def read_defaults(model: Path, chosen: str = AUTO) -> SamplingDefaults:
     """The defaults by --generation-config: auto (the model's), none, or a folder's.
 
-    Raises BadGenerationConfig.
+    Raises BadGenerationConfig, or BadGguf.
     """
     if chosen == NONE:
         return NO_DEFAULTS
-    folder = model if chosen == AUTO else Path(chosen)
-    path = folder / FILE
-    if not path.is_file():
+    source = model if chosen == AUTO else Path(chosen)
+    path = file_in(source, FILE)
+    content = read_file(source, FILE)
+    if content is None:
         if chosen == AUTO:
             return NO_DEFAULTS
         raise BadGenerationConfig(f"--generation-config: there is no {path}")
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads(content)
     except ValueError as error:
         raise BadGenerationConfig(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):

@@ -24,6 +24,7 @@ from worker_svc.process.failpoints import FAULTS_OF_CUDA, Failpoint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+QUANTIZATIONS = ("auto", "fp8", "int8", "int4")  # auto: what the checkpoint says
 ALL_REDUCES = ("auto", "peer", "nccl")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
 GEMM_ALGORITHMS = ("auto", "torch")
@@ -33,6 +34,7 @@ CHOICES = {
     "device": DEVICES,
     "attention_backend": ATTENTION_BACKENDS,
     "gemm_algorithms": GEMM_ALGORITHMS,
+    "quantization": QUANTIZATIONS,
     "all_reduce": ALL_REDUCES,
 }
 
@@ -63,6 +65,7 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     port: int = 50053
     dtype: str = "auto"
+    quantization: str = "auto"
     device: str = "auto"
     attention_backend: str = "auto"
     gemm_algorithms: str = "auto"
@@ -182,7 +185,7 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
     options = sources.parse(parser, arguments, "worker")
     if options["model"] is not None:
         found = locate(options["model"], with_weights=True)
-        options["model"] = found.folder
+        options["model"] = found.path
         options["served_model_name"] = options["served_model_name"] or found.name
     model = options["model"]
     if model is not None and (problem := problem_with(model)):
@@ -223,8 +226,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     sources.add_config(parser)
     add = partial(_add, parser)
-    add("--model", Path, "folder, or ORG/NAME[@REVISION] of a hub (default: wait for LoadModel)")
-    add("--served-model-name", str, "model name for requests; empty: ORG/NAME or the folder's name")
+    add("--model", Path, "folder, GGUF file or ORG/NAME[@REVISION] (default: wait for LoadModel)")
+    add("--served-model-name", str, "name for requests; empty: ORG/NAME, or the folder's or file's")
     add("--host", str, "address to listen on")
     add("--port", int, "port to listen on, and for other ranks the ports after it; 0: any free one")
     add("--drain-timeout-s", float, "seconds that the scheduler may go on for after SIGTERM")
@@ -236,8 +239,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="KEY,KEY",
         help="keys of config.json to ignore although the output may then not be the model's",
     )
-    add("--dtype", str, "type of weights and activations", DTYPES)
-    add("--device", str, "device to compute on", DEVICES)
+    _add_types(parser)
     add(
         "--attention-backend",
         str,
@@ -298,6 +300,18 @@ def _add_registration(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="the address at which that scheduler reaches this worker",
     )
+
+
+def _add_types(parser: argparse.ArgumentParser) -> None:
+    add = partial(_add, parser)
+    add("--dtype", str, "type of weights and activations", DTYPES)
+    add(
+        "--quantization",
+        str,
+        "auto: as the checkpoint is; others: plain weights are rounded while they are loaded",
+        QUANTIZATIONS,
+    )
+    add("--device", str, "device to compute on", DEVICES)
 
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:

@@ -196,6 +196,7 @@ def model_from_proto(message: types_pb2.ModelInfo, served_name: str | None) -> S
         tokenizer_sha256=message.tokenizer_sha256,
         dtype=message.dtype,
         llguidance_version=message.llguidance_version,
+        quantization=message.quantization,
     )
 
 
@@ -211,6 +212,7 @@ def model_to_proto(model: ServedModel) -> types_pb2.ModelInfo:
         tokenizer_sha256=model.tokenizer_sha256,
         dtype=model.dtype,
         llguidance_version=model.llguidance_version,
+        quantization=model.quantization,
     )
 
 

@@ -20,6 +20,7 @@ from gateway.text.detokenizer import (
     Vocabulary,
     WindowDetokenizer,
 )
+from pagewire.gguf.files import file_in, read_file
 
 # Below this a thread costs more than the tokenization.
 INLINE_BYTES = 4096
@@ -56,17 +57,18 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, chat_template: Path | None = None) -> "Tokenizer":
-        """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja.
+        """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja, or a GGUF file.
 
-        A chat template given replaces the folder's. Raises TokenizerFolderError.
+        A chat template given replaces the model's. Raises TokenizerFolderError, or BadGguf.
         """
-        path = folder / "tokenizer.json"
-        if not path.is_file():
+        path = file_in(folder, "tokenizer.json")
+        definition = read_file(folder, "tokenizer.json")
+        if definition is None:
             raise TokenizerFolderError(f"{path} does not exist")
-        config = _read_config(folder / "tokenizer_config.json")
+        config = _read_config(folder)
         template = _read_template(folder, config, chat_template)
         try:
-            return cls(path.read_bytes(), template)
+            return cls(definition, template)
         except Exception as error:  # the Rust library raises nothing more precise
             raise TokenizerFolderError(f"{path} is no tokenizer: {error}") from error
 
@@ -152,11 +154,13 @@ def too_long(field: str, length: str, max_model_len: int) -> RequestError:
     return RequestError(ErrorKind.TOO_LONG, f"{field}: {problem}", field=field)
 
 
-def _read_config(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    path = file_in(folder, "tokenizer_config.json")
+    content = read_file(folder, "tokenizer_config.json")
+    if content is None:
         return {}
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads(content)
     except ValueError as error:
         raise TokenizerFolderError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):

@@ -66,6 +66,11 @@ class GroupedWeight:
         offsets = self.offsets.repeat_interleave(repeats, dim=1)
         return GroupedWeight(self.integers, scales, offsets, bits)
 
+    def to(self, device: torch.device) -> "GroupedWeight":
+        """The same weight on a device."""
+        scales, offsets = self.scales.to(device), self.offsets.to(device)
+        return GroupedWeight(self.integers.to(device), scales, offsets, self.bits)
+
     def rows(self, begin: int, end: int) -> "GroupedWeight":
         """Outputs [begin, end) as views."""
         part = slice(begin, end)

@@ -225,6 +225,7 @@ def _rows(
             f"{model.model} ({model.architecture}, {model.dtype}, {model.max_model_len} tokens)",
         ),
         *([("device", f"{model.dtype} on {status.device}")] if status.device else []),
+        *([("weights", model.quantization)] if model.quantization not in ("", "none") else []),
         *([("attention", status.attention_backend)] if status.attention_backend else []),
         *([("sums", status.all_reduce)] if status.all_reduce else []),
         (

@@ -1,4 +1,4 @@
-"""The folder of the model that --model names: one on this machine, else one from a hub."""
+"""The model that --model names: a folder or a file on this machine, else a folder from a hub."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +9,14 @@ from pagewire.hub.download import download
 
 @dataclass(frozen=True, slots=True)
 class LocatedModel:
-    """A model's folder."""
+    """A model's folder, or its GGUF file."""
 
-    folder: Path
-    name: str = ""  # for requests; empty: the folder's
+    path: Path
+    name: str = ""  # for requests; empty: the folder's or the file's
 
 
 def locate(given: Path, *, with_weights: bool) -> LocatedModel:
-    """The model's folder, downloaded now if a hub has it and the cache does not.
+    """The model, downloaded now if a hub has it and the cache does not.
 
     What exists here wins over a name of the same spelling. What is neither is returned as given,
     for the caller to refuse. Raises ModelUnavailable.

@@ -2,18 +2,17 @@
 
 from pathlib import Path
 
-WANTED = "a model is a folder with config.json, tokenizer.json and safetensors"
-SAFETENSORS, GGUF = ".safetensors", ".gguf"
+from pagewire.gguf.files import SUFFIX, is_gguf
+
+WANTED = "a model is a folder with config.json, tokenizer.json and safetensors, or a GGUF file"
+SAFETENSORS = ".safetensors"
 MOST_NAMED = 3
 
 
 def problem_with(path: Path, needs: str = "config.json") -> str:
     """What is wrong with a model's path, or empty; `needs` is a file that its folder must hold."""
-    if path.suffix.lower() == GGUF and not path.is_dir():
-        return (
-            f"{path} is a GGUF file, and these are not read: give the folder of the model that it "
-            "was made from, with safetensors"
-        )
+    if is_gguf(path):
+        return "" if path.is_file() else f"there is no file {path}"
     if path.is_file():
         return _problem_with_file(path, needs)
     if not path.exists():
@@ -39,6 +38,7 @@ def _problem_with_folder(path: Path, needs: str) -> str:
     if inside:
         named = ", ".join(map(str, inside[:MOST_NAMED])) + ", ..." * (len(inside) > MOST_NAMED)
         return f"{path} holds no {needs}, but these do: {named}"
-    if any(path.glob(f"*{GGUF}")):
-        return f"{path} holds a GGUF file and no {needs}: GGUF is not read; {WANTED}"
+    if files := sorted(map(str, path.glob(f"*{SUFFIX}"))):
+        named = ", ".join(files[:MOST_NAMED]) + ", ..." * (len(files) > MOST_NAMED)
+        return f"{path} holds no {needs}, but GGUF: give the file, {named}"
     return f"{path} holds no {needs}; {WANTED}"

@@ -204,9 +204,12 @@ class _WorkerReplay:
     def _check(self, worker: worker_pb2.WorkerDescription) -> None:
         """Raises NotReplayable unless the worker serves the same model with enough room."""
         recorded = self._recording.header.worker
+        # Older recordings do not say.
+        quantization = recorded.model.quantization or worker.model.quantization
         for what, ours, theirs in (
             ("config_sha256", recorded.model.config_sha256, worker.model.config_sha256),
             ("dtype", recorded.model.dtype, worker.model.dtype),
+            ("quantization", quantization, worker.model.quantization),
             ("block_size", recorded.block_size, worker.block_size),
         ):
             if ours != theirs:

@@ -38,6 +38,7 @@ class FakeModel:
     vocab_size: int = 32000
     eos_token_ids: tuple[int, ...] = ()
     config_sha256: str = ""
+    quantization: str = "none"
     num_host_blocks: int = 0
 
 
@@ -52,6 +53,7 @@ def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription
             eos_token_ids=model.eos_token_ids,
             config_sha256=model.config_sha256,
             dtype="float32",
+            quantization=model.quantization,
         ),
         incarnation=incarnation,
         num_blocks=model.num_blocks,

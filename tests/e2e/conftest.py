@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from default_model.folder import ensure
+from default_model.folder import ensure, ensure_file
 from pagewire.cli.launcher.services import LOOPBACK, Settings, plan
 from tests.pace import patience
 from tests.ports import free_port
@@ -165,6 +165,7 @@ class Product:
 
 @pytest.fixture(scope="session")
 def model() -> Path:
+    """The default model as a Hugging Face folder, from which transformers computes."""
     return ensure()
 
 
@@ -187,9 +188,11 @@ def _serving(model: Path, logs: Path, worker_options: tuple[str, ...]) -> Iterat
 
 
 @pytest.fixture(scope="session")
-def product(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    """The default model, shared by all tests that depend on the content of answers."""
-    with _serving(model, tmp_path_factory.mktemp("logs"), ("--kv-cache-gib", "1")) as running:
+def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    """The default model's file, shared by all tests that depend on the content of answers."""
+    with _serving(
+        ensure_file(), tmp_path_factory.mktemp("logs"), ("--kv-cache-gib", "1")
+    ) as running:
         yield running
 
 

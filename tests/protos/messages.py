@@ -18,6 +18,7 @@ MODEL = types_pb2.ModelInfo(
     tokenizer_sha256="d" * 64,
     dtype="bfloat16",
     llguidance_version="1.3.0",
+    quantization="gptq, 4 bits, group 128",
 )
 DESCRIPTION = worker_pb2.WorkerDescription(
     model=MODEL,

@@ -10,8 +10,20 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from pagewire.gguf.files import file_in, is_gguf, read_file
+from pagewire.gguf.header import BadGguf
 from worker_svc.models import config_keys
-from worker_svc.models.rope import LinearScaling, Llama3Scaling, RotaryConfig, Scaling, YarnScaling
+from worker_svc.models.rope import (
+    FactorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RotaryConfig,
+    Scaling,
+    YarnScaling,
+)
+from worker_svc.quantization import registry
+from worker_svc.quantization.gguf import GgufTypes
+from worker_svc.quantization.scheme import Quantization, UnsupportedQuantization
 
 ARCHITECTURES = {  # and the model_type of each
     "LlamaForCausalLM": "llama",
@@ -21,14 +33,16 @@ ARCHITECTURES = {  # and the model_type of each
 }
 # Where `sliding_window` says nothing without `use_sliding_window`, which is refused.
 USE_SLIDING_WINDOW = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
-SCALINGS: dict[str, type[LinearScaling | Llama3Scaling | YarnScaling]] = {
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+SCALINGS: dict[str, type[Scaling]] = {
+    "factors": FactorScaling,
     "linear": LinearScaling,
     "llama3": Llama3Scaling,
     "yarn": YarnScaling,
 }
 
 
-WANTED = "a model is a Hugging Face folder with config.json and safetensors"
+WANTED = "a model is a Hugging Face folder with config.json and safetensors, or a GGUF file"
 
 
 class UnsupportedModel(ValueError):
@@ -58,6 +72,7 @@ class ModelConfig:
     qk_norm: bool
     checkpoint_dtype: str
     eos_token_ids: tuple[int, ...]
+    quantization: Quantization | None = None  # None: the weights are plain numbers
 
     @property
     def max_model_len(self) -> int:
@@ -83,16 +98,20 @@ class ModelConfig:
             )
 
 
-def load(folder: Path, ignored_keys: Collection[str] = ()) -> ModelConfig:
-    """Reads the configuration of a Hugging Face folder. Raises UnsupportedModel.
+def load(
+    folder: Path, ignored_keys: Collection[str] = (), quantization: str = "auto"
+) -> ModelConfig:
+    """Reads the configuration of a Hugging Face folder or a GGUF file. Raises UnsupportedModel.
 
-    Every key of config.json must be known and served, apart from `ignored_keys`.
+    Every key of config.json must be known and served, apart from `ignored_keys`. `quantization`
+    other than "auto" is that of plain weights while they are loaded.
     """
-    if not folder.is_dir():
+    if not folder.is_dir() and not is_gguf(folder):
         raise UnsupportedModel(f"model: {folder} is not a folder; {WANTED}")
-    raw = _read_json(folder / "config.json")
-    generation = folder / "generation_config.json"
-    defaults = _read_json(generation) if generation.exists() else {}
+    raw = _read_json(folder, CONFIG)
+    if raw is None:
+        raise UnsupportedModel(f"{folder / CONFIG} does not exist; {WANTED}")
+    defaults = _read_json(folder, GENERATION_CONFIG) or {}
     architecture = _architecture(raw)
     _refuse_variants(raw, architecture, ignored_keys)
     num_heads = _positive(raw, "num_attention_heads")
@@ -125,19 +144,23 @@ def load(folder: Path, ignored_keys: Collection[str] = ()) -> ModelConfig:
         qk_norm=is_qwen3,
         checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         eos_token_ids=_eos_token_ids(raw, defaults),
+        quantization=_quantization(folder, raw, quantization),
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
+    """The content of a file of the model; None: it has none of this name."""
+    path = file_in(folder, name)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UnsupportedModel(f"{path} does not exist; {WANTED}") from None
+        text = read_file(folder, name)
+        content = None if text is None else json.loads(text)
+    except BadGguf as error:
+        raise UnsupportedModel(str(error)) from None
     except OSError as error:
         raise UnsupportedModel(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UnsupportedModel(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
+    if text is not None and not isinstance(content, dict):
         raise UnsupportedModel(f"{path} holds no JSON object")
     return content
 
@@ -248,7 +271,11 @@ def _rotary_in(raw: Mapping[str, Any], where: str) -> RotaryConfig:
 
 def _scaling(where: str, kind: str, given: Mapping[str, Any]) -> Scaling | None:
     known = {field.name: field for field in fields(SCALINGS[kind])} if kind in SCALINGS else {}
-    values = {name: value for name, value in given.items() if value is not None}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+        if value is not None
+    }
     for name in values:
         if name not in known:
             raise UnsupportedModel(f"{where}: {name} is not supported with rope_type {kind!r}")
@@ -256,6 +283,15 @@ def _scaling(where: str, kind: str, given: Mapping[str, Any]) -> Scaling | None:
         if field.default is MISSING and name not in values:
             raise UnsupportedModel(f"{where}: {name} is missing for rope_type {kind!r}")
     return SCALINGS[kind](**values) if kind in SCALINGS else None
+
+
+def _quantization(folder: Path, raw: Mapping[str, Any], asked: str) -> Quantization | None:
+    try:
+        if is_gguf(folder):
+            return registry.chosen(asked, GgufTypes.of(folder))
+        return registry.chosen(asked, registry.of_checkpoint(raw.get("quantization_config")))
+    except UnsupportedQuantization as error:
+        raise UnsupportedModel(str(error)) from None
 
 
 def _eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ READ = frozenset(
         "num_hidden_layers",
         "num_key_value_heads",
         "partial_rotary_factor",
+        "quantization_config",
         "rms_norm_eps",
         "rope_parameters",
         "rope_scaling",
@@ -188,7 +189,6 @@ _OTHER_MODELS: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
     "pruned_heads": ({},),
     "quantization": ({},),
-    "quantization_config": ({},),
     "tie_encoder_decoder": (False,),
 }
 # Rules for logits; a request that wants one says so.

@@ -7,7 +7,7 @@ the neighbouring operations are fused into it. Independent of requests and sampl
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,23 +32,32 @@ from worker_svc.models.fused_gemms import (
 )
 from worker_svc.models.gemm_choices import Choices
 from worker_svc.models.layers import MLP, Attention, RMSNorm
+from worker_svc.models.stored.narrow_gemms import (
+    NarrowLinear,
+    NormedNarrowLinear,
+    gemm_of,
+    normed_gemm_of,
+)
 from worker_svc.parallel.group import Group
 from worker_svc.parallel.peer_memory import Slot
 
 if TYPE_CHECKING:
     from kernels.cluster.decode_layer import DecodeLayer
 
+Gemm = FusedLinear | NarrowLinear
+NormedGemm = NormedLinear | NormedNarrowLinear
+
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
     """The weights of one decoder layer."""
 
-    qkv: NormedLinear
+    qkv: NormedGemm
     q_norm: Tensor | None  # [D]; None for models without QK norm
     k_norm: Tensor | None
-    o: FusedLinear
-    gate_up: NormedLinear
-    down: FusedLinear
+    o: Gemm
+    gate_up: NormedGemm
+    down: Gemm
 
     @classmethod
     def of(
@@ -57,12 +66,12 @@ class FusedLayer:
         (qkv, o), (gate_up, down) = attention.linears, mlp.linears
         q_norm, k_norm = attention.qk_norms or (None, None)
         return cls(
-            NormedLinear.of(input_norm, qkv),
+            normed_gemm_of(input_norm, qkv),
             q_norm,
             k_norm,
-            FusedLinear.of(o),
-            NormedLinear.of(post_norm, gate_up),
-            FusedLinear.of(down),
+            gemm_of(o),
+            normed_gemm_of(post_norm, gate_up),
+            gemm_of(down),
         )
 
     @property
@@ -71,19 +80,33 @@ class FusedLayer:
         linears = (self.qkv, self.o, self.gate_up, self.down)
         return any(linear.bias is not None for linear in linears)
 
+    @property
+    def plain(self) -> tuple[NormedLinear, FusedLinear, NormedLinear, FusedLinear] | None:
+        """(qkv, o, gate_up, down); None if a weight is stored in fewer bits."""
+        qkv, o, gate_up, down = self.qkv, self.o, self.gate_up, self.down
+        normed = isinstance(qkv, NormedLinear) and isinstance(gate_up, NormedLinear)
+        if not normed or not (isinstance(o, FusedLinear) and isinstance(down, FusedLinear)):
+            return None
+        assert isinstance(qkv, NormedLinear) and isinstance(gate_up, NormedLinear)
+        return qkv, o, gate_up, down
+
     def for_clusters(self) -> LayerWeights:
-        """The same weights, for the kernels of one row."""
+        """The same weights, for the kernels of one row. Raises TypeError unless they are plain."""
+        if self.plain is None:
+            raise TypeError("clusters multiply plain weights only")
+        qkv, o, gate_up, down = self.plain
         qk_norms = None
         if self.q_norm is not None and self.k_norm is not None:
             qk_norms = self.q_norm, self.k_norm
-        return LayerWeights(self.qkv, qk_norms, self.o, self.gate_up, self.down)
+        return LayerWeights(qkv, qk_norms, o, gate_up, down)
 
     def weights(self, adds: bool) -> Iterator[tuple[GemmKind, Tensor]]:
         """Kind and weight of the layer's GEMMs; `adds`: whether o and down add to the residual."""
-        linears: list[tuple[FusedLinear | NormedLinear, bool]] = [
+        for linear, is_added in (
             (self.qkv, False), (self.o, adds), (self.gate_up, False), (self.down, adds),
-        ]  # fmt: skip
-        for linear, is_added in linears:
+        ):  # fmt: skip
+            if isinstance(linear, NarrowLinear | NormedNarrowLinear):
+                continue
             if (kind := kind_of(linear, is_added)) is not None:
                 yield kind, linear.weight
 
@@ -91,11 +114,20 @@ class FusedLayer:
         """This layer with the tuned algorithms for the kinds that `weights` yields."""
         return replace(
             self,
-            qkv=with_gemms(self.qkv, False, chosen),
-            o=with_gemms(self.o, adds, chosen),
-            gate_up=with_gemms(self.gate_up, False, chosen),
-            down=with_gemms(self.down, adds, chosen),
+            qkv=_tuned(self.qkv, False, chosen),
+            o=_tuned(self.o, adds, chosen),
+            gate_up=_tuned(self.gate_up, False, chosen),
+            down=_tuned(self.down, adds, chosen),
         )
+
+
+G = TypeVar("G", FusedLinear | NarrowLinear, NormedLinear | NormedNarrowLinear)
+
+
+def _tuned(linear: G, adds: bool, chosen: Mapping[GemmKind, TunedGemms]) -> G:
+    if isinstance(linear, NarrowLinear | NormedNarrowLinear):
+        return linear
+    return with_gemms(linear, adds, chosen)
 
 
 class FusedDecoder:
@@ -129,6 +161,11 @@ class FusedDecoder:
     def has_biases(self) -> bool:
         """Whether a linear layer has one."""
         return any(layer.has_bias for layer in self._layers)
+
+    @property
+    def has_plain_weights(self) -> bool:
+        """Whether all layers' weights have the type of the activations."""
+        return all(layer.plain is not None for layer in self._layers)
 
     @property
     def is_sharded(self) -> bool:
@@ -254,17 +291,17 @@ class FusedDecoder:
         norm = self._wanted(self._behind(-1), len(token_ids))
         return Hidden(*all_reduce(rows, inboxes, Slot.EMBEDDING, None, norm, self._eps))
 
-    def _behind(self, index: int) -> NormedLinear | None:
+    def _behind(self, index: int) -> NormedGemm | None:
         """The normed GEMM after layer `index` (-1: after the embedding); None: the final norm."""
         return self._layers[index + 1].qkv if index + 1 < len(self._layers) else None
 
     def _add(
         self,
-        linear: FusedLinear,
+        linear: Gemm,
         x: Tensor,
         hidden: Hidden,
         slot: Slot,
-        reader: NormedLinear | None,
+        reader: NormedGemm | None,
     ) -> Hidden:
         """x @ W.T, summed over the ranks, plus the residual, which may be overwritten.
 
@@ -283,7 +320,7 @@ class FusedDecoder:
             return Hidden(total, normed)
         return Hidden(*linear.summed(x, inboxes, slot, residual, weight, self._eps))
 
-    def _wanted(self, reader: NormedLinear | None, num_rows: int) -> Tensor | None:
+    def _wanted(self, reader: NormedGemm | None, num_rows: int) -> Tensor | None:
         """The norm weight to apply after an all-reduce; None: the reader computes the norm."""
         if reader is None:
             return self._final_norm

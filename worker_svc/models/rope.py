@@ -41,7 +41,14 @@ class YarnScaling:
     truncate: bool = True
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True)
+class FactorScaling:
+    """Divides the frequency of each pair of dimensions by a factor of its own."""
+
+    factors: tuple[float, ...]  # [head_dim / 2]
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | FactorScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,8 @@ def frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
             return _llama3(plain, scaling)
         case YarnScaling() as scaling:
             return _yarn(plain, scaling, config.theta)
+        case FactorScaling(factors):
+            return plain / torch.tensor(factors)
 
 
 def attention_factor(scaling: Scaling | None) -> float:

@@ -156,7 +156,7 @@ def load_weights(
     files = checkpoint_files(folder)
     for number, file in enumerate(files, start=1):
         logger.info("reading weights: %s (%d of %d)", file.name, number, len(files))
-        with _opened(file) as tensors:
+        with opened(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 if not filling.ignores(name):
                     _copy(name, tensors, filling)
@@ -164,7 +164,7 @@ def load_weights(
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def opened(file: Path) -> Iterator[Any]:
     """The tensors of a file. Raises UnreadableWeights."""
     try:
         with safe_open(file, framework="pt", device="cpu") as tensors:

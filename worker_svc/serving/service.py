@@ -206,6 +206,7 @@ def to_model_info(facts: ModelFacts) -> types_pb2.ModelInfo:
         tokenizer_sha256=facts.tokenizer_sha256,
         dtype=facts.dtype,
         llguidance_version=LLGUIDANCE_VERSION,
+        quantization=facts.quantization,
     )
 
 

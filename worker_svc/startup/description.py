@@ -20,6 +20,7 @@ class ModelFacts:
     config_sha256: str
     tokenizer_sha256: str  # empty when the folder has no tokenizer.json
     dtype: str
+    quantization: str  # none, or method and format in words
 
 
 @dataclass(frozen=True, slots=True)

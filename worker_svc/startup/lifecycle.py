@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
+from pagewire.gguf.header import BadGguf
 from worker_svc.config import UnsupportedOption, WorkerConfig
 from worker_svc.models.config import UnsupportedModel
 from worker_svc.models.weights import WeightError
@@ -21,6 +22,7 @@ from worker_svc.parallel.group import Group
 from worker_svc.parallel.leader import Ranks
 from worker_svc.process.compute_thread import ComputeThread
 from worker_svc.process.start_timer import StartTimer
+from worker_svc.quantization.scheme import UnsupportedQuantization
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.startup import startup
 from worker_svc.startup.description import Description, ModelFacts
@@ -31,7 +33,15 @@ from worker_svc.startup.startup import LoadedModel
 T = TypeVar("T")
 
 # Errors of a request that cannot be satisfied: the message is enough, no traceback is logged.
-REFUSALS = (UnsupportedModel, UnsupportedOption, WeightError, CacheTooSmall, FileNotFoundError)
+REFUSALS = (
+    BadGguf,
+    CacheTooSmall,
+    FileNotFoundError,
+    UnsupportedModel,
+    UnsupportedOption,
+    UnsupportedQuantization,
+    WeightError,
+)
 
 log = logging.getLogger(__name__)
 

@@ -22,6 +22,8 @@ from importlib import metadata
 from pathlib import Path
 
 import worker_svc
+from pagewire.gguf.files import is_gguf, read_file
+from pagewire.gguf.header import BadGguf
 from worker_svc.config import WorkerConfig, kernel_cache
 from worker_svc.device.gpu_facts import Gpu, gpus, only_kind
 
@@ -106,12 +108,12 @@ def start(
     all ranks.
     """
     gpu = only_kind(gpus() if found is None else found)
-    if gpu is None or config.device == "cpu":
+    if gpu is None or config.device == "cpu" or _is_quantized(config, folder):
         return None
     job = Job(folder.absolute(), dtype or config.dtype, config, gpu.arch)
     try:
         mark = kernel_cache() / f"pagewire-{key(job, gpu)}"
-    except OSError:  # loading the model will report the error
+    except (OSError, BadGguf):  # loading the model will report the error
         return None
     if mark.exists():
         return None
@@ -124,9 +126,21 @@ def start(
     return Precompile(child, mark)
 
 
+def _is_quantized(config: WorkerConfig, folder: Path) -> bool:
+    """Whether the kernels depend on the weights, of which the helper has none."""
+    if is_gguf(folder):
+        return True
+    try:
+        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # loading the model will report the error
+        return False
+    is_stored = isinstance(raw, dict) and bool(raw.get("quantization_config"))
+    return is_stored or config.quantization != "auto"
+
+
 def key(job: Job, gpu: Gpu) -> str:
     """A digest of everything that determines the kernels."""
-    digest = hashlib.sha256((job.folder / "config.json").read_bytes())
+    digest = hashlib.sha256(read_file(job.folder, "config.json") or b"")
     for package in _SOURCES:
         for source in sorted((_ROOT / package).rglob("*.py")):
             digest.update(source.read_bytes())

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from kernels.gemm import cublas_lt
+from pagewire.gguf.files import model_name, read_file
 from wire.grammar import Vocabulary, read_vocabulary
 from wire.grammar_check.checks import GrammarChecks, VocabularySource
 from worker_svc.attention.flash_attn import Setup
@@ -31,6 +32,7 @@ from worker_svc.tuning.cpu_dtype import WeightShapes, quickest
 
 log = logging.getLogger(__name__)
 
+TOKENIZER = "tokenizer.json"
 # Defaults by device. Decoding rows wait for a prefill chunk, so it is short on a CPU.
 MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
 MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -38,7 +40,7 @@ MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory, its facts and its folder."""
+    """A model in memory, its facts and its folder or GGUF file."""
 
     decoder: Decoder
     facts: ModelFacts
@@ -60,7 +62,7 @@ def load(
     """Reads a model's weights, or this rank's shard of them, while kernels are compiled."""
     device = device_of(group.rank, group.size, resolve_device(config.device))
     require_device(config, device.type)
-    shape = model_config.load(folder, config.ignore_config_keys)
+    shape = model_config.load(folder, config.ignore_config_keys, config.quantization)
     dtype = resolve_dtype(
         dtype_name,
         device,
@@ -72,16 +74,25 @@ def load(
     candidates = _candidates(config, device, dtype, shape.head_dim)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     compiling = _compiling(config, folder, dtype_name, device, group, compiling)
-    decoder = load_model(folder, dtype, device, max_model_len, group, config.ignore_config_keys)
+    decoder = load_model(
+        folder,
+        dtype,
+        device,
+        max_model_len,
+        group,
+        config.ignore_config_keys,
+        config.quantization,
+    )
     facts = ModelFacts(
-        name=served_model_name or folder.resolve().name,
+        name=served_model_name or model_name(folder),
         architecture=shape.architecture,
         vocab_size=shape.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=shape.eos_token_ids,
-        config_sha256=_sha256(folder / "config.json"),
-        tokenizer_sha256=_sha256(folder / "tokenizer.json"),
+        config_sha256=_sha256(folder, "config.json"),
+        tokenizer_sha256=_sha256(folder, TOKENIZER),
         dtype=_name(dtype),
+        quantization="none" if shape.quantization is None else shape.quantization.label,
     )
     return LoadedModel(decoder, facts, dtype, device, folder, compiling, candidates)
 
@@ -244,16 +255,17 @@ def _runner(
 
 
 def _grammars(model: LoadedModel) -> Grammars:
-    facts, path = model.facts, model.folder / "tokenizer.json"
-    if not path.is_file():
+    facts = model.facts
+    if not facts.tokenizer_sha256:
         return Grammars(facts.vocab_size)
 
-    def read() -> Vocabulary:
-        return read_vocabulary(path.read_text("utf-8"), facts.vocab_size, facts.eos_token_ids)
+    def definition() -> str:
+        return (read_file(model.folder, TOKENIZER) or b"").decode()
 
-    source = VocabularySource(
-        lambda: path.read_text("utf-8"), facts.vocab_size, facts.eos_token_ids
-    )
+    def read() -> Vocabulary:
+        return read_vocabulary(definition(), facts.vocab_size, facts.eos_token_ids)
+
+    source = VocabularySource(definition, facts.vocab_size, facts.eos_token_ids)
     return Grammars(facts.vocab_size, read, GrammarChecks(source))
 
 
@@ -296,11 +308,9 @@ def _block_bytes(config: WorkerConfig, model: LoadedModel) -> int:
     )
 
 
-def _sha256(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _sha256(folder: Path, name: str) -> str:
+    content = read_file(folder, name)
+    return "" if content is None else hashlib.sha256(content).hexdigest()
 
 
 def _name(dtype: torch.dtype) -> str:

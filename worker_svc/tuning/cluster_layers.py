@@ -52,6 +52,8 @@ def _why_not(
         return f"they are for bfloat16, this is {dtype}"
     if fused.has_biases or fused.is_sharded:
         return "they are for one device and linear layers without biases"
+    if not fused.has_plain_weights:
+        return "they are for weights that are not quantized"
     return why_unsuitable(_shape(config), LayerTiling())
 
 

@@ -33,6 +33,7 @@ def add_info_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -> N
             "model": model.name,
             "architecture": model.architecture,
             "dtype": model.dtype,
+            "quantization": model.quantization,
             "max_model_len": model.max_model_len,
             "vocab_size": model.vocab_size,
             "eos_token_ids": list(model.eos_token_ids),

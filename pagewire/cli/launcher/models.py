@@ -1,4 +1,4 @@
-"""The model that `pagewire up` serves: its folder on this machine, and the name for requests."""
+"""The model that `pagewire up` serves: where it is on this machine, and the name for requests."""
 
 import subprocess
 import sys
@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pagewire.cli.checkout import environment
 from pagewire.cli.options import CommandError
+from pagewire.gguf.files import is_gguf, model_name, read_file
+from pagewire.gguf.header import BadGguf
 from pagewire.hub import names
 from pagewire.hub.names import ModelName
 from pagewire.settings.model_folder import problem_with
@@ -16,27 +18,40 @@ PACKAGES = Path(__file__).resolve().parents[3]  # the folder that holds `pagewir
 
 
 @dataclass(frozen=True, slots=True)
-class ServedFolder:
-    """A model's folder, absolute, and what requests call it."""
+class FoundModel:
+    """A model's folder or GGUF file, absolute, and what requests call it."""
 
-    folder: Path
+    path: Path
     name: str
     label: str  # as the user spelled it
 
 
-def find_model(given: Path | None, checkout: Path) -> ServedFolder:
-    """The folder of --model, downloaded or made now if need be. Raises CommandError."""
+def find_model(given: Path | None, checkout: Path) -> FoundModel:
+    """The model of --model, downloaded or made now if need be. Raises CommandError."""
     if given is None:
         return _local(_default_model(checkout))
     if (name := names.name_in(given)) is not None:
-        return ServedFolder(_downloaded(name), name.repository, str(name))
+        return FoundModel(_downloaded(name), name.repository, str(name))
     if problem := problem_with(given):
         raise CommandError(f"--model: {problem}")
+    if is_gguf(given):
+        _check(given)
+        return _local(given.absolute())  # a link's name says what it leads to
     return _local(given.resolve())  # absolute, since the services run in another folder
 
 
-def _local(folder: Path) -> ServedFolder:
-    return ServedFolder(folder, folder.name, folder.name)
+def _local(path: Path) -> FoundModel:
+    name = model_name(path)
+    return FoundModel(path, name, name)
+
+
+def _check(file: Path) -> None:
+    """Raises CommandError for a GGUF file that the services would refuse."""
+    try:
+        for name in ("config.json", "tokenizer.json"):
+            read_file(file, name)
+    except (BadGguf, OSError) as error:
+        raise CommandError(f"--model: {error}") from error
 
 
 def _downloaded(name: ModelName) -> Path:
@@ -50,13 +65,12 @@ def _downloaded(name: ModelName) -> Path:
 
 
 def _default_model(checkout: Path) -> Path:
-    """Creates the embedded model's folder, with its progress on stderr."""
-    command = [sys.executable, "-m", "default_model"]
+    """The embedded model's file, downloaded if it is not installed; its progress on stderr."""
+    command = [sys.executable, "-m", "default_model", "--file"]
     status, printed = _run(command, cwd=checkout, env=environment(checkout))
     if status:
         raise CommandError(
-            f"the embedded model could not be made (status {status}); "
-            "give a model folder with --model"
+            f"the embedded model could not be made (status {status}); give a model with --model"
         )
     return Path(printed)
 

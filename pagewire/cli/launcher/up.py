@@ -19,7 +19,7 @@ from pagewire.cli.launcher.demo import DemoPipe, check_demo, demo_pipe, with_dem
 from pagewire.cli.launcher.identity import LocalIdentity, check_options, local_identity
 from pagewire.cli.launcher.invitation import invitation
 from pagewire.cli.launcher.journal import Journal
-from pagewire.cli.launcher.models import ServedFolder, find_model
+from pagewire.cli.launcher.models import FoundModel, find_model
 from pagewire.cli.launcher.options.settings_of_up import check_reserved, settings_line, with_config
 from pagewire.cli.launcher.options.up_options import add_options, explain_unknown, passed_words
 from pagewire.cli.launcher.processes import POLL_S, Services
@@ -189,7 +189,7 @@ def _log_folder(given: Path | None, journal: Journal) -> Path:
 def _supervised(
     services: Services,
     identity: LocalIdentity,
-    model: ServedFolder,
+    model: FoundModel,
     limits: TimeLimits,
     journal: Journal,
     signals: StopSignals,
@@ -198,7 +198,7 @@ def _supervised(
     signals.interrupts = False
     specs = {
         spec: Connection(spec.address, tls=identity.tls)
-        for spec in plan(identity.settings, model.folder, model.name)
+        for spec in plan(identity.settings, model.path, model.name)
     }
     supervisor = ServiceSupervisor(services, specs, limits, journal.say, signals.check)
     try:

@@ -218,6 +218,6 @@ def test_a_key_that_is_read_cannot_be_ignored(tmp_path: Path, read: str) -> None
 
 
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").touch()
-    with pytest.raises(UnsupportedModel, match=r"^model: .*x\.gguf is not a folder"):
-        model_config.load(tmp_path / "x.gguf")
+    (tmp_path / "x.bin").touch()
+    with pytest.raises(UnsupportedModel, match=r"^model: .*x\.bin is not a folder"):
+        model_config.load(tmp_path / "x.bin")

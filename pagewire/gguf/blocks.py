@@ -1,0 +1,240 @@
+"""Weights out of GGUF's blocks: integers, and a scale and an offset for each group of columns.
+
+Every integer type that is read is `scales * integers + offsets`, and in float32 these products and
+sums are exact or rounded once, so that the values are those of the format, bit for bit.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewire.gguf.header import BadGguf, GgufTensor
+from pagewire.gguf.types import BF16, F16, F32, TENSOR_TYPES
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+ONE, FOUR, LOW_HALF = np.uint8(1), np.uint8(4), np.uint8(15)
+
+BY_NAME = {each.name: each for each in TENSOR_TYPES.values()}
+BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 8, "Q5_1": 8, "Q5_K": 8, "Q6_K": 8, "Q8_0": 8}
+GROUPS = {"Q6_K": 16}  # columns; all others have 32
+ELEMENTS_AT_ONCE = 1 << 22  # that are widened together; a whole head would take gigabytes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedRows:
+    """Rows [N, K] of a weight as integers."""
+
+    integers: Bytes  # [N, K], each below 2**bits
+    scales: Floats  # [N, K / group]
+    offsets: Floats  # [N, K / group]
+    bits: int  # 4 or 8
+
+    def dequantized(self) -> Floats:
+        """The rows [N, K] in float32."""
+        rows, num_groups = self.scales.shape
+        values = self.integers.reshape(rows, num_groups, -1).astype(np.float32)
+        values *= self.scales[:, :, None]
+        values += self.offsets[:, :, None]
+        return values.reshape(self.integers.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in its file, read a part at a time."""
+
+    path: Path
+    tensor: GgufTensor
+    num_swapped_heads: int | None = None  # see `row_order`
+
+    @property
+    def bits(self) -> int | None:
+        """Of its integers; None: it is stored in float numbers."""
+        return BITS.get(self.tensor.type_name)
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale and an offset, of a tensor of integers."""
+        return GROUPS.get(self.tensor.type_name, 32)
+
+    def groups(self) -> GroupedRows:
+        """All rows of a tensor of integers."""
+        shape = self.tensor.shape
+        integers = np.empty((self._num_rows, shape[-1]), np.uint8)
+        parts = []
+        for begin, end in self._chunks(0, len(integers)):
+            part = self._groups(begin, end)
+            integers[begin:end] = part.integers
+            parts.append((part.scales, part.offsets))
+        scales, offsets = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return GroupedRows(integers, scales, offsets, BITS[self.tensor.type_name])
+
+    def rows(self, begin: int, end: int) -> Iterator[Floats]:
+        """Rows [begin, end) in float32, some at a time; a vector of numbers is a column."""
+        for first, last in self._chunks(begin, end):
+            if self.bits is None:
+                yield read_floats(self._raw(first, last), self.tensor.type_name)
+            else:
+                yield self._groups(first, last).dequantized()
+
+    def dense(self) -> Floats:
+        """The whole tensor in float32."""
+        rows = self.rows(0, self._num_rows)
+        return np.concatenate(list(rows)).reshape(self.tensor.shape)
+
+    @property
+    def _num_rows(self) -> int:
+        shape = self.tensor.shape
+        if len(shape) == 1:
+            return shape[0] if self.bits is None else 1
+        return prod(shape[:-1])
+
+    def _chunks(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        step = max(1, ELEMENTS_AT_ONCE * self._num_rows // prod(self.tensor.shape))
+        for first in range(begin, end, step):
+            yield first, min(first + step, end)
+
+    def _groups(self, begin: int, end: int) -> GroupedRows:
+        groups = read_groups(self._raw(begin, end), self.tensor.type_name)
+        if not (np.isfinite(groups.scales).all() and np.isfinite(groups.offsets).all()):
+            raise BadGguf(f"{self.path.name}: tensor {self.tensor.name}: a scale is not finite")
+        return groups
+
+    def _raw(self, begin: int, end: int) -> Bytes:
+        """The bytes [end - begin, row] of rows in the order of Hugging Face."""
+        num_rows = self._num_rows
+        shape = (num_rows, self.tensor.num_bytes // num_rows)
+        stored: Bytes = np.memmap(self.path, np.uint8, "r", self.tensor.offset, shape)
+        if self.num_swapped_heads is None:
+            return stored[begin:end]
+        return stored[row_order(num_rows, self.num_swapped_heads)[begin:end]]
+
+
+def row_order(num_rows: int, num_heads: int) -> NDArray[np.int64]:
+    """Which stored row of queries or keys is row i of a Hugging Face folder, [num_rows].
+
+    GGUF pairs neighbouring rows, (0, 1), (2, 3), ...; Hugging Face rotates row i of a head with row
+    i + head_dim / 2.
+    """
+    pairs = np.arange(num_rows).reshape(num_heads, num_rows // num_heads // 2, 2)  # [H, D/2, 2]
+    return pairs.swapaxes(1, 2).reshape(-1)
+
+
+def read_floats(raw: Bytes, type_name: str) -> Floats:
+    """Rows [N, bytes] of a tensor of float numbers, [N, K]."""
+    raw = np.ascontiguousarray(raw)
+    if type_name == F32:
+        return raw.view("<f4").astype(np.float32)
+    if type_name == F16:
+        return raw.view("<f2").astype(np.float32)
+    assert type_name == BF16
+    return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def read_groups(raw: Bytes, type_name: str) -> GroupedRows:
+    """Rows [N, bytes] of a tensor of integers."""
+    blocks = np.ascontiguousarray(raw).reshape(-1, BY_NAME[type_name].block_bytes)
+    integers, scales, offsets = READERS[type_name](blocks)
+    rows = len(raw)
+    return GroupedRows(
+        integers.reshape(rows, -1),
+        np.ascontiguousarray(scales.reshape(rows, -1), np.float32),
+        np.ascontiguousarray(offsets.reshape(rows, -1), np.float32),
+        BITS[type_name],
+    )
+
+
+# Of blocks [B, bytes]: integers [B, elements], scales and offsets [B, groups].
+Read = tuple[Bytes, Floats, Floats]
+
+
+def _q4_0(blocks: Bytes) -> Read:
+    scales = _halves(blocks, 0, 1)
+    return _nibbles(blocks[:, 2:]), scales, scales * -8
+
+
+def _q4_1(blocks: Bytes) -> Read:
+    return _nibbles(blocks[:, 4:]), _halves(blocks, 0, 1), _halves(blocks, 1, 1)
+
+
+def _q5_0(blocks: Bytes) -> Read:
+    scales = _halves(blocks, 0, 1)
+    return _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6]), scales, scales * -16
+
+
+def _q5_1(blocks: Bytes) -> Read:
+    integers = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    return integers, _halves(blocks, 0, 1), _halves(blocks, 1, 1)
+
+
+def _q8_0(blocks: Bytes) -> Read:
+    scales = _halves(blocks, 0, 1)
+    return blocks[:, 2:] ^ np.uint8(0x80), scales, scales * -128  # signed bytes, moved by 128
+
+
+def _q4_k(blocks: Bytes) -> Read:
+    scales, offsets = _k_scales(blocks)
+    return _eighths(blocks[:, 16:]), scales, offsets
+
+
+def _q5_k(blocks: Bytes) -> Read:
+    scales, offsets = _k_scales(blocks)
+    # Bit s of byte l belongs to element l of group s.
+    bits = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & ONE  # [B, 8, 32]
+    return _eighths(blocks[:, 48:]) | (bits.reshape(-1, 256) << FOUR), scales, offsets
+
+
+def _q6_k(blocks: Bytes) -> Read:
+    low = blocks[:, :128].reshape(-1, 2, 1, 64)  # of two halves of 128 elements
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32)
+    nibbles = (low >> np.array([[0], [4]], np.uint8)) & LOW_HALF  # [B, 2, 2, 64]
+    pairs = (high >> np.array([[0], [2], [4], [6]], np.uint8)) & np.uint8(3)  # [B, 2, 4, 32]
+    integers = nibbles.reshape(-1, 256) | (pairs.reshape(-1, 256) << FOUR)
+    scales = _halves(blocks, 104, 1) * blocks[:, 192:208].view(np.int8)  # [B, 16]
+    return integers, scales, scales * -32
+
+
+def _halves(blocks: Bytes, begin: int, count: int) -> Floats:
+    """float16 numbers [B, count] as float32; `begin` counts in numbers."""
+    stored = np.ascontiguousarray(blocks[:, 2 * begin : 2 * (begin + count)])
+    return stored.view("<f2").astype(np.float32)
+
+
+def _nibbles(stored: Bytes) -> Bytes:
+    """Bytes [B, 16] -> integers [B, 32]: the low halves of all, then the high ones."""
+    return np.concatenate((stored & LOW_HALF, stored >> FOUR), axis=1)
+
+
+def _fifth_bits(stored: Bytes) -> Bytes:
+    """Bytes [B, 4], a bit an element -> 0 or 16 for each, [B, 32]."""
+    return np.unpackbits(stored, axis=1, bitorder="little") << FOUR
+
+
+def _eighths(stored: Bytes) -> Bytes:
+    """Bytes [B, 128] -> integers [B, 256]: of each 32 bytes the low halves, then the high ones."""
+    return _nibbles(stored.reshape(-1, 32)).reshape(-1, 256)
+
+
+def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
+    """Scales and offsets [B, 8] of Q4_K and Q5_K: 6 bits each, in 12 bytes."""
+    first, second, mixed = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = np.concatenate((first & 63, (mixed & 15) | (first >> 6 << 4)), axis=1)
+    minima = np.concatenate((second & 63, (mixed >> 4) | (second >> 6 << 4)), axis=1)
+    return scales * _halves(blocks, 0, 1), minima * -_halves(blocks, 1, 1)
+
+
+READERS: dict[str, Callable[[Bytes], Read]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}

@@ -1,0 +1,53 @@
+"""The gateway reads tokenizer, chat template and sampling defaults out of a GGUF file."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from default_model.folder import ensure, ensure_file
+from gateway.chat.conversation import Conversation, Message
+from gateway.config import parse_args
+from gateway.sampling_defaults import SamplingDefaults, read_defaults
+from gateway.tokens.tokenizer import Tokenizer
+from pagewire.gguf.files import read_file
+from tests.gguf_files import GgufFile, tiny_file
+
+CHAT = Conversation((Message("user", "Hi 🙂 <|im_end|>"), Message("assistant", "Hello.")))
+
+
+async def test_the_file_and_the_folder_of_a_model_are_one_tokenizer() -> None:
+    of_file, of_folder = map(Tokenizer.from_folder, (ensure_file(), ensure()))
+    assert of_file.sha256 == of_folder.sha256
+    assert of_file.render(CHAT) == of_folder.render(CHAT)
+    assert of_file.markers() == of_folder.markers()
+    text = of_file.render(CHAT)
+    ids = await of_file.encode("messages", text, add_special_tokens=False)
+    assert ids == await of_folder.encode("messages", text, add_special_tokens=False)
+
+
+async def test_the_hash_is_that_of_what_the_worker_reads(tmp_path: Path) -> None:
+    path = tiny_file().write(tmp_path / "tiny.gguf")
+    content = read_file(path, "tokenizer.json") or b""
+    assert Tokenizer.from_folder(path).sha256 == hashlib.sha256(content).hexdigest()
+
+
+async def test_sampling_defaults_come_from_the_file(tmp_path: Path) -> None:
+    def edit(file: GgufFile) -> None:
+        told = {"temp": 0.6, "top_p": 0.95, "top_k": 20, "penalty_repeat": 1.1}
+        file.metadata |= {f"general.sampling.{key}": value for key, value in told.items()}
+
+    path = tiny_file(edit).write(tmp_path / "tiny.gguf")
+    expected = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20, repetition_penalty=1.1)
+    assert read_defaults(path) == expected
+    assert read_defaults(path, "none") == SamplingDefaults()
+
+
+async def test_the_command_line_takes_a_file_and_refuses_one_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tiny_file().write(tmp_path / "tiny.gguf")
+    assert parse_args(["--model", str(path), "--scheduler", "localhost:1"]).model == path
+    with pytest.raises(SystemExit):
+        parse_args(["--model", str(tmp_path / "no.gguf"), "--scheduler", "localhost:1"])
+    assert f"--model: there is no file {tmp_path}/no.gguf" in capsys.readouterr().err

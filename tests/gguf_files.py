@@ -1,0 +1,190 @@
+"""GGUF files small enough to write in milliseconds, by the `gguf` package's own writer.
+
+A file is made of metadata by key and of tensors by name; a test changes either before it is
+written. The types that the package cannot quantize to get random blocks instead.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
+from gguf.quants import dequantize, quantize
+from tokenizers.pre_tokenizers import ByteLevel
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS = 32, 4, 2, 8, 64, 2
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+FLOATS = {"F32": np.float32, "F16": np.float16}
+# Where a block of a K type has its float16 scales, and how small these have to be.
+K_SCALES = {"Q4_K": ((0, 0.0006), (2, 0.0045)), "Q5_K": ((0, 0.0003), (2, 0.0046))}
+K_SCALES |= {"Q6_K": ((208, 0.00003),)}
+
+Values = np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A tensor as its file has it."""
+
+    stored: Values  # float numbers [N, K], or bytes [N, bytes of a row]
+    type_name: str
+
+    @property
+    def values(self) -> Values:
+        """What the `gguf` package reads from it, in float32."""
+        if self.type_name in FLOATS:
+            return self.stored.astype(np.float32)
+        widened: Values = dequantize(self.stored, GGMLQuantizationType[self.type_name])
+        return widened
+
+
+def packed(values: Values, type_name: str) -> Packed:
+    """A tensor in this type; for a K type, random ones of the same shape and about this size."""
+    if type_name in FLOATS:
+        return Packed(values.astype(FLOATS[type_name]), type_name)
+    kind = GGMLQuantizationType[type_name]
+    if type_name not in K_SCALES:
+        return Packed(quantize(values.astype(np.float32), kind), type_name)
+    size, num_bytes = GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(zlib.crc32(values.tobytes()))
+    blocks = random.integers(0, 256, (values.size // size, num_bytes), dtype=np.uint8)
+    for place, scale in K_SCALES[type_name]:
+        scales = (scale * random.uniform(0.5, 1.5, len(blocks))).astype("<f2")
+        blocks[:, place : place + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return Packed(blocks.reshape(len(values), -1), type_name)
+
+
+@dataclass(slots=True)
+class GgufFile:
+    """The content of a file that is still to be written."""
+
+    architecture: str = "llama"
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Packed] = field(default_factory=dict)
+
+    def write(self, path: Path) -> Path:
+        """Writes it."""
+        writer = GGUFWriter(path, self.architecture)
+        for key, value in self.metadata.items():
+            writer.add_key_value(key, value, _type_of(value), _type_of_items(value))
+        for name, tensor in self.tensors.items():
+            kind = GGMLQuantizationType[tensor.type_name]
+            writer.add_tensor(name, tensor.stored, raw_dtype=None if kind < 2 else kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+
+def _type_of(value: Any) -> GGUFValueType:
+    if isinstance(value, list):
+        return GGUFValueType.ARRAY
+    if isinstance(value, bool):
+        return GGUFValueType.BOOL
+    kinds = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
+    return kinds[type(value)]
+
+
+def _type_of_items(value: Any) -> GGUFValueType | None:
+    if not isinstance(value, list):
+        return None
+    return GGUFValueType.STRING if isinstance(value[0], str) else GGUFValueType.INT32
+
+
+def sizes(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a model with this configuration of a Hugging Face folder."""
+    told = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "rope.freq_base": float(config["rope_theta"]),
+        "rope.dimension_count": config["head_dim"],
+        "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
+    }
+    return {f"{architecture}.{key}": value for key, value in told.items()}
+
+
+def vocabulary() -> dict[str, Any]:
+    """The metadata of a tokenizer: control tokens, all bytes, and one merge."""
+    tokens = CONTROL + sorted(ByteLevel.alphabet()) + ["ab"]
+    told = {
+        "model": "gpt2",
+        "pre": "smollm",
+        "tokens": tokens,
+        "token_type": [3] * len(CONTROL) + [1] * (len(tokens) - len(CONTROL)),
+        "merges": ["a b"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "padding_token_id": 2,
+        "unknown_token_id": 0,
+        "add_bos_token": False,
+        "add_space_prefix": False,
+    }
+    named = {f"tokenizer.ggml.{key}": value for key, value in told.items()}
+    return {**named, "tokenizer.chat_template": TEMPLATE}
+
+
+NUM_TOKENS = len(vocabulary()["tokenizer.ggml.tokens"])
+TINY = {
+    "num_hidden_layers": LAYERS,
+    "max_position_embeddings": 64,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "vocab_size": NUM_TOKENS,
+}
+
+
+def permuted(rows: Values, num_heads: int) -> Values:
+    """GGUF's row order of a Hugging Face projection: rows of the two halves alternate."""
+    head_dim = len(rows) // num_heads
+    order = [
+        head * head_dim + half * head_dim // 2 + pair
+        for head in range(num_heads)
+        for pair in range(head_dim // 2)
+        for half in (0, 1)
+    ]
+    return rows[order]
+
+
+def tiny_file(edit: Callable[[GgufFile], None] = lambda file: None) -> GgufFile:
+    """A Llama of two layers with random weights; one matrix is Q8_0. `edit` changes it."""
+    random = np.random.default_rng(0)
+
+    def normal(*shape: int) -> Packed:
+        return Packed(random.standard_normal(shape, dtype=np.float32), "F32")
+
+    tensors = {
+        "token_embd.weight": normal(NUM_TOKENS, HIDDEN),
+        "output_norm.weight": normal(HIDDEN),
+    }
+    for layer in range(LAYERS):
+        shapes = {
+            "attn_norm": (HIDDEN,),
+            "attn_q": (HEADS * HEAD_DIM, HIDDEN),
+            "attn_k": (KV_HEADS * HEAD_DIM, HIDDEN),
+            "attn_v": (KV_HEADS * HEAD_DIM, HIDDEN),
+            "attn_output": (HIDDEN, HEADS * HEAD_DIM),
+            "ffn_norm": (HIDDEN,),
+            "ffn_gate": (INNER, HIDDEN),
+            "ffn_up": (INNER, HIDDEN),
+        }
+        tensors |= {f"blk.{layer}.{name}.weight": normal(*shape) for name, shape in shapes.items()}
+        tensors[f"blk.{layer}.ffn_down.weight"] = packed(normal(HIDDEN, INNER).stored, "Q8_0")
+    file = GgufFile("llama", sizes("llama", TINY) | vocabulary(), tensors)
+    edit(file)
+    return file

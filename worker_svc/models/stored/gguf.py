@@ -1,0 +1,88 @@
+"""Loads the weights of a GGUF file: integers as they are stored, or as float numbers.
+
+One tensor is in memory at a time in addition to what the model holds, and of a tensor that becomes
+float numbers only some rows.
+"""
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.quantized.grouped import GroupedWeight
+from pagewire.gguf.architecture import num_swapped_heads, weights
+from pagewire.gguf.blocks import StoredTensor
+from pagewire.gguf.header import read_header
+from worker_svc.models.linear import WeightRows
+from worker_svc.models.stored.quantized import EMBEDDING
+from worker_svc.models.weights import Destination, Filling, IntegerDestination, Share
+
+MIB = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+def load_gguf(path: Path, filling: Filling, device: torch.device, keeps_integers: bool) -> None:
+    """Fills every destination, with float numbers or, where integers are kept, with these.
+
+    Raises WeightError, or BadGguf.
+    """
+    header = read_header(path)
+    log.info("reading weights: %s", path.name)
+    kept_bytes = widened_bytes = 0
+    for name, tensor in weights(header).items():
+        if filling.ignores(name):
+            continue
+        stored = StoredTensor(path, tensor, num_swapped_heads(header, tensor))
+        destination, share = filling.claim(name, tensor.shape)
+        is_table = name == EMBEDDING and device.type != "cpu"  # of which CUDA reads rows
+        if keeps_integers and not is_table and _takes(destination, stored, share):
+            kept_bytes += _put(stored, destination, share, device)
+        else:
+            widened_bytes += _copy(stored, destination, share)
+    filling.finish(path)
+    kept_mib, widened_mib = kept_bytes // MIB, widened_bytes // MIB
+    log.info("weights: %d MiB stay integers, %d MiB are float numbers", kept_mib, widened_mib)
+
+
+def _takes(destination: Destination, stored: StoredTensor, share: Share | None) -> bool:
+    """Whether integers can be put there: a rank's columns must be whole groups."""
+    if stored.bits is None or not isinstance(destination, IntegerDestination):
+        return False
+    return share is None or share.dim == 0 or destination.shape[1] % stored.group == 0
+
+
+def _put(
+    stored: StoredTensor, destination: Destination, share: Share | None, device: torch.device
+) -> int:
+    """Fills a destination with integers; returns their bytes."""
+    groups = stored.groups()
+    integers, scales, offsets = (
+        torch.from_numpy(part) for part in (groups.integers, groups.scales, groups.offsets)
+    )
+    weight = GroupedWeight(integers, scales, offsets, groups.bits)
+    part = weight if share is None else share.cut_groups(weight)
+    assert isinstance(destination, IntegerDestination)
+    destination.put_groups(part.to(device))
+    return part.integers.nbytes * part.bits // 8 + part.scales.nbytes + part.offsets.nbytes
+
+
+def _copy(stored: StoredTensor, destination: Destination, share: Share | None) -> int:
+    """Writes a tensor, or its share, as float numbers; returns their bytes."""
+    values = destination.values if isinstance(destination, WeightRows) else destination
+    assert isinstance(values, Tensor)
+    if values.ndim == 1:
+        whole = torch.from_numpy(stored.dense())
+        values.copy_(whole if share is None else share.cut(whole, len(values)))
+        return values.nbytes
+    starts = [0, 0]
+    if share is not None:
+        starts[share.dim] = share.index * values.shape[share.dim]
+    num_rows, num_columns = values.shape
+    columns = slice(starts[1], starts[1] + num_columns)
+    filled = 0
+    for chunk in stored.rows(starts[0], starts[0] + num_rows):
+        values[filled : filled + len(chunk)].copy_(torch.from_numpy(chunk[:, columns]))
+        filled += len(chunk)
+    return values.nbytes

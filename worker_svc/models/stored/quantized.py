@@ -1,0 +1,198 @@
+"""Fills a model's linear layers from a quantized checkpoint, one part after the other.
+
+A part is read, cut and checked before the next one: the host needs the memory of the model's
+weights and of one layer.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.quantized.grouped import GroupedWeight
+from kernels.quantized.scaled import ScaledWeight
+from worker_svc.models.cpu_weights import ROWS_AT_ONCE
+from worker_svc.models.linear import WeightRows
+from worker_svc.models.stored.checkpoint import Checkpoint, WrongValues
+from worker_svc.models.weights import (
+    Destination,
+    Share,
+    UnexpectedWeight,
+    WrongShape,
+    load_weights,
+)
+from worker_svc.quantization.scheme import (
+    PLAIN,
+    DamagedWeight,
+    Quantization,
+    RankCut,
+    Scheme,
+    StoredWeight,
+    TensorSpec,
+    UnsupportedQuantization,
+)
+
+log = logging.getLogger(__name__)
+
+EMBEDDING = "model.embed_tokens.weight"
+END = ".weight"
+
+ShareOf = Callable[[str], Share | None]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A part of a linear layer: where it is stored, how, and what this rank takes of it."""
+
+    name: str
+    rows: WeightRows
+    scheme: Scheme
+    cut: RankCut
+
+    def specs(self) -> dict[str, TensorSpec]:
+        """Its tensors by name. Raises WrongShape."""
+        try:
+            specs = self.scheme.tensors(*self.cut.whole)
+        except DamagedWeight as error:
+            raise WrongShape(f"{self.name}.{error}") from None
+        return {f"{self.name}.{suffix}": spec for suffix, spec in specs.items()}
+
+    def read(self, checkpoint: Checkpoint) -> StoredWeight:
+        """The weight. Raises WeightError naming the tensor."""
+        prefix = f"{self.name}."
+        found = {
+            name.removeprefix(prefix): checkpoint.part(name, spec, self.cut)
+            for name, spec in self.specs().items()
+        }
+        try:
+            return self.scheme.read(found, self.cut)
+        except DamagedWeight as error:
+            raise WrongValues(f"{prefix}{error}") from None
+
+    def fill(self, checkpoint: Checkpoint, device: torch.device) -> bool:
+        """Reads the weight to its place; whether it takes that of float numbers there."""
+        weight = self.read(checkpoint)
+        if isinstance(weight, Tensor):
+            self.rows.copy_(weight)
+            return True
+        if isinstance(weight, GroupedWeight):
+            self.rows.put_groups(weight.to(device))
+            return False
+        return _put_scaled(self.rows, weight, device)
+
+
+def _put_scaled(rows: WeightRows, weight: ScaledWeight, device: torch.device) -> bool:
+    """8-bit floats stay such on CUDA; a CPU has nothing to multiply them with."""
+    if device.type != "cpu":
+        rows.put_scaled(weight.to(device))
+        return False
+    for begin in range(0, weight.shape[0], ROWS_AT_ONCE):
+        part = weight.rows(begin, begin + ROWS_AT_ONCE)
+        rows.values[begin : begin + part.shape[0]] = part.dequantized(rows.values.dtype)
+    return True
+
+
+class QuantizedLayers:
+    """How a checkpoint stores the linear layers of a model, for one rank."""
+
+    def __init__(
+        self,
+        quantization: Quantization,
+        destinations: Mapping[str, Destination],
+        share: ShareOf,
+    ) -> None:
+        self._quantization = quantization
+        self._destinations = destinations
+        self._parts = [
+            self._part(name.removesuffix(END), rows, share(name))
+            for name, rows in destinations.items()
+            if isinstance(rows, WeightRows) and name != EMBEDDING
+        ]
+
+    def _part(self, name: str, rows: WeightRows, share: Share | None) -> StoredPart:
+        return StoredPart(name, rows, self._quantization.scheme(name), cut_of(rows.shape, share))
+
+    def require_capability(self, capability: int) -> None:
+        """Raises UnsupportedQuantization for a device, major * 10 + minor, of too low a one."""
+        for part in self._parts:
+            if part.scheme.min_capability > capability:
+                raise UnsupportedQuantization(
+                    f"quantization: {self._quantization.label} ({part.name}) needs compute "
+                    f"capability {part.scheme.min_capability}, this device has {capability}"
+                )
+
+    def names(self) -> frozenset[str]:
+        """Names of all tensors that `fill` reads. Raises WrongShape."""
+        return frozenset(name for part in self._parts for name in part.specs())
+
+    def other_destinations(self) -> dict[str, Destination]:
+        """What is not a linear layer's weight."""
+        own = {f"{part.name}{END}" for part in self._parts}
+        return {name: to for name, to in self._destinations.items() if name not in own}
+
+    def empty_biases(self, checkpoint: Checkpoint) -> frozenset[str]:
+        """Biases that the model lacks, which some writers add. Raises UnexpectedWeight if not 0."""
+        lacking = {f"{part.name}.bias" for part in self._parts} - self._destinations.keys()
+        found = lacking.intersection(checkpoint.names)
+        for name in sorted(found):
+            if bool(checkpoint.whole(name).any()):
+                raise UnexpectedWeight(f"{name}: the model has no such parameter")
+        return frozenset(found)
+
+    def fill(self, checkpoint: Checkpoint, device: torch.device) -> Iterator[StoredPart]:
+        """Reads each part in turn; yields those that are float numbers in memory."""
+        for part in self._parts:
+            if part.fill(checkpoint, device):
+                yield part
+
+
+def cut_of(part: tuple[int, int], share: Share | None) -> RankCut:
+    """What a rank takes, by the shape of its part."""
+    outputs, inputs = part
+    if share is None:
+        return RankCut(part, range(outputs), range(inputs))
+    size = part[share.dim]
+    taken = range(share.index * size, (share.index + 1) * size)
+    whole = share.whole(part)
+    if share.dim == 0:
+        return RankCut((whole[0], whole[1]), taken, range(inputs))
+    return RankCut((whole[0], whole[1]), range(outputs), taken)
+
+
+def load_quantized(
+    folder: Path,
+    quantization: Quantization,
+    destinations: Mapping[str, Destination],
+    ignored: frozenset[str],
+    share: ShareOf,
+    device: torch.device,
+) -> None:
+    """Fills all destinations from a quantized checkpoint. Raises WeightError.
+
+    Raises UnsupportedQuantization for a device that cannot compute with it.
+    """
+    layers = QuantizedLayers(quantization, destinations, share)
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        layers.require_capability(10 * major + minor)
+    with Checkpoint(folder) as checkpoint:
+        own = layers.names() | layers.empty_biases(checkpoint)
+        load_weights(folder, layers.other_destinations(), ignored | own, share)
+        plain = list(layers.fill(checkpoint, device))
+    _report([part for part in plain if part.scheme is not PLAIN])
+
+
+def _report(widened: list[StoredPart]) -> None:
+    """Says what has become float numbers although it is stored in fewer bits."""
+    if not widened:
+        return
+    num_bytes = sum(part.rows.values.nbytes for part in widened)
+    log.warning(
+        "quantization: %d weights are kept as float numbers, %.3f GiB (first %s)",
+        len(widened),
+        num_bytes / 2**30,
+        widened[0].name,
+    )

@@ -1,0 +1,73 @@
+"""Quantization of a plain checkpoint while it is loaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.quantized.rounding import quantized
+from kernels.quantized.scaled import ScaledWeight
+from worker_svc.quantization.gptq import LM_HEAD
+from worker_svc.quantization.scheme import (
+    MIN_CAPABILITY,
+    PLAIN,
+    DamagedWeight,
+    RankCut,
+    Scheme,
+    StoredWeight,
+    TensorSpec,
+)
+
+GROUP = 32  # columns that share a scale and an offset
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedFloat8:
+    """A plain weight rounded to 8-bit floats, with a scale for each output."""
+
+    min_capability: int = MIN_CAPABILITY
+
+    def tensors(self, num_outputs: int, num_inputs: int) -> Mapping[str, TensorSpec]:
+        return PLAIN.tensors(num_outputs, num_inputs)
+
+    def read(self, found: Mapping[str, Tensor], cut: RankCut) -> StoredWeight:
+        return ScaledWeight.rounded(found["weight"])
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedIntegers:
+    """A plain weight rounded to integers in groups of columns."""
+
+    bits: int
+    min_capability: int = MIN_CAPABILITY
+
+    def tensors(self, num_outputs: int, num_inputs: int) -> Mapping[str, TensorSpec]:
+        return PLAIN.tensors(num_outputs, num_inputs)
+
+    def read(self, found: Mapping[str, Tensor], cut: RankCut) -> StoredWeight:
+        """Raises DamagedWeight if groups do not divide the inputs, or a number is not finite."""
+        if cut.inputs.start % GROUP or len(cut.inputs) % GROUP:
+            part = f"{cut.inputs.start} to {cut.inputs.stop}"
+            raise DamagedWeight(f"weight: groups of {GROUP} do not divide inputs {part}")
+        try:
+            return quantized(found["weight"], self.bits, GROUP)
+        except ValueError as error:
+            raise DamagedWeight(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """The same scheme for all layers but the head."""
+
+    label: str
+    layer: Scheme
+
+    def scheme(self, name: str) -> Scheme:
+        return PLAIN if name == LM_HEAD else self.layer
+
+
+ONLINE = {
+    "fp8": Online("fp8 at load, channel", RoundedFloat8()),
+    "int8": Online(f"int8 at load, group {GROUP}", RoundedIntegers(8)),
+    "int4": Online(f"int4 at load, group {GROUP}", RoundedIntegers(4)),
+}
