@@ -32,6 +32,8 @@ from gateway.http.routes.info import add_info_routes
 from gateway.http.routes.tokens import add_token_routes
 from gateway.http.schema import ChatCompletionBody, CompletionBody
 from gateway.http.scoring.routes import add_scoring_routes
+from gateway.http.stored.routes import add_stored_routes
+from gateway.http.stored.store import ResponseStore
 from gateway.leniency.header import WARNING, WarningHeader
 from gateway.live.demo import DemoSwitch
 from gateway.live.feed import LiveFeed
@@ -56,6 +58,7 @@ class OptionalRoutes:
     live: LiveFeed | None = None
     has_page: bool = False
     demo: DemoSwitch | None = None
+    store: ResponseStore | None = None  # of responses
 
 
 OWNER = "pagewire"
@@ -132,14 +135,16 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _on_bad_body)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
-    _add_generation_routes(app, pipeline)
+    extras = extras or OptionalRoutes()
+    _add_generation_routes(app, pipeline, extras.store)
     add_message_routes(app, pipeline, tokenizer, ANSWERS)
     add_scoring_routes(app, pipeline, tokenizer)
     _add_model_routes(app, pipeline, readiness)
     add_token_routes(app, pipeline, tokenizer)
     add_info_routes(app, pipeline, tokenizer)
     _add_docs(app)
-    _add_extras(app, extras or OptionalRoutes(), readiness)
+    add_stored_routes(app, extras.store)
+    _add_extras(app, extras, readiness)
     return app
 
 
@@ -159,7 +164,7 @@ def _allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
     app.add_middleware(
         CORSMiddleware,
         allow_origins=origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=EXPOSED_HEADERS,
     )
@@ -178,7 +183,7 @@ def _add_metrics_route(app: FastAPI, scrape: Scrape) -> None:
         return Response(answer.body, headers={"content-type": answer.content_type})
 
 
-def _add_generation_routes(app: FastAPI, pipeline: Pipeline) -> None:
+def _add_generation_routes(app: FastAPI, pipeline: Pipeline, store: ResponseStore | None) -> None:
     @app.post("/v1/chat/completions", responses=ANSWERS)
     async def chat_completions(body: ChatCompletionBody, request: Request) -> Response:
         return await answer(CHAT, body, request, pipeline)
@@ -193,7 +198,7 @@ def _add_generation_routes(app: FastAPI, pipeline: Pipeline) -> None:
 
     @app.post("/v1/responses", responses=ANSWERS)
     async def responses(body: ResponseBody, request: Request) -> Response:
-        return await respond(body, request, pipeline)
+        return await respond(body, request, pipeline, store)
 
 
 def _add_model_routes(app: FastAPI, pipeline: Pipeline, readiness: ReadinessWatch) -> None:

@@ -1,5 +1,6 @@
 """The gateway's own numbers and, under vLLM's names, those that its dashboards look for."""
 
+from gateway.error_answers import OVERLOADED_STATUS
 from gateway.errors import WIRE
 from gateway.generation import FinishReason
 from wire.metrics.declared import (
@@ -21,6 +22,10 @@ ROUTES = (
     "/v1/completions",
     "/v1/embeddings",
     "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/rerank",
+    "/v1/score",
     "/v1/models",
     "/v1/live",
     "/tokenize",
@@ -32,7 +37,8 @@ ROUTES = (
     "/",
 )
 OTHER = "other"
-STATUSES = tuple(map(str, sorted({200, 405, 500, *(wire.http_status for wire in WIRE.values())})))
+_FAILED = (*(wire.http_status for wire in WIRE.values()), OVERLOADED_STATUS)
+STATUSES = tuple(map(str, sorted({200, 405, 500, *_FAILED})))
 
 _P = "pagewire_gateway_"
 REQUESTS = _P + "requests_total"
