@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.edge.clients import OpenRequests
-from gateway.error_answers import error_answer
+from gateway.edge.error_answers import error_answer
 from gateway.errors import ErrorKind, RequestError
 from gateway.metrics.meter import RequestMetrics
 

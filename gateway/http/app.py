@@ -13,8 +13,8 @@ from starlette.exceptions import HTTPException
 from gateway import refusals
 from gateway.edge.clients import OpenRequests
 from gateway.edge.edge_limits import EdgeLimits
+from gateway.edge.error_answers import error_answer
 from gateway.edge.http_guards import AnswerCounter, ClientLimit, PlainBodies
-from gateway.error_answers import error_answer
 from gateway.errors import ErrorKind, RequestError, from_http_status, invalid, unavailable
 from gateway.generation import ServedModel
 from gateway.http import fields
@@ -120,14 +120,7 @@ def create_app(
         # Spans are made by hand: these would know nothing of queue and tokens.
         telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
     )
-    if not is_strict:
-        app.add_middleware(WarningHeader)
-    app.add_middleware(BodyLimit, max_bytes=(edge or EdgeLimits()).max_body_bytes)
-    app.add_middleware(PlainBodies)
-    if open_requests is not None:
-        app.add_middleware(ClientLimit, open_requests=open_requests)
-    if access is not None:
-        app.add_middleware(ApiKeyGuard, access=access)
+    _add_layers(app, access, edge or EdgeLimits(), open_requests, is_strict=is_strict)
     if cors_origins:
         _allow_origins(app, cors_origins)
     app.add_middleware(AnswerCounter, metrics=pipeline.metrics)  # the last one added is outermost
@@ -146,6 +139,25 @@ def create_app(
     add_stored_routes(app, extras.store)
     _add_extras(app, extras, readiness)
     return app
+
+
+def _add_layers(
+    app: FastAPI,
+    access: Access | None,
+    edge: EdgeLimits,
+    open_requests: OpenRequests | None,
+    *,
+    is_strict: bool,
+) -> None:
+    """What a request passes before its route, innermost first."""
+    if not is_strict:
+        app.add_middleware(WarningHeader)
+    app.add_middleware(BodyLimit, max_bytes=edge.max_body_bytes)
+    app.add_middleware(PlainBodies)
+    if open_requests is not None:
+        app.add_middleware(ClientLimit, open_requests=open_requests)
+    if access is not None:
+        app.add_middleware(ApiKeyGuard, access=access)
 
 
 def _add_extras(app: FastAPI, extras: OptionalRoutes, readiness: ReadinessWatch) -> None:

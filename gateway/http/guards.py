@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import limits
 from gateway.auth import authenticate
-from gateway.error_answers import error_answer
+from gateway.edge.error_answers import error_answer
 from gateway.errors import ErrorKind, RequestError
 from gateway.live import routes as live
 from gateway.page.routes import is_page_path

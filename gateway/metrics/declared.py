@@ -1,7 +1,6 @@
 """The gateway's own numbers and, under vLLM's names, those that its dashboards look for."""
 
-from gateway.error_answers import OVERLOADED_STATUS
-from gateway.errors import WIRE
+from gateway.errors import OVERLOADED_STATUS, WIRE
 from gateway.generation import FinishReason
 from wire.metrics.declared import (
     SECONDS,

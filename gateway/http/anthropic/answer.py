@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gateway.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
-from gateway.error_answers import anthropic_body
+from gateway.edge.error_answers import anthropic_body
 from gateway.errors import ErrorKind, RequestError
 from gateway.generation import Finish, FinishReason, Usage
 from gateway.http.anthropic.blocks import INVALID_JSON
@@ -20,7 +20,7 @@ _GROWING = {
 }
 
 
-class Answer:
+class MessageAnswer:
     """One answer: blocks of text, thinking and calls, in order."""
 
     def __init__(self, message_id: str, model: str, max_tokens: int | None) -> None:

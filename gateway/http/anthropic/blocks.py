@@ -76,9 +76,9 @@ class ToolResultBlock(Block):
 AnyBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 _TEXT: Mapping[str, type[AnyBlock]] = {"text": TextBlock}
 _KINDS: Mapping[str, Mapping[str, type[AnyBlock]]] = {
-    "user": _TEXT | {"tool_result": ToolResultBlock},
+    "user": {"text": TextBlock, "tool_result": ToolResultBlock},
     "system": _TEXT,
-    "assistant": _TEXT | {"thinking": ThinkingBlock, "tool_use": ToolUseBlock},
+    "assistant": {"text": TextBlock, "thinking": ThinkingBlock, "tool_use": ToolUseBlock},
 }
 
 

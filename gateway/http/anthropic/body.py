@@ -34,7 +34,7 @@ _NAMES = (
 _TURN = re.compile(r"messages\[(\d+)\](\..*)?")
 
 
-class ToolBody(Strict):
+class CustomTool(Strict):
     """A tool that the caller runs."""
 
     neutral: ClassVar[fields.Neutral] = {
@@ -112,7 +112,7 @@ class CountBody(Body):
     messages: Turns
     model: str | None = None
     system: System | None = None
-    tools: Annotated[list[ToolBody], BeforeValidator(_check_tools)] | None = None
+    tools: Annotated[list[CustomTool], BeforeValidator(_check_tools)] | None = None
     tool_choice: ChoiceBody | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None

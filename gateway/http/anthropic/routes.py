@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from gateway.chat.parts import Content, Part
 from gateway.errors import ended_by
 from gateway.generation import GenerationRequest, OutputDelta
-from gateway.http.anthropic.answer import Answer, failure, written
+from gateway.http.anthropic.answer import MessageAnswer, failure, written
 from gateway.http.anthropic.blocks import Placed
 from gateway.http.anthropic.body import CountBody, MessagesBody, own_names
 from gateway.http.anthropic.thinking import Thinker
@@ -26,7 +26,7 @@ OWN_REQUEST_ID = "request-id"  # Anthropic's clients show it with an error
 
 
 @dataclass(slots=True)
-class Asking:
+class NamedCaller:
     """Who asks, as the fields of other bodies say it."""
 
     priority: int | None
@@ -62,10 +62,10 @@ async def _answer(
     message_id = request.headers.get(REQUEST_ID) or f"msg_{uuid.uuid4().hex}"
     about(message_id)
     user = None if body.metadata is None else body.metadata.user_id
-    standing = standing_of(Asking(body.priority, user), request.headers)
+    standing = standing_of(NamedCaller(body.priority, user), request.headers)
     turns = body.to_turns()
     model = pipeline.resolve_model(body.model).name
-    answer = Answer(message_id, model, body.max_tokens)
+    answer = MessageAnswer(message_id, model, body.max_tokens)
     with own_names(turns):
         wanted = replace(body.to_request(message_id, turns, thinker), standing=standing)
     headers = {OWN_REQUEST_ID: message_id}
@@ -84,7 +84,7 @@ async def _answer(
 
 
 async def _events(
-    pipeline: Pipeline, wanted: GenerationRequest, answer: Answer, turns: Sequence[Placed]
+    pipeline: Pipeline, wanted: GenerationRequest, answer: MessageAnswer, turns: Sequence[Placed]
 ) -> AsyncGenerator[bytes, None]:
     has_begun = False
     try:

@@ -9,7 +9,7 @@ from gateway.errors import invalid
 from gateway.http import fields
 from gateway.http.messages import Strict
 from gateway.http.schema import Body
-from gateway.relevance import Pair
+from gateway.http.scoring.relevance import Pair
 
 
 class Document(Strict):

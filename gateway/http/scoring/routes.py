@@ -13,17 +13,17 @@ from gateway.fan_out import complete_all
 from gateway.http.completions import unless_disconnected
 from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.scoring.bodies import RerankBody, ScoreBody, ScoringBody
-from gateway.pipeline import Pipeline
-from gateway.relevance import (
+from gateway.http.scoring.relevance import (
     INSTRUCTION,
     NO,
     YES,
+    AnswerTokens,
     Pair,
     Relevance,
-    Verdict,
     relevance_of,
     requests_of,
 )
+from gateway.pipeline import Pipeline
 from gateway.tokens.tokenizer import Tokenizer
 from wire.logs.request import about
 
@@ -86,7 +86,7 @@ async def _score(
     return [relevance_of(outputs[at : at + 2]) for at in range(0, len(outputs), 2)]
 
 
-async def _verdict(pipeline: Pipeline, tokenizer: Tokenizer) -> Verdict:
+async def _verdict(pipeline: Pipeline, tokenizer: Tokenizer) -> AnswerTokens:
     """How the served model answers. Raises RequestError where it cannot judge."""
     template = tokenizer.template
     if template is None:
@@ -100,7 +100,7 @@ async def _verdict(pipeline: Pipeline, tokenizer: Tokenizer) -> Verdict:
     yes, no = (token_ids[0] if token_ids else None for token_ids in encoded)
     if yes is None or no is None or yes == no:
         raise unsupported("model", f"has no tokens that tell {YES!r} from {NO!r}")
-    return Verdict(yes, no, Rendering(kwargs={SWITCH: False} if has_switch else {}))
+    return AnswerTokens(yes, no, Rendering(kwargs={SWITCH: False} if has_switch else {}))
 
 
 def _ranked(body: RerankBody, found: list[Relevance]) -> dict[str, Any]:

@@ -8,10 +8,9 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from gateway.errors import ErrorKind, RequestError, error_body
+from gateway.errors import OVERLOADED_STATUS, ErrorKind, RequestError, error_body
 
 ANTHROPIC_PATH = "/v1/messages"
-OVERLOADED_STATUS = 529  # Anthropic's; no standard has it
 _TYPE_OF_STATUS = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.chat.conversation import Conversation, Message, Rendering
+from gateway.errors import ErrorKind, RequestError
 from gateway.generation import GenerationRequest, PrefixReuse, SamplingParams, Standing, WholeOutput
 
 YES, NO = "yes", "no"
@@ -22,7 +23,7 @@ INSTRUCTION = "Given a web search query, retrieve relevant passages that answer 
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AnswerTokens:
     """The tokens that answers may begin with, and the variables that keep a model from thinking."""
 
     yes_id: int
@@ -55,7 +56,7 @@ def conversation_of(pair: Pair, instruction: str, rendering: Rendering) -> Conve
 
 
 def requests_of(
-    request_id: str, pair: Pair, instruction: str, verdict: Verdict, standing: Standing
+    request_id: str, pair: Pair, instruction: str, verdict: AnswerTokens, standing: Standing
 ) -> tuple[GenerationRequest, GenerationRequest]:
     """Two outputs of one token each, of which the prompt is computed once: `yes`, then `no`.
 
@@ -78,7 +79,9 @@ def requests_of(
 
 
 def relevance_of(outputs: Sequence[WholeOutput]) -> Relevance:
-    """The relevance from the two outputs of a pair."""
+    """The relevance from the two outputs of a pair. Raises RequestError when one was aborted."""
+    if not all(output.logprobs for output in outputs):
+        raise RequestError(ErrorKind.CANCELLED, "the request was aborted")
     yes, no = (output.logprobs[0].sampled.logprob for output in outputs)
     # Not by exp(yes): both may be too unlikely for a float.
     score = 1 / (1 + math.exp(min(no - yes, _LARGEST_EXPONENT)))
