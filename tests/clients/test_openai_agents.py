@@ -37,8 +37,12 @@ def model(request: pytest.FixtureRequest, base_url: str) -> Any:
 
 def agent(model: Any, **fields: Any) -> Any:
     asked: Any = {"tools": [agents.function_tool(get_weather)]} | fields
+    has_tools = bool(asked["tools"])
     settings = agents.ModelSettings(
-        tool_choice="required" if asked["tools"] else None, max_tokens=60, temperature=0
+        tool_choice="required" if has_tools else None,
+        parallel_tool_calls=False if has_tools else None,
+        max_tokens=120,
+        temperature=0,
     )
     return agents.Agent(
         name="a", instructions="Help.", model=model, model_settings=settings, **asked

@@ -100,7 +100,8 @@ class ResponseStore:
         return items
 
     def _find(self, owner: str, response_id: str, field: str) -> StoredResponse:
-        found = self._by_owner.get(owner, {}).get(response_id)
+        owned = self._by_owner.get(owner)
+        found = None if owned is None else owned.get(response_id)
         if found is None:
             message = f"{field}: {response_id[:64]!r} {GONE} was restarted"
             raise RequestError(ErrorKind.NOT_FOUND, message, field=field)
