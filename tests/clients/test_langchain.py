@@ -28,13 +28,17 @@ class get_weather(pydantic.BaseModel):  # type: ignore[name-defined, misc]
     is_today: bool
 
 
+ONE_CALL: Any = {"parallel_tool_calls": False}  # a model of no language would go on with calls
+
+
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
 def model(request: pytest.FixtureRequest, base_url: str) -> Any:
     return langchain_openai.ChatOpenAI(
         base_url=base_url,
         api_key="none",
         model="tiny",
-        max_tokens=60,
+        max_tokens=200,
+        temperature=0,
         max_retries=0,
         use_responses_api=request.param,
     )
@@ -42,7 +46,7 @@ def model(request: pytest.FixtureRequest, base_url: str) -> Any:
 
 @pytest.mark.parametrize("strict", [None, True])
 def test_a_loop_with_tools(strict: bool | None, model: Any) -> None:
-    forced = model.bind_tools([get_weather], tool_choice="any", strict=strict)
+    forced = model.bind_tools([get_weather], tool_choice="any", strict=strict, **ONE_CALL)
     question = messages.HumanMessage("The weather?")
     answer = forced.invoke([question])
     assert answer.tool_calls[0]["name"] == "get_weather"

@@ -35,7 +35,13 @@ class Weather(pydantic.BaseModel):  # type: ignore[name-defined, misc]
 
 @pytest.fixture
 def common(base_url: str) -> Any:
-    return {"model": "openai/tiny", "api_base": base_url, "api_key": "none", "max_tokens": 60}
+    return {
+        "model": "openai/tiny",
+        "api_base": base_url,
+        "api_key": "none",
+        "max_tokens": 200,
+        "temperature": 0,
+    }
 
 
 def test_a_loop_with_tools(common: Any) -> None:
