@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 SERVING = "SERVING_PYTHON"  # the interpreter with the services
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 120
-MODEL = "tiny"
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # litellm would ask the network
 
 
 @pytest.fixture(scope="session")
