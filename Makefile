@@ -8,6 +8,7 @@ SERVES   := $(VENV)/.serves
 READY    := $(VENV)/.ready
 PROTOC   := .venv-proto/.ready
 DEPLOY   := .venv-deploy/.ready
+CLIENTS  := .venv-clients/.ready
 AXE      := 4.10.3
 ONCE     ?=
 MODEL    ?=
@@ -32,7 +33,7 @@ protoc    = export PATH="$(CURDIR)/.venv-proto/bin:$$PATH"; \
 # Tests of one file, and all that share a product, run in one process; the order stays that of cost.
 SHARED = -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help install serve test test-fast test-deploy axe lint format proto proto-check bench clean
+.PHONY: help install serve test test-fast test-deploy test-clients axe lint format proto proto-check bench clean
 
 help:         ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -81,6 +82,16 @@ lint: $(READY) proto-check  ## ruff, mypy, import contracts, buf, Markdown
 	$(BIN)/buf format --diff --exit-code
 	$(BIN)/pymarkdown --strict-config scan --recurse README.md CONTRIBUTING.md CHANGELOG.md docs deploy/k8s/chart/README.md
 
+$(CLIENTS): tests/clients/requirements.txt
+	@test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
+	@$(call stage,the clients of tests/clients,.venv-clients/bin/python -m pip install -qq \
+	  --disable-pip-version-check --no-deps -r tests/clients/requirements.txt)
+	@touch $@
+
+test-clients: $(READY) $(CLIENTS)  ## client libraries against a live tiny product, in an environment of their own
+	SERVING_PYTHON=$(CURDIR)/$(BIN)/python .venv-clients/bin/python -m pytest -v \
+	  -c tests/clients/pytest.ini --rootdir . --confcutdir tests/clients tests/clients
+
 axe: $(READY)  ## axe-core, for the accessibility test of the page; needs npm
 	@npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/axe axe-core@$(AXE)
 
@@ -100,4 +111,4 @@ bench: $(READY)  ## list the benchmarks and how to run each
 	@grep -m1 -H '"""' bench/*.py | sed 's/:"""/\t/'
 
 clean:  ## remove the environments and caches of this checkout
-	rm -rf $(VENV) .venv-proto .venv-deploy .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-proto .venv-deploy .venv-clients .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -31,6 +31,7 @@ DEFAULT_GRPC_PORT = 50051
 MAX_PORT = 65535
 MAX_PROCESSES = 128
 MAX_TIMEOUT_S = 3600.0
+MAX_STORED_MIB = 1 << 20
 SCHEDULER_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 60.0
 HANG_TIMEOUT_S = 10.0
@@ -58,6 +59,7 @@ class GatewayConfig:
     no_page: bool = False
     demo: Path | None = None  # the pipe of `pagewire up --demo`
     strict_requests: bool = False
+    store_responses: int = 0  # MiB
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     drain_timeout_s: float = DRAIN_TIMEOUT_S
@@ -98,6 +100,7 @@ class GatewayConfig:
         if not 0 < self.hang_timeout_s <= MAX_TIMEOUT_S:
             problem = f"{self.hang_timeout_s} is outside (0, {MAX_TIMEOUT_S}]"
             raise ValueError(f"--hang-timeout-s: {problem}")
+        self._check_store()
         for origin in self.cors_origins:
             if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"--cors-origins: {origin!r} is no origin (https://HOST[:PORT])")
@@ -112,6 +115,14 @@ class GatewayConfig:
             raise ValueError(f"--drain-timeout-s: {problem}")
         if self.api_key is not None and not _is_header_text(self.api_key):
             raise ValueError("--api-key: must be visible ASCII characters, at least one")
+
+    def _check_store(self) -> None:
+        if not 0 <= self.store_responses <= MAX_STORED_MIB:
+            problem = f"{self.store_responses} is outside [0, {MAX_STORED_MIB}]"
+            raise ValueError(f"--store-responses: {problem}")
+        if self.store_responses and (self.processes > 1 or self.share_ports):
+            problem = "each process would have a store of its own; use --processes 1"
+            raise ValueError(f"--store-responses: {problem}")
 
     @property
     def scheduler_target(self) -> SchedulerTarget:
@@ -266,6 +277,13 @@ def _add_callers(parser: argparse.ArgumentParser) -> None:
         "--strict-requests",
         action="store_true",
         help="refuse fields that are not known, instead of ignoring them with a warning header",
+    )
+    add(
+        "--store-responses",
+        type=int,
+        default=0,
+        metavar="MIB",
+        help="MiB of memory for responses that later requests continue or read (0: none is kept)",
     )
 
 

@@ -93,6 +93,7 @@ _KIND_OF_HTTP_STATUS = {wire.http_status: kind for kind, wire in reversed(WIRE.i
 _KIND_OF_HTTP_STATUS[500] = ErrorKind.INTERNAL
 
 RETRY_AFTER_S = 1.0  # when the scheduler gives no time
+OVERLOADED_STATUS = 529  # of Anthropic's API, where others say 503; no standard has it
 
 
 class RequestError(Exception):

@@ -19,13 +19,21 @@ Result = TypeVar("Result")
 
 
 async def complete_all(
-    pipeline: Pipeline, requests: Sequence[GenerationRequest]
+    pipeline: Pipeline, requests: Sequence[GenerationRequest], names: Sequence[str] = ()
 ) -> list[WholeOutput]:
-    """All outputs, in the order of the requests; the first failure cancels the others."""
+    """All outputs, in the order of the requests; the first failure cancels the others.
+
+    `names`, one per request, are what errors call its messages.
+    """
 
     async def complete(index: int, request: GenerationRequest) -> WholeOutput:
-        async with aclosing(_patiently(index, pipeline, request)) as deltas:
-            return completion_of([delta async for delta in deltas])
+        try:
+            async with aclosing(_patiently(index, pipeline, request)) as deltas:
+                return completion_of([delta async for delta in deltas])
+        except RequestError as error:
+            if not names:
+                raise
+            raise error.renamed("messages", names[index]) from error
 
     return await _all([complete(index, request) for index, request in enumerate(requests)])
 

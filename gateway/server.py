@@ -17,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from gateway.chat.answer import choose
 from gateway.config import GatewayConfig
 from gateway.edge.clients import OpenRequests
+from gateway.edge.edge_limits import MIB
 from gateway.edge.http_connection import guarded
 from gateway.errors import unavailable
 from gateway.grpc_api.call_limits import CallLimit
@@ -24,6 +25,7 @@ from gateway.grpc_api.debug_service import DebugService
 from gateway.grpc_api.embedding_service import EmbeddingService
 from gateway.grpc_api.inference_service import InferenceService
 from gateway.http.app import OptionalRoutes, create_app
+from gateway.http.stored.store import ResponseStore
 from gateway.live.demo import DemoSwitch
 from gateway.live.feed import LiveFeed
 from gateway.live.latency import BOUNDS, LatencyCells
@@ -156,7 +158,10 @@ class Gateway:
 
     def _extras(self) -> OptionalRoutes:
         demo = None if self._config.demo is None else DemoSwitch(self._config.demo)
-        return OptionalRoutes(self._scrape.answer, self._live, not self._config.no_page, demo)
+        max_bytes = self._config.store_responses * MIB
+        store = ResponseStore(max_bytes) if max_bytes else None
+        has_page = not self._config.no_page
+        return OptionalRoutes(self._scrape.answer, self._live, has_page, demo, store)
 
     def _grpc_server(
         self, tokenizer: Tokenizer, access: Access | None, opened: OpenRequests

@@ -14,6 +14,8 @@ TARGET = "http"
 OPENAPI = ROOT / "docs" / "openapi.json"
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 EMBEDDING, RESPONSE = "/v1/embeddings", "/v1/responses"
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+RERANK, SCORE = "/v1/rerank", "/v1/score"
 _TURN = {"role": "user", "content": "Hello"}
 _TOOL = {
     "type": "function",
@@ -26,6 +28,13 @@ _FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "n", "schema": {"type": "object", "properties": {"a": {"enum": [1]}}}},
 }
+_CUSTOM = {"name": "f", "input_schema": {"type": "object"}}
+_FORM = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {"enum": [1]}}}}
+_USED = [
+    _TURN,
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "b"}]},
+]
 VALID: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, {"messages": [_TURN], "max_tokens": 2}),
     (CHAT, {"messages": [_TURN], "max_tokens": 2, "stream": True, "n": 2, "seed": 1}),
@@ -52,6 +61,12 @@ VALID: tuple[tuple[str, dict[str, Any]], ...] = (
     (EMBEDDING, {"input": ["a", "b"], "encoding_format": "float"}),
     (RESPONSE, {"input": "Hello", "max_output_tokens": 2}),
     (RESPONSE, {"input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 2}),
+    (MESSAGES, {"messages": [_TURN], "max_tokens": 2, "system": "Be"}),
+    (MESSAGES, {"messages": _USED, "max_tokens": 2, "stream": True, "tools": [_CUSTOM]}),
+    (MESSAGES, {"messages": [_TURN], "max_tokens": 4, "output_config": {"format": _FORM}}),
+    (COUNT, {"messages": _USED, "tools": [_CUSTOM], "tool_choice": {"type": "auto"}}),
+    (RERANK, {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}),
+    (SCORE, {"text_1": "a", "text_2": ["b", "c"]}),
     ("/tokenize", {"prompt": "Hello", "add_special_tokens": True}),
     ("/tokenize", {"messages": [_TURN]}),
     ("/detokenize", {"tokens": [5, 6, 7]}),

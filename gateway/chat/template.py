@@ -91,6 +91,10 @@ class ChatTemplate:
         """Whether the template renders tools."""
         return "tools" in self._tools_variables
 
+    def reads(self, variable: str) -> bool:
+        """Whether the template uses a variable, with or without tools."""
+        return variable in self._variables | self._tools_variables
+
     def render(self, conversation: Conversation) -> str:
         """The conversation as text that ends where the assistant's answer begins.
 

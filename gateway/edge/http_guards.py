@@ -1,14 +1,13 @@
 """ASGI layers around the routes: requests per client, encodings of bodies, counts of answers."""
 
-import math
 from collections.abc import Awaitable
 
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.edge.clients import OpenRequests
-from gateway.errors import ErrorKind, RequestError, error_body
+from gateway.edge.error_answers import error_answer
+from gateway.errors import ErrorKind, RequestError
 from gateway.metrics.meter import RequestMetrics
 
 IDENTITY = ("", "identity")
@@ -82,9 +81,4 @@ class PlainBodies:
 
 
 async def _refuse(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(math.ceil(error.retry_after_s))
-        headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1e3))
-    answer = JSONResponse(error_body(error), error.wire.http_status, headers=headers)
-    await answer(scope, receive, send)
+    await error_answer(error, scope["path"])(scope, receive, send)

@@ -1,6 +1,5 @@
 """The HTTP routes, and the common form of errors. Wiring only."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,23 +7,18 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
 from gateway import refusals
 from gateway.edge.clients import OpenRequests
 from gateway.edge.edge_limits import EdgeLimits
+from gateway.edge.error_answers import error_answer
 from gateway.edge.http_guards import AnswerCounter, ClientLimit, PlainBodies
-from gateway.errors import (
-    ErrorKind,
-    RequestError,
-    error_body,
-    from_http_status,
-    invalid,
-    unavailable,
-)
+from gateway.errors import ErrorKind, RequestError, from_http_status, invalid, unavailable
 from gateway.generation import ServedModel
 from gateway.http import fields
+from gateway.http.anthropic.routes import add_message_routes
 from gateway.http.completions import answer
 from gateway.http.docs_page import page
 from gateway.http.embeddings import EmbeddingBody, embed
@@ -37,6 +31,9 @@ from gateway.http.responses import respond
 from gateway.http.routes.info import add_info_routes
 from gateway.http.routes.tokens import add_token_routes
 from gateway.http.schema import ChatCompletionBody, CompletionBody
+from gateway.http.scoring.routes import add_scoring_routes
+from gateway.http.stored.routes import add_stored_routes
+from gateway.http.stored.store import ResponseStore
 from gateway.leniency.header import WARNING, WarningHeader
 from gateway.live.demo import DemoSwitch
 from gateway.live.feed import LiveFeed
@@ -61,6 +58,7 @@ class OptionalRoutes:
     live: LiveFeed | None = None
     has_page: bool = False
     demo: DemoSwitch | None = None
+    store: ResponseStore | None = None  # of responses
 
 
 OWNER = "pagewire"
@@ -122,14 +120,7 @@ def create_app(
         # Spans are made by hand: these would know nothing of queue and tokens.
         telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
     )
-    if not is_strict:
-        app.add_middleware(WarningHeader)
-    app.add_middleware(BodyLimit, max_bytes=(edge or EdgeLimits()).max_body_bytes)
-    app.add_middleware(PlainBodies)
-    if open_requests is not None:
-        app.add_middleware(ClientLimit, open_requests=open_requests)
-    if access is not None:
-        app.add_middleware(ApiKeyGuard, access=access)
+    _add_layers(app, access, edge or EdgeLimits(), open_requests, is_strict=is_strict)
     if cors_origins:
         _allow_origins(app, cors_origins)
     app.add_middleware(AnswerCounter, metrics=pipeline.metrics)  # the last one added is outermost
@@ -137,13 +128,36 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _on_bad_body)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
-    _add_generation_routes(app, pipeline)
+    extras = extras or OptionalRoutes()
+    _add_generation_routes(app, pipeline, extras.store)
+    add_message_routes(app, pipeline, tokenizer, ANSWERS)
+    add_scoring_routes(app, pipeline, tokenizer)
     _add_model_routes(app, pipeline, readiness)
     add_token_routes(app, pipeline, tokenizer)
     add_info_routes(app, pipeline, tokenizer)
     _add_docs(app)
-    _add_extras(app, extras or OptionalRoutes(), readiness)
+    add_stored_routes(app, extras.store)
+    _add_extras(app, extras, readiness)
     return app
+
+
+def _add_layers(
+    app: FastAPI,
+    access: Access | None,
+    edge: EdgeLimits,
+    open_requests: OpenRequests | None,
+    *,
+    is_strict: bool,
+) -> None:
+    """What a request passes before its route, innermost first."""
+    if not is_strict:
+        app.add_middleware(WarningHeader)
+    app.add_middleware(BodyLimit, max_bytes=edge.max_body_bytes)
+    app.add_middleware(PlainBodies)
+    if open_requests is not None:
+        app.add_middleware(ClientLimit, open_requests=open_requests)
+    if access is not None:
+        app.add_middleware(ApiKeyGuard, access=access)
 
 
 def _add_extras(app: FastAPI, extras: OptionalRoutes, readiness: ReadinessWatch) -> None:
@@ -162,7 +176,7 @@ def _allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
     app.add_middleware(
         CORSMiddleware,
         allow_origins=origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=EXPOSED_HEADERS,
     )
@@ -181,7 +195,7 @@ def _add_metrics_route(app: FastAPI, scrape: Scrape) -> None:
         return Response(answer.body, headers={"content-type": answer.content_type})
 
 
-def _add_generation_routes(app: FastAPI, pipeline: Pipeline) -> None:
+def _add_generation_routes(app: FastAPI, pipeline: Pipeline, store: ResponseStore | None) -> None:
     @app.post("/v1/chat/completions", responses=ANSWERS)
     async def chat_completions(body: ChatCompletionBody, request: Request) -> Response:
         return await answer(CHAT, body, request, pipeline)
@@ -196,7 +210,7 @@ def _add_generation_routes(app: FastAPI, pipeline: Pipeline) -> None:
 
     @app.post("/v1/responses", responses=ANSWERS)
     async def responses(body: ResponseBody, request: Request) -> Response:
-        return await respond(body, request, pipeline)
+        return await respond(body, request, pipeline, store)
 
 
 def _add_model_routes(app: FastAPI, pipeline: Pipeline, readiness: ReadinessWatch) -> None:
@@ -232,26 +246,16 @@ def _model_body(model: ServedModel, defaults: SamplingDefaults) -> dict[str, Any
     }
 
 
-def _refusal(error: RequestError) -> JSONResponse:
-    headers = {}
-    if error.kind is ErrorKind.POISON:  # OpenAI's clients would send it again, as after any 500
-        headers["x-should-retry"] = "false"
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(math.ceil(error.retry_after_s))
-        headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1e3))
-    return JSONResponse(error_body(error), error.wire.http_status, headers=headers)
-
-
 async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return _noted(request, error)
 
 
-def _noted(request: Request, error: RequestError) -> JSONResponse:
+def _noted(request: Request, error: RequestError) -> Response:
     if CURRENT.get() is None and (request_id := request.headers.get(REQUEST_ID)):
         about(request_id)  # refused before it was read
     refusals.note(error, place(request.scope), field_names())
-    return _refusal(error)
+    return error_answer(error, request.url.path)
 
 
 async def _on_bad_body(request: Request, error: Exception) -> Response:
@@ -269,6 +273,6 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return _noted(request, from_http_status(error.status_code, message))
 
 
-async def _on_bug(_: Request, error: Exception) -> Response:
+async def _on_bug(request: Request, error: Exception) -> Response:
     problem = "internal error; the gateway's log says more"
-    return _refusal(RequestError(ErrorKind.INTERNAL, problem))
+    return error_answer(RequestError(ErrorKind.INTERNAL, problem), request.url.path)

@@ -72,6 +72,15 @@ EMBEDDING: dict[str, tuple[Any, ...]] = {
     "endianness": ("native", "little"),
 }
 
+RERANK: dict[str, tuple[Any, ...]] = {
+    "max_chunks_per_doc": (),
+    "max_tokens_per_doc": (),
+    "rank_fields": (),
+    "truncate_prompt_tokens": (),
+}
+
+SCORE: dict[str, tuple[Any, ...]] = {"truncate_prompt_tokens": ()}
+
 STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
     "disable_additional_properties": (False,),
     "structural_tag": (),
@@ -82,15 +91,23 @@ RESPONSE: dict[str, tuple[Any, ...]] = {
     "context_management": ([],),
     "conversation": (),
     "max_tool_calls": (),
-    "previous_response_id": (),
     "prompt": (),
-    "store": (False,),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
     "access_programs": ([],),
     "image": (),
     "moderation": (),
 }
+
+# Of Anthropic's API.
+MESSAGES: dict[str, tuple[Any, ...]] = {
+    "container": (),
+    "context_management": ({},),
+    "inference_geo": (),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+}
+MESSAGES_HARMLESS = (HARMLESS - {"metadata"}) | {"diagnostics", "user_profile_id", "workspace_id"}
 
 MESSAGE: dict[str, tuple[Any, ...]] = {"function_call": (), "audio": ()}
 

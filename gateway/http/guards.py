@@ -1,13 +1,13 @@
 """ASGI layers around the routes: API key and size of bodies."""
 
 from fastapi import HTTPException
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import limits
 from gateway.auth import authenticate
-from gateway.errors import ErrorKind, RequestError, error_body
+from gateway.edge.error_answers import error_answer
+from gateway.errors import ErrorKind, RequestError
 from gateway.live import routes as live
 from gateway.page.routes import is_page_path
 from wire.identity.access import CALLER, Access
@@ -31,17 +31,23 @@ class ApiKeyGuard:
         path = scope.get("path", "")
         if scope["type"] == "http" and path not in OPEN_PATHS and not is_page_path(path):
             try:
-                given = ", ".join(Headers(scope=scope).getlist("authorization")) or None
+                given = _authorization(Headers(scope=scope))
                 role = Role.OPERATOR if path in OPERATORS_PATHS else Role.USER
                 CALLER.set(authenticate(self._access, given, path, role))
             except RequestError as error:
                 is_unknown = error.kind is ErrorKind.UNAUTHENTICATED
                 challenge = {"www-authenticate": "Bearer"} if is_unknown else {}
-                body = error_body(error)
-                refusal = JSONResponse(body, error.wire.http_status, headers=challenge)
-                await refusal(scope, receive, send)
+                await error_answer(error, path, **challenge)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _authorization(headers: Headers) -> str | None:
+    """The header, or Anthropic's `x-api-key` in its form where there is none."""
+    if given := headers.getlist("authorization"):
+        return ", ".join(given)
+    keys = headers.getlist("x-api-key")
+    return f"Bearer {', '.join(keys)}" if keys else None
 
 
 class BodyLimit:

@@ -1,6 +1,6 @@
 """The body of POST /v1/responses, and its conversion to a chat."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -111,10 +111,15 @@ def _parse_input(value: Any) -> Any:
     limits.check_count("input", len(value), limits.MAX_MESSAGES)
     if not value:
         raise invalid("input", "is empty")
-    return [_parse_item(f"input[{index}]", item) for index, item in enumerate(value)]
+    return parse_items("input", value)
 
 
-def _parse_item(path: str, item: Any) -> Any:
+def parse_items(path: str, items: list[Any]) -> list[Item]:
+    """Items by their type. Raises RequestError naming the one at fault below `path`."""
+    return [_parse_item(f"{path}[{index}]", item) for index, item in enumerate(items)]
+
+
+def _parse_item(path: str, item: Any) -> Item:
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise unsupported(f"{path}.type", f"must be one of {', '.join(_KINDS)}")
@@ -234,9 +239,11 @@ class ResponseBody(Body):
     priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
 
-    def to_request(self, request_id: str) -> GenerationRequest:
-        """The request. Raises RequestError naming the field at fault."""
+    def to_request(self, request_id: str, earlier: Sequence[Item] = ()) -> GenerationRequest:
+        """The request, after `earlier` items. Raises RequestError naming the field at fault."""
         if LOGPROBS in (self.include or ()):
             raise unsupported("include", f"{LOGPROBS} is not supported by this server")
         choice = self.tool_choice or ToolChoice()
@@ -257,7 +264,7 @@ class ResponseBody(Body):
         )
         effort = None if self.reasoning is None else self.reasoning.effort
         conversation = Conversation(
-            messages=tuple(self._messages()),
+            messages=tuple(self._messages(earlier)),
             tools=tuple(tool.to_tool() for tool in self.tools or ()),
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
@@ -273,11 +280,11 @@ class ResponseBody(Body):
             structure=None if form is None else form.to_structure(),
         )
 
-    def _messages(self) -> list[Message]:
+    def _messages(self, earlier: Sequence[Item]) -> list[Message]:
         turns: list[Message] = []
         if self.instructions is not None:
             turns.append(Message("system", self.instructions))
-        for item in self.input:
+        for item in (*earlier, *self.input):
             _add(turns, item)
         return turns
 

@@ -1,8 +1,7 @@
-"""POST /v1/responses: OpenAI's newer API over the same chats. Nothing is stored."""
+"""POST /v1/responses: OpenAI's newer API over the same chats."""
 
 import time
-import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -19,19 +18,26 @@ from gateway.http.events import encode_json
 from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.response_body import ResponseBody, TextOptions
 from gateway.http.response_items import COMPLETED, IN_PROGRESS, INCOMPLETE, Items
+from gateway.http.stored.kept import kept_for
+from gateway.http.stored.store import ResponseStore
 from gateway.pipeline import Pipeline
 from gateway.sampling_defaults import SamplingDefaults
 from wire.logs.request import about
 
 
-async def respond(body: ResponseBody, request: Request, pipeline: Pipeline) -> Response:
+async def respond(
+    body: ResponseBody, request: Request, pipeline: Pipeline, store: ResponseStore | None = None
+) -> Response:
     """Runs one HTTP request until its end, or until its client disconnects."""
-    response_id = request.headers.get(REQUEST_ID) or f"resp_{uuid.uuid4().hex}"
-    about(response_id)
+    given_id = request.headers.get(REQUEST_ID)
+    kept = kept_for(body, given_id, store)
+    request_id = given_id or kept.response_id
+    about(request_id)
     standing = standing_of(body, request.headers)
-    wanted = replace(body.to_request(response_id), standing=standing)
+    wanted = replace(body.to_request(request_id, kept.earlier), standing=standing)
     model = pipeline.resolve_model(body.model).name
-    answer = Answer(_head(response_id, model, body, pipeline.sampling_defaults))
+    head = _head(kept.response_id, model, body, pipeline.sampling_defaults)
+    answer = Answer(head | {"store": kept.store is not None}, kept.keep)
     if body.stream:
         events = _events(pipeline, wanted, answer)
         # The first event decides the status: a refusal before it is not a 200.
@@ -46,8 +52,9 @@ async def respond(body: ResponseBody, request: Request, pipeline: Pipeline) -> R
 class Answer:
     """One response as it grows, and its events."""
 
-    def __init__(self, head: Mapping[str, Any]) -> None:
+    def __init__(self, head: Mapping[str, Any], keep: Callable[[dict[str, Any]], None]) -> None:
         self.body: dict[str, Any] = dict(head)
+        self._keep = keep
         self._items = Items()
         self._num_events = 0
 
@@ -71,6 +78,7 @@ class Answer:
             self.body["incomplete_details"] = {"reason": "max_output_tokens"}
         self.body["output"] = self._items.items
         self.body["usage"] = _usage_body(finish.usage)
+        self._keep(self.body)  # before the client can ask for it
         return self._write(*events, {"type": f"response.{status}", "response": self.body})
 
     def fail(self, error: RequestError) -> bytes:
@@ -144,9 +152,8 @@ def _head(
         "model": model,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": effort, "summary": None},
-        "store": False,
         "temperature": own["temperature"] if body.temperature is None else body.temperature,
         "text": {"format": _format_body(body.text)},
         "tool_choice": _choice_body(body.tool_choice or ToolChoice()),

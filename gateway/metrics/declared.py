@@ -1,6 +1,6 @@
 """The gateway's own numbers and, under vLLM's names, those that its dashboards look for."""
 
-from gateway.errors import WIRE
+from gateway.errors import OVERLOADED_STATUS, WIRE
 from gateway.generation import FinishReason
 from wire.metrics.declared import (
     SECONDS,
@@ -21,6 +21,10 @@ ROUTES = (
     "/v1/completions",
     "/v1/embeddings",
     "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/rerank",
+    "/v1/score",
     "/v1/models",
     "/v1/live",
     "/tokenize",
@@ -32,7 +36,8 @@ ROUTES = (
     "/",
 )
 OTHER = "other"
-STATUSES = tuple(map(str, sorted({200, 405, 500, *(wire.http_status for wire in WIRE.values())})))
+_FAILED = (*(wire.http_status for wire in WIRE.values()), OVERLOADED_STATUS)
+STATUSES = tuple(map(str, sorted({200, 405, 500, *_FAILED})))
 
 _P = "pagewire_gateway_"
 REQUESTS = _P + "requests_total"

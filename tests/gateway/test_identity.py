@@ -37,6 +37,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hello"},
     "/v1/responses": {"input": "Hello"},
     "/v1/embeddings": {"input": "Hello"},
+    "/v1/messages": CHAT,
 }
 STREAMED = {route: body | {"stream": True} for route, body in ROUTES.items() if "emb" not in route}
 NAMES = {"alice": ("acme", [Role.USER]), "bob": ("globex", [Role.USER])}

@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     if options.once and options.no_sample:
         raise ValueError("--once and --no-sample together have no effect")
     check_reserved(options.config, os.environ)
-    processes = _gateway_processes(options.gateway_options)
+    processes = _gateway_processes(passed_words(options, "gateway"))
     settings = with_config(_settings(options, processes), options.config)
     checkout = find_checkout(options.checkout.resolve())
     require("worker", "scheduler", "gateway", *(() if options.model else ("default-model",)))
@@ -174,8 +174,9 @@ def _settings(options: argparse.Namespace, processes: Sequence[str]) -> Settings
 def _gateway_processes(given: Sequence[str]) -> tuple[str, ...]:
     """The option for several gateways, where the cores suggest it and the user does not choose."""
     num_processes = choose_gateway_processes(len(os.sched_getaffinity(0)))
-    is_given = any(word.partition("=")[0] == "--processes" for word in given)
-    return () if is_given or num_processes == 1 else ("--processes", str(num_processes))
+    # Stored responses are in the memory of one process.
+    decides = any(word.partition("=")[0] in ("--processes", "--store-responses") for word in given)
+    return () if decides or num_processes == 1 else ("--processes", str(num_processes))
 
 
 def _log_folder(given: Path | None, journal: Journal) -> Path:

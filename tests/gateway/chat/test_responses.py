@@ -218,3 +218,13 @@ async def test_what_cannot_be_is_refused_by_name(
     response = await running.http.post("/v1/responses", json={"input": "Hello"} | fields)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == field
+
+
+@pytest.mark.parametrize("kind", ["custom", "local_shell", "web_search", "namespace", "mcp"])
+async def test_tools_that_are_no_functions_are_refused_by_name(kind: str, running: Any) -> None:
+    body = {"input": "Hello", "tools": [{"type": kind, "name": "f"}]}
+    response = await running.http.post("/v1/responses", json=body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("tools[0].type", "unsupported_parameter")
+    assert kind in error["message"]

@@ -16,7 +16,7 @@ def test_several_gateways_where_cores_are_left(num_cores: int, num_processes: in
     assert choose_gateway_processes(num_cores) == num_processes
 
 
-@pytest.mark.parametrize("given", ["--processes 3", "--processes=3"])
+@pytest.mark.parametrize("given", ["--processes 3", "--processes=3", "--store-responses 8"])
 def test_a_given_number_of_gateways_is_left_alone(
     given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

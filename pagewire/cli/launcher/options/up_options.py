@@ -62,6 +62,8 @@ PASSED = (
     Passed("reasoning-parser", "gateway", "format of the model's reasoning", "NAME"),
     Passed("no-page", "gateway", "no page at /"),
     Passed("cors-origins", "gateway", "pages of these may call from a browser", "ORIGIN,ORIGIN"),
+    Passed("strict-requests", "gateway", "refuse fields that are not known"),
+    Passed("store-responses", "gateway", "memory for stored responses", "MIB", int),
 )
 
 TO_ALL = (  # each service is told the same

@@ -1,0 +1,70 @@
+"""`thinking` of the Messages API, as settings of the served model's chat template."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from gateway.chat.template import ChatTemplate
+from gateway.errors import invalid, unsupported
+from gateway.http.messages import Strict
+
+SWITCH, EFFORT = "enable_thinking", "reasoning_effort"  # variables of chat templates
+
+
+class ThinkingOptions(Strict):
+    """Whether the model thinks before it answers, and how long."""
+
+    where: ClassVar[str | None] = "thinking."
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the answer is to hold no thoughts."""
+        return self.display == "omitted"
+
+    def check_budget(self, max_tokens: int | None) -> None:
+        """Raises RequestError for a budget that would end the thoughts before the answer's end."""
+        budget = self.budget_tokens
+        if budget is None:
+            return
+        if self.type != "enabled":
+            raise invalid("thinking.budget_tokens", 'belongs to type "enabled"')
+        if max_tokens is None or budget < max_tokens:
+            problem = "max_tokens bounds thoughts and answer together; leave it out"
+            raise unsupported("thinking.budget_tokens", problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Thinker:
+    """What the served model knows of thinking."""
+
+    thinks: bool  # its answers may begin with reasoning
+    template: ChatTemplate | None
+
+    def settings(
+        self, asked: ThinkingOptions | None, effort: str | None
+    ) -> tuple[Mapping[str, Any], str | None]:
+        """Variables for the chat template, and the reasoning effort.
+
+        Raises RequestError where the model cannot do what is asked.
+        """
+        if asked is None or asked.type == "adaptive":
+            return {}, effort
+        if asked.type == "between_tools":
+            raise unsupported("thinking.type", "'between_tools' is not supported here")
+        is_on = asked.type == "enabled"
+        if is_on and not self.thinks:
+            raise unsupported("thinking.type", "the model's chat template knows no thinking")
+        if self._reads(SWITCH):
+            return {SWITCH: is_on}, effort
+        if is_on or not self.thinks:
+            return {}, effort
+        if not self._reads(EFFORT):
+            raise unsupported("thinking.type", "this model thinks always")
+        return {}, "none"
+
+    def _reads(self, name: str) -> bool:
+        return self.template is not None and self.template.reads(name)

@@ -1,0 +1,1 @@
+"""Routes that score documents by their relevance to a query."""

@@ -1,0 +1,61 @@
+"""What one request for a response asks of the store."""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.errors import unsupported
+from gateway.http.response_body import Item, ResponseBody, parse_items
+from gateway.http.stored.store import ResponseStore
+from wire.identity.access import CALLER
+
+OFF = "nothing is stored: this gateway runs without --store-responses"
+
+
+def owner() -> str:
+    """Whose responses the current task may see: the key's or, without keys, all callers'."""
+    caller = CALLER.get()
+    return "" if caller is None else f"key {caller.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The items that a request continues, and where its answer is to be kept."""
+
+    response_id: str
+    earlier: Sequence[Item]
+    store: ResponseStore | None  # None: it is not to be kept
+    input_items: Sequence[dict[str, Any]]
+    previous_id: str | None
+
+    def keep(self, body: dict[str, Any]) -> None:
+        """Stores an answer at its end, and says in it whether it is."""
+        body["store"] = True
+        is_kept = self.store is not None and self.store.put(
+            owner(), body, self.input_items, self.previous_id
+        )
+        body["store"] = is_kept
+
+
+def kept_for(body: ResponseBody, given_id: str | None, store: ResponseStore | None) -> Kept:
+    """What the request asks of the store. Raises RequestError where it cannot be done."""
+    if store is None:
+        for field, asks in (
+            ("store", bool(body.store)),
+            ("previous_response_id", body.previous_response_id is not None),
+        ):
+            if asks:
+                raise unsupported(field, f"{OFF}; send the items of the answer back")
+    new_id = f"resp_{uuid.uuid4().hex}"
+    previous_id, earlier = body.previous_response_id, []
+    if store is not None and previous_id is not None:
+        earlier = parse_items("previous_response_id", store.conversation(owner(), previous_id))
+    if store is None or body.store is False:
+        return Kept(given_id or new_id, earlier, None, (), previous_id)
+    # Not an id that a caller chose: where there are no keys, ids must not be guessed.
+    return Kept(new_id, earlier, store, [_stored(item) for item in body.input], previous_id)
+
+
+def _stored(item: Item) -> dict[str, Any]:
+    return {"id": f"item_{uuid.uuid4().hex}", **item.model_dump(exclude_none=True)}

@@ -1,0 +1,82 @@
+"""The openai package: streams, tool loops, typed output, stored responses, embeddings."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+openai = pytest.importorskip("openai")
+# The development environment has this package, too, and tests of its own for it.
+pytest.importorskip("anthropic", reason="not the clients' environment: make test-clients")
+pydantic = pytest.importorskip("pydantic")
+
+USER: Any = {"role": "user", "content": "The weather in Paris?"}
+
+
+class Weather(pydantic.BaseModel):  # type: ignore[name-defined, misc]
+    """The weather somewhere."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")  # a model of no language would go on
+
+    is_sunny: bool
+
+
+class GetWeather(pydantic.BaseModel):  # type: ignore[name-defined, misc]
+    """The weather in a city."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")  # a model of no language would go on
+
+    days: bool
+
+
+@pytest.fixture(scope="module")
+def client(base_url: str) -> Iterator[Any]:
+    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_strict_tool_loop_with_a_form(client: Any) -> None:
+    tools = [openai.pydantic_function_tool(GetWeather)]
+    more: Any = {"model": "tiny", "tools": tools, "max_tokens": 200, "temperature": 0}
+    more["parallel_tool_calls"] = False  # a model of no language would go on with calls
+    first = client.chat.completions.parse(messages=[USER], tool_choice="required", **more)
+    message = first.choices[0].message
+    assert isinstance(message.tool_calls[0].function.parsed_arguments, GetWeather)
+    call_id = message.tool_calls[0].id
+    turns = [USER, message, {"role": "tool", "tool_call_id": call_id, "content": "Sunny"}]
+    last = client.chat.completions.parse(messages=turns, response_format=Weather, **more)
+    assert last.choices[0].message.parsed or last.choices[0].message.tool_calls
+
+
+def test_a_stream_of_typed_output(client: Any) -> None:
+    with client.chat.completions.stream(
+        model="tiny", messages=[USER], response_format=Weather, max_tokens=60
+    ) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_completion()
+    assert isinstance(final.choices[0].message.parsed, Weather)
+
+
+def test_responses_continue_each_other(client: Any) -> None:
+    first = client.responses.create(model="tiny", input="Hello", max_output_tokens=8)
+    more: Any = {"previous_response_id": first.id, "text_format": Weather}
+    with client.responses.stream(model="tiny", input="Go on", **more) as stream:
+        for _ in stream:
+            pass
+        second = stream.get_final_response()
+    assert second.usage.input_tokens > first.usage.input_tokens
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+
+
+def test_typed_responses(client: Any) -> None:
+    parsed = client.responses.parse(model="tiny", input="Hello", text_format=Weather)
+    assert isinstance(parsed.output_parsed, Weather)
+
+
+def test_embeddings(client: Any) -> None:
+    answer = client.embeddings.create(model="tiny", input=["a", "b"])
+    assert len(answer.data) == 2
