@@ -23,6 +23,7 @@ from wire.tracing.options import TracingOptions, add_tracing_options, take_traci
 from worker_svc.process.failpoints import FAULTS_OF_CUDA, Failpoint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 DEVICES = ("auto", "cpu", "cuda")
 ALL_REDUCES = ("auto", "peer", "nccl")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
@@ -30,6 +31,7 @@ GEMM_ALGORITHMS = ("auto", "torch")
 GPU_MEMORY_UTILIZATION = 0.9  # unless told otherwise
 CHOICES = {
     "dtype": DTYPES,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
     "device": DEVICES,
     "attention_backend": ATTENTION_BACKENDS,
     "gemm_algorithms": GEMM_ALGORITHMS,
@@ -63,6 +65,7 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     port: int = 50053
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     device: str = "auto"
     attention_backend: str = "auto"
     gemm_algorithms: str = "auto"
@@ -237,6 +240,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="keys of config.json to ignore although the output may then not be the model's",
     )
     add("--dtype", str, "type of weights and activations", DTYPES)
+    add(
+        "--kv-cache-dtype",
+        str,
+        "type of the KV cache; auto: the model's; fp8: fp8_e4m3, half of the memory",
+        KV_CACHE_DTYPES,
+    )
     add("--device", str, "device to compute on", DEVICES)
     add(
         "--attention-backend",

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernels import fp8
 from kernels.cpu import library
 from kernels.cpu.library import Library
 from worker_svc.attention.batch import AttentionBatch, AttentionStep, HeadLayout, LastTokens, fuses
 from worker_svc.attention.kv_cache import KVCache
-from worker_svc.models import compiled
+from worker_svc.models import compiled, kv_scales
 from worker_svc.models import config as model_config
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.config import ModelConfig
@@ -75,12 +76,16 @@ class Decoder:
         device: torch.device,
         max_model_len: int,
         group: Group = ALONE,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
+        """`kv_dtype` is the type of the KV cache; None: that of the weights."""
         whole.check_length(max_model_len)
         self.sharding = Sharding(whole, group.rank, group.size)
         self.config = config = self.sharding.config  # this rank's sizes
         self.group = group
-        self.dtype = dtype  # of weights and cache
+        self.dtype = dtype  # of weights
+        self.kv_dtype = kv_dtype or dtype
+        self.kv_scales: Tensor | None = None  # [L, 4, Hkv], of a cache in FP8; None: all are 1
         self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
         self.heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
@@ -115,7 +120,7 @@ class Decoder:
                 layer.drop_output_biases()
         # The C kernels run from norm to norm in one call, which leaves no place for an all-reduce.
         if self.device.type == "cpu" and self.group.size == 1 and compiled.supports(self.config):
-            cpu_library = library.load(self.dtype)
+            cpu_library = library.load(self.dtype, kv_dtype=self.kv_dtype)
             if cpu_library is not None:
                 self._compiled = self._compile(cpu_library)
                 return
@@ -136,6 +141,19 @@ class Decoder:
             return "torch"
         name = self.fused.attention.name
         return name if self.fused.one_row is None else f"{name}, cluster for one row"
+
+    def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
+        """An empty KV cache for this model."""
+        return KVCache(
+            num_layers=self.config.num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            dtype=self.kv_dtype,
+            device=self.device,
+            scales=self.kv_scales,
+        )
 
     @torch.inference_mode()
     def forward(
@@ -230,16 +248,20 @@ def load_model(
     max_model_len: int,
     group: Group = ALONE,
     ignored_keys: Collection[str] = (),
+    kv_dtype: torch.dtype | None = None,
 ) -> Decoder:
     """Loads the model of a Hugging Face folder, or this rank's shard of it, ready to run.
 
-    `ignored_keys` of its config.json are read as if they were not there.
+    `ignored_keys` of its config.json are read as if they were not there. `kv_dtype` is the type of
+    the KV cache; None: that of the weights.
     """
     started = time.monotonic()
     config = model_config.load(folder, ignored_keys)
-    model = Decoder(config, dtype, device, max_model_len, group)
+    model = Decoder(config, dtype, device, max_model_len, group, kv_dtype)
     tied = frozenset({"lm_head.weight"}) if config.tie_word_embeddings else frozenset[str]()
     load_weights(folder, dict(model.destinations()), tied, model.sharding.share)
+    if fp8.is_fp8(model.kv_dtype):
+        model.kv_scales = kv_scales.read(folder, model.sharding, device)
     model.pack()
     logger.info(
         "loaded %s with %d layers in %.1f s",

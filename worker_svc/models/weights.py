@@ -22,6 +22,11 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # Buffers in older checkpoints that are computed here.
 COMPUTED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+# How to store keys and values in FP8: no parameters, and read apart (`kv_scales`). Named
+# `self_attn.k_scale` by compressed-tensors, `self_attn.k_proj.k_scale` by ModelOpt.
+KV_SCALE = re.compile(
+    r"model\.layers\.(\d+)\.self_attn\.(?:k_proj\.(?=k)|v_proj\.(?=v))?([kv])_scale"
+)
 
 
 class WeightError(ValueError):
@@ -83,11 +88,20 @@ def load_weights(
         logger.info("reading weights: %s (%d of %d)", file.name, number, len(files))
         with _opened(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                if name in ignored or COMPUTED.fullmatch(name):
+                if name in ignored or COMPUTED.fullmatch(name) or KV_SCALE.fullmatch(name):
                     continue
                 _copy(name, tensors, pending, destinations, share(name))
     if pending:
         raise MissingWeight(f"{_some(pending)} not found in {folder}")
+
+
+def read_matching(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of the checkpoint with such a name, in a fixed order. Raises WeightError."""
+    for file in checkpoint_files(folder):
+        with _opened(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                if names.fullmatch(name):
+                    yield name, tensors.get_tensor(name)
 
 
 @contextmanager

@@ -11,9 +11,14 @@ from kernels.gemm import cublas_lt
 from wire.grammar import Vocabulary, read_vocabulary
 from wire.grammar_check.checks import GrammarChecks, VocabularySource
 from worker_svc.attention.flash_attn import Setup
-from worker_svc.attention.kv_cache import KVCache, block_bytes
+from worker_svc.attention.kv_cache import block_bytes
 from worker_svc.config import GPU_MEMORY_UTILIZATION, WorkerConfig, require_device
-from worker_svc.device.device import resolve_device, resolve_dtype
+from worker_svc.device.device import (
+    kv_dtype_name,
+    resolve_device,
+    resolve_dtype,
+    resolve_kv_dtype,
+)
 from worker_svc.models import Decoder, load_model
 from worker_svc.models import config as model_config
 from worker_svc.parallel.group import ALONE, Group, device_of
@@ -69,10 +74,13 @@ def load(
     )
     max_model_len = config.max_model_len or shape.max_model_len
     shape.check_length(max_model_len)
-    candidates = _candidates(config, device, dtype, shape.head_dim)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
+    candidates = _candidates(config, device, dtype, kv_dtype, shape.head_dim)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     compiling = _compiling(config, folder, dtype_name, device, group, compiling)
-    decoder = load_model(folder, dtype, device, max_model_len, group, config.ignore_config_keys)
+    decoder = load_model(
+        folder, dtype, device, max_model_len, group, config.ignore_config_keys, kv_dtype
+    )
     facts = ModelFacts(
         name=served_model_name or folder.resolve().name,
         architecture=shape.architecture,
@@ -123,7 +131,8 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
     num_blocks = num_blocks or group.smallest(lambda: _num_blocks_that_fit(config, model))
     kv_sizing.require_one_sequence(num_blocks, model.facts.max_model_len, config.block_size)
     log.info(
-        "KV cache: %d blocks of %d tokens, %.2f GiB",
+        "KV cache in %s: %d blocks of %d tokens, %.2f GiB",
+        kv_dtype_name(model.decoder.kv_dtype),
         num_blocks,
         config.block_size,
         num_blocks * _block_bytes(config, model) / kv_sizing.GIB,
@@ -143,7 +152,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         device=model.device.type,
-        kv_dtype=_name(model.dtype),
+        kv_dtype=kv_dtype_name(model.decoder.kv_dtype),
         kv_layout="[num_blocks, block_size, num_kv_heads, head_dim] = "
         f"[{limits.num_blocks}, {limits.block_size}, {shape.num_kv_heads}, {shape.head_dim}]",
         attention_backend=model.decoder.attention_backend,
@@ -158,11 +167,15 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
 
 
 def _candidates(
-    config: WorkerConfig, device: torch.device, dtype: torch.dtype, head_dim: int
+    config: WorkerConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    head_dim: int,
 ) -> Candidates:
     def setup() -> Setup:
         capability = torch.cuda.get_device_capability(device)
-        return Setup(head_dim, dtype, config.block_size, capability)
+        return Setup(head_dim, dtype, config.block_size, capability, kv_dtype)
 
     return attention.candidates(config.attention_backend, device, head_dim, setup)
 
@@ -224,16 +237,7 @@ def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
 def _runner(
     config: WorkerConfig, model: LoadedModel, num_blocks: int, num_host_blocks: int = 0
 ) -> ModelRunner:
-    shape = model.decoder.config
-    kv_cache = KVCache(
-        num_layers=shape.num_layers,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=model.dtype,
-        device=model.device,
-    )
+    kv_cache = model.decoder.new_cache(num_blocks, config.block_size)
     limits = _limits(config, model, num_blocks, num_host_blocks)
     grammars = _grammars(model)
     if model.decoder.fused is None:
@@ -292,7 +296,7 @@ def _block_bytes(config: WorkerConfig, model: LoadedModel) -> int:
         block_size=config.block_size,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
-        dtype=model.dtype,
+        dtype=model.decoder.kv_dtype,
     )
 
 
