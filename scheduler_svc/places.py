@@ -24,7 +24,8 @@ def best_first(places: list[Place], request: Request) -> list[Place]:
     if len(places) == 1:
         return places
     reserved = [p for p in places if p.core.intake.reservations.is_due(request.request_id)]
-    ranked = _ranked(places, Sequence(request, 0, ()))
+    namespace = places[0].core.config.hash_namespace  # all groups have the same, see `Served`
+    ranked = _ranked(places, Sequence(request, 0, (), namespace=namespace))
     return [*reserved, *(place for place in ranked if place not in reserved)]
 
 

@@ -68,6 +68,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "advertise",
         "ignore-config-keys",
         "dtype",
+        "kv-cache-dtype",
         "device",
         "attention-backend",
         "gemm-algorithms",

@@ -207,6 +207,7 @@ class _WorkerReplay:
         for what, ours, theirs in (
             ("config_sha256", recorded.model.config_sha256, worker.model.config_sha256),
             ("dtype", recorded.model.dtype, worker.model.dtype),
+            ("kv_dtype", recorded.kv_dtype, worker.kv_dtype),
             ("block_size", recorded.block_size, worker.block_size),
         ):
             if ours != theirs:

@@ -24,11 +24,12 @@ class _Claim:
     address: str
     tokenizer_sha256: str
     dtype: str
+    kv_dtype: str
     block_size: int
 
     def check_like(self, other: "_Claim") -> None:
         """Raises WrongWorker, naming the first thing that differs where both say what it is."""
-        for name in ("tokenizer_sha256", "dtype", "block_size"):
+        for name in ("tokenizer_sha256", "dtype", "kv_dtype", "block_size"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine and theirs and mine != theirs:
                 raise WrongWorker(
@@ -61,7 +62,10 @@ class Served:
         Raises WrongWorker if another group has it, or a worker that differs.
         """
         self.release(address)
-        mine = _Claim(address, worker.model.tokenizer_sha256, worker.model.dtype, worker.block_size)
+        model = worker.model
+        mine = _Claim(
+            address, model.tokenizer_sha256, model.dtype, worker.kv_dtype, worker.block_size
+        )
         holder = self._claims.get(worker.incarnation)
         if holder is not None:
             raise WrongWorker(f"it is the worker at {holder.address}, by another address")

@@ -88,8 +88,10 @@ class FlashAttention(ABC):
         v_cache: Tensor,
         batch: AttentionBatch,
         out: Tensor | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """See `Backend`."""
+        assert kv_scales is None  # see `check`
         found = self._attend(q.unsqueeze(1), k_cache, v_cache, batch).squeeze(1)  # [B, 1, H, D]
         return found if out is None else out.copy_(found)
 
@@ -100,8 +102,10 @@ class FlashAttention(ABC):
         v_cache: Tensor,
         batch: AttentionBatch,
         out: Tensor | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """See `Backend`."""
+        assert kv_scales is None  # see `check`
         queries = {"cu_seqlens_q": batch.cu_seqlens_q, "max_seqlen_q": batch.max_seqlen_q}
         found = self._attend(q, k_cache, v_cache, batch, **queries)
         return found if out is None else out.copy_(found)

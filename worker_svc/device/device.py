@@ -52,7 +52,9 @@ def resolve_dtype(
     return torch.bfloat16 if dtype == torch.float32 else dtype
 
 
-def resolve_kv_dtype(name: str, dtype: torch.dtype, device: torch.device | None = None) -> torch.dtype:
+def resolve_kv_dtype(
+    name: str, dtype: torch.dtype, device: torch.device | None = None
+) -> torch.dtype:
     """The KV cache's type; auto is the model's. Raises UnsupportedOption for an older device."""
     kv_dtype = dtype if name == "auto" else KV_DTYPES[name]
     if device is not None and device.type == "cuda" and fp8.is_fp8(kv_dtype):

@@ -213,7 +213,8 @@ def _choose_cluster_layers(config: WorkerConfig, model: LoadedModel) -> None:
     from worker_svc.tuning import cluster_layers  # noqa: PLC0415 - needs Triton
 
     limits = _limits(config, model, 1)
-    cluster_layers.choose(decoder.fused, decoder.config, model.device, model.dtype, limits)
+    dtypes = model.dtype, decoder.kv_dtype
+    cluster_layers.choose(decoder.fused, decoder.config, model.device, dtypes, limits)
 
 
 def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
