@@ -24,6 +24,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "threads",
         "block-size",
         "kv-cache-gib",
+        "kv-cache-dtype",
         "gpu-memory-utilization",
         "ignore-config-keys",
         "policy",

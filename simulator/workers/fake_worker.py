@@ -39,6 +39,7 @@ class FakeModel:
     eos_token_ids: tuple[int, ...] = ()
     config_sha256: str = ""
     num_host_blocks: int = 0
+    kv_dtype: str = "float32"
 
 
 def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription:
@@ -60,6 +61,7 @@ def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription
         max_num_batched_tokens=model.max_num_batched_tokens,
         world_size=1,
         device="none",
+        kv_dtype=model.kv_dtype,
         attention_backend="none",
         all_reduce="none",
         sends_heartbeats=True,
