@@ -239,26 +239,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="KEY,KEY",
         help="keys of config.json to ignore although the output may then not be the model's",
     )
-    add("--dtype", str, "type of weights and activations", DTYPES)
-    add(
-        "--kv-cache-dtype",
-        str,
-        "type of the KV cache; auto: the model's; fp8: fp8_e4m3, half of the memory",
-        KV_CACHE_DTYPES,
-    )
-    add("--device", str, "device to compute on", DEVICES)
-    add(
-        "--attention-backend",
-        str,
-        "attention kernels on cuda; auto: the fastest installed, measured at start",
-        ATTENTION_BACKENDS,
-    )
-    add(
-        "--gemm-algorithms",
-        str,
-        "how cuBLAS algorithms are chosen on cuda; auto: the fastest, measured at start",
-        GEMM_ALGORITHMS,
-    )
+    _add_types_and_kernels(parser)
     _add_sizes(parser)
     _add_rank_options(parser)
     _add_common_options(parser)
@@ -306,6 +287,30 @@ def _add_registration(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="HOST:PORT",
         help="the address at which that scheduler reaches this worker",
+    )
+
+
+def _add_types_and_kernels(parser: argparse.ArgumentParser) -> None:
+    add = partial(_add, parser)
+    add("--dtype", str, "type of weights and activations", DTYPES)
+    add(
+        "--kv-cache-dtype",
+        str,
+        "type of the KV cache; auto: the model's; fp8: fp8_e4m3, half of the memory",
+        KV_CACHE_DTYPES,
+    )
+    add("--device", str, "device to compute on", DEVICES)
+    add(
+        "--attention-backend",
+        str,
+        "attention kernels on cuda; auto: the fastest installed, measured at start",
+        ATTENTION_BACKENDS,
+    )
+    add(
+        "--gemm-algorithms",
+        str,
+        "how cuBLAS algorithms are chosen on cuda; auto: the fastest, measured at start",
+        GEMM_ALGORITHMS,
     )
 
 

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels import fp8
 from kernels.cpu import library
 from kernels.cpu.library import Library
 from worker_svc.attention.batch import AttentionBatch, AttentionStep, HeadLayout, LastTokens, fuses
 from worker_svc.attention.kv_cache import KVCache
-from worker_svc.models import compiled, kv_scales
+from worker_svc.models import compiled
 from worker_svc.models import config as model_config
 from worker_svc.models.compiled import CompiledDecoder, CompiledLayer
 from worker_svc.models.config import ModelConfig
@@ -260,8 +259,6 @@ def load_model(
     model = Decoder(config, dtype, device, max_model_len, group, kv_dtype)
     tied = frozenset({"lm_head.weight"}) if config.tie_word_embeddings else frozenset[str]()
     load_weights(folder, dict(model.destinations()), tied, model.sharding.share)
-    if fp8.is_fp8(model.kv_dtype):
-        model.kv_scales = kv_scales.read(folder, model.sharding, device)
     model.pack()
     logger.info(
         "loaded %s with %d layers in %.1f s",

@@ -22,7 +22,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # Buffers in older checkpoints that are computed here.
 COMPUTED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-# How to store keys and values in FP8: no parameters, and read apart (`kv_scales`). Named
+# How to store keys and values in FP8: no parameters, and read apart (`startup.kv_scales`). Named
 # `self_attn.k_scale` by compressed-tensors, `self_attn.k_proj.k_scale` by ModelOpt.
 KV_SCALE = re.compile(
     r"model\.layers\.(\d+)\.self_attn\.(?:k_proj\.(?=k)|v_proj\.(?=v))?([kv])_scale"

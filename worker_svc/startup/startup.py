@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from kernels import fp8
 from kernels.gemm import cublas_lt
 from wire.grammar import Vocabulary, read_vocabulary
 from wire.grammar_check.checks import GrammarChecks, VocabularySource
@@ -26,7 +27,7 @@ from worker_svc.protocol.step import Limits
 from worker_svc.runner.eager_runner import EagerRunner
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.sampling.grammars import Grammars
-from worker_svc.startup import kv_sizing, precompile
+from worker_svc.startup import kv_scales, kv_sizing, precompile
 from worker_svc.startup.description import Description, ModelFacts
 from worker_svc.startup.precompile import Precompile
 from worker_svc.tuning import attention
@@ -81,6 +82,8 @@ def load(
     decoder = load_model(
         folder, dtype, device, max_model_len, group, config.ignore_config_keys, kv_dtype
     )
+    if fp8.is_fp8(kv_dtype):
+        decoder.kv_scales = kv_scales.read(folder, decoder.sharding, device)
     facts = ModelFacts(
         name=served_model_name or folder.resolve().name,
         architecture=shape.architecture,

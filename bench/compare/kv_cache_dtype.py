@@ -1,6 +1,6 @@
 """What an FP8 KV cache costs in quality: perplexity, and how often the best token differs.
 
-    python -m bench.kv_cache_dtype [--model FOLDER] [--text FILE] [--dtype float32] [--device cpu]
+    python -m bench.compare.kv_cache_dtype [--model FOLDER] [--text FILE] [--dtype float32]
 
 The text is computed as a prompt once for each type of cache. Every token attends to what was stored
 of those before it, as in the server. Agreement is the share of positions whose most likely next
@@ -23,7 +23,7 @@ from worker_svc.attention.batch import AttentionBatch
 from worker_svc.device.device import DTYPES, KV_DTYPES, resolve_kv_dtype
 from worker_svc.models.decoder import Decoder, load_model
 
-TEXT = Path(__file__).parents[1] / "tests/default_model/prose.txt"
+TEXT = Path(__file__).parents[2] / "tests/default_model/prose.txt"
 KINDS = ("auto", *(name for name in KV_DTYPES if name != "fp8"))
 BLOCK_SIZE = 16
 

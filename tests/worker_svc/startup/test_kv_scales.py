@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kernels import fp8
-from worker_svc.models import config, kv_scales
-from worker_svc.models.decoder import Decoder, load_model
-from worker_svc.models.kv_scales import UnusableScale
+from tests.worker_svc.conftest import WORKER_CONFIG
+from worker_svc.models import config
+from worker_svc.models.decoder import Decoder
 from worker_svc.models.sharding import Sharding
 from worker_svc.models.weights import INDEX, MissingWeight, UnexpectedWeight, WrongShape
+from worker_svc.startup import kv_scales, startup
+from worker_svc.startup.kv_scales import UnusableScale
 
 CPU, E4M3 = torch.device("cpu"), torch.float8_e4m3fn
 LAYERS, HEADS = 2, 2
+FP8 = replace(WORKER_CONFIG, kv_cache_dtype="fp8_e4m3")
 
 
 def plain(layer: int, side: str) -> str:
@@ -76,7 +80,7 @@ def test_a_scale_that_nothing_can_be_stored_with_is_refused_by_name(
     tensors[plain(1, "v")][1] = bad
     folder = save(llama_folder, tmp_path, tensors)
     with pytest.raises(UnusableScale, match=r"model\.layers\.1\.self_attn\.v_scale: is "):
-        load_model(folder, torch.float32, CPU, 64, kv_dtype=E4M3)
+        startup.load(FP8, folder, "float32", "")
 
 
 def test_scales_of_another_shape_or_type_are_refused_by_name(llama_folder, tmp_path) -> None:
@@ -113,11 +117,12 @@ def test_scales_may_be_in_any_file_of_the_checkpoint(llama_folder, tmp_path) -> 
 def test_the_cache_of_a_model_has_its_scales_in_fp8_alone(llama_folder, tmp_path) -> None:
     scales = everywhere({"k": torch.tensor([0.25]), "v": torch.tensor([2.0])})
     folder = save(llama_folder, tmp_path, scales)
-    model = load_model(folder, torch.float32, CPU, 64, kv_dtype=E4M3)
+    model = startup.load(FP8, folder, "float32", "").decoder
     table = model.new_cache(4, 16).scales(1)
     assert table is not None
     assert table[:2].tolist() == [[0.25] * 2, [2.0] * 2]
-    assert load_model(folder, torch.float32, CPU, 64).new_cache(4, 16).scales(1) is None
+    plain_model = startup.load(WORKER_CONFIG, folder, "float32", "").decoder
+    assert plain_model.new_cache(4, 16).scales(1) is None
     # Where nothing is loaded, as on the meta device, they are 1.
     bare = Decoder(config.load(folder), torch.float32, CPU, 64, kv_dtype=E4M3)
     fp8.check_scales(bare.new_cache(4, 16).scales(0), E4M3, HEADS)
@@ -127,4 +132,4 @@ def test_other_scales_than_those_of_keys_and_values_are_refused(llama_folder, tm
     name = "model.layers.0.self_attn.q_scale"
     folder = save(llama_folder, tmp_path, {name: torch.ones(1)})
     with pytest.raises(UnexpectedWeight, match="q_scale: the model has no such parameter"):
-        load_model(folder, torch.float32, CPU, 64, kv_dtype=E4M3)
+        startup.load(FP8, folder, "float32", "")
