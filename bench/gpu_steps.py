@@ -24,7 +24,13 @@ import numpy as np
 
 from bench.harness import checkpoints
 from bench.harness.records import Results, add_json, spread
-from worker_svc.config import ALL_REDUCES, ATTENTION_BACKENDS, GEMM_ALGORITHMS, WorkerConfig
+from worker_svc.config import (
+    ALL_REDUCES,
+    ATTENTION_BACKENDS,
+    GEMM_ALGORITHMS,
+    KV_CACHE_DTYPES,
+    WorkerConfig,
+)
 from worker_svc.device.device import resolve_device, set_num_threads
 from worker_svc.parallel import group as parallel
 from worker_svc.parallel.group import ALONE, Group
@@ -52,6 +58,7 @@ class Options:
     all_reduce: str
     attention_backend: str
     gemm_algorithms: str
+    kv_cache_dtype: str
     model: Path | None
 
 
@@ -157,6 +164,7 @@ def run(options: Options, place: RankPlace) -> dict[int, list[Result]]:
         device=options.device,
         attention_backend=options.attention_backend,
         gemm_algorithms=options.gemm_algorithms,
+        kv_cache_dtype=options.kv_cache_dtype,
         max_num_seqs=largest,
         max_model_len=length,
         num_kv_blocks=2 + largest * -(-length // 16),
@@ -263,6 +271,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, RankPlace, str | None]:
     parser.add_argument("--all-reduce", choices=ALL_REDUCES, default="auto")
     parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto")
     parser.add_argument("--gemm-algorithms", choices=GEMM_ALGORITHMS, default="auto")
+    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
     for hidden, kind in (("--rank", int), ("--store-port", int), ("--folder", Path)):
         parser.add_argument(hidden, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add_json(parser)

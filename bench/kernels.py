@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bench.harness.records import Results, add_json
-from kernels.attention.decode_attention import decode_workspace, paged_decode_attention
+from kernels.attention.decode_attention import paged_decode_attention
 from kernels.attention.prefill_attention import paged_attention
 from kernels.attention.rope import norm_rope_write_kv
+from kernels.attention.workspace import decode_workspace
 from kernels.gemm.linear import linear, pays
 from kernels.gemm.tiled_linear import arrivals, tiled_linear
 from kernels.norm.rms_norm import add_rms_norm, rms_norm

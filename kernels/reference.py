@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import fp8
+
 # A query tile attends to keys up to its own end, which saves half the work of a long prompt.
 QUERY_TILE = 256
 # A decode row is padded by at most this many keys, or to twice its own: up to there, reading
@@ -80,13 +82,43 @@ def rotary_embedding(
     return rotate(q, cos, sin), rotate(k, cos, sin)
 
 
-def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Stores k and v [T, Hkv, D] in their slots [T]; negative slots are padding and skipped."""
+def write_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    scales: Tensor | None = None,
+) -> None:
+    """Stores k and v [T, Hkv, D] in their slots [T]; negative slots are padding and skipped.
+
+    `scales` [4, Hkv] are for caches in FP8 (`fp8`).
+    """
     kept = slot_mapping >= 0
     if not bool(kept.all()):
         k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
-    k_cache.flatten(0, 1).index_copy_(0, slot_mapping, k)
-    v_cache.flatten(0, 1).index_copy_(0, slot_mapping, v)
+    store(k, k_cache.flatten(0, 1), slot_mapping, None if scales is None else scales[2])
+    store(v, v_cache.flatten(0, 1), slot_mapping, None if scales is None else scales[3])
+
+
+def store(x: Tensor, rows: Tensor, slots: Tensor, inverse: Tensor | None) -> None:
+    """Writes x [T, Hkv, D] to these slots [T] of the rows of keys or of values of a cache.
+
+    `inverse` [Hkv] is that of their scales, for a cache in FP8.
+    """
+    if inverse is None:
+        rows.index_copy_(0, slots, x.to(rows.dtype))
+    else:  # as bytes: torch does not index FP8 on every device
+        stored = fp8.narrowed(x, inverse, rows.dtype)
+        rows.view(torch.uint8).index_copy_(0, slots, stored.view(torch.uint8))
+
+
+def gather(kv_rows: Tensor, slots: Tensor, dtype: torch.dtype, scales: Tensor | None) -> Tensor:
+    """Keys and values of these slots [N] in this type, [N, 2, Hkv, D]."""
+    if scales is None:
+        return kv_rows.index_select(0, slots).to(dtype)
+    stored = kv_rows.view(torch.uint8).index_select(0, slots).view(kv_rows.dtype)
+    return fp8.widened(stored, scales[:2], dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,23 +257,34 @@ def _prefill(
     return Prefill(slots.flatten(), tuple(tiles))
 
 
-def attend(q: Tensor, kv_rows: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    """Attention of q [T, H, D] by the plan -> [T, H, D]; kv_rows is [num_slots, 2, Hkv, D]."""
+def attend(
+    q: Tensor,
+    kv_rows: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    kv_scales: Tensor | None = None,
+) -> Tensor:
+    """Attention of q [T, H, D] by the plan -> [T, H, D]; kv_rows is [num_slots, 2, Hkv, D].
+
+    `kv_scales` [4, Hkv] are those of a cache in FP8.
+    """
     if len(plan.groups) == 1 and plan.groups[0].rows is None:
-        return _attend_decode(q, kv_rows, plan.groups[0], scale)
+        return _attend_decode(q, kv_rows, plan.groups[0], scale, kv_scales)
     out = torch.empty_like(q) if plan.covers_all else torch.zeros_like(q)
     for group in plan.groups:
         rows = slice(None) if group.rows is None else group.rows
-        out[rows] = _attend_decode(q[rows], kv_rows, group, scale)
+        out[rows] = _attend_decode(q[rows], kv_rows, group, scale, kv_scales)
     for prefill in plan.prefills:
-        _attend_prefill(q, kv_rows, prefill, scale, out)
+        _attend_prefill(q, kv_rows, prefill, scale, out, kv_scales)
     return out
 
 
-def _attend_decode(q: Tensor, kv_rows: Tensor, group: DecodeGroup, scale: float) -> Tensor:
+def _attend_decode(
+    q: Tensor, kv_rows: Tensor, group: DecodeGroup, scale: float, kv_scales: Tensor | None
+) -> Tensor:
     num_seqs, num_heads, head_dim = q.shape
     num_kv_heads = kv_rows.shape[2]
-    kv = kv_rows.index_select(0, group.slots).to(q.dtype)
+    kv = gather(kv_rows, group.slots, q.dtype, kv_scales)
     kv = kv.view(num_seqs, group.length, 2, num_kv_heads, head_dim)
     k, v = kv.permute(2, 0, 3, 1, 4).unbind()  # [B, Hkv, L, D] each
     # The query heads of a KV head become its queries, so that K and V are read once.
@@ -251,11 +294,16 @@ def _attend_decode(q: Tensor, kv_rows: Tensor, group: DecodeGroup, scale: float)
 
 
 def _attend_prefill(
-    q: Tensor, kv_rows: Tensor, prefill: Prefill, scale: float, out: Tensor
+    q: Tensor,
+    kv_rows: Tensor,
+    prefill: Prefill,
+    scale: float,
+    out: Tensor,
+    kv_scales: Tensor | None,
 ) -> None:
     num_heads, num_kv_heads = q.shape[1], kv_rows.shape[2]
     share = num_heads // num_kv_heads
-    kv = kv_rows.index_select(0, prefill.slots).to(q.dtype).permute(1, 2, 0, 3)  # [2, Hkv, L, D]
+    kv = gather(kv_rows, prefill.slots, q.dtype, kv_scales).permute(1, 2, 0, 3)  # [2, Hkv, L, D]
     k, v = kv.unsqueeze(2).expand(-1, -1, share, -1, -1)  # [Hkv, share, L, D] without a copy
     for tile in prefill.tiles:
         queries = q[tile.start : tile.end].view(-1, num_kv_heads, share, q.shape[2])
@@ -279,6 +327,7 @@ def paged_attention(
     cu_seqlens_q: Tensor,
     max_seqlen_q: int,
     scale: float,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of each sequence's last queries over its cached context.
 
@@ -287,7 +336,7 @@ def paged_attention(
     """
     plan = AttentionPlan.build(block_tables, context_lens, cu_seqlens_q, k_cache.shape[1], q.dtype)
     kv_rows = torch.stack((k_cache.flatten(0, 1), v_cache.flatten(0, 1)), dim=1)
-    return attend(q, kv_rows, plan, scale)
+    return attend(q, kv_rows, plan, scale, kv_scales)
 
 
 def paged_decode_attention(
@@ -297,7 +346,10 @@ def paged_decode_attention(
     block_tables: Tensor,
     context_lens: Tensor,
     scale: float,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """`paged_attention` with one query per sequence, q [B, H, D]."""
     cu_seqlens_q = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
-    return paged_attention(q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, 1, scale)
+    return paged_attention(
+        q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, 1, scale, kv_scales
+    )

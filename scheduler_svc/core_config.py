@@ -3,6 +3,7 @@
 from pagewire.v1 import worker_pb2
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.core import SchedulerConfig
+from scheduler_svc.worker.served import WrongWorker
 
 
 def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> SchedulerConfig:
@@ -21,6 +22,7 @@ def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> 
         enable_prefix_caching=config.enable_prefix_caching,
         preemption=config.preemption,
         num_host_blocks=worker.num_host_blocks,
+        hash_namespace=_namespace(worker),
         policy=config.policy,
         priority_ageing_s=config.priority_ageing_s,
         tenant_weights=config.tenant_weights,
@@ -32,3 +34,17 @@ def core_config(config: ServiceConfig, worker: worker_pb2.WorkerDescription) -> 
         max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant,
         max_waiting_tokens_per_tenant=config.max_waiting_tokens_per_tenant,
     )
+
+
+def check_successor(before: SchedulerConfig, worker: worker_pb2.WorkerDescription) -> None:
+    """Raises WrongWorker unless a core of this configuration can go on with the worker."""
+    if worker.block_size != before.block_size or worker.max_num_seqs < before.max_num_seqs:
+        raise WrongWorker("its block_size or max_num_seqs differs from the worker before it")
+    if _namespace(worker) != before.hash_namespace:
+        raise WrongWorker(f"its kv_dtype, {worker.kv_dtype}, differs from the worker before it")
+    if before.prepares_grammars and not worker.prepares_grammars:
+        raise WrongWorker("it does not prepare grammars, unlike the worker before it")
+
+
+def _namespace(worker: worker_pb2.WorkerDescription) -> str:
+    return "" if worker.kv_dtype == worker.model.dtype else worker.kv_dtype

@@ -17,7 +17,7 @@ from scheduler_svc.clients.registry import Clients
 from scheduler_svc.config import ServiceConfig
 from scheduler_svc.containment import Containment, CoreBroken
 from scheduler_svc.core import Preemption, Scheduler
-from scheduler_svc.core_config import core_config
+from scheduler_svc.core_config import check_successor, core_config
 from scheduler_svc.explain.trace import Trace
 from scheduler_svc.journal.recorder import Recorder
 from scheduler_svc.journal.start import make_core
@@ -65,9 +65,8 @@ class WorkerGroup:
         self.trace = Trace()
         self.pace = Pace(None if config.target_itl_ms is None else config.target_itl_ms / 1e3)
         self.state_check: StateCheck | None = None  # of the current stream
-        self.attention_backend = ""  # reported by its worker
-        self.all_reduce = ""  # reported by its worker
-        self.device = ""  # reported by its worker
+        # Reported by its worker.
+        self.attention_backend = self.all_reduce = self.device = self.kv_cache_dtype = ""
         self.source = "--worker"  # where its address comes from
         self.why_drained = ""  # it gets no new requests; empty: it does
         self.is_dismissed = False  # it is not attached again
@@ -271,9 +270,8 @@ class WorkerGroup:
             self.pace.new_worker(worker.rehearsed_steps)
             self.worker.patience.forget()
         self._served.check(worker.model)
-        self.attention_backend = worker.attention_backend
-        self.all_reduce = worker.all_reduce
-        self.device = worker.device
+        self.attention_backend, self.all_reduce = worker.attention_backend, worker.all_reduce
+        self.device, self.kv_cache_dtype = worker.device, worker.kv_dtype
         if self.core is None:
             limits, options = core_config(self._config, worker), self._config.record
             made = make_core(limits, worker, self.address, options)
@@ -282,10 +280,7 @@ class WorkerGroup:
                 self.core.migration.close()
             return
         before = self.core.config
-        if worker.block_size != before.block_size or worker.max_num_seqs < before.max_num_seqs:
-            raise WrongWorker("its block_size or max_num_seqs differs from the worker before it")
-        if before.prepares_grammars and not worker.prepares_grammars:
-            raise WrongWorker("it does not prepare grammars, unlike the worker before it")
+        check_successor(before, worker)
         self.core.now_s = time.monotonic()
         self.core.worker_lost(worker.num_blocks, worker.num_host_blocks)
         message = f"the new worker's KV cache of {worker.num_blocks} blocks is too small for it"

@@ -21,10 +21,11 @@ class Place:
 
 def best_first(places: list[Place], request: Request) -> list[Place]:
     """The groups to try for a new request, best first; a group with its reservation comes first."""
-    if len(places) == 1:
+    if len(places) <= 1:
         return places
     reserved = [p for p in places if p.core.intake.reservations.is_due(request.request_id)]
-    ranked = _ranked(places, Sequence(request, 0, ()))
+    namespace = places[0].core.config.hash_namespace  # all groups have the same, see `Served`
+    ranked = _ranked(places, Sequence(request, 0, (), namespace=namespace))
     return [*reserved, *(place for place in ranked if place not in reserved)]
 
 

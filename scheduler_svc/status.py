@@ -51,7 +51,7 @@ def status_of(engine: Engine, *, foresees: bool = True) -> scheduler_pb2.GetStat
     if named is not None:
         status.epoch, status.worker_address = named.epoch, named.address
         status.attention_backend, status.all_reduce = named.attention_backend, named.all_reduce
-        status.device = named.device
+        status.device, status.kv_cache_dtype = named.device, named.kv_cache_dtype
     cores = [group.core for group in engine.groups if group.core is not None]
     if not cores:
         return status
@@ -80,6 +80,7 @@ def _group(group: WorkerGroup, foresees: bool) -> scheduler_pb2.WorkerGroupStatu
         attention_backend=group.attention_backend,
         all_reduce=group.all_reduce,
         device=group.device,
+        kv_cache_dtype=group.kv_cache_dtype,
     )
     core = group.core
     if core is None:

@@ -23,6 +23,7 @@ from wire.tracing.options import TracingOptions, add_tracing_options, take_traci
 from worker_svc.process.failpoints import FAULTS_OF_CUDA, Failpoint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 DEVICES = ("auto", "cpu", "cuda")
 QUANTIZATIONS = ("auto", "fp8", "int8", "int4")  # auto: what the checkpoint says
 ALL_REDUCES = ("auto", "peer", "nccl")
@@ -31,6 +32,7 @@ GEMM_ALGORITHMS = ("auto", "torch")
 GPU_MEMORY_UTILIZATION = 0.9  # unless told otherwise
 CHOICES = {
     "dtype": DTYPES,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
     "device": DEVICES,
     "attention_backend": ATTENTION_BACKENDS,
     "gemm_algorithms": GEMM_ALGORITHMS,
@@ -66,6 +68,7 @@ class WorkerConfig:
     port: int = 50053
     dtype: str = "auto"
     quantization: str = "auto"
+    kv_cache_dtype: str = "auto"
     device: str = "auto"
     attention_backend: str = "auto"
     gemm_algorithms: str = "auto"
@@ -239,19 +242,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="KEY,KEY",
         help="keys of config.json to ignore although the output may then not be the model's",
     )
-    _add_types(parser)
-    add(
-        "--attention-backend",
-        str,
-        "attention kernels on cuda; auto: the fastest installed, measured at start",
-        ATTENTION_BACKENDS,
-    )
-    add(
-        "--gemm-algorithms",
-        str,
-        "how cuBLAS algorithms are chosen on cuda; auto: the fastest, measured at start",
-        GEMM_ALGORITHMS,
-    )
+    _add_types_and_kernels(parser)
     _add_sizes(parser)
     _add_rank_options(parser)
     _add_common_options(parser)
@@ -302,9 +293,15 @@ def _add_registration(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_types(parser: argparse.ArgumentParser) -> None:
+def _add_types_and_kernels(parser: argparse.ArgumentParser) -> None:
     add = partial(_add, parser)
     add("--dtype", str, "type of weights and activations", DTYPES)
+    add(
+        "--kv-cache-dtype",
+        str,
+        "type of the KV cache; auto: the model's; fp8: fp8_e4m3, half of the memory",
+        KV_CACHE_DTYPES,
+    )
     add(
         "--quantization",
         str,
@@ -312,6 +309,18 @@ def _add_types(parser: argparse.ArgumentParser) -> None:
         QUANTIZATIONS,
     )
     add("--device", str, "device to compute on", DEVICES)
+    add(
+        "--attention-backend",
+        str,
+        "attention kernels on cuda; auto: the fastest installed, measured at start",
+        ATTENTION_BACKENDS,
+    )
+    add(
+        "--gemm-algorithms",
+        str,
+        "how cuBLAS algorithms are chosen on cuda; auto: the fastest, measured at start",
+        GEMM_ALGORITHMS,
+    )
 
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:

@@ -61,6 +61,7 @@ def _group(
         "num_losses": group.num_losses,
         "why_lost": group.why_lost,
         "device": group.device,
+        "kv_cache_dtype": group.kv_cache_dtype,
         "num_running": group.num_running,
         "num_waiting": group.num_waiting,
         "num_blocks": group.num_blocks,

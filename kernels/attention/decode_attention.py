@@ -24,11 +24,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.attention.paged import check_heads, output_for
+from kernels.attention.workspace import MAX_SLICES, DecodeWorkspace, decode_workspace
 from kernels.pdl import has_pdl, launch_options
 
 _LOG2_E = 1.4426950408889634
-# No batch is cut into more slices than this, which bounds the workspace.
-_MAX_SLICES = 8192
 _FEW_PAIRS = 32
 _MANY_PAIRS = 1536
 _LINE_BYTES = 128  # what one prefetch brings
@@ -36,25 +35,6 @@ _FEW_TO_PREFETCH = 256  # pairs; more of them keep the memory busy by themselves
 _MAX_MERGED = 16  # splits that a merge looks at at once
 # Of rows that the device counts: what suits a few dozen of them.
 _LEADING_PROGRAMS, _MAX_LEADING_SPLITS, _LEADING_MIN_SPLIT = 1024, 32, 64
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeWorkspace:
-    """Where splits leave partial results. Calls in stream order may share one; graphs must."""
-
-    partial: torch.Tensor  # [slices, group, D] float32
-    stats: torch.Tensor  # [slices, 2, group] float32: maximum, sum of exponentials
-    arrivals: torch.Tensor  # [slices] int32, zero between calls: the merging program resets it
-
-
-def decode_workspace(q: torch.Tensor, num_kv_heads: int) -> DecodeWorkspace:
-    """A workspace that suits every batch with the heads, head size and device of `q`."""
-    group, head_dim = q.shape[1] // num_kv_heads, q.shape[2]
-    return DecodeWorkspace(
-        q.new_empty((_MAX_SLICES, group, head_dim), dtype=torch.float32),
-        q.new_empty((_MAX_SLICES, 2, group), dtype=torch.float32),
-        torch.zeros(_MAX_SLICES, dtype=torch.int32, device=q.device),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +87,12 @@ def paged_decode_attention(
     scale: float,
     out: torch.Tensor | None = None,
     workspace: DecodeWorkspace | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend to the first `context_lens[b]` cached tokens; a row of length 0 gives zeros.
 
     Without a workspace one is made for the call, which is for tests: a captured graph wants one
-    that outlives it.
+    that outlives it. A cache in FP8 comes with its scales.
     """
     batch, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[2]
@@ -119,14 +100,14 @@ def paged_decode_attention(
         raise ValueError(f"batch {batch}: tables {block_tables.shape}, lens {context_lens.shape}")
     out = output_for(q, out)
     if batch:
-        check_heads(q, k_cache, v_cache)
+        check_heads(q, k_cache, v_cache, kv_scales)
         pairs, group = batch * num_kv_heads, num_heads // num_kv_heads
         config = _config(pairs, group, head_dim, q.element_size())
         # All first splits come first: idle splits of short contexts would spoil their placement.
         grid = (num_kv_heads, batch, config.num_splits)
         _launch(
             q, k_cache, v_cache, block_tables, context_lens, scale, out, workspace, config, grid,
-            ahead=config.block_n if pairs <= _FEW_TO_PREFETCH else 0,
+            ahead=config.block_n if pairs <= _FEW_TO_PREFETCH else 0, kv_scales=kv_scales,
         )  # fmt: skip
     return out
 
@@ -141,12 +122,13 @@ def attend_leading(
     scale: float,
     out: torch.Tensor,
     workspace: DecodeWorkspace | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
     """Attend with the first `num_rows` [1] int32, of B at most, of q [T, H, D]; writes no other."""
     batch, num_kv_heads = len(context_lens), k_cache.shape[2]
     if len(block_tables) != batch or num_rows.dtype != torch.int32:
         raise ValueError(f"{batch} lengths, {len(block_tables)} tables, {num_rows.dtype} num_rows")
-    check_heads(q, k_cache, v_cache)
+    check_heads(q, k_cache, v_cache, kv_scales)
     is_wide = q.shape[2] * q.element_size() > 256
     tile = (16, 2, 2) if is_wide else (32, 1, 3)  # tokens, warps, stages
     config = _Config(0, _LEADING_MIN_SPLIT, *tile)
@@ -154,7 +136,7 @@ def attend_leading(
     programs = max(min(batch, len(q)), _LEADING_PROGRAMS // num_kv_heads)
     _launch(
         q, k_cache, v_cache, block_tables, context_lens, scale, output_for(q, out), workspace,
-        config, (num_kv_heads, programs, 1), num_rows, ahead=config.block_n,
+        config, (num_kv_heads, programs, 1), num_rows, config.block_n, kv_scales,
     )  # fmt: skip
 
 
@@ -171,6 +153,7 @@ def _launch(
     grid: tuple[int, int, int],
     num_rows: torch.Tensor | None = None,
     ahead: int = 0,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = k_cache.shape[1:3]
@@ -184,7 +167,7 @@ def _launch(
         raise ValueError(f"workspace of {tuple(workspace.partial.shape)} is for other heads")
     _decode_kernel[grid](
         q, k_cache, v_cache, block_tables, context_lens, num_rows, out,
-        workspace.partial, workspace.stats, workspace.arrivals,
+        workspace.partial, workspace.stats, workspace.arrivals, kv_scales,
         scale * _LOG2_E,
         q.stride(0), *k_cache.stride()[:3], block_tables.stride(0),
         GROUP=group,
@@ -194,13 +177,14 @@ def _launch(
         BLOCK_N=config.block_n,
         NUM_SPLITS=config.num_splits,
         MAX_SPLITS=_MAX_LEADING_SPLITS,
-        MAX_SLICES=_MAX_SLICES,
+        MAX_SLICES=MAX_SLICES,
         MIN_SPLIT=config.min_split,
         MERGED=min(_MAX_MERGED, config.num_splits or _MAX_LEADING_SPLITS),
         TOKENS_FIRST=config.tokens_first,
         AHEAD=ahead,
         FEW_TO_PREFETCH=_FEW_TO_PREFETCH,
-        LINE=min(head_dim, _LINE_BYTES // q.element_size()),
+        LINE=min(head_dim, _LINE_BYTES // k_cache.element_size()),
+        IS_FP8=kv_scales is not None,
         PDL=has_pdl(q),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -253,6 +237,7 @@ def _decode_kernel(
     partial_ptr: tl.tensor,
     stats_ptr: tl.tensor,
     arrivals_ptr: tl.tensor,
+    kv_scales_ptr: tl.tensor,  # [4, KV heads] where IS_FP8
     scale_log2: tl.tensor,
     stride_q: tl.tensor,
     stride_block: tl.tensor,
@@ -273,6 +258,7 @@ def _decode_kernel(
     AHEAD: tl.constexpr,
     FEW_TO_PREFETCH: tl.constexpr,
     LINE: tl.constexpr,
+    IS_FP8: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     head = tl.program_id(0)
@@ -326,20 +312,22 @@ def _decode_kernel(
         acc = tl.zeros([D, GROUP_PAD], tl.float32)
     else:
         acc = tl.zeros([GROUP_PAD, D], tl.float32)
+    if IS_FP8:  # the values' scale is applied to their sum
+        scale_log2 *= tl.load(kv_scales_ptr + head)
     for first in range(start, end, BLOCK_N):
         tokens = first + tl.arange(0, BLOCK_N)
         valid = tokens < end
         blocks = tl.load(table + tokens // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
         offsets = blocks * stride_block + (tokens % BLOCK_SIZE) * stride_token + head * stride_head
         kv_offsets = offsets[:, None] + dims[None, :]
-        k = tl.load(k_ptr + kv_offsets, mask=valid[:, None], other=0.0)  # [BLOCK_N, D]
+        k = tl.load(k_ptr + kv_offsets, mask=valid[:, None], other=0.0).to(q.dtype)  # [BLOCK_N, D]
         if TOKENS_FIRST:
             scores = tl.dot(k, tl.trans(q), input_precision="ieee") * scale_log2
             scores = tl.where(valid[:, None], scores, float("-inf"))  # [BLOCK_N, GROUP_PAD]
             new_peak = tl.maximum(peak, tl.max(scores, 0))
             weights = tl.exp2(scores - new_peak[None, :])
             shrink = tl.exp2(peak - new_peak)
-            v = tl.load(v_ptr + kv_offsets, mask=valid[:, None], other=0.0)
+            v = tl.load(v_ptr + kv_offsets, mask=valid[:, None], other=0.0).to(q.dtype)
             acc = acc * shrink[None, :]
             acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc, input_precision="ieee")
             total = total * shrink + tl.sum(weights, 0)
@@ -349,13 +337,15 @@ def _decode_kernel(
             new_peak = tl.maximum(peak, tl.max(scores, 1))
             weights = tl.exp2(scores - new_peak[:, None])
             shrink = tl.exp2(peak - new_peak)
-            v = tl.load(v_ptr + kv_offsets, mask=valid[:, None], other=0.0)
+            v = tl.load(v_ptr + kv_offsets, mask=valid[:, None], other=0.0).to(q.dtype)
             acc = acc * shrink[:, None]
             acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
             total = total * shrink + tl.sum(weights, 1)
         peak = new_peak
     if TOKENS_FIRST:
         acc = tl.trans(acc)
+    if IS_FP8:
+        acc *= tl.load(kv_scales_ptr + num_kv_heads + head)
 
     num_active = tl.cdiv(context_len, per_split)
     if num_active == 1:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels import fp8
+
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
@@ -14,8 +16,16 @@ class Tiles:
     max_seqlen_q: int  # a tile has the `tokens_per_tile` of this length
 
 
-def check_heads(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-    """q [T, H, D] and caches [num_blocks, block_size, Hkv, D]. Raises ValueError or TypeError."""
+def check_heads(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
+) -> None:
+    """q [T, H, D] and caches [num_blocks, block_size, Hkv, D]. Raises ValueError or TypeError.
+
+    Caches in FP8 have scales [4, Hkv] (`kernels.fp8`), others are of the type of q.
+    """
     num_heads, head_dim = q.shape[1:]
     num_kv_heads, cache_dim = k_cache.shape[2:]
     if cache_dim != head_dim or head_dim & (head_dim - 1):
@@ -24,10 +34,21 @@ def check_heads(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -
         raise ValueError(f"{num_heads} query heads do not divide among {num_kv_heads} KV heads")
     if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
         raise ValueError("k_cache and v_cache differ in shape or strides")
-    if not q.dtype == k_cache.dtype == v_cache.dtype:
-        raise TypeError(f"q is {q.dtype}, the cache {k_cache.dtype} and {v_cache.dtype}")
+    check_types(q.dtype, k_cache, v_cache, kv_scales)
     if q.stride()[1:] != (head_dim, 1) or k_cache.stride(3) != 1:
         raise ValueError("heads of q and vectors of the cache must be contiguous")
+
+
+def check_types(
+    dtype: torch.dtype,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kv_scales: torch.Tensor | None,
+) -> None:
+    """Raises TypeError or ValueError unless the caches are of this type, or FP8 with scales."""
+    if k_cache.dtype != v_cache.dtype or not (k_cache.dtype == dtype or kv_scales is not None):
+        raise TypeError(f"q is {dtype}, the cache {k_cache.dtype} and {v_cache.dtype}")
+    fp8.check_scales(kv_scales, k_cache.dtype, k_cache.shape[2])
 
 
 def output_for(q: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:

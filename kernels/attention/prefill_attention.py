@@ -88,17 +88,19 @@ def paged_attention(
     max_seqlen_q: int,
     scale: float,
     out: torch.Tensor | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from tokens `cu_seqlens_q[b]` up to `cu_seqlens_q[b+1]` to sequence b's keys.
 
-    A sequence of context 0 gives zeros.
+    A sequence of context 0 gives zeros. A cache in FP8 comes with its scales.
     """
     batch = context_lens.shape[0]
     if block_tables.shape[0] != batch or cu_seqlens_q.shape != (batch + 1,):
         raise ValueError(f"batch {batch}: {block_tables.shape=}, {cu_seqlens_q.shape=}")
     return _attend_all(
-        q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, max_seqlen_q, scale, out
-    )
+        q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, max_seqlen_q, scale, out,
+        kv_scales=kv_scales,
+    )  # fmt: skip
 
 
 def attend_tiles(
@@ -111,6 +113,7 @@ def attend_tiles(
     tiles: Tiles,
     scale: float,
     out: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
     """`paged_attention` of the queries of these tiles alone; writes no other row of `out`."""
     if tiles.rows.shape != tiles.firsts.shape:
@@ -119,7 +122,7 @@ def attend_tiles(
         raise TypeError("tiles must be int32")
     _attend_all(
         q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, tiles.max_seqlen_q, scale,
-        out, tiles,
+        out, tiles, kv_scales,
     )  # fmt: skip
 
 
@@ -134,10 +137,11 @@ def _attend_all(
     scale: float,
     out: torch.Tensor | None,
     tiles: Tiles | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, block_size, num_kv_heads, _ = k_cache.shape
-    check_heads(q, k_cache, v_cache)
+    check_heads(q, k_cache, v_cache, kv_scales)
     if not block_tables.dtype == context_lens.dtype == cu_seqlens_q.dtype == torch.int32:
         raise TypeError("block_tables, context_lens and cu_seqlens_q must be int32")
     if not block_tables.stride(1) == context_lens.stride(0) == cu_seqlens_q.stride(0) == 1:
@@ -159,6 +163,7 @@ def _attend_all(
         q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, out,
         None if tiles is None else tiles.rows,
         None if tiles is None else tiles.firsts,
+        kv_scales,
         batch,
         scale * _LOG2_E,
         q.stride(0), *k_cache.stride()[:3], block_tables.stride(0), num_heads * head_dim,
@@ -170,6 +175,7 @@ def _attend_all(
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         HAS_TILES=tiles is not None,
+        IS_FP8=kv_scales is not None,
         WIDE=k_cache.stride(0) * num_blocks >= 2**31,
         PDL=has_pdl(q),
         num_warps=config.num_warps,
@@ -229,6 +235,7 @@ def _attend(
             k = tl.load(k_ptr + kv_offsets, mask=(tokens < end)[:, None], other=0.0)
         else:
             k = tl.load(k_ptr + kv_offsets)  # [BLOCK_N, D]
+        k = k.to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
             scores = tl.where(positions[:, None] >= tokens[None, :], scores, float("-inf"))
@@ -239,6 +246,7 @@ def _attend(
             v = tl.load(v_ptr + kv_offsets, mask=(tokens < end)[:, None], other=0.0)
         else:
             v = tl.load(v_ptr + kv_offsets)
+        v = v.to(q.dtype)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
         total = total * shrink + tl.sum(weights, 1)
@@ -261,6 +269,7 @@ def _prefill_kernel(
     out_ptr: tl.tensor,
     tile_rows_ptr: tl.tensor,
     tile_firsts_ptr: tl.tensor,
+    kv_scales_ptr: tl.tensor,  # [4, KV heads] where IS_FP8
     batch: tl.tensor,
     scale_log2: tl.tensor,
     stride_q: tl.tensor,
@@ -277,6 +286,7 @@ def _prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_TILES: tl.constexpr,
+    IS_FP8: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
@@ -314,6 +324,8 @@ def _prefill_kernel(
     q = tl.load(q_ptr + q_offsets, mask=valid[:, None], other=0.0)  # [BLOCK_M, D]
 
     kv_head = (first_head // GROUP).to(tl.int64) * stride_head
+    if IS_FP8:  # the values' scale is applied to their sum
+        scale_log2 *= tl.load(kv_scales_ptr + first_head // GROUP)
     table = tables_ptr + seq.to(tl.int64) * stride_table
     acc = tl.zeros([BLOCK_M, D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -330,6 +342,9 @@ def _prefill_kernel(
         scale_log2, stride_block, stride_token, D, BLOCK_SIZE, BLOCK_N, True, WIDE,
     )  # fmt: skip
     out_offsets = (token_ids * stride_out + head_offsets)[:, None] + dims[None, :]
+    if IS_FP8:
+        num_kv_heads = tl.num_programs(0) * HEADS // GROUP
+        acc *= tl.load(kv_scales_ptr + num_kv_heads + first_head // GROUP)
     # A sequence of no context is padding: it attended to nothing and gets zeros.
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=valid[:, None])

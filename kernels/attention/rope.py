@@ -7,7 +7,8 @@
 Each head of q and k is normed where the model has q/k norms, then rotated (halves, not pairs). Keys
 and values go straight to their cache slots; a negative slot is padding and is not written. With
 rms_of [T, N], each row of qkv counts divided by the root mean square of that row: what is left of a
-norm whose weight is in the product's.
+norm whose weight is in the product's. Caches in FP8 come with their scales, and hold the FP8 of
+what caches of the type of qkv would.
 """
 
 import torch
@@ -15,6 +16,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels import fp8
+from kernels.attention.paged import check_types
 from kernels.norm.rms_norm import FACTOR_STEP, rms_factor
 from kernels.pdl import has_pdl, launch_options
 
@@ -32,6 +35,7 @@ def norm_rope_write_kv(
     k_weight: torch.Tensor | None = None,
     eps: float = 0.0,
     rms_of: torch.Tensor | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the rotated queries and fill the caches; `qkv` is left as it was.
 
@@ -47,8 +51,7 @@ def norm_rope_write_kv(
         raise ValueError("rows of qkv and vectors of the cache must be contiguous")
     if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
         raise ValueError("k_cache and v_cache differ in shape or strides")
-    if not qkv.dtype == k_cache.dtype == v_cache.dtype:
-        raise TypeError(f"qkv is {qkv.dtype}, the caches {k_cache.dtype} and {v_cache.dtype}")
+    check_types(qkv.dtype, k_cache, v_cache, kv_scales)
     if cos_sin.shape[1] != head_dim or not cos_sin.is_contiguous():
         raise ValueError(f"cos_sin must be contiguous [P, {head_dim}], got {tuple(cos_sin.shape)}")
     if positions.shape != (num_tokens,) or slot_mapping.shape != (num_tokens,):
@@ -70,9 +73,14 @@ def norm_rope_write_kv(
     # A few tokens need many small programs to fill the chip, many tokens want larger ones.
     heads = 2 if num_tokens <= _FEW_TOKENS else min(8, triton.next_power_of_2(num_kv_heads))
     tiles = triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads)
+    if kv_scales is not None:  # FP8 is written as bytes, on every device
+        mantissa = fp8.MANTISSA_BITS[k_cache.dtype]
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+    else:
+        mantissa = 0
     _norm_rope_write_kv_kernel[(tiles, num_tokens)](
         qkv, rms_of, positions, cos_sin, slot_mapping, q_weight, k_weight, q, k_cache, v_cache,
-        eps,
+        kv_scales, eps,
         qkv.stride(0), *k_cache.stride()[:3],
         N=0 if rms_of is None else rms_of.shape[1],
         NUM_HEADS=num_heads,
@@ -82,11 +90,34 @@ def norm_rope_write_kv(
         HEADS=heads,
         STEP=FACTOR_STEP,
         NORM=q_weight is not None,
+        MANTISSA=mantissa,
         PDL=has_pdl(qkv),
         num_warps=max(1, heads // 4),
         **launch_options(qkv),
     )  # fmt: skip
     return q
+
+
+@triton.jit
+def fp8_bytes(x: tl.tensor, inverse: tl.tensor, MANTISSA: tl.constexpr) -> tl.tensor:
+    """`fp8.narrowed` as bytes, by integer operations: the same on every device."""
+    BIAS: tl.constexpr = 7 if MANTISSA == 3 else 15
+    DROPPED: tl.constexpr = 23 - MANTISSA
+    LARGEST: tl.constexpr = 0x7E if MANTISSA == 3 else 0x7B
+    REBIAS: tl.constexpr = (127 - BIAS) << 23
+    # A float whose last bit is the unit of FP8's subnormal numbers.
+    UNITS: tl.constexpr = (127 + 24 - BIAS - MANTISSA) << 23
+    wide = x.to(tl.float32)
+    is_finite = (wide.to(tl.int32, bitcast=True) & 0x7FFFFFFF) < 0x7F800000
+    bits = (wide * inverse).to(tl.int32, bitcast=True)
+    size = tl.minimum(bits & 0x7FFFFFFF, (LARGEST << DROPPED) + REBIAS)
+    half = (1 << (DROPPED - 1)) - 1 + ((size >> DROPPED) & 1)
+    normal = (size - REBIAS + half) >> DROPPED
+    units = tl.full(size.shape, UNITS, tl.int32).to(tl.float32, bitcast=True)
+    subnormal = (size.to(tl.float32, bitcast=True) + units).to(tl.int32, bitcast=True) - UNITS
+    code = tl.where(size < REBIAS + (1 << 23), subnormal, normal)
+    code = tl.where(is_finite, code, 0x7F) | ((bits >> 24) & 0x80)
+    return code.to(tl.uint8)
 
 
 @triton.jit
@@ -101,6 +132,7 @@ def _norm_rope_write_kv_kernel(
     q_ptr: tl.tensor,
     k_cache_ptr: tl.tensor,
     v_cache_ptr: tl.tensor,
+    kv_scales_ptr: tl.tensor,
     eps: tl.tensor,
     stride_qkv: tl.tensor,
     stride_block: tl.tensor,
@@ -114,6 +146,7 @@ def _norm_rope_write_kv_kernel(
     HEADS: tl.constexpr,
     STEP: tl.constexpr,
     NORM: tl.constexpr,
+    MANTISSA: tl.constexpr,  # bits of FP8 numbers; 0: the caches are of the type of qkv
     PDL: tl.constexpr,
 ) -> None:
     Q_TILES: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
@@ -169,5 +202,11 @@ def _norm_rope_write_kv_kernel(
         cache_ptr = v_cache_ptr if is_v else k_cache_ptr
         to = cache_ptr + slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_token
         to = to + (heads * stride_head)[:, None] + half[None, :]
-        tl.store(to, x1, mask=inside)
-        tl.store(to + HALF, x2, mask=inside)
+        if MANTISSA > 0:
+            inverses = kv_scales_ptr + tl.where(is_v, 3, 2) * NUM_KV_HEADS + heads
+            inverse = tl.load(inverses, mask=heads < NUM_KV_HEADS, other=1.0)[:, None]
+            tl.store(to, fp8_bytes(x1, inverse, MANTISSA), mask=inside)
+            tl.store(to + HALF, fp8_bytes(x2, inverse, MANTISSA), mask=inside)
+        else:
+            tl.store(to, x1, mask=inside)
+            tl.store(to + HALF, x2, mask=inside)

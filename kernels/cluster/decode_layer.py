@@ -78,6 +78,8 @@ class _Cache(ctypes.Structure):
 
 
 def _cache(k: torch.Tensor, v: torch.Tensor) -> _Cache:
+    if not k.dtype == v.dtype == torch.bfloat16:
+        raise TypeError(f"the cache is {k.dtype} and {v.dtype}, these kernels read bfloat16 alone")
     block, token, head, _ = k.stride()
     return _Cache(k.data_ptr(), v.data_ptr(), block, token, head, k.shape[1])
 

@@ -33,6 +33,19 @@ typedef struct {
     long rows, sequences;
 } attention;
 
+/* A layer of the cache. In FP8, `scales` [4, Hkv] are of keys, of values, and their inverses. */
+typedef struct {
+    cached *rows; /* [slots, 2, Hkv, D] */
+    const float *scales;
+} layer_cache;
+
+enum scale_kind { OF_KEYS, OF_VALUES, INVERSE_OF_KEYS, INVERSE_OF_VALUES };
+
+static inline float scale_of(const attention *a, const layer_cache *c, enum scale_kind kind,
+                             long kv_head) {
+    return c->scales ? c->scales[kind * a->num_kv_heads + kv_head] : 1.0f;
+}
+
 /* One head's q or k: normed if the model has QK norm, rotated to its position, and zero-padded to a
  * multiple of PAIR. */
 static void prepare_head(const attention *a, const scalar *x, const scalar *norm, long row,
@@ -60,35 +73,39 @@ static inline const scalar *norm_of_head(const attention *a, const scalar *qk_no
 }
 
 /* Stores keys and values of the new tokens. Rows outside all sequences get an output of 0. */
-static void write_part(const attention *a, const scalar *qkv, const scalar *qk_norm, scalar *cache,
-                       scalar *out, team me) {
+static void write_part(const attention *a, const scalar *qkv, const scalar *qk_norm,
+                       const layer_cache *cache, scalar *out, team me) {
     long d = a->head_dim, num_heads = a->num_heads, num_kv = a->num_kv_heads;
     range mine = share_of(a->rows, me);
     for (long row = mine.begin; row < mine.end; row++) {
         if (row >= a->starts[a->sequences])
             memset(out + row * num_heads * d, 0, num_heads * d * sizeof *out);
         if (a->slots[row] < 0) continue;
-        scalar *slot = cache + a->slots[row] * 2 * num_kv * d;
+        cached *slot = cache->rows + a->slots[row] * 2 * num_kv * d;
         for (long head = 0; head < num_kv; head++) {
             float turned[MAX_HEAD_DIM + PAIR];
             prepare_head(a, row_of_head(a, qkv, row, num_heads + head),
                          norm_of_head(a, qk_norm, num_heads + head), row, turned);
-            for (long i = 0; i < d; i += LANES)
-                store_some(slot + head * d + i, load_float(turned + i), d - i);
+            const scalar *value = row_of_head(a, qkv, row, num_heads + num_kv + head);
+            float k = scale_of(a, cache, INVERSE_OF_KEYS, head);
+            float v = scale_of(a, cache, INVERSE_OF_VALUES, head);
+            for (long i = 0; i < d; i += LANES) {
+                store_some_cached(slot + head * d + i, rounded(load_float(turned + i)), k, d - i);
+                store_some_cached(slot + (num_kv + head) * d + i, load_some(value + i, d - i), v,
+                                  d - i);
+            }
         }
-        memcpy(slot + num_kv * d, row_of_head(a, qkv, row, num_heads + num_kv),
-               num_kv * d * sizeof *slot);
     }
 }
 
 /* Pointers to one head's keys, for tokens [start, start + count) of a sequence. */
-static void find_keys(const attention *a, const scalar *cache, long sequence, long kv_head,
-                      long start, long count, const scalar **keys) {
+static void find_keys(const attention *a, const layer_cache *cache, long sequence, long kv_head,
+                      long start, long count, const cached **keys) {
     const int32_t *table = a->tables + sequence * a->table_width;
     long block_size = a->block_size, at = start % block_size, block = start / block_size;
     for (long j = 0; j < count; j++) {
         long slot = table[block] * block_size + at;
-        keys[j] = cache + (slot * 2 * a->num_kv_heads + kv_head) * a->head_dim;
+        keys[j] = cache->rows + (slot * 2 * a->num_kv_heads + kv_head) * a->head_dim;
         if (++at == block_size) at = 0, block++;
     }
 }
@@ -122,13 +139,13 @@ typedef struct {
 } running;
 
 /* scores[h][j] = q[h] . keys[j] */
-INLINED void score_tile(const scalar *const *keys, long count, long d, const int heads,
+INLINED void score_tile(const cached *const *keys, long count, long d, const int heads,
                         float (*restrict q)[MAX_HEAD_DIM + PAIR],
                         float (*restrict scores)[KEY_TILE]) {
     for (long j = 0; j < count; j++) {
         vec products[TOGETHER] = {};
         for (long i = 0; i < d; i += LANES) {
-            vec key = load_some(keys[j] + i, d - i);
+            vec key = load_some_cached(keys[j] + i, d - i);
             for (int h = 0; h < heads; h++) products[h] += load_float(q[h] + i) * key;
         }
         for (int h = 0; h < heads; h++) scores[h][j] = total_of(products[h]);
@@ -136,21 +153,21 @@ INLINED void score_tile(const scalar *const *keys, long count, long d, const int
 }
 
 /* sum[h] = sum[h] * kept[h] + weights[h] @ values */
-INLINED void add_tile(const scalar *const *values, long count, long d, const int heads,
+INLINED void add_tile(const cached *const *values, long count, long d, const int heads,
                       const float *kept, float (*restrict weights)[KEY_TILE],
                       float (*restrict sum)[MAX_HEAD_DIM + PAIR]) {
     for (long i = 0; i < d; i += LANES) {
         vec total[TOGETHER];
         for (int h = 0; h < heads; h++) total[h] = load_float(sum[h] + i) * kept[h];
         for (long j = 0; j < count; j++) {
-            vec value = load_some(values[j] + i, d - i);
+            vec value = load_some_cached(values[j] + i, d - i);
             for (int h = 0; h < heads; h++) total[h] += weights[h][j] * value;
         }
         for (int h = 0; h < heads; h++) store_float(sum[h] + i, total[h]);
     }
 }
 
-INLINED void attend_tile(const scalar *const *keys, const scalar *const *values, long count, long d,
+INLINED void attend_tile(const cached *const *keys, const cached *const *values, long count, long d,
                          const int heads, float (*restrict q)[MAX_HEAD_DIM + PAIR],
                          running *state) {
     float scores[TOGETHER][KEY_TILE], kept[TOGETHER];
@@ -162,19 +179,21 @@ INLINED void attend_tile(const scalar *const *keys, const scalar *const *values,
 
 /* Attention of `heads` query heads of one KV head, which share each read of keys and values. */
 static void attend_heads(const attention *a, const scalar *qkv, const scalar *qk_norm,
-                         const scalar *cache, scalar *out, long sequence, long first, int heads) {
+                         const layer_cache *cache, scalar *out, long sequence, long first,
+                         int heads) {
     long d = a->head_dim, context = a->context_lens[sequence], row = a->starts[sequence];
     long kv_head = first / (a->num_heads / a->num_kv_heads);
-    float q[TOGETHER][MAX_HEAD_DIM + PAIR];
+    float scale = a->scale * scale_of(a, cache, OF_KEYS, kv_head);
+    float value_scale = scale_of(a, cache, OF_VALUES, kv_head), q[TOGETHER][MAX_HEAD_DIM + PAIR];
     running state = {.total = {0}};
     for (int h = 0; h < heads; h++) {
         prepare_head(a, row_of_head(a, qkv, row, first + h), norm_of_head(a, qk_norm, first + h),
                      row, q[h]);
-        for (long i = 0; i < d; i++) q[h][i] *= a->scale;
+        for (long i = 0; i < d; i++) q[h][i] *= scale;
         state.largest[h] = -INFINITY;
         memset(state.sum[h], 0, sizeof state.sum[h]);
     }
-    const scalar *keys[KEY_TILE], *values[KEY_TILE];
+    const cached *keys[KEY_TILE], *values[KEY_TILE];
     for (long start = 0; start < context; start += KEY_TILE) {
         long count = least(context - start, KEY_TILE);
         find_keys(a, cache, sequence, kv_head, start, count, keys);
@@ -189,6 +208,7 @@ static void attend_heads(const attention *a, const scalar *qkv, const scalar *qk
     for (int h = 0; h < heads; h++)
         for (long i = 0; i < d; i += LANES) {
             vec value = context > 0 ? load_float(state.sum[h] + i) / state.total[h] : (vec){};
+            value *= value_scale;
             store_some(out + (row * a->num_heads + first + h) * d + i, value, d - i);
         }
 }
@@ -208,20 +228,20 @@ typedef struct {
     float values[KEY_TILE * (MAX_HEAD_DIM + PAIR)];
 } block_state;
 
-static void copy_keys(const attention *a, const scalar *cache, const query_block *b, long start,
+static void copy_keys(const attention *a, const layer_cache *cache, const query_block *b, long start,
                       long count, block_state *s) {
     long d = a->head_dim, width = ceil_div(d, PAIR) * PAIR;
-    const scalar *keys[KEY_TILE];
+    const cached *keys[KEY_TILE];
     find_keys(a, cache, b->sequence, b->kv_head, start, count, keys);
     memset(s->keys, 0, d * sizeof s->keys[0]);
     memset(s->values, 0, KEY_TILE * width * sizeof s->values[0]);
     for (long j = 0; j < count; j++) {
-        const scalar *value = keys[j] + a->num_kv_heads * d;
+        const cached *value = keys[j] + a->num_kv_heads * d;
         for (long i = 0; i < d; i += LANES) {
             float key[LANES];
-            store_float(key, load_some(keys[j] + i, d - i));
+            store_float(key, load_some_cached(keys[j] + i, d - i));
             for (long lane = 0; lane < least(LANES, d - i); lane++) s->keys[i + lane][j] = key[lane];
-            store_float(s->values + j * width + i, load_some(value + i, d - i));
+            store_float(s->values + j * width + i, load_some_cached(value + i, d - i));
         }
     }
 }
@@ -254,15 +274,17 @@ static void attend_strip(const attention *a, const query_block *b, long at, long
 }
 
 static void attend_block(const attention *a, const scalar *qkv, const scalar *qk_norm,
-                         const scalar *cache, scalar *out, const query_block *b) {
+                         const layer_cache *cache, scalar *out, const query_block *b) {
     block_state s;
+    float scale = a->scale * scale_of(a, cache, OF_KEYS, b->kv_head);
+    float value_scale = scale_of(a, cache, OF_VALUES, b->kv_head);
     long d = a->head_dim, count = b->num_queries * b->heads;
     long first_head = b->kv_head * b->heads, context = a->context_lens[b->sequence];
     long first_position = context - (a->starts[b->sequence + 1] - b->first_row);
     for (long r = 0; r < count; r++) {
         long row = b->first_row + r / b->heads, head = first_head + r % b->heads;
         prepare_head(a, row_of_head(a, qkv, row, head), norm_of_head(a, qk_norm, head), row, s.q[r]);
-        for (long i = 0; i < d; i++) s.q[r][i] *= a->scale;
+        for (long i = 0; i < d; i++) s.q[r][i] *= scale;
         s.largest[r] = -INFINITY, s.total[r] = 0;
         memset(s.sum[r], 0, sizeof s.sum[r]);
     }
@@ -281,6 +303,7 @@ static void attend_block(const attention *a, const scalar *qkv, const scalar *qk
         long row = b->first_row + r / b->heads, head = first_head + r % b->heads;
         for (long i = 0; i < d; i += LANES) {
             vec value = end > 0 ? load_float(s.sum[r] + i) / s.total[r] : (vec){};
+            value *= value_scale;
             store_some(out + (row * a->num_heads + head) * d + i, value, d - i);
         }
     }
@@ -289,7 +312,7 @@ static void attend_block(const attention *a, const scalar *qkv, const scalar *qk
 /* ---- a step ----------------------------------------------------------------------------------- */
 
 static void attend_singles_part(const attention *a, const scalar *qkv, const scalar *qk_norm,
-                                const scalar *cache, scalar *out, team me) {
+                                const layer_cache *cache, scalar *out, team me) {
     long share = a->num_heads / a->num_kv_heads, singles = 0, seen = 0;
     for (long s = 0; s < a->sequences; s++) singles += a->starts[s + 1] - a->starts[s] == 1;
     range mine = share_of(singles * a->num_kv_heads, me);
@@ -304,7 +327,7 @@ static void attend_singles_part(const attention *a, const scalar *qkv, const sca
 
 /* Blocks are dealt to threads in turn, since later blocks of a prompt have more keys. */
 static void attend_prompts_part(const attention *a, const scalar *qkv, const scalar *qk_norm,
-                                const scalar *cache, scalar *out, team me) {
+                                const layer_cache *cache, scalar *out, team me) {
     long share = a->num_heads / a->num_kv_heads, most = QUERIES / share, seen = 0;
     for (long s = 0; s < a->sequences; s++) {
         long begin = a->starts[s], count = a->starts[s + 1] - begin, blocks = ceil_div(count, most);

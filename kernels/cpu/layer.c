@@ -1,7 +1,7 @@
 /* Decoder operations on CPU, called from Python; library.py declares the same structs.
  *
- * Flags of the build define the storage type (BFLOAT16, FLOAT16, else float32) and the instruction
- * set; PLAIN disables intrinsics. Sums are float32 and rounded once, when stored. Functions named
+ * Flags of the build define the storage type (BFLOAT16, FLOAT16, else float32), that of the KV cache
+ * (KV_E4M3, KV_E5M2, else the storage type) and the instruction set; PLAIN disables intrinsics. Sums are float32 and rounded once, when stored. Functions named
  * *_part are one thread's share of an operation; a parallel region calls several of them with
  * barriers in between. Nothing here allocates memory or needs more alignment than an element, all
  * sizes are allowed, and NaN propagates to the output row.
@@ -70,8 +70,9 @@ void silu_and_mul(const scalar *x, scalar *out, long rows, long size, int thread
     silu_and_mul_part(x, out, &none, rows, size, this_thread());
 }
 
-void attend(const attention *a, const scalar *qkv, const scalar *qk_norm, scalar *cache,
-            scalar *out, int threads) {
+void attend(const attention *a, const scalar *qkv, const scalar *qk_norm, cached *rows,
+            const float *scales, scalar *out, int threads) {
+    const layer_cache layer = {rows, scales}, *cache = &layer;
 #pragma omp parallel num_threads(threads)
     {
         team me = this_thread();

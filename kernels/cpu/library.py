@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernels import fp8
 from kernels.cpu import build, isa
 from kernels.cpu.isa import ISA
 from kernels.quantized.grouped import GroupedWeight
@@ -28,6 +29,8 @@ STORED = {
     torch.bfloat16: "-DBFLOAT16",
     torch.float16: "-DFLOAT16",
 }
+# Types of the KV cache other than the library's.
+CACHED = {torch.float8_e4m3fn: "-DKV_E4M3", torch.float8_e5m2: "-DKV_E5M2"}
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +142,11 @@ class Scratch:
 class Library:
     """The compiled operations for one dtype. Tensors must be contiguous and of that dtype."""
 
-    def __init__(self, path: Path, dtype: torch.dtype, isa: ISA, threads: int) -> None:
+    def __init__(
+        self, path: Path, dtype: torch.dtype, kv_dtype: torch.dtype, isa: ISA, threads: int
+    ) -> None:
         self.dtype = dtype
+        self.kv_dtype = kv_dtype
         self.isa = isa.name
         self._threads = threads
         library = ctypes.CDLL(str(path))
@@ -156,7 +162,7 @@ class Library:
             library.add_rms_norm, *[pointer] * 4, c_long, c_long, c_float, c_int
         )
         self._silu_and_mul = _declare(library.silu_and_mul, pointer, pointer, c_long, c_long, c_int)
-        self._attend = _declare(library.attend, POINTER(AttentionArguments), *[pointer] * 4, c_int)
+        self._attend = _declare(library.attend, POINTER(AttentionArguments), *[pointer] * 5, c_int)
         self._decoder_block = _declare(
             library.decoder_block, POINTER(BlockArguments), POINTER(StreamArguments), c_int
         )
@@ -249,17 +255,23 @@ class Library:
         qkv: Tensor,
         qk_norm: Tensor | None,
         kv_rows: Tensor,
+        kv_scales: Tensor | None,
         out: Tensor,
     ) -> None:
         """Applies QK norm and rotary embedding, writes the KV cache, attends: out [T, H D].
 
-        qkv is [T, (H + 2 Hkv) D]; qk_norm [H + Hkv, D]; kv_rows [num_slots, 2, Hkv, D].
+        qkv is [T, (H + 2 Hkv) D]; qk_norm [H + Hkv, D]; kv_rows [num_slots, 2, Hkv, D]; kv_scales
+        [4, Hkv] for a cache in FP8. Raises TypeError for a cache of another type.
         """
+        if kv_rows.dtype != self.kv_dtype:
+            raise TypeError(f"a cache of {kv_rows.dtype}, the library is for {self.kv_dtype}")
+        fp8.check_scales(kv_scales, self.kv_dtype, int(arguments.num_kv_heads))
         self._attend(
             arguments,
             qkv.data_ptr(),
             _at(qk_norm),
             kv_rows.data_ptr(),
+            _at(kv_scales),
             out.data_ptr(),
             self._threads,
         )
@@ -295,19 +307,26 @@ def largest_group(group: int) -> int:
     return max(size for size in GROUPS if group % size == 0)
 
 
-def load(dtype: torch.dtype, environment: Mapping[str, str] | None = None) -> Library | None:
+def load(
+    dtype: torch.dtype,
+    environment: Mapping[str, str] | None = None,
+    kv_dtype: torch.dtype | None = None,
+) -> Library | None:
     """Loads the operations for a dtype, compiling them if needed; None, logged, on failure.
+
+    `kv_dtype` is the type of the KV cache: FP8, or None for the same dtype.
 
     Uses the fastest instruction set of this machine that the compiler supports, or the one that
     PAGEWIRE_CPU_ISA names. Raises isa.UnknownISA if the machine does not have that one.
     """
     environment = os.environ if environment is None else environment
     candidates = isa.candidates(environment)
+    kv_dtype = kv_dtype or dtype
     if environment.get("PAGEWIRE_CPU_KERNELS") == "0":
         log.info("CPU kernels are switched off: torch computes everything")
         return None
-    if dtype not in STORED:
-        log.info("there are no CPU kernels for %s: torch computes everything", dtype)
+    if dtype not in STORED or kv_dtype not in (dtype, *CACHED):
+        log.info("no CPU kernels for %s over %s: torch computes everything", dtype, kv_dtype)
         return None
     problem: Exception | None = None
     try:
@@ -316,8 +335,9 @@ def load(dtype: torch.dtype, environment: Mapping[str, str] | None = None) -> Li
         candidates, problem = (), error
     for one in candidates:
         try:
-            path = build.library(SOURCE, [*one.flags, STORED[dtype]], toolchain)
-            return Library(path, dtype, one, torch.get_num_threads())
+            types = [STORED[dtype], *([] if kv_dtype == dtype else [CACHED[kv_dtype]])]
+            path = build.library(SOURCE, [*one.flags, *types], toolchain)
+            return Library(path, dtype, kv_dtype, one, torch.get_num_threads())
         except (build.BuildFailed, OSError) as error:
             problem = problem or error
     log.warning(

@@ -153,6 +153,68 @@ INLINED void store_some_floats(float *to, vec value, long count) {
     memcpy(to, &value, (count < LANES ? count : LANES) * sizeof *to);
 }
 
+/* ---- keys and values in the cache: of the storage type, or FP8 -------------------------------- */
+
+/* FP8 saturates at the largest finite number; what is not finite is stored as NaN, 0x7f. A float
+ * with this exponent and mantissa has the stored number's normal value; below the least of these,
+ * where the exponent is 0, that value is 2^-BIAS plus half of the subnormal number. */
+#if defined(KV_E4M3) || defined(KV_E5M2)
+typedef uint8_t cached;
+typedef uint8_t byte_vec __attribute__((vector_size(LANES)));
+#if defined(KV_E4M3)
+enum { KV_MANTISSA = 3, KV_BIAS = 7, KV_LARGEST = 0x7e };
+#define KV_UNITS 0x1p14f /* its last bit is the unit of subnormal numbers, 2^-9 */
+#else
+enum { KV_MANTISSA = 2, KV_BIAS = 15, KV_LARGEST = 0x7b };
+#define KV_UNITS 0x1p7f /* 2^-16 */
+#endif
+enum { KV_DROPPED = 23 - KV_MANTISSA, KV_REBIAS = 127 - KV_BIAS };
+
+INLINED vec load_cached(const cached *x) {
+    byte_vec stored;
+    memcpy(&stored, x, sizeof stored);
+    uvec bits = __builtin_convertvector(stored, uvec), size = bits & 0x7f;
+    vec normal = (vec)((size << KV_DROPPED) + ((uint32_t)KV_REBIAS << 23));
+    vec least = (vec)((uvec){} + ((uint32_t)KV_REBIAS << 23));
+    vec value = either((ivec)(size < (1u << KV_MANTISSA)), 2.0f * (normal - least), normal);
+    uvec is_not_finite = (uvec)(size > KV_LARGEST);
+    return (vec)((uvec)value | (is_not_finite & 0x7fc00000) | (bits & 0x80) << 24);
+}
+
+INLINED void store_cached(cached *to, vec value, float inverse) {
+    vec most = (vec)((uvec){} + (((uint32_t)KV_LARGEST << KV_DROPPED) + ((uint32_t)KV_REBIAS << 23)));
+    uvec is_finite = (uvec)(((uvec)value & 0x7fffffff) < 0x7f800000);
+    uvec bits = (uvec)(value * inverse), size = bits & 0x7fffffff;
+    size = (uvec)either((ivec)(size > (uvec)most), most, (vec)size);
+    uvec normal = size - ((uint32_t)KV_REBIAS << 23) + (1u << (KV_DROPPED - 1)) - 1;
+    normal = (normal + (size >> KV_DROPPED & 1)) >> KV_DROPPED;
+    uvec small = (uvec)((vec)size + KV_UNITS) - (uvec)((vec){} + KV_UNITS);
+    uvec is_small = (uvec)(size < ((uint32_t)KV_REBIAS + 1) << 23);
+    uvec code = (is_small & small) | (~is_small & normal);
+    code = (is_finite & code) | (~is_finite & 0x7f) | (bits >> 24 & 0x80);
+    byte_vec stored = __builtin_convertvector(code, byte_vec);
+    memcpy(to, &stored, sizeof stored);
+}
+#else
+typedef scalar cached;
+
+INLINED vec load_cached(const cached *x) { return load(x); }
+INLINED void store_cached(cached *to, vec value, float inverse) { store(to, value); }
+#endif
+
+INLINED vec load_some_cached(const cached *x, long count) { /* padded with zeros */
+    if (__builtin_expect(count >= LANES, 1)) return load_cached(x);
+    cached last[LANES] = {0};
+    memcpy(last, x, count * sizeof *x);
+    return load_cached(last);
+}
+
+INLINED void store_some_cached(cached *to, vec value, float inverse, long count) {
+    cached last[LANES];
+    store_cached(count >= LANES ? to : last, value, inverse);
+    if (count < LANES) memcpy(to, last, count * sizeof *to);
+}
+
 /* ---- functions over all lanes ----------------------------------------------------------------- */
 
 /* Sum over all lanes, by halves. */

@@ -236,7 +236,7 @@ def _rows(
         (
             "KV cache",
             f"{style.cyan(bar(usage))} {usage:.1%}, {used} of {status.num_blocks} blocks "
-            f"of {status.block_size} tokens",
+            f"of {status.block_size} tokens" + _in_type(status),
         ),
         ("prefix", f"{hit_rate:.1%} of {queried} prompt tokens found in the cache"),
         ("preempted", f"{status.num_preemptions} times"),
@@ -248,6 +248,11 @@ def _rows(
         ("steps", f"{status.num_steps} in {status.uptime_s:.0f} s, epoch {status.epoch}"),
         *_target(status),
     ]
+
+
+def _in_type(status: scheduler_pb2.GetStatusResponse) -> str:
+    kind = status.kv_cache_dtype
+    return f" in {kind}" if kind and kind != status.model.dtype else ""
 
 
 def _target(status: scheduler_pb2.GetStatusResponse) -> list[tuple[str, str]]:

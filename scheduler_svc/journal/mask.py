@@ -75,7 +75,7 @@ class Mask:
         sequence.request = self.request(sequence.request)
         sequence.token_ids = self.tokens(sequence.token_ids)
         sequence.stop_ids = ()
-        sequence.forget_hashes()
+        sequence.forget_hashes("")  # it gets those of the core that it migrates to
         return sequence
 
     def plan(self, plan: StepPlan) -> StepPlan:

@@ -210,6 +210,7 @@ class _WorkerReplay:
             ("config_sha256", recorded.model.config_sha256, worker.model.config_sha256),
             ("dtype", recorded.model.dtype, worker.model.dtype),
             ("quantization", quantization, worker.model.quantization),
+            ("kv_dtype", recorded.kv_dtype, worker.kv_dtype),
             ("block_size", recorded.block_size, worker.block_size),
         ):
             if ours != theirs:

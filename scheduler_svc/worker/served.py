@@ -25,11 +25,12 @@ class _Claim:
     tokenizer_sha256: str
     dtype: str
     quantization: str
+    kv_dtype: str
     block_size: int
 
     def check_like(self, other: "_Claim") -> None:
         """Raises WrongWorker, naming the first thing that differs where both say what it is."""
-        for name in ("tokenizer_sha256", "dtype", "quantization", "block_size"):
+        for name in ("tokenizer_sha256", "dtype", "quantization", "kv_dtype", "block_size"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine and theirs and mine != theirs:
                 raise WrongWorker(
@@ -65,7 +66,12 @@ class Served:
         self.release(address)
         model = worker.model
         mine = _Claim(
-            address, model.tokenizer_sha256, model.dtype, model.quantization, worker.block_size
+            address,
+            model.tokenizer_sha256,
+            model.dtype,
+            model.quantization,
+            worker.kv_dtype,
+            worker.block_size,
         )
         holder = self._claims.get(worker.incarnation)
         if holder is not None:

@@ -40,6 +40,7 @@ class FakeModel:
     config_sha256: str = ""
     quantization: str = "none"
     num_host_blocks: int = 0
+    kv_dtype: str = "float32"
 
 
 def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription:
@@ -62,6 +63,7 @@ def describe(model: FakeModel, incarnation: int) -> worker_pb2.WorkerDescription
         max_num_batched_tokens=model.max_num_batched_tokens,
         world_size=1,
         device="none",
+        kv_dtype=model.kv_dtype,
         attention_backend="none",
         all_reduce="none",
         sends_heartbeats=True,

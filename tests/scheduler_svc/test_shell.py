@@ -82,6 +82,7 @@ async def test_a_small_pool_preempts_and_loses_nothing(make_cluster: MakeCluster
     assert status.num_free_blocks == status.num_blocks == 8
     assert status.attention_backend == status.groups[0].attention_backend == "none"
     assert status.all_reduce == status.groups[0].all_reduce == "none"
+    assert status.kv_cache_dtype == status.groups[0].kv_cache_dtype == "float32"
 
 
 async def test_the_second_of_two_equal_prompts_reports_cached_tokens(

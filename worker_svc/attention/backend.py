@@ -17,8 +17,8 @@ class Backend(Protocol):
     """Causal attention over the paged cache; the last query of a sequence sees its last key.
 
     q [T, H, D], k_cache and v_cache [num_blocks, block_size, Hkv, D] -> [T, H, D], written to `out`
-    if given. A call must not depend on the values of lengths and tables when it is made: a captured
-    graph repeats it with others.
+    if given. A cache in FP8 comes with its scales [4, Hkv] (`kernels.fp8`). A call must not depend
+    on the values of lengths and tables when it is made: a captured graph repeats it with others.
     """
 
     @property
@@ -32,6 +32,7 @@ class Backend(Protocol):
         v_cache: Tensor,
         batch: AttentionBatch,
         out: Tensor | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """Attention of one query per sequence; ignores `cu_seqlens_q`."""
 
@@ -42,6 +43,7 @@ class Backend(Protocol):
         v_cache: Tensor,
         batch: AttentionBatch,
         out: Tensor | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """Attention of any number of queries per sequence."""
 

@@ -121,8 +121,9 @@ class AttentionStep:
         q, k = reference.rotate(qk, self._cos, self._sin).tensor_split((heads.num_heads,), dim=1)
         if self._kept is not None:
             k, v = k[self._kept], v[self._kept]
-        kv_rows = self._kv_cache.rows(layer)
+        kv_rows, scales = self._kv_cache.rows(layer), self._kv_cache.scales(layer)
         k_rows, v_rows = kv_rows.unbind(1)
-        k_rows.index_copy_(0, self._slots, k.to(kv_rows.dtype))
-        v_rows.index_copy_(0, self._slots, v.to(kv_rows.dtype))
-        return reference.attend(q, kv_rows, self._plan, heads.scale).flatten(1)
+        _, _, k_inverse, v_inverse = (None,) * 4 if scales is None else scales
+        reference.store(k, k_rows, self._slots, k_inverse)
+        reference.store(v, v_rows, self._slots, v_inverse)
+        return reference.attend(q, kv_rows, self._plan, heads.scale, scales).flatten(1)

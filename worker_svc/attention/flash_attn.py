@@ -32,6 +32,7 @@ class Setup:
     dtype: torch.dtype
     block_size: int
     capability: tuple[int, int]  # of the CUDA device
+    kv_dtype: torch.dtype | None = None  # of the cache; None: as dtype
 
     @property
     def scale(self) -> float:
@@ -72,6 +73,9 @@ class FlashAttention(ABC):
         """Raises Unsupported unless the version, if installed, has kernels for this."""
         if setup.dtype not in DTYPES:
             raise Unsupported(f"dtype {_name(setup.dtype)} is neither float16 nor bfloat16")
+        if setup.kv_dtype not in (None, setup.dtype):
+            # What takes FP8 keys multiplies in FP8, which loses more than storing them does.
+            raise Unsupported(f"a KV cache of {_name(setup.kv_dtype)}, ours alone widen it")
         if setup.head_dim % 8 or setup.head_dim > LARGEST_HEAD:
             raise Unsupported(
                 f"heads of {setup.head_dim}: want a multiple of 8, at most {LARGEST_HEAD}"
@@ -84,8 +88,10 @@ class FlashAttention(ABC):
         v_cache: Tensor,
         batch: AttentionBatch,
         out: Tensor | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """See `Backend`."""
+        assert kv_scales is None  # see `check`
         found = self._attend(q.unsqueeze(1), k_cache, v_cache, batch).squeeze(1)  # [B, 1, H, D]
         return found if out is None else out.copy_(found)
 
@@ -96,8 +102,10 @@ class FlashAttention(ABC):
         v_cache: Tensor,
         batch: AttentionBatch,
         out: Tensor | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """See `Backend`."""
+        assert kv_scales is None  # see `check`
         queries = {"cu_seqlens_q": batch.cu_seqlens_q, "max_seqlen_q": batch.max_seqlen_q}
         found = self._attend(q, k_cache, v_cache, batch, **queries)
         return found if out is None else out.copy_(found)
@@ -276,5 +284,5 @@ def _need_capability(setup: Setup, least: int, most: int | None) -> None:
         raise Unsupported(f"it needs compute capability {span}, the device has {major}.{minor}")
 
 
-def _name(dtype: torch.dtype) -> str:
+def _name(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.")

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import fp8
+
 
 def block_bytes(
     num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -18,7 +20,10 @@ def block_bytes(
 
 
 class KVCache:
-    """K and V of every layer; a token's V follows its K in memory, so that one read gets both."""
+    """K and V of every layer; a token's V follows its K in memory, so that one read gets both.
+
+    A cache in FP8 has a table of scales for each layer (`kernels.fp8`).
+    """
 
     def __init__(
         self,
@@ -29,14 +34,22 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        scales: Tensor | None = None,
     ) -> None:
+        """`scales` [num_layers, 4, Hkv] are for FP8 alone; without them they are 1."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
         self.block_shape = (num_layers, block_size, 2, num_kv_heads, head_dim)
         shape = (num_layers, num_blocks, block_size, 2, num_kv_heads, head_dim)
-        self._blocks = _zeros(shape, dtype, device)
-        self._layers = self._blocks.unbind()
+        # FP8 is moved as bytes: torch does not index it on every device.
+        self.moved_dtype = torch.uint8 if fp8.is_fp8(dtype) else dtype
+        self._blocks = _zeros(shape, self.moved_dtype, device)
+        self._scales: tuple[Tensor, ...] | None = None
+        if fp8.is_fp8(dtype):
+            ones = torch.ones((num_layers, 4, num_kv_heads), device=device)
+            self._scales = (ones if scales is None else scales).unbind()
+        self._layers = self._blocks.view(dtype).unbind()
         self._rows = [layer.flatten(0, 1) for layer in self._layers]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -48,8 +61,12 @@ class KVCache:
         """A layer indexed by KV slot, [num_blocks * block_size, 2, Hkv, D]."""
         return self._rows[index]
 
+    def scales(self, index: int) -> Tensor | None:
+        """A layer's scales [4, Hkv] float32; None unless the cache is in FP8."""
+        return None if self._scales is None else self._scales[index]
+
     def read_blocks(self, block_ids: Tensor) -> Tensor:
-        """A copy of blocks block_ids [n], as [n, *block_shape]."""
+        """A copy of blocks block_ids [n], as [n, *block_shape] of `moved_dtype`."""
         return self._blocks.index_select(1, block_ids).transpose(0, 1).contiguous()
 
     def write_blocks(self, block_ids: Tensor, content: Tensor) -> None:

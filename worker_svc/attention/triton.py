@@ -3,12 +3,9 @@
 import torch
 from torch import Tensor
 
-from kernels.attention.decode_attention import (
-    attend_leading,
-    decode_workspace,
-    paged_decode_attention,
-)
+from kernels.attention.decode_attention import attend_leading, paged_decode_attention
 from kernels.attention.prefill_attention import attend_tiles, paged_attention
+from kernels.attention.workspace import decode_workspace
 from worker_svc.attention.batch import AttentionBatch, HeadLayout, MixedBatch
 
 
@@ -33,11 +30,12 @@ class TritonAttention:
         v_cache: Tensor,
         batch: AttentionBatch,
         out: Tensor | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """See `Backend`."""
         return paged_decode_attention(
             q, k_cache, v_cache, batch.block_tables, batch.context_lens, self._scale, out,
-            self._workspace,
+            self._workspace, kv_scales,
         )  # fmt: skip
 
     def prefill(
@@ -47,24 +45,31 @@ class TritonAttention:
         v_cache: Tensor,
         batch: AttentionBatch,
         out: Tensor | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """See `Backend`."""
         return paged_attention(
             q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q,
-            batch.max_seqlen_q, self._scale, out,
+            batch.max_seqlen_q, self._scale, out, kv_scales,
         )  # fmt: skip
 
     def mixed(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, mixed: MixedBatch
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        mixed: MixedBatch,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """Decodes and prompts of a step whose shape the device knows; of padding anything."""
         out = torch.empty_like(q)
         attend_leading(
             q, k_cache, v_cache, batch.block_tables, mixed.decode_lens, mixed.num_decodes,
-            self._scale, out, self._workspace,
+            self._scale, out, self._workspace, kv_scales,
         )  # fmt: skip
         attend_tiles(
             q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q,
-            mixed.tiles, self._scale, out,
+            mixed.tiles, self._scale, out, kv_scales,
         )  # fmt: skip
         return out

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from kernels import fp8
 from worker_svc.config import UnsupportedOption
 from worker_svc.process.exit_codes import ExitCode, end_process
 
@@ -11,6 +12,11 @@ DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+}
+KV_DTYPES = {
+    "fp8": torch.float8_e4m3fn,  # as elsewhere, the type with more digits
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
 }
 
 
@@ -44,6 +50,27 @@ def resolve_dtype(
         return torch.bfloat16 if cpu_multiplies(torch.bfloat16) else torch.float32
     dtype = _named_dtype("dtype of the checkpoint", checkpoint_dtype)
     return torch.bfloat16 if dtype == torch.float32 else dtype
+
+
+def resolve_kv_dtype(
+    name: str, dtype: torch.dtype, device: torch.device | None = None
+) -> torch.dtype:
+    """The KV cache's type; auto is the model's. Raises UnsupportedOption for an older device."""
+    kv_dtype = dtype if name == "auto" else KV_DTYPES[name]
+    if device is not None and device.type == "cuda" and fp8.is_fp8(kv_dtype):
+        least, found = fp8.MIN_CAPABILITY[kv_dtype], torch.cuda.get_device_capability(device)
+        if found < least:
+            raise UnsupportedOption(
+                f"kv_cache_dtype: {name} needs compute capability {least[0]}.{least[1]}, the "
+                f"device has {found[0]}.{found[1]}"
+            )
+    return kv_dtype
+
+
+def kv_dtype_name(kv_dtype: torch.dtype) -> str:
+    """Its name in descriptions: that of the option for FP8, else torch's."""
+    names = {dtype: name for name, dtype in KV_DTYPES.items()}
+    return names.get(kv_dtype, str(kv_dtype).removeprefix("torch."))
 
 
 def _named_dtype(what: str, name: str) -> torch.dtype:

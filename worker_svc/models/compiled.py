@@ -147,7 +147,8 @@ class CompiledDecoder:
         arguments = self._attention_arguments(positions, kv_cache, batch, tables)
         for index, (layer, block) in enumerate(zip(self._layers, self._blocks, strict=True)):
             kv_rows = kv_cache.rows(index)
-            self._library.attend(arguments, qkv, layer.qk_norm, kv_rows, attended)
+            kv_scales = kv_cache.scales(index)
+            self._library.attend(arguments, qkv, layer.qk_norm, kv_rows, kv_scales, attended)
             self._library.decoder_block(block, stream)
         return hidden
 

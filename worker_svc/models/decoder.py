@@ -80,12 +80,16 @@ class Decoder:
         device: torch.device,
         max_model_len: int,
         group: Group = ALONE,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
+        """`kv_dtype` is the type of the KV cache; None: that of the weights."""
         model.check_length(max_model_len)
         self.sharding = Sharding(model, group.rank, group.size)
         self.config = config = self.sharding.config  # this rank's sizes
         self.group = group
-        self.dtype = dtype  # of weights and cache
+        self.dtype = dtype  # of weights
+        self.kv_dtype = kv_dtype or dtype
+        self.kv_scales: Tensor | None = None  # [L, 4, Hkv], of a cache in FP8; None: all are 1
         self._activation_dtype = activation_dtype(dtype, device)  # where neither kernels run
         self.device = device
         self.heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
@@ -116,7 +120,7 @@ class Decoder:
                 layer.drop_output_biases()
         # The C kernels run from norm to norm in one call, which leaves no place for an all-reduce.
         if self.device.type == "cpu" and self.group.size == 1 and compiled.supports(self.config):
-            cpu_library = library.load(self.dtype)
+            cpu_library = library.load(self.dtype, kv_dtype=self.kv_dtype)
             if cpu_library is not None:
                 self._compiled = self._compile(cpu_library)
                 return
@@ -137,6 +141,19 @@ class Decoder:
             return "torch"
         name = self.fused.attention.name
         return name if self.fused.one_row is None else f"{name}, cluster for one row"
+
+    def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
+        """An empty KV cache for this model."""
+        return KVCache(
+            num_layers=self.config.num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            dtype=self.kv_dtype,
+            device=self.device,
+            scales=self.kv_scales,
+        )
 
     @torch.inference_mode()
     def forward(
@@ -245,16 +262,18 @@ def load_model(
     group: Group = ALONE,
     ignored_keys: Collection[str] = (),
     quantization: str = "auto",
+    kv_dtype: torch.dtype | None = None,
 ) -> Decoder:
     """Loads the model of a folder or a GGUF file, or this rank's shard of it, ready to run.
 
     `ignored_keys` of its config.json are read as if they were not there; `quantization` other than
-    "auto" rounds plain weights. The log says how long it took, and what memory of the host.
+    "auto" rounds plain weights; `kv_dtype` is the type of the KV cache, None: that of the weights.
+    The log says how long it took, and what memory of the host.
     """
     started = time.monotonic()
     config = model_config.load(folder, ignored_keys, quantization)
     with HostPeak() as host:
-        model = Decoder(config, dtype, device, max_model_len, group)
+        model = Decoder(config, dtype, device, max_model_len, group, kv_dtype)
         _fill(model, folder, config.quantization)
         model.pack()
     logger.info(

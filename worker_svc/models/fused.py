@@ -256,7 +256,7 @@ class FusedDecoder:
         k_cache, v_cache = kv_cache.layer(index)
         return norm_rope_write_kv(
             qkv, positions, self._cos_sin, k_cache, v_cache, batch.slot_mapping,
-            layer.q_norm, layer.k_norm, self._eps, rms_of,
+            layer.q_norm, layer.k_norm, self._eps, rms_of, kv_cache.scales(index),
         )  # fmt: skip
 
     def _close(
@@ -264,8 +264,7 @@ class FusedDecoder:
     ) -> Hidden:
         """A layer from its attention on."""
         layer = self._layers[index]
-        k_cache, v_cache = kv_cache.layer(index)
-        attended = self._attend(q, k_cache, v_cache, batch).flatten(1)  # [T, H D]
+        attended = self._attend(index, q, kv_cache, batch).flatten(1)  # [T, H D]
         hidden = self._add(layer.o, attended, hidden, Slot.ATTENTION, layer.gate_up)
         inner = layer.gate_up.gated(hidden, self._eps)  # [T, I]
         return self._add(layer.down, inner, hidden, Slot.MLP, self._behind(index))
@@ -326,16 +325,18 @@ class FusedDecoder:
             return self._final_norm
         return None if reader.norms(num_rows) else reader.norm
 
-    def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch) -> Tensor:
+    def _attend(self, index: int, q: Tensor, kv_cache: KVCache, batch: AttentionBatch) -> Tensor:
+        k_cache, v_cache = kv_cache.layer(index)
+        kv_scales = kv_cache.scales(index)
         if batch.mixed is not None:
-            return self.triton.mixed(q, k_cache, v_cache, batch, batch.mixed)
+            return self.triton.mixed(q, k_cache, v_cache, batch, batch.mixed, kv_scales)
         if batch.parts is None:
-            return self._attend_part(q, k_cache, v_cache, batch)
+            return self._attend_part(q, k_cache, v_cache, batch, None, kv_scales)
         out = torch.empty_like(q)
         decodes, prompts = batch.parts
         n = len(decodes.context_lens)
-        self._attend_part(q[:n], k_cache, v_cache, decodes, out[:n])
-        self._attend_part(q[n:], k_cache, v_cache, prompts, out[n:])
+        self._attend_part(q[:n], k_cache, v_cache, decodes, out[:n], kv_scales)
+        self._attend_part(q[n:], k_cache, v_cache, prompts, out[n:], kv_scales)
         return out
 
     def _attend_part(
@@ -344,11 +345,12 @@ class FusedDecoder:
         k_cache: Tensor,
         v_cache: Tensor,
         batch: AttentionBatch,
-        out: Tensor | None = None,
+        out: Tensor | None,
+        kv_scales: Tensor | None,
     ) -> Tensor:
-        if batch.is_decode:
-            return self.attention.decode.decode(q, k_cache, v_cache, batch, out)
-        return self.attention.prefill.prefill(q, k_cache, v_cache, batch, out)
+        chosen = self.attention
+        attend = chosen.decode.decode if batch.is_decode else chosen.prefill.prefill
+        return attend(q, k_cache, v_cache, batch, out, kv_scales)
 
 
 def _of_last(last: LastTokens, hidden: Hidden, q: Tensor) -> tuple[Hidden, Tensor, AttentionBatch]:

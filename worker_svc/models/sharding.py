@@ -70,6 +70,13 @@ class Sharding:
         """The first token id in this rank's part of the vocabulary."""
         return self.rank * self.config.vocab_size
 
+    @property
+    def kv_heads(self) -> slice:
+        """This rank's KV heads, among those of the whole model."""
+        count = self.config.num_kv_heads
+        first = self.rank * self.whole.num_kv_heads // self.size
+        return slice(first, first + count)
+
     def share(self, name: str) -> Share | None:
         """The shard of a checkpoint's tensor that this rank reads; None: the whole tensor."""
         end = ".".join(name.rsplit(".", 2)[-2:])

@@ -24,6 +24,11 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # Buffers in older checkpoints that are computed here.
 COMPUTED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+# How to store keys and values in FP8: no parameters, and read apart (`startup.kv_scales`). Named
+# `self_attn.k_scale` by compressed-tensors, `self_attn.k_proj.k_scale` by ModelOpt.
+KV_SCALE = re.compile(
+    r"model\.layers\.(\d+)\.self_attn\.(?:k_proj\.(?=k)|v_proj\.(?=v))?([kv])_scale"
+)
 
 
 class WeightError(ValueError):
@@ -107,7 +112,8 @@ class Filling:
 
     def ignores(self, name: str) -> bool:
         """Whether a tensor of this name is left in its file."""
-        return name in self._ignored or COMPUTED.fullmatch(name) is not None
+        is_kept_apart = COMPUTED.fullmatch(name) or KV_SCALE.fullmatch(name)
+        return name in self._ignored or is_kept_apart is not None
 
     def claim(self, name: str, found: Sequence[int]) -> tuple[Destination, Share | None]:
         """What a tensor of this name and whole shape fills, and its share. Raises WeightError."""
@@ -161,6 +167,15 @@ def load_weights(
                 if not filling.ignores(name):
                     _copy(name, tensors, filling)
     filling.finish(folder)
+
+
+def read_matching(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of the checkpoint with such a name, in a fixed order. Raises WeightError."""
+    for file in checkpoint_files(folder):
+        with opened(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                if names.fullmatch(name):
+                    yield name, tensors.get_tensor(name)
 
 
 @contextmanager

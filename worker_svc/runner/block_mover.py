@@ -23,7 +23,8 @@ class BlockMover:
         self._kv_cache = kv_cache
         self._device = device
         # A block's layers are contiguous here, so that one copy moves it.
-        self._host = empty_pages((num_host_blocks, *kv_cache.block_shape), kv_cache.dtype, device)
+        pages = (num_host_blocks, *kv_cache.block_shape)
+        self._host = empty_pages(pages, kv_cache.moved_dtype, device)
 
     def apply(self, moves: StepMoves) -> None:
         """Swaps out, swaps in, copies; in this order."""
@@ -50,7 +51,7 @@ class BlockMover:
 
     def _buffer(self, num_blocks: int) -> Tensor:
         shape = (num_blocks, *self._kv_cache.block_shape)
-        return torch.empty(shape, dtype=self._kv_cache.dtype, device=self._device)
+        return torch.empty(shape, dtype=self._kv_cache.moved_dtype, device=self._device)
 
 
 def _parts(first: IntColumn, second: IntColumn) -> list[tuple[IntColumn, IntColumn]]:

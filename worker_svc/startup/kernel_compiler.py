@@ -19,9 +19,8 @@ from torch import Tensor
 from kernels import compile_only
 from kernels.comm.inboxes import Inboxes
 from kernels.compile_only import Specialization
-from worker_svc.attention.kv_cache import KVCache
 from worker_svc.config import WorkerConfig
-from worker_svc.device.device import resolve_dtype
+from worker_svc.device.device import resolve_dtype, resolve_kv_dtype
 from worker_svc.models import Decoder
 from worker_svc.models import config as model_config
 from worker_svc.parallel.group import ALONE, Group
@@ -131,11 +130,12 @@ def rehearse(job: Job, on_new: Callable[[Specialization], None]) -> None:
     config = model_config.load(job.folder, job.config.ignore_config_keys)
     shape = dataclasses.replace(config, num_layers=2)
     dtype = resolve_dtype(job.dtype, torch.device("cuda"), shape.checkpoint_dtype)
+    kv_dtype = resolve_kv_dtype(job.config.kv_cache_dtype, dtype)
     max_model_len = job.config.max_model_len or shape.max_model_len
     limits = startup.shape_limits(job.config, "cuda", max_model_len, shape.vocab_size)
     meta, _known = torch.device("meta"), _know_shapes()
     for group in groups(job.config):
-        model = Decoder(shape, dtype, meta, max_model_len, group)
+        model = Decoder(shape, dtype, meta, max_model_len, group, kv_dtype)
         model.pack()
         if model.fused is not None:
             _rehearse(model, limits)
@@ -151,15 +151,7 @@ def _rehearse(model: Decoder, limits: Limits) -> None:
 
 
 def _runner(model: Decoder, limits: Limits, num_blocks: int) -> CudaRunner:
-    kv_cache = KVCache(
-        num_layers=model.config.num_layers,
-        num_blocks=num_blocks,
-        block_size=limits.block_size,
-        num_kv_heads=model.config.num_kv_heads,
-        head_dim=model.config.head_dim,
-        dtype=model.dtype,
-        device=model.device,
-    )
+    kv_cache = model.new_cache(num_blocks, limits.block_size)
     return CudaRunner(model, kv_cache, limits, model.device)
 
 

@@ -35,6 +35,7 @@ _SOURCES = ("kernels", "worker_svc")
 _PACKAGES = ("torch", "triton")
 # Options that change the kernels.
 SHAPING = (
+    "kv_cache_dtype",
     "block_size",
     "max_num_seqs",
     "max_num_batched_tokens",

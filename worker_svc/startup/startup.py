@@ -7,14 +7,20 @@ from pathlib import Path
 
 import torch
 
+from kernels import fp8
 from kernels.gemm import cublas_lt
 from pagewire.gguf.files import model_name, read_file
 from wire.grammar import Vocabulary, read_vocabulary
 from wire.grammar_check.checks import GrammarChecks, VocabularySource
 from worker_svc.attention.flash_attn import Setup
-from worker_svc.attention.kv_cache import KVCache, block_bytes
+from worker_svc.attention.kv_cache import block_bytes
 from worker_svc.config import GPU_MEMORY_UTILIZATION, WorkerConfig, require_device
-from worker_svc.device.device import resolve_device, resolve_dtype
+from worker_svc.device.device import (
+    kv_dtype_name,
+    resolve_device,
+    resolve_dtype,
+    resolve_kv_dtype,
+)
 from worker_svc.models import Decoder, load_model
 from worker_svc.models import config as model_config
 from worker_svc.parallel.group import ALONE, Group, device_of
@@ -22,7 +28,7 @@ from worker_svc.protocol.step import Limits
 from worker_svc.runner.eager_runner import EagerRunner
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.sampling.grammars import Grammars
-from worker_svc.startup import kv_sizing, precompile
+from worker_svc.startup import kv_scales, kv_sizing, precompile
 from worker_svc.startup.description import Description, ModelFacts
 from worker_svc.startup.precompile import Precompile
 from worker_svc.tuning import attention
@@ -71,7 +77,8 @@ def load(
     )
     max_model_len = config.max_model_len or shape.max_model_len
     shape.check_length(max_model_len)
-    candidates = _candidates(config, device, dtype, shape.head_dim)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
+    candidates = _candidates(config, device, dtype, kv_dtype, shape.head_dim)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     compiling = _compiling(config, folder, dtype_name, device, group, compiling)
     decoder = load_model(
@@ -82,7 +89,10 @@ def load(
         group,
         config.ignore_config_keys,
         config.quantization,
+        kv_dtype,
     )
+    if fp8.is_fp8(kv_dtype):
+        decoder.kv_scales = kv_scales.read(folder, decoder.sharding, device)
     facts = ModelFacts(
         name=served_model_name or model_name(folder),
         architecture=shape.architecture,
@@ -134,7 +144,8 @@ def build_runner(config: WorkerConfig, model: LoadedModel, num_blocks: int) -> M
     num_blocks = num_blocks or group.smallest(lambda: _num_blocks_that_fit(config, model))
     kv_sizing.require_one_sequence(num_blocks, model.facts.max_model_len, config.block_size)
     log.info(
-        "KV cache: %d blocks of %d tokens, %.2f GiB",
+        "KV cache in %s: %d blocks of %d tokens, %.2f GiB",
+        kv_dtype_name(model.decoder.kv_dtype),
         num_blocks,
         config.block_size,
         num_blocks * _block_bytes(config, model) / kv_sizing.GIB,
@@ -154,7 +165,7 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         device=model.device.type,
-        kv_dtype=_name(model.dtype),
+        kv_dtype=kv_dtype_name(model.decoder.kv_dtype),
         kv_layout="[num_blocks, block_size, num_kv_heads, head_dim] = "
         f"[{limits.num_blocks}, {limits.block_size}, {shape.num_kv_heads}, {shape.head_dim}]",
         attention_backend=model.decoder.attention_backend,
@@ -169,11 +180,15 @@ def describe(model: LoadedModel, runner: ModelRunner, incarnation: int) -> Descr
 
 
 def _candidates(
-    config: WorkerConfig, device: torch.device, dtype: torch.dtype, head_dim: int
+    config: WorkerConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    head_dim: int,
 ) -> Candidates:
     def setup() -> Setup:
         capability = torch.cuda.get_device_capability(device)
-        return Setup(head_dim, dtype, config.block_size, capability)
+        return Setup(head_dim, dtype, config.block_size, capability, kv_dtype)
 
     return attention.candidates(config.attention_backend, device, head_dim, setup)
 
@@ -211,7 +226,8 @@ def _choose_cluster_layers(config: WorkerConfig, model: LoadedModel) -> None:
     from worker_svc.tuning import cluster_layers  # noqa: PLC0415 - needs Triton
 
     limits = _limits(config, model, 1)
-    cluster_layers.choose(decoder.fused, decoder.config, model.device, model.dtype, limits)
+    dtypes = model.dtype, decoder.kv_dtype
+    cluster_layers.choose(decoder.fused, decoder.config, model.device, dtypes, limits)
 
 
 def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
@@ -235,16 +251,7 @@ def _num_blocks_that_fit(config: WorkerConfig, model: LoadedModel) -> int:
 def _runner(
     config: WorkerConfig, model: LoadedModel, num_blocks: int, num_host_blocks: int = 0
 ) -> ModelRunner:
-    shape = model.decoder.config
-    kv_cache = KVCache(
-        num_layers=shape.num_layers,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=model.dtype,
-        device=model.device,
-    )
+    kv_cache = model.decoder.new_cache(num_blocks, config.block_size)
     limits = _limits(config, model, num_blocks, num_host_blocks)
     grammars = _grammars(model)
     if model.decoder.fused is None:
@@ -304,7 +311,7 @@ def _block_bytes(config: WorkerConfig, model: LoadedModel) -> int:
         block_size=config.block_size,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
-        dtype=model.dtype,
+        dtype=model.decoder.kv_dtype,
     )
 
 

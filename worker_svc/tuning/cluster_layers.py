@@ -35,21 +35,30 @@ def choose(
     fused: FusedDecoder,
     config: ModelConfig,
     device: torch.device,
-    dtype: torch.dtype,
+    dtypes: tuple[torch.dtype, torch.dtype],
     limits: Limits,
 ) -> None:
-    """Sets the model's layers for one row; must be called before a graph is captured."""
-    reason = _why_not(fused, config, device, dtype) or _try(fused, config, device, limits)
+    """Sets the model's layers for one row; must be called before a graph is captured.
+
+    `dtypes` are those of the model and of the KV cache.
+    """
+    reason = _why_not(fused, config, device, *dtypes) or _try(fused, config, device, limits)
     log.info("layers of one row by clusters: %s", reason or "used")
 
 
 def _why_not(
-    fused: FusedDecoder, config: ModelConfig, device: torch.device, dtype: torch.dtype
+    fused: FusedDecoder,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
 ) -> str:
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return "they are for compute capability 9"
     if dtype != torch.bfloat16:
         return f"they are for bfloat16, this is {dtype}"
+    if kv_dtype != dtype:
+        return f"they are for a KV cache of the model's type, this is {kv_dtype}"
     if fused.has_biases or fused.is_sharded:
         return "they are for one device and linear layers without biases"
     if not fused.has_plain_weights:

@@ -54,7 +54,7 @@ export class Workers {
     known.root.dataset.state = group.ready ? "ready" : "away";
     const losses = `${group.num_losses} ${group.num_losses === 1 ? "recovery" : "recoveries"}`;
     known.more.title = group.reason;
-    setText(known.more, group.ready ? `${[group.device, `term ${group.epoch}`, losses].filter(Boolean).join(", ")}` : group.reason);
+    setText(known.more, group.ready ? `${[group.device, group.kv_cache_dtype && `KV in ${group.kv_cache_dtype}`, `term ${group.epoch}`, losses].filter(Boolean).join(", ")}` : group.reason);
     return known.root;
   }
 

@@ -32,7 +32,8 @@ class Intake:
         """The sequence of a new request. Raises Refused, naming the field."""
         max_len = self.check(request, live, num_usable_blocks)
         eos = () if request.ignore_eos else self._config.eos_token_ids
-        return Sequence(request, max_len, tuple({*eos, *request.stop_token_ids}))
+        stop_ids = tuple({*eos, *request.stop_token_ids})
+        return Sequence(request, max_len, stop_ids, namespace=self._config.hash_namespace)
 
     def misfits(self, live: Iterable[Sequence], num_usable_blocks: int) -> list[str]:
         """Ids of the live requests that so many blocks cannot hold."""

@@ -2,8 +2,8 @@
 
 A hash is xxh64 over the parent's hash (8 bytes, little-endian; absent for a first block) followed
 by the block's tokens as little-endian int64. 64 bits can collide, so every lookup also compares the
-content (`prefix_cache`). A salt replaces the parent of the first block, so chains of different
-salts share no hashes.
+content (`prefix_cache`). A salt, and the type of a KV cache in FP8, replace the parent of the first
+block, so chains of different salts or types share no hashes.
 """
 
 from hashlib import blake2b
@@ -18,11 +18,15 @@ _INT64 = np.dtype("<i8")
 NO_PARENT = 0  # parent stored for first blocks; parents are compared only together with tokens
 
 
-def root_of(salt: str) -> int:
-    """The parent hash of a first block: derived from the salt, NO_PARENT without one."""
-    if not salt:
+def root_of(salt: str, namespace: str = "") -> int:
+    """The parent hash of a first block: of salt and namespace, NO_PARENT without either.
+
+    The namespace, 16 bytes at most, tells blocks apart whose tokens do not tell their content.
+    """
+    if not salt and not namespace:
         return NO_PARENT
-    return int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "little")
+    person = namespace.encode()
+    return int.from_bytes(blake2b(salt.encode(), digest_size=8, person=person).digest(), "little")
 
 
 def chain(token_ids: TokenIds, block_size: int, parent: int | None = None) -> list[int]:

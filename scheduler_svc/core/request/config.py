@@ -31,6 +31,7 @@ _NOT_NEGATIVE = (
     "max_waiting_requests_per_tenant",
     "max_waiting_tokens_per_tenant",
 )
+_MAX_NAMESPACE_BYTES = 16  # that the hash of a first block's parent takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class SchedulerConfig:
     sliding_window: int = 0  # tokens that each token attends to, itself included; 0: all
     preemption: Preemption = Preemption.RECOMPUTE
     num_host_blocks: int = 0  # blocks in host memory for swapped sequences
+    # Of the hashes of cached blocks: the KV cache's type, where that is not the model's own.
+    hash_namespace: str = ""
     policy: Policy = Policy.FCFS
     priority_ageing_s: float = 60.0  # seconds of waiting that count as one priority level
     tenant_weights: tuple[tuple[str, float], ...] = ()  # of the fair share; 1 for all others
@@ -85,6 +88,8 @@ class SchedulerConfig:
         for name in _NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if len(self.hash_namespace.encode()) > _MAX_NAMESPACE_BYTES:
+            raise ValueError(f"hash_namespace is longer than {_MAX_NAMESPACE_BYTES} bytes")
         if self.sliding_window == 1:
             raise ValueError("sliding_window is 1: a token would read nothing but itself")
         if not 0 < self.priority_ageing_s < math.inf:

@@ -61,8 +61,14 @@ class Sequence:
     )
 
     def __init__(
-        self, request: Request, max_len: int, stop_ids: tuple[int, ...], number: int = 0
+        self,
+        request: Request,
+        max_len: int,
+        stop_ids: tuple[int, ...],
+        number: int = 0,
+        namespace: str = "",
     ) -> None:
+        """`namespace` is that of the hashes of its blocks."""
         self.request = request
         self.number = number  # in order of arrival
         self.status = Status.WAITING
@@ -82,7 +88,7 @@ class Sequence:
         self.num_awaited = 0  # sampled tokens in flight to a preempted sequence
         # Neither reads nor fills the prefix cache.
         self.is_private = request.skip_prefix_cache
-        self.root = root_of(request.cache_salt)  # parent of its first block
+        self.root = root_of(request.cache_salt, namespace)  # parent of its first block
         self.blame: Blame | None = None  # None: no worker was lost during its steps
         if request.num_deaths:
             place = len(self.token_ids)
@@ -136,9 +142,9 @@ class Sequence:
         """Resets `is_private`: its KV is lost, and KV computed from now on may be shared again."""
         self.is_private = self.request.skip_prefix_cache
 
-    def forget_hashes(self) -> None:
-        """Drops cached hashes, because the block size or the request's salt changes."""
-        self.root = root_of(self.request.cache_salt)
+    def forget_hashes(self, namespace: str) -> None:
+        """Drops cached hashes, because block size, namespace or the request's salt change."""
+        self.root = root_of(self.request.cache_salt, namespace)
         self._hashes = []
 
     def block_hashes(self, block_size: int) -> list[int]:

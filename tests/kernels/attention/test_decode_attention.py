@@ -5,11 +5,8 @@ import math
 import pytest
 import torch
 
-from kernels.attention.decode_attention import (
-    attend_leading,
-    decode_workspace,
-    paged_decode_attention,
-)
+from kernels.attention.decode_attention import attend_leading, paged_decode_attention
+from kernels.attention.workspace import decode_workspace
 
 SHAPES = [  # query heads, KV heads, head size, block size, contexts
     (6, 2, 64, 16, [0, 1, 15, 16, 17, 144]),

@@ -20,14 +20,16 @@ COMBINATIONS = [
 
 
 @functools.cache
-def library_for(name: str, dtype: torch.dtype) -> Library | None:
+def library_for(
+    name: str, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+) -> Library | None:
     """The library; None without a compiler, or if it lacks the instruction set."""
-    return load(dtype, {**os.environ, isa.VARIABLE: name})
+    return load(dtype, {**os.environ, isa.VARIABLE: name}, kv_dtype)
 
 
-def require(name: str, dtype: torch.dtype) -> Library:
+def require(name: str, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> Library:
     """The library, or skips the test."""
-    found = library_for(name, dtype)
+    found = library_for(name, dtype, kv_dtype)
     if found is None:
         pytest.skip(f"no C compiler for {name}")
     return found

@@ -183,6 +183,7 @@ async def test_an_address_with_another_process_is_attached_anew() -> None:
         (FakeModel(config_sha256="b" * 64), "it serves fake (config bbbbbbbbbbbb)"),
         (FakeModel(block_size=32), "its block_size is 32, that of worker"),
         (FakeModel(quantization="fp8"), "its quantization is fp8, that of worker"),
+        (FakeModel(kv_dtype="fp8_e4m3"), "its kv_dtype is fp8_e4m3, that of worker"),
     ],
 )
 async def test_what_differs_is_refused_by_name_and_disturbs_no_other(

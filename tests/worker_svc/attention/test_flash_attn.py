@@ -93,6 +93,9 @@ def test_what_a_version_cannot_is_refused_by_its_name_and_number() -> None:
     assert "4: heads of 192: want at most 128, or 256" in refusals(
         4, head_dim=192, capability=(10, 0)
     )
+    assert "3: a KV cache of float8_e4m3fn, ours alone widen it" in refusals(
+        3, kv_dtype=torch.float8_e4m3fn
+    )
     ampere = refusals(3, 4, capability=(8, 0))
     assert "4: it needs compute capability 9.x to 11.x, the device has 8.0" in ampere
     assert "3: it needs compute capability 9.x, the device has 8.0" in ampere

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from worker_svc import __main__ as program
-from worker_svc.config import UnsupportedOption, WorkerConfig, parse, require_device
+from worker_svc.config import (
+    KV_CACHE_DTYPES,
+    UnsupportedOption,
+    WorkerConfig,
+    parse,
+    require_device,
+)
+from worker_svc.device.device import kv_dtype_name, resolve_kv_dtype
 from worker_svc.startup import startup
 
 
@@ -30,6 +37,7 @@ from worker_svc.startup import startup
             "max_num_batched_tokens: 32 must be at least max_num_seqs (64)",
         ),
         (["--kv-cache-gib", "nan"], "kv_cache_gib: nan must be"),
+        (["--kv-cache-dtype", "int8"], "argument --kv-cache-dtype: invalid choice: 'int8'"),
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused_by_name(
@@ -95,3 +103,33 @@ def test_a_step_has_room_for_a_token_of_each_sequence(kind: str, sizes: tuple[in
 def test_ignored_keys_are_a_list_of_names() -> None:
     assert parse(["--ignore-config-keys", "a, b"]).ignore_config_keys == ("a", "b")
     assert parse([]).ignore_config_keys == ()
+
+
+def test_the_kv_cache_is_of_the_models_type_or_of_the_one_that_is_named() -> None:
+    found = [kv_dtype_name(resolve_kv_dtype(name, torch.bfloat16)) for name in KV_CACHE_DTYPES]
+    assert found == ["bfloat16", "fp8_e4m3", "fp8_e4m3", "fp8_e5m2"]
+    with pytest.raises(ValueError, match="kv_cache_dtype: fp4 must be one of auto, fp8, fp8_e4m3"):
+        WorkerConfig(kv_cache_dtype="fp4")
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "refused"),
+    [
+        ("auto", (7, 0), False),
+        ("fp8", (8, 0), True),
+        ("fp8_e4m3", (8, 9), False),
+        ("fp8_e5m2", (7, 5), True),
+        ("fp8_e5m2", (8, 0), False),
+        ("fp8_e4m3", (12, 0), False),
+    ],
+)
+def test_a_device_without_conversions_is_refused_with_its_number(
+    name: str, capability: tuple[int, int], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    cuda = torch.device("cuda")
+    if not refused:
+        resolve_kv_dtype(name, torch.bfloat16, cuda)
+        return
+    with pytest.raises(UnsupportedOption, match=f"kv_cache_dtype: {name} needs compute"):
+        resolve_kv_dtype(name, torch.bfloat16, cuda)

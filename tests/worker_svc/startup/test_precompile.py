@@ -65,6 +65,18 @@ print(json.dumps([names, is_slow, len(small.compile().asm["cubin"])]))
 """
 
 
+# Prints, of an FP8 cache's kernels, how many conversions from e4m3 to two halves each one has.
+WIDENS = """
+import json, sys
+from worker_svc.startup.precompile import Job
+from worker_svc.startup.kernel_compiler import rehearse
+found = {}
+rehearse(Job.parse(sys.argv[1]), lambda one: found.setdefault(one.name, one))
+names = ("_decode_kernel", "_prefill_kernel", "_norm_rope_write_kv_kernel")
+print(json.dumps([found[n].compile().asm["ptx"].count("cvt.rn.f16x2.e4m3x2") for n in names]))
+"""
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A model's folder, with an empty kernel cache."""
@@ -109,6 +121,22 @@ def test_every_kernel_of_a_worker_is_found_once_and_compiled_without_a_device(fo
     assert names_of_pair.count("_all_reduce_kernel") % 2 == 0
     assert num_bytes > 1000
     assert len(list((folder / "cache").rglob("*.cubin"))) == 1
+
+
+def test_kernels_over_an_fp8_cache_are_rehearsed_and_compiled_for_hopper(folder):
+    environment = {name: value for name, value in os.environ.items() if "TRITON" not in name}
+    environment["TRITON_CACHE_DIR"] = str(folder / "cache")
+    config = dataclasses.replace(CONFIG, kv_cache_dtype="fp8_e4m3")
+    job = Job(folder, "auto", config, H200.arch)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WIDENS, job.dump()],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    decode, prefill, write = json.loads(ran.stdout)
+    assert decode > 0 and prefill > 0
+    assert write == 0  # bytes are made by integer operations
+    plain = Job(folder, "auto", CONFIG, H200.arch)
+    assert precompile.key(job, H200) != precompile.key(plain, H200)
 
 
 def test_a_helper_that_did_its_part_leaves_a_mark_and_the_next_start_needs_none(folder):

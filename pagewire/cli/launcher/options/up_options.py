@@ -41,6 +41,7 @@ PASSED = (
     Passed("threads", "worker", "threads on cpu", "N", int),
     Passed("block-size", "worker", "tokens per KV block", "N", int),
     Passed("kv-cache-gib", "worker", "KV cache on cpu, in GiB", "GIB", float),
+    Passed("kv-cache-dtype", "worker", "type of the KV cache: auto, fp8_e4m3, fp8_e5m2", "TYPE"),
     Passed("gpu-memory-utilization", "worker", "share of a GPU's memory, 0 to 1", "SHARE", float),
     Passed("ignore-config-keys", "worker", "keys of config.json to ignore", "KEY,KEY"),
     Passed("quantization", "worker", "fp8, int8 or int4: round plain weights at load", "NAME"),

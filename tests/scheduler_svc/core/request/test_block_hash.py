@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from xxhash import xxh64_intdigest
 
-from scheduler_svc.core.request.block_hash import chain, extend
+from scheduler_svc.core.request.block_hash import NO_PARENT, chain, extend, root_of
 
 GOLDEN_TOKENS = np.array([13048, 11, 358, 2776, 595, 2143, 88, 10386], dtype=np.int32)
 GOLDEN_HASHES = [17248703474756886913, 1090572622844872466]
@@ -47,3 +47,13 @@ def test_many_next_blocks_at_once_hash_like_one_chain_each(block_size: int) -> N
     expected = [chain(prompt, block_size) for prompt in prompts]
     parents = np.array([hashes[0] for hashes in expected], dtype=np.uint64)
     assert extend(parents, prompts[:, block_size:]) == [hashes[1] for hashes in expected]
+
+
+def test_chains_of_different_salts_or_types_of_cache_share_no_hashes() -> None:
+    assert root_of("") == root_of("", "") == NO_PARENT
+    roots = [
+        root_of(salt, kind) for salt in ("", "a", "fp8_e4m3") for kind in ("", "a", "fp8_e4m3")
+    ]
+    assert len(set(roots)) == 9
+    chains = [chain(GOLDEN_TOKENS, 4, root or None) for root in roots]
+    assert len({block_hash for hashes in chains for block_hash in hashes}) == 18

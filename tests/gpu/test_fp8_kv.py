@@ -1,0 +1,81 @@
+"""FP8 KV caches on a GPU: the kernels at real sizes, and a graph over a cache in FP8."""
+
+import pytest
+import torch
+
+from kernels import fp8
+from kernels.attention.decode_attention import paged_decode_attention
+from kernels.attention.prefill_attention import paged_attention
+from kernels.attention.workspace import decode_workspace
+
+CUDA = torch.device("cuda")
+SCALE = 128**-0.5
+kinds = pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+
+
+def make(num_seqs, context, kv_dtype):
+    """(FP8 caches and scales, what they count as in bfloat16, tables, lengths)."""
+    width = -(-context // 16)
+    shape = (1 + num_seqs * width, 16, 2, 8, 128)
+    random = torch.Generator(CUDA).manual_seed(0)
+    both = torch.randn(shape, device=CUDA, generator=random)
+    scales = fp8.scale_table(*(torch.rand((2, 8), device=CUDA, generator=random) + 0.01))
+    stored = fp8.narrowed(both, scales[2:], kv_dtype)
+    # Powers of two would widen exactly; others are rounded to bfloat16 by the reference alone.
+    exact = fp8.widened(stored, scales[:2], torch.bfloat16)
+    tables = torch.arange(1, shape[0], dtype=torch.int32, device=CUDA).view(num_seqs, width)
+    lens = torch.full((num_seqs,), context, dtype=torch.int32, device=CUDA)
+    return (*stored.unbind(2), scales), exact.unbind(2), tables, lens
+
+
+def assert_near(found, expected):
+    distance = (found.double() - expected.double()).norm()
+    assert distance <= 1e-2 * expected.double().norm()
+
+
+@pytest.mark.gpu
+@kinds
+@pytest.mark.parametrize(("num_seqs", "context"), [(1, 2500), (4, 999), (40, 640), (256, 576)])
+def test_every_split_rule_attends_to_what_is_stored(num_seqs, context, kv_dtype):
+    (k, v, scales), exact, tables, lens = make(num_seqs, context, kv_dtype)
+    q = torch.randn(num_seqs, 16, 128, device=CUDA).bfloat16()
+    found = paged_decode_attention(q, k, v, tables, lens, SCALE, kv_scales=scales)
+    assert_near(found, paged_decode_attention(q, *exact, tables, lens, SCALE))
+
+
+@pytest.mark.gpu
+@kinds
+@pytest.mark.parametrize(("num_seqs", "context", "queries"), [(1, 4096, 4096), (3, 900, 200)])
+def test_prompts_and_chunks_attend_to_what_is_stored(num_seqs, context, queries, kv_dtype):
+    (k, v, scales), exact, tables, lens = make(num_seqs, context, kv_dtype)
+    q = torch.randn(num_seqs * queries, 16, 128, device=CUDA).bfloat16()
+    cu = torch.arange(num_seqs + 1, dtype=torch.int32, device=CUDA) * queries
+    found = paged_attention(q, k, v, tables, lens, cu, queries, SCALE, kv_scales=scales)
+    assert_near(found, paged_attention(q, *exact, tables, lens, cu, queries, SCALE))
+
+
+@pytest.mark.gpu
+@kinds
+def test_nan_that_was_stored_is_nan_for_its_sequence_alone(kv_dtype):
+    (k, v, scales), _, tables, lens = make(2, 64, kv_dtype)
+    k.view(torch.uint8)[tables[1, 0].long(), 3] = 0x7F
+    q = torch.randn(2, 16, 128, device=CUDA).bfloat16()
+    found = paged_decode_attention(q, k, v, tables, lens, SCALE, kv_scales=scales)
+    assert found[0].isfinite().all()
+    assert found[1].isnan().all()
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_reads_the_cache_in_fp8():
+    (k, v, scales), exact, tables, lens = make(3, 640, torch.float8_e4m3fn)
+    q = torch.randn(3, 16, 128, device=CUDA).bfloat16()
+    out, workspace = torch.empty_like(q), decode_workspace(q, 8)
+    arguments = (q, k, v, tables, lens, SCALE, out, workspace, scales)
+    paged_decode_attention(*arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        paged_decode_attention(*arguments)
+    for length in (1, 33, 640):
+        lens.fill_(length)
+        graph.replay()
+        assert_near(out, paged_decode_attention(q, *exact, tables, lens, SCALE))
