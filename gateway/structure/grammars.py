@@ -5,13 +5,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from gateway.errors import RequestError, invalid, unavailable, unsupported
 from gateway.structure import json_schema
 from gateway.structure.calls import AnyStructure, CallsInAnswer
-from gateway.structure.structure import CallList, JsonSchema, Structure
+from gateway.structure.structure import ANY_OBJECT, CallList, JsonSchema, Structure
 from wire.grammar import BadGrammar, BadVocabulary, GrammarTooLarge
 from wire.grammar_check.checks import ChecksLost, GrammarChecks, VocabularySource
 
@@ -53,6 +54,9 @@ class GrammarChecker:
         except GrammarTooLarge as error:
             raise invalid(structure.place, str(error)) from error
         except BadGrammar as error:
+            looser = _without_failing(structure, checks)
+            if looser != structure:
+                return self._resolve(looser, vocab_size, eos_token_ids)
             raise _refusal(structure, str(error), checks) from error
         except ChecksLost as error:
             raise unavailable(str(error)) from error
@@ -66,6 +70,33 @@ class GrammarChecker:
                 source = VocabularySource(self._tokenizer, vocab_size, eos_token_ids)
                 self._checks = key, GrammarChecks(source)
             return self._checks[1]
+
+
+def _without_failing(structure: AnyStructure, checks: GrammarChecks) -> AnyStructure:
+    """The same with any object in place of loose schemas that no grammar can hold."""
+    if isinstance(structure, JsonSchema):
+        return structure if _can_be_held(structure, checks) else _any_object(structure)
+    if not isinstance(structure, (CallList, CallsInAnswer)):
+        return structure
+    functions = tuple(
+        (name, schema if _can_be_held(schema, checks) else _any_object(schema))
+        for name, schema in structure.functions
+    )
+    return replace(structure, functions=functions)
+
+
+def _any_object(schema: JsonSchema) -> JsonSchema:
+    return replace(schema, schema=ANY_OBJECT)
+
+
+def _can_be_held(schema: JsonSchema, checks: GrammarChecks) -> bool:
+    if not schema.is_loose or schema.schema == ANY_OBJECT:
+        return True
+    try:
+        checks.check(schema.to_grammar())
+    except BadGrammar:
+        return False
+    return True
 
 
 def _refusal(structure: AnyStructure, problem: str, checks: GrammarChecks) -> RequestError:
