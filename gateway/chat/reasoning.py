@@ -24,6 +24,11 @@ def is_open_at_end(prompt: str) -> bool:
     return prompt.rstrip().endswith(OPEN)
 
 
+def is_closed_at_end(prompt: str) -> bool:
+    """Whether the prompt ends with reasoning that is over."""
+    return prompt.rstrip().endswith(CLOSE)
+
+
 def _split(source: Source, events: list[Part], *, is_open: bool) -> Steps[None]:
     start = yield from source.skip_space(0)
     if (yield from source.starts_with(OPEN, start)):

@@ -80,7 +80,7 @@ def walk(matcher: Any, begun: list[int], closing: list[int], dice: random.Random
 
 
 def parse(chat_format: ChatFormat, chat: Conversation, pieces: list[str]) -> Reply:
-    reader = chat_format.reader(chat, "", is_structured=False)
+    reader = chat_format.reader(chat, "", None)
     assert reader is not None
     parts = [part for piece in pieces for part in reader.push(piece, is_last=False)]
     return reply_of([*parts, *reader.push("", is_last=True)])
