@@ -11,8 +11,9 @@ from enum import Enum
 from gateway.chat import forced, formats
 from gateway.chat.calls import Calls
 from gateway.chat.conversation import Conversation
+from gateway.chat.families import harmony
 from gateway.chat.formats import ToolCallFormat, long_id
-from gateway.chat.parts import Content, Part
+from gateway.chat.parts import Content, Part, Reasoning
 from gateway.chat.reasoning import (
     CLOSE,
     OPEN,
@@ -41,6 +42,7 @@ class ReasoningFormat(Enum):
 
     QWEN3 = "qwen3"  # when the answer, or the end of the prompt, opens it
     DEEPSEEK_R1 = "deepseek_r1"  # always, opened or not
+    HARMONY = "harmony"  # in messages of a channel of its own
 
 
 TOOL_CALL_PARSERS = (AUTO, NONE, *formats.FORMATS)
@@ -110,6 +112,8 @@ class ChatFormat:
     def shown_tokens(self, conversation: Conversation) -> tuple[str, ...]:
         """Special tokens that the parser of the answer must see."""
         tool_format = self._format_for(conversation)
+        if tool_format is None and self.reasoning is ReasoningFormat.HARMONY:
+            return harmony.TOKENS
         return () if tool_format is None else tool_format.shown_tokens
 
     def with_markers(self, tags: StructuralTags) -> StructuralTags:
@@ -126,6 +130,10 @@ class ChatFormat:
         budget = conversation.max_reasoning_tokens
         if budget is not None and self.reasoning is None:
             notices.ignore(BUDGET, "has no effect: no --reasoning-parser is known for the model")
+        if self.reasoning is ReasoningFormat.HARMONY:
+            if budget is not None:
+                raise unsupported(BUDGET, "is not supported for reasoning in channels")
+            return answer
         if self.reasoning is None or _is_over(conversation, prompt):
             return answer
         is_held = answer is not None and not _leaves_text_free(answer)
@@ -142,6 +150,11 @@ class ChatFormat:
         is_held = structure is not None and not _leaves_text_free(structure)
         if self.reasoning is None or is_held:
             return None if calls is None else AnswerReader(None, calls, shows)
+        if self.reasoning is ReasoningFormat.HARMONY:
+            thought = ReasoningTokens(
+                is_open=False, opening=harmony.ANALYSIS, closing=harmony.ENDS[0]
+            )
+            return AnswerReader(None, calls or _messages_parser(), shows, thought)
         is_open = self._is_open(prompt)
         thought = ReasoningTokens(is_open=is_open)
         return AnswerReader(reasoning_parser(is_open=is_open), calls, shows, thought)
@@ -161,13 +174,21 @@ class ChatFormat:
         tool_format = self._format_for(conversation)
         if tool_format is None:
             return None
-        names = frozenset(tool.name for tool in conversation.usable_tools)
-        max_calls = None if conversation.parallel_tool_calls else 1
+        schemas = {tool.name: tool.parameters or {} for tool in conversation.usable_tools}
+        names, max_calls = frozenset(schemas), None if conversation.parallel_tool_calls else 1
 
         def parse(source: Source, events: list[Part]) -> Steps[None]:
-            return tool_format.parse(source, Calls(names, events, tool_format.new_id, max_calls))
+            calls = Calls(names, events, tool_format.new_id, max_calls, schemas)
+            return tool_format.parse(source, calls)
 
         return Parser(parse)
+
+
+def _messages_parser() -> Parser:
+    """The parser of messages in channels, without tools."""
+    return Parser(
+        lambda source, events: harmony.parse_harmony(source, Calls(frozenset(), events, long_id))
+    )
 
 
 def _is_over(conversation: Conversation, prompt: str) -> bool:
@@ -216,7 +237,10 @@ class AnswerReader:
     def _read_content(self, text: str, is_last: bool) -> tuple[Part, ...]:
         if self._calls is None:
             return (Content(text),) if text else ()
-        return tuple(self._calls.push(text, is_last=is_last))
+        parts = self._calls.push(text, is_last=is_last)
+        if self._shows_reasoning:
+            return tuple(parts)
+        return tuple(part for part in parts if not isinstance(part, Reasoning))
 
 
 def choose(
@@ -244,6 +268,8 @@ def choose(
     reasoning = None
     if reasoning_parser == AUTO:
         reasoning = ReasoningFormat.QWEN3 if OPEN in source else None
+        if harmony.CHANNEL in source and harmony.MESSAGE in source:
+            reasoning = ReasoningFormat.HARMONY
     elif reasoning_parser != NONE:
         reasoning = ReasoningFormat(reasoning_parser)
     known = markers or {}
