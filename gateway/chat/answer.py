@@ -255,16 +255,21 @@ def choose(
     `markers` are the ids of tokens that are added to the vocabulary, `text_ids` those of them that
     are text as any other.
 
-    Raises NoUseForParser for a tool call parser when the template renders no tools.
+    Raises NoUseForParser for a tool call parser that the template's calls cannot need.
     """
-    takes_tools = template is not None and template.takes_tools
     source = "" if template is None else template.tools_source
+    is_told = template is not None and not template.takes_tools  # in plain words
+    takes_tools = template is not None and (not is_told or tool_call_parser != NONE)
     tool_calls = formats.FORMATS.get(tool_call_parser)
     if tool_calls is not None and not takes_tools:
-        problem = "the model's chat template knows no tools"
+        raise NoUseForParser(
+            f"--tool-call-parser {tool_call_parser}: the model has no chat template"
+        )
+    if is_told and tool_calls not in (None, formats.HERMES):
+        problem = "the model's chat template knows no tools; they are told in the form of hermes"
         raise NoUseForParser(f"--tool-call-parser {tool_call_parser}: {problem}")
     if tool_call_parser == AUTO and takes_tools:
-        tool_calls = formats.detect(source)
+        tool_calls = formats.HERMES if is_told else formats.detect(source)
     reasoning = None
     if reasoning_parser == AUTO:
         reasoning = ReasoningFormat.QWEN3 if OPEN in source else None
