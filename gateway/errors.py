@@ -185,7 +185,8 @@ def ended_by(error: Exception) -> RequestError:
 def from_grpc_code(code: int, message: str, retry_after_s: float | None = None) -> RequestError:
     """The error for a status code from the scheduler; unknown codes are internal errors."""
     kind = _KIND_OF_CODE.get(code, ErrorKind.INTERNAL)
-    return RequestError(kind, message, retry_after_s=retry_after_s)
+    field = "grammar" if kind is ErrorKind.INVALID and message.startswith("grammar: ") else None
+    return RequestError(kind, message, field=field, retry_after_s=retry_after_s)
 
 
 def from_http_status(status: int, message: str) -> RequestError:

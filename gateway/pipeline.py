@@ -44,6 +44,7 @@ from gateway.tokens.bad_words import with_bad_words
 from gateway.tokens.prompts import TokenizedPrompt, tokenize
 from gateway.tokens.tokenizer import Tokenizer
 from gateway.tracing.end_line import log_end
+from gateway.tracing.first_token import RecentFirstTokens
 from gateway.tracing.output_span import OutputSpan, OutputTimes, code_of
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Pipeline:
         self._clock = clock
         self.metrics = metrics or RequestMetrics.unread()
         self._tracer = tracer
+        self.first_tokens = RecentFirstTokens()
         self._grammars = GrammarChecker(tokenizer.definition)
         self._live: dict[int, RequestProgress] = {}
         self._num_preparing = 0
@@ -158,8 +160,8 @@ class Pipeline:
                 arrival = await live.receive()
                 delta = reader.read(arrival, live.num_cached_tokens)
                 progress.num_cached_tokens = live.num_cached_tokens
-                if arrival.token_ids:
-                    self._note_tokens(progress, reader.text.num_tokens, meter)
+                num_tokens = reader.text.num_tokens if arrival.token_ids else 0
+                is_first = bool(num_tokens) and self._note_tokens(progress, num_tokens, meter)
                 finish = delta.finish
                 if finish is not None:
                     self._link.close(live)  # at a stop string the scheduler must be stopped
@@ -168,16 +170,20 @@ class Pipeline:
                         timings = meter.timings(live.queue_s, self._clock())
                         delta = delta._replace(finish=replace(finish, timings=timings))
                 yield delta
+                if is_first:
+                    self.first_tokens.note(progress, live, meter.began_s, self._clock())
         except BaseException as error:
             error_code = code_of(error)
             meter.failed(error, self._clock())
+            if isinstance(error, RequestError) and request.structure is not None:
+                raise error.renamed("grammar", request.structure.place) from error
             raise
         finally:
             if live is not None:
                 self._live.pop(live.handle, None)
                 self._link.close(live)
             if span is not None:
-                span.end(_times(live, progress), finish, error_code, self._clock())
+                span.end(OutputTimes.of(live, progress), finish, error_code, self._clock())
             log_end(request.request_id, finish, error_code)
 
     def _traced(self, submission: Submission, span: OutputSpan, meter: OutputMeter) -> Submission:
@@ -186,13 +192,15 @@ class Pipeline:
         standing = replace(submission.standing, trace=span.context)
         return replace(submission, standing=standing)
 
-    def _note_tokens(self, progress: RequestProgress, num_tokens: int, meter: OutputMeter) -> None:
+    def _note_tokens(self, progress: RequestProgress, num_tokens: int, meter: OutputMeter) -> bool:
+        """Counts what has come; True for the first tokens."""
         now_s = self._clock()
-        if progress.first_token_s is None:
+        if is_first := progress.first_token_s is None:
             progress.first_token_s = now_s
             meter.admitted(progress.num_prompt_tokens, progress.num_cached_tokens)
         meter.received(num_tokens - progress.num_output_tokens, now_s)
         progress.num_output_tokens = num_tokens
+        return is_first
 
     async def _prepare(self, request: GenerationRequest) -> tuple[Submission, OutputReader]:
         """The submission for the scheduler, and the reader of its results. Raises RequestError."""
@@ -379,10 +387,3 @@ class Pipeline:
         """The whole output at once."""
         async with aclosing(self.generate(request)) as deltas:
             return completion_of([delta async for delta in deltas])
-
-
-def _times(live: LiveRequest | None, progress: RequestProgress | None) -> OutputTimes:
-    """What a span says of an output's times."""
-    if live is None or progress is None:
-        return OutputTimes()
-    return OutputTimes(progress.started_s, progress.first_token_s, live.losses_s)

@@ -171,7 +171,9 @@ class Gateway:
         embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
             EmbeddingService(self._pipeline), server
         )
-        debug_pb2_grpc.add_DebugServiceServicer_to_server(DebugService(self._pipeline), server)
+        debug_pb2_grpc.add_DebugServiceServicer_to_server(
+            DebugService(self._pipeline, self._channel), server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (INFERENCE_SERVICE, EMBEDDING_SERVICE, DEBUG_SERVICE, health.SERVICE_NAME)
         add_reflection(server, names, aio=True)

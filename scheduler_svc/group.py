@@ -340,11 +340,9 @@ class WorkerGroup:
                 continue
             answer = await link.receive()
             self.expire()
-            # A recording may have begun while the answer was awaited: it wants this step, too.
-            self._observed(plain).apply(answer)
+            self._observed(plain).apply(answer)  # by a recording that began meanwhile, too
 
     def _observed(self, plain: Stepping) -> Stepping:
-        """The same, timed while a recording is under way."""
         return plain if self.profile is None else ProfiledStepping(plain, self.profile)
 
     def _on_prepared(self, core: Scheduler, answer: worker_pb2.GrammarPrepared) -> None:
@@ -355,7 +353,7 @@ class WorkerGroup:
         self.wake()
 
     async def _idle(self, link: WorkerLink) -> None:
-        """Waits for work. Raises LinkLost when the worker is gone in the meantime."""
+        """Waits for work. Raises LinkLost when the worker is gone meanwhile."""
         working = asyncio.ensure_future(self._work.wait())
         try:
             reading = link.reading()

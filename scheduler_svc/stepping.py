@@ -19,6 +19,7 @@ from scheduler_svc.convert import (
 )
 from scheduler_svc.core import OutOfStep, Scheduler, StepOutputs, StepPlan
 from scheduler_svc.core.request.fault import RequestFault
+from scheduler_svc.explain.first_tokens import FirstTokenStep
 from scheduler_svc.explain.trace import StepRecord, Trace
 from scheduler_svc.observe.step_log import log_step
 from scheduler_svc.observe.step_profile import LoopProfile
@@ -129,12 +130,17 @@ class Stepping:
         if oldest is None or oldest.step_id != output.step_id:  # before comparing its state
             expected = "none" if oldest is None else oldest.step_id
             raise OutOfStep(f"result of step {output.step_id}, expected {expected}")
+        received_s, first_ids = time.monotonic(), self._first_token_ids(oldest)
         logprobs, prompt_outputs = to_logprobs(output), to_prompt_outputs(output)
         result = to_result(output, prompt_outputs)
         self.state_check.compare(output.step_id, to_state(output))
         outputs = self._core.update(result)
+        applied_s = time.monotonic()  # before delivery: the gateway may have the token during it
         self._deliver(oldest, outputs, logprobs, prompt_outputs)
         record = self._note_done(output.step_id)
+        if first_ids:
+            step = FirstTokenStep.of(record, received_s, applied_s, output.timings)
+            self._trace.first_tokens.note(first_ids, step)
         self._clients.counts.stepped(record.plan, record.duration_s or 0.0)
         if self._logs_steps:
             log_step(record, self._core)
@@ -143,6 +149,18 @@ class Stepping:
 
     def _note_done(self, step_id: int) -> StepRecord:
         return self._trace.done(step_id, time.monotonic())
+
+    def _first_token_ids(self, plan: StepPlan) -> list[str]:
+        """Ids of the requests whose first token the step makes; asked before it is applied."""
+        if not plan.num_prefill_tokens:
+            return []
+        view, sampled = self._core.view, plan.sampled_slots
+        found = map(view.sequence_in, sampled[view.is_prefilling[sampled]].tolist())
+        return [
+            sequence.request.request_id
+            for sequence in found
+            if sequence is not None and view.num_tokens(sequence) == sequence.num_prompt
+        ]
 
     def _deliver(
         self,

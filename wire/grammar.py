@@ -4,6 +4,7 @@ A grammar is a text for llguidance. Nothing is compiled in advance: a matcher is
 grammar, which depends only on the grammar and the tokens read since its start.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -23,6 +24,9 @@ LIMITS = llguidance.LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
+# Without it, text that only one string can continue is cut into the tokenizer's own tokens; a text
+# that spells a special token becomes that token, which the grammar then refuses.
+_UNFORCED = '%llguidance {"no_forcing": true}'
 NUM_PROBED_TOKENS = 2  # after which some grammars prove too complex that began well
 
 Vocabulary = llguidance.LLTokenizer
@@ -55,13 +59,27 @@ def read_vocabulary(definition: str, vocab_size: int, eos_token_ids: Sequence[in
 def new_matcher(vocabulary: Vocabulary, grammar: str) -> Matcher:
     """A matcher at the start of a grammar. Raises BadGrammar."""
     with failures_as(BadGrammar, "it cannot be read"):
-        matcher = Matcher(vocabulary, grammar, log_level=0, limits=LIMITS)
+        matcher = Matcher(vocabulary, _unforced(grammar), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise BadGrammar(problem_of(matcher))
         matcher.compute_bitmask()  # some grammars prove too complex only here
     if matcher.is_error():
         raise GrammarTooLarge(problem_of(matcher))
     return matcher
+
+
+def _unforced(grammar: str) -> str:
+    """The same grammar, Lark or a JSON list of grammars, with the option that applies to all."""
+    if not grammar.lstrip().startswith("{"):
+        return f"{grammar}\n{_UNFORCED}\n"
+    try:
+        parts = json.loads(grammar)
+        first, *others = parts["grammars"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return grammar  # the library says what is wrong with it
+    first = {**first, "name": first.get("name") or "grammar"}
+    start = {"name": "unforced", "lark_grammar": f"{_UNFORCED}\nstart: @{first['name']}\n"}
+    return json.dumps({**parts, "grammars": [start, first, *others]})
 
 
 def check(vocabulary: Vocabulary, grammar: str) -> None:

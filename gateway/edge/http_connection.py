@@ -15,6 +15,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.edge.edge_limits import EdgeLimits
+from gateway.edge.lingering import LingeringTransport
 from gateway.errors import ErrorKind, RequestError, error_body
 
 BODY_BYTES_PER_S = 64 << 10  # a body that comes faster may take as long as it needs
@@ -63,7 +64,9 @@ class GuardedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Counts the connection; one too many is closed."""
-        super().connection_made(transport)
+        lingering = LingeringTransport(transport, self._drops_body)
+        super().connection_made(cast(asyncio.Transport, lingering))
+        self._lingering = lingering
         if len(self.connections) > self._limits.max_connections:
             log.warning("--max-connections: %d are open", len(self.connections) - 1)
             transport.abort()
@@ -145,6 +148,11 @@ class GuardedConnection(HttpToolsProtocol):
             self._drop(len(body))
         super().on_body(body)
 
+    def _drops_body(self) -> bool:
+        """Whether a request was answered before its body had come."""
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        return self._phase is _Phase.BODY and is_answered
+
     def _drop(self, num_bytes: int) -> None:
         self._num_dropped += num_bytes
         if self._num_dropped > MAX_DROPPED_BYTES:
@@ -155,6 +163,8 @@ class GuardedConnection(HttpToolsProtocol):
         self._enter(_Phase.NOTHING)
         self._num_raw_bytes = self._num_dropped = 0
         super().on_message_complete()
+        if self._lingering.is_lingering:
+            self._lingering.close_at_once()
 
     def _check_headers(self) -> None:
         limits = self._limits
@@ -179,7 +189,7 @@ class GuardedConnection(HttpToolsProtocol):
             self._reading.cancel()
             self._reading = None
         if phase is _Phase.END:
-            self._reading = self.loop.call_later(LINGER_S, self.transport.close)
+            self._reading = self.loop.call_later(LINGER_S, self._lingering.close_at_once)
         elif phase is not _Phase.NOTHING:
             self._reading = self.loop.call_later(self._allowed_s(), self._check_time)
 
@@ -194,6 +204,9 @@ class GuardedConnection(HttpToolsProtocol):
             left_s = self._allowed_s()
         if left_s > 0:
             self._reading = self.loop.call_later(left_s, self._check_time)
+            return
+        if self._drops_body():  # the client has its answer
+            self.transport.abort()
             return
         part = "header" if self._phase is _Phase.HEADERS else "body"
         problem = f"{part}: it was not complete in time (--{part}-timeout-s)"

@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator
 from typing import NoReturn
 
+import grpc
+
 from gateway import limits
 from gateway.errors import ErrorKind, RequestError, invalid
 from gateway.generation import SamplingParams
@@ -12,13 +14,17 @@ from pagewire.v1 import debug_pb2 as pb
 from pagewire.v1 import debug_pb2_grpc
 
 DEFAULT_ENTRIES = 100
+ASK_TIMEOUT_S = 10.0  # of the scheduler
 
 
 class DebugService(debug_pb2_grpc.DebugServiceServicer):
     """The gateway's view of requests: ids, counts and times."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, scheduler: grpc.aio.Channel) -> None:
         self._pipeline = pipeline
+        self._scheduler: debug_pb2_grpc.DebugServiceAsyncStub = debug_pb2_grpc.DebugServiceStub(
+            scheduler
+        )
 
     async def ListRequests(
         self, request: pb.ListRequestsRequest, context: Context
@@ -49,9 +55,28 @@ class DebugService(debug_pb2_grpc.DebugServiceServicer):
             raise RequestError(ErrorKind.NOT_FOUND, problem, field="request_id")
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
-        """Answers UNIMPLEMENTED: only the scheduler knows."""
+        """The scheduler's answer, with what this gateway adds to the way of the first token."""
         async with RefusalsAsStatuses(context):
-            _ask("Explain: a gateway does not know why requests wait; ask the scheduler")
+            answer = await self._explained(request)
+            times = self._pipeline.first_tokens.find(request.request_id)
+            if times is not None:
+                path = times.path(answer.first_token)
+                del answer.first_token[:]
+                answer.first_token.extend(path)
+            return answer
+
+    async def _explained(self, request: pb.ExplainRequest) -> pb.ExplainResponse:
+        """What the scheduler says. Raises RequestError with its reason."""
+        try:
+            return await self._scheduler.Explain(request, timeout=ASK_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            known = {
+                grpc.StatusCode.NOT_FOUND: ErrorKind.NOT_FOUND,
+                grpc.StatusCode.INVALID_ARGUMENT: ErrorKind.INVALID,
+            }
+            kind = known.get(error.code(), ErrorKind.UNAVAILABLE)
+            problem = f"the scheduler: {error.details()}"
+            raise RequestError(kind, problem) from error
 
     async def DumpBlockPool(
         self, request: pb.DumpBlockPoolRequest, context: Context

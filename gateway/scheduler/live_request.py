@@ -57,6 +57,7 @@ class LiveRequest:
         "_token_ids",
         "_waiter",
         "admitted_s",
+        "first_token_s",
         "handle",
         "has_delivered",
         "is_new",
@@ -78,6 +79,7 @@ class LiveRequest:
         self.submission = submission
         self.submitted_s = now_s
         self.admitted_s: float | None = None  # for the first time
+        self.first_token_s: float | None = None  # when it came, read or not
         self.num_cached_tokens = 0  # known with the first token
         self.output_token_ids = list(submission.output_token_ids)  # read or not
         # After the loss of the scheduler: since when, how often in a row without a token, and
@@ -124,6 +126,8 @@ class LiveRequest:
 
     def add(self, token_id: int, logprobs: RawLogprobs | None) -> None:
         """Adds a token; call wake() afterwards."""
+        if self.first_token_s is None:
+            self.first_token_s = time.monotonic()
         self._token_ids.append(token_id)
         self.output_token_ids.append(token_id)
         self.is_running, self.is_new, self.num_deaths = True, False, 0

@@ -14,6 +14,8 @@ from wire.logs.request import about
 from wire.tracing.context import TraceContext
 
 if TYPE_CHECKING:
+    from gateway.pipeline import RequestProgress
+    from gateway.scheduler.live_request import LiveRequest
     from wire.tracing.spans import RequestSpan, Tracer
 
 _SAMPLING = {  # the conventions' names by ours
@@ -36,6 +38,13 @@ class OutputTimes:
     submitted_s: float | None = None
     first_token_s: float | None = None
     losses_s: Sequence[float] = ()  # of a scheduler, after which it went on at the next
+
+    @classmethod
+    def of(cls, live: "LiveRequest | None", progress: "RequestProgress | None") -> "OutputTimes":
+        """What is known of an output, which may not have been submitted."""
+        if live is None or progress is None:
+            return cls()
+        return cls(progress.started_s, progress.first_token_s, live.losses_s)
 
 
 class OutputSpan:

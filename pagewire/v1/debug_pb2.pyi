@@ -133,7 +133,7 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "state", "message", "wall_s", "time_spent", "waits", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_preemptions", "story", "summary")
+    __slots__ = ("request_id", "state", "message", "wall_s", "time_spent", "waits", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_preemptions", "story", "summary", "first_token")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,7 @@ class ExplainResponse(_message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     STORY_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     state: str
     message: str
@@ -158,7 +159,18 @@ class ExplainResponse(_message.Message):
     num_preemptions: int
     story: _containers.RepeatedScalarFieldContainer[str]
     summary: str
-    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[str] = ..., message: _Optional[str] = ..., wall_s: _Optional[float] = ..., time_spent: _Optional[_Union[TimeSpent, _Mapping]] = ..., waits: _Optional[_Iterable[_Union[WaitingTime, _Mapping]]] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., story: _Optional[_Iterable[str]] = ..., summary: _Optional[str] = ...) -> None: ...
+    first_token: _containers.RepeatedCompositeFieldContainer[PathStage]
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[str] = ..., message: _Optional[str] = ..., wall_s: _Optional[float] = ..., time_spent: _Optional[_Union[TimeSpent, _Mapping]] = ..., waits: _Optional[_Iterable[_Union[WaitingTime, _Mapping]]] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., story: _Optional[_Iterable[str]] = ..., summary: _Optional[str] = ..., first_token: _Optional[_Iterable[_Union[PathStage, _Mapping]]] = ...) -> None: ...
+
+class PathStage(_message.Message):
+    __slots__ = ("service", "name", "seconds")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    service: str
+    name: str
+    seconds: float
+    def __init__(self, service: _Optional[str] = ..., name: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class WaitingTime(_message.Message):
     __slots__ = ("reason", "seconds")

@@ -93,6 +93,7 @@ def explain(life: Life, max_num_seqs: int, trace: Trace) -> debug_pb2.ExplainRes
         num_output_tokens=life.num_output_tokens,
         num_preemptions=life.num_preemptions,
         story=_story(life),
+        first_token=trace.first_tokens.path(life.request_id, life.timeline, life.arrival_s),
         summary=f"{life.state} after {wall_s:.3f} s: {life.timeline.tell(life.until_s)}{longest}",
     )
 

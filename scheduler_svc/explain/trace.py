@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scheduler_svc.core import StepPlan
+from scheduler_svc.explain.first_tokens import FirstTokens
 
 KEPT_STEPS = 1024
 
@@ -24,6 +25,7 @@ class Trace:
     def __init__(self) -> None:
         self._records: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self._last_done_s = 0.0
+        self.first_tokens = FirstTokens()
 
     def sent(self, plan: StepPlan, now_s: float) -> None:
         """Adds a step that is sent."""

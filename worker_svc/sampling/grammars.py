@@ -85,7 +85,7 @@ class GrammarRows:
     def problems(self) -> dict[int, str]:
         """Returns the reason for each sampling row that its grammar cannot continue."""
         problems = self.filling.result().problems
-        return {int(self.rows[index]): problem for index, problem in problems.items()}
+        return {int(self.rows[index]): f"grammar: {why}" for index, why in problems.items()}
 
 
 def _no_vocabulary() -> Vocabulary:

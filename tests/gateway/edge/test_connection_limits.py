@@ -154,3 +154,38 @@ async def test_what_is_not_http_is_a_400_in_the_form_of_every_error(start: Any) 
     ):
         status, error = await send(running, noise)
         assert (status, error["code"]) == (400, "invalid_value")
+
+
+CLOSES = POST + b"connection: close\r\n"
+MIB = b" " * (1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("framing", "parts"),
+    [
+        (b"content-length: 41943040", [MIB] * 40),
+        (b"transfer-encoding: chunked", [b"100000\r\n" + MIB + b"\r\n"] * 40 + [b"0\r\n\r\n"]),
+    ],
+)
+async def test_a_client_that_closes_reads_why_its_large_body_is_refused(
+    framing: bytes, parts: list[bytes], start: Any
+) -> None:
+    """Found by the fuzzer, seed 42: a reset by what was still being sent overtook the answer."""
+    running = await start(edge=EdgeLimits(max_body_mib=1))
+    status, error = await send(running, CLOSES + framing + b"\r\n\r\n", *parts)
+    assert status == 413 and "--max-body-mib" in error["message"]
+
+
+async def test_a_client_that_closes_and_never_sends_the_rest_is_left(start: Any) -> None:
+    running = await start(edge=EdgeLimits(max_body_mib=1, body_timeout_s=SOON_S))
+    host, port = running.http_url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(CLOSES + b"content-length: 99999999\r\n\r\n ")
+    async with asyncio.timeout(patience(10)):
+        assert (await reader.read()).startswith(b"HTTP/1.1 413 ")
+        with pytest.raises(ConnectionError):
+            while True:  # the answer has ended; sending works until the connection has, too
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(SOON_S * 4)
+    writer.close()

@@ -330,7 +330,7 @@ def test_without_a_tokenizer_a_grammar_is_refused_by_name(llama_folder: Path) ->
     loaded = startup.load(WORKER_CONFIG, llama_folder, "float32", "")
     requests = Requests(startup.build_runner(WORKER_CONFIG, loaded, 64), sampled(DIGITS))
     output = requests.step({0: 9}, reset=True, new_sequences=(requests.enter(0),))
-    assert output.row_errors == {0: "the model folder has no tokenizer.json"}
+    assert output.row_errors == {0: "grammar: the model folder has no tokenizer.json"}
 
 
 def test_a_vocabulary_without_an_end_or_a_tokenizer_is_refused(
