@@ -105,10 +105,15 @@ def _check_shape(keyword: str, value: Any, where: str) -> None:
     names = value if isinstance(value, list) else [value]
     if keyword in ("required", "type") and not all(isinstance(name, str) for name in names):
         raise invalid(where, "must be names")
-    if keyword == "dependentRequired":
+    if keyword in ("dependentRequired", "dependencies"):
         for name, needed in value.items():
-            if not isinstance(needed, list) or not all(isinstance(text, str) for text in needed):
+            is_schema = keyword == "dependencies" and not isinstance(needed, list)
+            if not is_schema and not _are_names(needed):
                 raise invalid(join(where, name), "must be an array of names")
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _check_keyword(keyword: str, value: Any, schema: dict[str, Any], place: str) -> None:

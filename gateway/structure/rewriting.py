@@ -226,7 +226,7 @@ _NO_ARRAY = ["null", "boolean", "number", "string", "object"]
 def _is_held(keyword: str, value: Any) -> bool:
     """Whether a keyword of a loose schema can be held, as far as its name tells."""
     if keyword == "format":
-        return value not in keywords.OTHER_FORMATS
+        return isinstance(value, str) and value not in keywords.OTHER_FORMATS
     return keyword in keywords.KNOWN
 
 

@@ -160,6 +160,7 @@ def test_a_loose_schema_is_held_as_far_as_it_can_be() -> None:
         JsonSchema("schema", schema).to_grammar()
     tokenizer, vocabulary = spoken()
     grammar = JsonSchema("schema", schema, is_loose=True).to_grammar()
+    JsonSchema("schema", schema | {"format": [{}]}, is_loose=True).to_grammar()
     for value, fits in (('{"a": ["x", "x"]}', True), ('{"a": [1]}', False)):
         matcher = new_matcher(vocabulary, grammar)
         ids = tokenizer.encode(value).ids

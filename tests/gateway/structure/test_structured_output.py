@@ -126,6 +126,7 @@ BAD_SCHEMAS: list[tuple[Any, str, str]] = [
     ({"type": "string", "nullable": 1}, ".nullable", "true or false"),
     ({"type": "array", "maxItems": "1"}, ".maxItems", "number"),
     ({"dependentRequired": {"a": "b"}}, ".dependentRequired.a", "names"),
+    ({"not": {"dependencies": {"a": [[]]}}}, ".not.dependencies.a", "names"),
     ({"type": "object", "minProperties": 2}, ".minProperties", "guaranteed"),
     ({"enum": ["a\x01"]}, ".enum", "control"),
     ({"properties": {"a b": {"type": 3}}}, '.properties["a b"].type', "names"),
