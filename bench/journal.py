@@ -22,8 +22,9 @@ from bench.scheduler_core import BLOCK_SIZE, EOS, VOCAB_SIZE, answer, make_reque
 from pagewire.v1 import worker_pb2
 from scheduler_svc.core import Request, Scheduler, SchedulerConfig
 from scheduler_svc.journal import segments
+from scheduler_svc.journal.options import RecordOptions
 from scheduler_svc.journal.recorder import SWITCH_INTERVAL_S
-from scheduler_svc.journal.start import RecordOptions, make_core
+from scheduler_svc.journal.start import make_core
 from scheduler_svc.sampling import Sampling
 
 CONTEXT = 512

@@ -11,6 +11,7 @@ from gateway.edge import edge_limits
 from gateway.edge.edge_limits import EdgeLimits
 from gateway.live.demo import problem_with_pipe
 from gateway.sampling_defaults import AUTO as AUTO_DEFAULTS
+from gateway.scheduler.target import SchedulerTarget, scheduler_target
 from pagewire.hub.locate import locate
 from pagewire.settings import sources
 from pagewire.settings.model_folder import problem_with
@@ -45,7 +46,7 @@ class GatewayConfig:
     """The options of this process. Port 0 takes a free one."""
 
     model: Path
-    scheduler: str
+    scheduler: str  # or several, separated by commas; empty with scheduler_dns
     host: str = DEFAULT_HOST
     http_port: int = DEFAULT_HTTP_PORT
     grpc_port: int = DEFAULT_GRPC_PORT
@@ -60,6 +61,7 @@ class GatewayConfig:
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     drain_timeout_s: float = DRAIN_TIMEOUT_S
+    scheduler_dns: str = ""  # name:port, each of whose addresses is a scheduler
     scheduler_timeout_s: float = SCHEDULER_TIMEOUT_S
     gather_ms: float = GATHER_MS
     processes: int = 1
@@ -76,9 +78,7 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         if problem := problem_with(self.model, needs="tokenizer.json"):
             raise ValueError(f"--model: {problem}")
-        host, _, port = self.scheduler.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ValueError(f"--scheduler: {self.scheduler!r} is not HOST:PORT")
+        _ = self.scheduler_target
         for option, parser, known in (
             ("--tool-call-parser", self.tool_call_parser, TOOL_CALL_PARSERS),
             ("--reasoning-parser", self.reasoning_parser, REASONING_PARSERS),
@@ -112,6 +112,12 @@ class GatewayConfig:
             raise ValueError(f"--drain-timeout-s: {problem}")
         if self.api_key is not None and not _is_header_text(self.api_key):
             raise ValueError("--api-key: must be visible ASCII characters, at least one")
+
+    @property
+    def scheduler_target(self) -> SchedulerTarget:
+        """Where the scheduler is, or the active one of several. Raises ValueError."""
+        uses_tls = self.identity.tls_ca is not None
+        return scheduler_target(self.scheduler, self.scheduler_dns, uses_tls=uses_tls)
 
 
 def _is_header_text(key: str) -> bool:
@@ -168,7 +174,7 @@ def make_parser(own_start_s: float = 0.0) -> argparse.ArgumentParser:
         metavar="MODEL",
         help="folder with tokenizer.json, or ORG/NAME[@REVISION] of a hub",
     )
-    add("--scheduler", required=True, metavar="HOST:PORT", help="address of the scheduler")
+    _add_scheduler(parser)
     _add_ports(parser)
     add("--served-model-name", metavar="NAME", help="name of the model (default: the worker's)")
     _add_model_files(parser)
@@ -195,6 +201,23 @@ def make_parser(own_start_s: float = 0.0) -> argparse.ArgumentParser:
     add_tracing_options(parser)
     edge_limits.add_arguments(parser)
     return parser
+
+
+def _add_scheduler(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--scheduler",
+        default="",
+        metavar="HOST:PORT",
+        help="address of the scheduler; or IP:PORT,IP:PORT of several, of which one is active and "
+        "the others stand by",
+    )
+    add(
+        "--scheduler-dns",
+        default="",
+        metavar="NAME:PORT",
+        help="instead: a name, each of whose addresses is one of these schedulers",
+    )
 
 
 def _add_page(parser: argparse.ArgumentParser) -> None:

@@ -62,6 +62,11 @@ class RequestProgress:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
 
+    @property
+    def request_id(self) -> str:
+        """The caller's id."""
+        return self.request.request_id
+
 
 class Pipeline:
     """Owns the requests that are live in this gateway."""

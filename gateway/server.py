@@ -94,16 +94,9 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer) -> None:
         self._config = config
-        self._channel = peer_opener(config.identity)(config.scheduler, LINK_OPTIONS)
         fd, row = config.metrics_fd, config.metrics_row
         self._counters = GatewayCounters(None if fd is None else SharedMemory(fd, row))
-        self._link = SchedulerLink(
-            self._channel,
-            config.scheduler,
-            config.scheduler_timeout_s,
-            config.gather_ms / 1e3,
-            self._counters.requests.lost_scheduler,
-        )
+        self._channel, self._link = self._open_link()
         self._readiness = ReadinessWatch(
             self._channel, self._link, tokenizer, config.served_model_name
         )
@@ -142,6 +135,20 @@ class Gateway:
         self._metrics_port: MetricsPort | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._http_task: asyncio.Task[None] | None = None
+
+    def _open_link(self) -> tuple[grpc.aio.Channel, SchedulerLink]:
+        config, target = self._config, self._config.scheduler_target
+        options = [*LINK_OPTIONS, *target.options]
+        channel = peer_opener(config.identity)(target.name, options)
+        link = SchedulerLink(
+            channel,
+            target.name,
+            config.scheduler_timeout_s,
+            config.gather_ms / 1e3,
+            self._counters.requests.lost_scheduler,
+            has_standby=target.has_several,
+        )
+        return channel, link
 
     def _bounds(self) -> dict[str, Any]:
         """What viewers of the live stream hear once."""

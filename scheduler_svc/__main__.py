@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import logging
 import sys
+from collections.abc import Coroutine
 from functools import partial
+from typing import Any
 
 import grpc
 import uvloop
@@ -23,10 +25,11 @@ from scheduler_svc.observe.request_spans import RequestSpans
 from scheduler_svc.scrape import SERVICES as SCRAPED_SERVICES
 from scheduler_svc.scrape import SchedulerScrape, make_book
 from scheduler_svc.service import SchedulerService
+from scheduler_svc.standby.watch import Standby
 from scheduler_svc.worker.link import FencedOut, open_channel
 from wire.aio.server import aio_server
 from wire.aio.slow_readers import SlowReaders
-from wire.health_port import LIVENESS, aio_health_server
+from wire.health_port import ACTIVE, LIVENESS, READY_TO_SERVE, aio_health_server
 from wire.identity.certificates import certificates_of
 from wire.identity.interceptors import AioAccessInterceptor
 from wire.identity.peers import peer_opener
@@ -54,6 +57,8 @@ _EXIT_FENCED = 3
 
 async def serve(config: ServiceConfig) -> int:
     """Runs until SIGTERM or SIGINT (returns 0), or another scheduler takes over (returns 3).
+
+    With a standby delay it first waits until no other scheduler has the workers.
 
     The signal begins a drain, and a second one ends it.
     """
@@ -98,14 +103,28 @@ async def serve(config: ServiceConfig) -> int:
 
 async def _run(engine: Engine, fleet: Fleet) -> None:
     """Serves until cancelled. Raises FencedOut."""
-    finding = asyncio.create_task(fleet.run())
-    serving = asyncio.create_task(engine.run())
+    await _together(fleet.run(), _serve_in_turn(engine))
+
+
+async def _serve_in_turn(engine: Engine) -> None:
+    """Serves, with a standby delay only when no other scheduler has the workers."""
+    if (delay_s := engine.config.standby_delay_s) is None:
+        await engine.run()
+        return
+    standby = Standby(engine, delay_s)
+    await standby.wait_for_turn()
+    await _together(engine.run(), standby.say_alive())
+
+
+async def _together(*running: Coroutine[Any, Any, None]) -> None:
+    """Runs all until cancelled, or until one raises: the others end with it."""
+    tasks = [asyncio.create_task(one) for one in running]
     try:
-        await asyncio.gather(serving, finding)
+        await asyncio.gather(*tasks)
     finally:
-        for task in (finding, serving):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(finding, serving, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _metrics_port(config: ServiceConfig, engine: Engine) -> MetricsPort | None:
@@ -151,17 +170,25 @@ def _servers(
 
 
 async def _report_health(engine: Engine, service: health.aio.HealthServicer) -> None:
-    """Reports SERVING exactly while a worker is attached, and liveness in any case."""
-    await service.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+    """Reports SERVING exactly while a worker is attached, and liveness in any case.
+
+    For gateways that know several schedulers, ACTIVE says which one to use; for kubelets
+    READY_TO_SERVE says that a standby is as it should be, too.
+    """
+    serving, not_serving = (
+        health_pb2.HealthCheckResponse.SERVING,
+        health_pb2.HealthCheckResponse.NOT_SERVING,
+    )
+    await service.set(LIVENESS, serving)
     while True:
         engine.readiness_changed.clear()
-        status = (
-            health_pb2.HealthCheckResponse.SERVING
-            if engine.is_ready
-            else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
-        for name in ("", SERVICES[0]):
-            await service.set(name, status)
+        for name, is_so in (
+            ("", engine.is_ready),
+            (SERVICES[0], engine.is_ready),
+            (ACTIVE, not engine.stands_by),
+            (READY_TO_SERVE, engine.is_ready or engine.is_warm),
+        ):
+            await service.set(name, serving if is_so else not_serving)
         await engine.readiness_changed.wait()
 
 

@@ -3,12 +3,14 @@
 import argparse
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from pagewire.settings import sources
 from scheduler_svc.core import Policy, Preemption
-from scheduler_svc.journal.start import RecordOptions
+from scheduler_svc.journal.options import (
+    RecordOptions,
+    add_record_options,
+    take_record_options,
+)
 from wire.identity.options import (
     MAX_PORT,
     IdentityOptions,
@@ -35,7 +37,6 @@ _NOT_NEGATIVE = (
     "max_waiting_tokens_per_tenant",
     "metrics_tenants",
 )
-_RECORD_OPTIONS = ("record", "record_max_mib", "record_prompts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class ServiceConfig:
     worker_dns_period_s: float = 2.0  # between two lookups
     accept_registrations: bool = False
     registration_lease_s: float = 15.0
+    standby_delay_s: float | None = None  # of one of several schedulers; None: it is the only one
     identity: IdentityOptions = field(default_factory=IdentityOptions)
     logs: LoggingOptions = field(default_factory=LoggingOptions)
     log_steps: bool = False
@@ -105,6 +107,13 @@ class ServiceConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be positive")
         if self.target_itl_ms is not None and not 0 < self.target_itl_ms < math.inf:
             raise ValueError(f"target_itl_ms is {self.target_itl_ms}, must be positive")
+        if self.standby_delay_s is not None and not 0 < self.standby_delay_s < math.inf:
+            raise ValueError(f"standby_delay_s is {self.standby_delay_s}, must be positive")
+        if self.standby_delay_s is not None and self.accept_registrations:
+            raise ValueError(
+                "standby_delay_s and accept_registrations exclude each other: a worker registers "
+                "with one scheduler, so the others would not know it; use --worker-dns"
+            )
         if not 0 <= self.drain_timeout_s < math.inf:
             raise ValueError(f"drain_timeout_s is {self.drain_timeout_s}, must not be negative")
         for name in _NOT_NEGATIVE:
@@ -141,7 +150,7 @@ def parse(arguments: list[str] | None = None) -> ServiceConfig:
         most_running = options["max_num_seqs"]
         options["max_waiting_requests"] = max(LEAST_WAITING, WAITING_PER_SEQ * most_running)
     try:
-        options["record"] = _record_options(options)
+        options["record"] = take_record_options(options)
         options["identity"] = take_identity(options)
         options["logs"], options["tracing"] = take_logging(options), take_tracing(options)
         return ServiceConfig(**options)
@@ -159,11 +168,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     sources.add_config(parser)
     _add_addresses(parser)
+    _add_standby_option(parser)
     _add_step_options(parser)
     _add_detection_options(parser)
     _add_policy_options(parser)
     _add_admission_options(parser)
-    _add_record_options(parser)
+    add_record_options(parser)
     _add_metrics_options(parser)
     add_logging_options(parser)
     parser.add_argument("--log-steps", action="store_true", help="log one line for each step")
@@ -217,6 +227,16 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
         default=60.0,
         help="seconds that running requests have after SIGTERM; what is left then, gateways submit "
         "to the next scheduler",
+    )
+
+
+def _add_standby_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--standby-delay-s",
+        type=float,
+        metavar="SECONDS",
+        help="this is one of several schedulers for the same workers: stand by, and take them when "
+        "no other has had them for so long; by default it is the only one",
     )
 
 
@@ -359,35 +379,6 @@ def _add_admission_options(parser: argparse.ArgumentParser) -> None:
         default=60.0,
         help="seconds after which a client that does not read its stream is left",
     )
-
-
-def _add_record_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--record", type=Path, metavar="DIR", help="record every decision, for pagewire replay"
-    )
-    parser.add_argument(
-        "--record-max-mib",
-        type=int,
-        help="most MiB of a recording, by default 256; its oldest part is cut off",
-    )
-    parser.add_argument(
-        "--record-prompts",
-        choices=("replace", "keep"),
-        help="replace token ids by meaningless ones (default), or keep them",
-    )
-
-
-def _record_options(options: dict[str, Any]) -> RecordOptions | None:
-    """Removes the three recording options from `options` and returns them as one value.
-
-    Raises ValueError when a recording option is given without --record.
-    """
-    folder, max_mib, prompts = (options.pop(name) for name in _RECORD_OPTIONS)
-    if folder is None:
-        if max_mib is not None or prompts is not None:
-            raise ValueError("--record-max-mib and --record-prompts need --record DIR")
-        return None
-    return RecordOptions(folder, 256 if max_mib is None else max_mib, prompts == "keep")
 
 
 def _tenant_weight(text: str) -> tuple[str, float]:

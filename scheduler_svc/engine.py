@@ -55,6 +55,8 @@ class Engine:
         self.config = config
         self.readiness_changed = asyncio.Event()
         self.num_overloaded = 0
+        self.why_stands_by = "no worker was asked yet"
+        self.is_warm = False  # it stands by, for a scheduler that has the workers
         self.counts = counts or SchedulerCounts(config.metrics_tenants)
         self.spans = spans or RequestSpans()
         self.retired = Totals()  # of groups that are gone
@@ -83,11 +85,35 @@ class Engine:
         """Why no worker is attached."""
         if self.is_ready:
             return ""
+        if self.stands_by:
+            return f"stands by: {self.why_stands_by}"
         if not self.groups:
             return "no worker is known yet"
         if len(self.groups) == 1:
             return self.groups[0].why_not_open
         return "; ".join(f"{group.address}: {group.why_not_open}" for group in self.groups)
+
+    @property
+    def term(self) -> int:
+        """The first epoch of this scheduler's term; 0: it has none."""
+        return self._served.term
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether it waits until no other scheduler has the workers."""
+        return self.config.standby_delay_s is not None and not self.term
+
+    def stand_by(self, why: str, *, is_warm: bool) -> None:
+        """Says why it waits; it is warm if another scheduler has the workers."""
+        self.why_stands_by = why
+        if is_warm != self.is_warm:
+            self.is_warm = is_warm
+            self.readiness_changed.set()
+
+    def take_over(self, term: int) -> None:
+        """Ends the standby: `run` attaches to the workers, under epochs from `term` on."""
+        self._served.term, self.is_warm = term, False
+        self.readiness_changed.set()
 
     @property
     def model(self) -> types_pb2.ModelInfo | None:
@@ -245,20 +271,22 @@ class Engine:
         self._groups_changed.set()
         return True
 
-    def _remove_empty_groups(self) -> None:
-        """Removes the dismissed groups that hold nothing.
+    def remove_empty_groups(self) -> list[WorkerGroup]:
+        """Removes the dismissed groups that hold nothing, and returns them.
 
         The last one that has had a worker stays until another has one: requests wait in it.
         """
-        running = list(self._running.values())
+        running, removed = list(self._running.values()), []
         for group in [g for g in self.groups if g.is_dismissed and not g.is_kept]:
             others = [other.core for other in self.groups if other is not group and other.core]
             if group in running or (group.core and (any(group.core.live()) or not others)):
                 continue
             self.groups.remove(group)
+            removed.append(group)
             group.close()
             if group.core is not None:
                 self.retired.add(group.core)
+        return removed
 
     def _on_readiness(self) -> None:
         """Migrates requests from groups that cannot compute them to groups that can."""
@@ -283,7 +311,7 @@ class Engine:
             while True:
                 self._groups_changed.clear()
                 self._start_groups()
-                self._remove_empty_groups()
+                self.remove_empty_groups()
                 changing = asyncio.create_task(self._groups_changed.wait())
                 waited = {expiring, changing, *self._running}
                 done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)

@@ -241,22 +241,22 @@ class WorkerGroup:
         return link
 
     async def _take(self) -> int:
-        """Claims the worker for this group; returns the highest epoch that it has seen.
+        """Claims the worker for this group; returns the epoch before the next one.
 
-        Raises FencedOut when another scheduler has taken it. The epoch of another process at this
-        address tells nothing: that one never was this group's.
+        Raises FencedOut when another scheduler has taken it. Of another process at this address,
+        never this group's, only an epoch of a later term tells that.
         """
         answer = await self.worker.describe()
-        seen, found = int(answer.epoch), answer.description.incarnation
+        seen, found, term = int(answer.epoch), answer.description.incarnation, self._served.term
         ours = max(self.epoch, self._claimed_epoch, self._served.epoch_of(found))
         is_same = found in (0, self._incarnation) or self._served.epoch_of(found)
-        if self.epoch and is_same and seen > ours:
-            raise FencedOut(f"epoch {seen} has taken the worker from epoch {self.epoch}")
+        if seen > ours and ((self.epoch and is_same) or (term and seen >= term)):
+            raise FencedOut(f"epoch {seen} has taken the worker from epoch {self.epoch or term}")
         try:
             self._served.claim(self.address, answer.description)
         except WrongWorker as error:
             raise LinkLost(f"worker {self.address} is refused: {error}") from error
-        return seen
+        return max(seen, term - 1)
 
     def _adopt(self, worker: worker_pb2.WorkerDescription) -> None:
         """Creates the core for the first worker, or gives it the new one's KV cache.

@@ -139,6 +139,8 @@ class SchedulerScrape:
         for one in _OF_CORES:
             yield self._of_cores(one)
         yield from self._of_groups()
+        active = "1; 0: it stands by for another scheduler."
+        yield GaugeMetricFamily(_PREFIX + "active", active, float(not self._engine.stands_by))
         yield from _of_tenants(counts)
         yield from self._as_vllm(counts, totals)
         yield from process_metrics({})

@@ -42,6 +42,7 @@ from wire.tracing.context import context_from_proto, context_of
 
 MAX_REQUEST_ID_BYTES = 256
 SHUTTING_DOWN = "this scheduler is shutting down"
+STANDS_BY = "this scheduler stands by for another one"
 SHUT_DOWN = "this scheduler has shut down before the output ended"
 NO_WORKER = "no worker has attached yet; GetStatus says why"  # clients of a gateway read this too
 MAX_REFUSALS = 1024  # of one session, not yet sent
@@ -106,6 +107,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request_iterator: AsyncIterator[scheduler_pb2.SessionRequest], context: SessionContext
     ) -> AsyncIterator[scheduler_pb2.SessionResponse]:
         """Serves a gateway until its stream ends, then aborts its remaining requests."""
+        if self._engine.stands_by:
+            yield scheduler_pb2.SessionResponse(draining=True)  # so nothing is submitted here
+            await context.abort(grpc.StatusCode.UNAVAILABLE, STANDS_BY)
         client, outbox = self._engine.open_client()
         live: dict[int, str] = {}  # handle to request id
         self._open[client] = live
@@ -254,6 +258,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> RefusedCall | None:
         if self._is_draining:
             return RefusedCall(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
+        if self._engine.stands_by:
+            return RefusedCall(grpc.StatusCode.UNAVAILABLE, STANDS_BY)
         invalid = grpc.StatusCode.INVALID_ARGUMENT
         if not 0 < len(origin.request_id.encode()) <= MAX_REQUEST_ID_BYTES:
             return RefusedCall(invalid, f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes")

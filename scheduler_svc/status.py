@@ -44,6 +44,7 @@ def status_of(engine: Engine, *, foresees: bool = True) -> scheduler_pb2.GetStat
         session_version=SESSION_MAJOR,
         uptime_s=engine.uptime_s,
         num_overloaded=engine.num_overloaded,
+        stands_by=engine.stands_by,
         target_itl_ms=engine.config.target_itl_ms or 0.0,
         groups=[_group(group, foresees) for group in engine.groups],
     )

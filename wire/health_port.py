@@ -12,6 +12,8 @@ from wire.server import SERVER_OPTIONS, bind, register
 
 THREADS = 2
 LIVENESS = "liveness"  # a health service's name that is SERVING as long as the process answers
+# Of a scheduler: it is not one that stands by for another; it serves, or could at once.
+ACTIVE, READY_TO_SERVE = "active", "ready-to-serve"
 Check = Callable[[Any, Any], health_pb2.HealthCheckResponse]
 AioCheck = Callable[[Any, Any], Awaitable[health_pb2.HealthCheckResponse]]
 

@@ -34,6 +34,7 @@ from wire.prompt_outputs import PromptOutput
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
+MAX_BACKOFF_TO_STANDBY_S = 0.4
 RETRY_S = 0.1  # between attempts to submit lost requests again
 WORKER_STARTS = 10.0  # times the limit without a scheduler: the one with a scheduler that waits
 LOST = "lost the scheduler"
@@ -50,7 +51,8 @@ class Handover:
     In between new requests are held: that is a pause for them, too, and no error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_standby: bool) -> None:
+        self._has_standby = has_standby  # then the next one takes over however this one ends
         self.is_announced = False  # by the scheduler at the other end of the open stream
         self._since_s: float | None = None
 
@@ -61,7 +63,7 @@ class Handover:
 
     def stream_ended(self) -> None:
         """The stream is gone, and its scheduler with it."""
-        if self.is_announced:
+        if self.is_announced or self._has_standby:
             self.announce()
         self.is_announced = False
 
@@ -86,6 +88,8 @@ class SchedulerLink:
         scheduler_timeout_s: float = 0.0,
         gather_s: float = 0.0,
         on_lost: Callable[[], None] = lambda: None,
+        *,
+        has_standby: bool = False,
     ) -> None:
         self._stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = (
             scheduler_pb2_grpc.SchedulerServiceStub(channel)
@@ -101,7 +105,8 @@ class SchedulerLink:
         self._wakes = WakeQueue(WakePace(gather_s))
         self._refusal: RequestError | None = None  # of every request, since end_all
         self._outbox: Outbox | None = None  # set while a stream is open
-        self._handover = Handover()
+        self._handover = Handover(has_standby)
+        self._max_backoff_s = MAX_BACKOFF_TO_STANDBY_S if has_standby else MAX_BACKOFF_S
         self.changed = asyncio.Event()  # set when a stream opens or breaks; the waiter clears it
 
     @property
@@ -190,12 +195,13 @@ class SchedulerLink:
                 problem, died = f"its message is not delivered: {type(error).__name__}", False
             finally:
                 was_open, self._outbox = self.is_open, None
-                self._handover.stream_ended()
+                if was_open:
+                    self._handover.stream_ended()
             if was_open:
                 self._on_lost()
             self._lose(problem, died)
             await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+            backoff_s = min(2 * backoff_s, self._max_backoff_s)
 
     async def _open(self) -> AsyncGenerator[scheduler_pb2.SessionResponse, None]:
         outbox: Outbox = asyncio.Queue()

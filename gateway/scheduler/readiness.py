@@ -141,7 +141,8 @@ class ReadinessWatch:
             if is_late := is_timeout(error):
                 self._patience.gave_up()
             # Its stream tells whether it is gone. If it is slow, requests wait there.
-            is_kept = (is_late and self._link.is_open) or self._link.is_handing_over
+            may_live = is_late or error.code() is grpc.StatusCode.UNAVAILABLE
+            is_kept = (may_live and self._link.is_open) or self._link.is_handing_over
             model = self.current.model if is_kept else None
             policy = self.current.policy
             return Readiness(False, "the scheduler does not answer", model, problem, policy)

@@ -3,13 +3,9 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from gateway.scheduler.live_request import LiveRequest
+from gateway.tracing.sources import TimedArrivals, TimedOutput
 from pagewire.v1 import debug_pb2
-
-if TYPE_CHECKING:
-    from gateway.pipeline import RequestProgress
 
 KEPT_REQUESTS = 1024  # as many as a scheduler remembers
 GATEWAY = "gateway"
@@ -50,17 +46,16 @@ class RecentFirstTokens:
         self._by_id: OrderedDict[str, FirstTokenTimes] = OrderedDict()
 
     def note(
-        self, progress: "RequestProgress", live: LiveRequest, arrived_s: float, now_s: float
+        self, progress: TimedOutput, live: TimedArrivals, arrived_s: float, now_s: float
     ) -> None:
         """Keeps the times of an output whose first piece the client has: it asks for the next."""
         read_s, received_s = progress.first_token_s, live.first_token_s
         if read_s is None or received_s is None:
             return
-        request_id, has_lost = progress.request.request_id, bool(live.losses_s)
-        self._by_id[request_id] = FirstTokenTimes(
-            arrived_s, progress.started_s, received_s, read_s, now_s, has_lost
+        self._by_id[progress.request_id] = FirstTokenTimes(
+            arrived_s, progress.started_s, received_s, read_s, now_s, bool(live.losses_s)
         )
-        self._by_id.move_to_end(request_id)
+        self._by_id.move_to_end(progress.request_id)
         if len(self._by_id) > KEPT_REQUESTS:
             self._by_id.popitem(last=False)
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from gateway.chat.conversation import Conversation
 from gateway.errors import RequestError
 from gateway.generation import Finish, GenerationRequest
+from gateway.tracing.sources import TimedArrivals, TimedOutput
 from wire.logs.request import about
 from wire.tracing.context import TraceContext
 
 if TYPE_CHECKING:
-    from gateway.pipeline import RequestProgress
-    from gateway.scheduler.live_request import LiveRequest
     from wire.tracing.spans import RequestSpan, Tracer
 
 _SAMPLING = {  # the conventions' names by ours
@@ -40,7 +39,7 @@ class OutputTimes:
     losses_s: Sequence[float] = ()  # of a scheduler, after which it went on at the next
 
     @classmethod
-    def of(cls, live: "LiveRequest | None", progress: "RequestProgress | None") -> "OutputTimes":
+    def of(cls, live: TimedArrivals | None, progress: TimedOutput | None) -> "OutputTimes":
         """What is known of an output, which may not have been submitted."""
         if live is None or progress is None:
             return cls()

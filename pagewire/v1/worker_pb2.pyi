@@ -100,11 +100,13 @@ class AttentionTiming(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., shape: _Optional[str] = ..., backend: _Optional[str] = ..., us: _Optional[float] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("held_epoch",)
+    HELD_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    held_epoch: int
+    def __init__(self, held_epoch: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("phase", "failure", "description", "epoch", "last_step_id", "num_live_slots", "decode_time")
+    __slots__ = ("phase", "failure", "description", "epoch", "last_step_id", "num_live_slots", "decode_time", "is_attached", "unheard_ms")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +114,8 @@ class DescribeResponse(_message.Message):
     LAST_STEP_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_LIVE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     DECODE_TIME_FIELD_NUMBER: _ClassVar[int]
+    IS_ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    UNHEARD_MS_FIELD_NUMBER: _ClassVar[int]
     phase: WorkerPhase
     failure: str
     description: WorkerDescription
@@ -119,7 +123,9 @@ class DescribeResponse(_message.Message):
     last_step_id: int
     num_live_slots: int
     decode_time: _timing_pb2.DecodeTime
-    def __init__(self, phase: _Optional[_Union[WorkerPhase, str]] = ..., failure: _Optional[str] = ..., description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., epoch: _Optional[int] = ..., last_step_id: _Optional[int] = ..., num_live_slots: _Optional[int] = ..., decode_time: _Optional[_Union[_timing_pb2.DecodeTime, _Mapping]] = ...) -> None: ...
+    is_attached: bool
+    unheard_ms: int
+    def __init__(self, phase: _Optional[_Union[WorkerPhase, str]] = ..., failure: _Optional[str] = ..., description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., epoch: _Optional[int] = ..., last_step_id: _Optional[int] = ..., num_live_slots: _Optional[int] = ..., decode_time: _Optional[_Union[_timing_pb2.DecodeTime, _Mapping]] = ..., is_attached: bool = ..., unheard_ms: _Optional[int] = ...) -> None: ...
 
 class LoadModelRequest(_message.Message):
     __slots__ = ("path", "dtype", "served_model_name")

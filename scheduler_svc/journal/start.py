@@ -6,7 +6,6 @@ import platform
 import re
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -17,25 +16,11 @@ from scheduler_svc.core import Scheduler, SchedulerConfig
 from scheduler_svc.journal import segments, values
 from scheduler_svc.journal.calls import TappedScheduler
 from scheduler_svc.journal.mask import KEY_BYTES, Mask
+from scheduler_svc.journal.options import RecordOptions
 from scheduler_svc.journal.recorder import Recorder, RecordingLimits
 from scheduler_svc.journal.recording import FORMAT_VERSION, core_sha256
 
 logger = logging.getLogger(__name__)
-
-MIN_MIB = 8
-
-
-@dataclass(frozen=True, slots=True)
-class RecordOptions:
-    """Where to record, how much to keep, and whether to keep prompts."""
-
-    folder: Path
-    max_mib: int
-    keeps_prompts: bool
-
-    def __post_init__(self) -> None:
-        if self.max_mib < MIN_MIB:
-            raise ValueError(f"--record-max-mib is {self.max_mib}, must be at least {MIN_MIB}")
 
 
 @dataclass(frozen=True, slots=True)

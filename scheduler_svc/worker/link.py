@@ -207,11 +207,16 @@ class WorkerClient:
         """The highest epoch that the worker has seen. Raises LinkLost if it is not ready."""
         return int((await self.describe()).epoch)
 
-    async def describe(self) -> worker_pb2.DescribeResponse:
-        """The worker, and the highest epoch it has seen. Raises LinkLost if it is not ready."""
+    async def describe(self, held_epoch: int = 0) -> worker_pb2.DescribeResponse:
+        """The worker, and the highest epoch it has seen. Raises LinkLost if it is not ready.
+
+        With an epoch the worker hears that the scheduler which holds it under that one lives.
+        """
+        if self._channel is None:
+            raise LinkLost(f"worker {self.address} is not connected")
         try:
             answer: worker_pb2.DescribeResponse = await self._stub.Describe(
-                worker_pb2.DescribeRequest(), timeout=self._describing.limit_s
+                worker_pb2.DescribeRequest(held_epoch=held_epoch), timeout=self._describing.limit_s
             )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:

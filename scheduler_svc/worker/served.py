@@ -41,6 +41,7 @@ class Served:
     """The model that all worker groups serve, and the workers that they are attached to."""
 
     def __init__(self) -> None:
+        self.term = 0  # epochs begin here, and those of other terms are other schedulers'; 0: none
         self.model: types_pb2.ModelInfo | None = None  # that of the first worker that attached
         self._claims: dict[int, _Claim] = {}  # by incarnation
         self._epochs: dict[int, int] = {}  # by incarnation, the highest that this process used

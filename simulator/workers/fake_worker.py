@@ -98,6 +98,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.bad_states = 0  # number of next state hashes that are wrong
         self.is_silent = False  # sends nothing at all, like a stopped process
         self.is_draining = False  # was asked to end
+        self.tells_holder = True  # False: of a version before standbys
+        self.heard_s: float | None = None  # when its scheduler said that it lives
         self._stream: WorkerStream | None = None
         self._slots = self._fresh_slots()
         self._free_at_s = 0.0
@@ -130,14 +132,21 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def Describe(
         self, request: worker_pb2.DescribeRequest, context: Context
     ) -> worker_pb2.DescribeResponse:
-        """Phase, epoch and description."""
-        return worker_pb2.DescribeResponse(
+        """Phase, epoch and description, and whether a scheduler has the worker."""
+        if request.held_epoch and request.held_epoch >= self.epoch:
+            self.heard_s = time.monotonic()
+        answer = worker_pb2.DescribeResponse(
             phase=self.phase,
             description=self.description(),
             epoch=self.epoch,
             last_step_id=self.last_step_id,
             num_live_slots=self._slots.num_live,
         )
+        if self.tells_holder:
+            answer.is_attached = self.is_attached
+            if self.heard_s is not None:
+                answer.unheard_ms = round(1e3 * (time.monotonic() - self.heard_s))
+        return answer
 
     async def Attach(
         self, request_iterator: AsyncIterator[worker_pb2.AttachRequest], context: Context
@@ -151,7 +160,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             )
         if self.is_draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker is shutting down")
-        self.epoch = hello.epoch
+        self.epoch, self.heard_s = hello.epoch, None
         self.last_step_id = hello.first_step_id - 1
         self._slots = self._fresh_slots()
         yield worker_pb2.AttachResponse(description=self.description())

@@ -76,14 +76,18 @@ class WorkerService:
     ) -> worker_pb2.DescribeResponse:
         description = self._lifecycle.description
         runner = self._lifecycle.runner
+        session = self._session
+        session.hold.hear(request.held_epoch, session.epoch)
         return worker_pb2.DescribeResponse(
             phase=PHASES[self._lifecycle.phase],
             failure=self._lifecycle.failure,
             description=None if description is None else to_description(description),
-            epoch=self._session.epoch,
-            last_step_id=self._session.last_step_id,
+            epoch=session.epoch,
+            last_step_id=session.last_step_id,
             num_live_slots=0 if runner is None else len(runner.state.table.live_slots),
             decode_time=None if runner is None else to_decode_time(runner.decode_time),
+            is_attached=session.is_attached,
+            unheard_ms=session.hold.unheard_ms,
         )
 
     def load_model(

@@ -21,6 +21,7 @@ from worker_svc.protocol.codec import Hello
 from worker_svc.protocol.preparations import GrammarOrders, decode_orders
 from worker_svc.protocol.step import BadStep, StepInput, StepOutput
 from worker_svc.runner.model_runner import ModelRunner, Pending, failed
+from worker_svc.serving.hold import Hold
 from worker_svc.serving.scheduler_stream import SchedulerStream, StreamProgress
 from worker_svc.serving.session_errors import (
     StaleEpoch,
@@ -57,6 +58,12 @@ class Session:
         self._epoch = 0
         self._last_step_id = 0
         self._is_draining = False
+        self.hold = Hold()
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a scheduler's stream is open."""
+        return self._stream is not None
 
     @property
     def epoch(self) -> int:
@@ -83,6 +90,7 @@ class Session:
             faults = self._failpoints.next_stream() if self._failpoints else None
             previous, self._stream = self._stream, SchedulerStream(hello, faults)
             self._epoch, self._last_step_id = hello.epoch, 0
+            self.hold.begin()
             if previous is not None:
                 previous.end(TakenOver(f"a scheduler attached with epoch {hello.epoch}"))
             log.info("scheduler attached with epoch %d", hello.epoch)

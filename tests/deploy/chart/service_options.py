@@ -25,7 +25,8 @@ OWNED = {
     "accept-registrations", "advertise", "api-key", "api-keys", "config", "device",
     "drain-timeout-s", "failpoint", "grpc-port", "health-port", "help", "host", "http-port",
     "insecure", "metrics-port", "model", "peer-token-file", "port", "register", "scheduler",
-    "share-ports", "tensor-parallel-size", "tls-ca", "tls-cert", "tls-client-ca",
+    "scheduler-dns", "share-ports", "standby-delay-s", "tensor-parallel-size", "tls-ca", "tls-cert",
+    "tls-client-ca",
     "tls-client-cert", "tls-client-key", "tls-key", "worker", "worker-dns",
 }  # fmt: skip
 # The worker's is model.servedName; the gateway takes it from the worker unless it is told another.

@@ -64,7 +64,10 @@ def test_services_are_probed_on_the_plain_port(name: str) -> None:
     for owner in of_kind(rendered(name), "Deployment", "StatefulSet"):
         (container,) = pod_spec(owner)["containers"]
         assert container["livenessProbe"]["grpc"] == {"port": 9463, "service": "liveness"}
-        assert container["readinessProbe"]["grpc"] == {"port": 9463}
+        # A scheduler that stands by is as it should be: an upgrade must not wait for it to serve.
+        is_one_of_two = owner["metadata"]["name"].endswith("-scheduler") and name == "standby"
+        service = {"service": "ready-to-serve"} if is_one_of_two else {}
+        assert container["readinessProbe"]["grpc"] == {"port": 9463} | service
         patience_s = container["livenessProbe"]["periodSeconds"] * container["livenessProbe"][
             "failureThreshold"
         ]  # fmt: skip
@@ -123,8 +126,26 @@ def test_a_worker_whose_probe_is_late_keeps_its_address() -> None:
             assert service["spec"]["publishNotReadyAddresses"] is True
 
 
-def test_there_are_never_two_schedulers() -> None:
-    for name in SETS:
+def test_a_second_scheduler_stands_by_and_gateways_know_both() -> None:
+    found = {(o["kind"], o["metadata"]["name"]): o for o in rendered("standby")}
+    scheduler = found["StatefulSet", "demo-pagewire-scheduler"]
+    assert scheduler["spec"]["replicas"] == 2
+    spec = pod_spec(scheduler)
+    assert "--standby-delay-s=0.5" in spec["containers"][0]["args"]
+    spread = {each["topologyKey"] for each in spec["topologySpreadConstraints"]}
+    assert "kubernetes.io/hostname" in spread
+    both = found["Service", "demo-pagewire-schedulers"]["spec"]
+    assert both["clusterIP"] == "None" and both["publishNotReadyAddresses"] is True
+    assert both["selector"] == scheduler["spec"]["selector"]["matchLabels"]
+    args = pod_spec(found["Deployment", "demo-pagewire-gateway"])["containers"][0]["args"]
+    name = "demo-pagewire-schedulers.llm.svc.cluster.local"
+    assert next(a for a in args if a.startswith("--scheduler")) == f"--scheduler-dns={name}:50052"
+    assert name in found["Certificate", "demo-pagewire-scheduler"]["spec"]["dnsNames"]
+    assert found["PodDisruptionBudget", "demo-pagewire-scheduler"]["spec"]["maxUnavailable"] == 1
+
+
+def test_without_a_standby_there_are_never_two_schedulers() -> None:
+    for name in set(SETS) - {"standby"}:
         (found,) = (
             o
             for o in of_kind(rendered(name), "StatefulSet", "Deployment")

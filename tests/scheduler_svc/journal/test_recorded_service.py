@@ -12,9 +12,9 @@ import pytest
 from pagewire.v1 import scheduler_pb2, types_pb2
 from scheduler_svc.config import parse
 from scheduler_svc.core.estimate.step_time import StepTime
+from scheduler_svc.journal.options import RecordOptions
 from scheduler_svc.journal.recording import Recording
 from scheduler_svc.journal.replay import replay
-from scheduler_svc.journal.start import RecordOptions
 from simulator.workers.fake_worker import FakeModel
 
 MakeCluster = Callable[..., AbstractAsyncContextManager[Any]]

@@ -12,7 +12,7 @@ import pytest
 
 from pagewire.v1 import scheduler_pb2, types_pb2
 from scheduler_svc.core.estimate.step_time import StepTime
-from scheduler_svc.journal.start import RecordOptions
+from scheduler_svc.journal.options import RecordOptions
 from simulator import simulate
 from simulator.capacity.recorded import read_recorded
 from simulator.capacity.step_times import fit

@@ -16,9 +16,10 @@ from pagewire.v1 import worker_pb2
 from pagewire.v1.journal_pb2 import JournalEvent
 from scheduler_svc.convert import to_result, to_step
 from scheduler_svc.core import Policy, Request, Scheduler, SchedulerConfig
+from scheduler_svc.journal.options import RecordOptions
 from scheduler_svc.journal.recording import NotReplayable, Recording
 from scheduler_svc.journal.replay import ReplayReport, replay
-from scheduler_svc.journal.start import Made, RecordOptions, make_core
+from scheduler_svc.journal.start import Made, make_core
 from scheduler_svc.journal.worker_replay import replay_on
 from scheduler_svc.sampling import Sampling
 from scheduler_svc.worker.link import WorkerClient, WorkerLink

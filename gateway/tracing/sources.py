@@ -1,0 +1,32 @@
+"""What the traces read of an output that is under way; its owners know nothing of traces."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class TimedOutput(Protocol):
+    """An output as its gateway sees it; times in seconds of one clock."""
+
+    @property
+    def request_id(self) -> str:
+        """The caller's id."""
+
+    @property
+    def started_s(self) -> float:
+        """When it was submitted."""
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When its first token was read."""
+
+
+class TimedArrivals(Protocol):
+    """What the scheduler has sent of it."""
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When its first token came."""
+
+    @property
+    def losses_s(self) -> Sequence[float]:
+        """When its schedulers were lost."""

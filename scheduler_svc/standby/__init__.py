@@ -1,0 +1,1 @@
+"""A scheduler that waits until no other one has the workers."""
