@@ -11,6 +11,7 @@ from gateway.chat.conversation import Conversation
 from gateway.chat.parts import Content, Part, Reply, reply_of
 from gateway.errors import invalid
 from gateway.structure.calls import AnyStructure
+from gateway.structure.thinking import ThoughtFirst
 from gateway.text.logprobs import OutputTokenLogprobs
 from gateway.text.prompt_outputs import PromptOutputs
 from wire.requests.numbers import FLOAT32_MAX, INT32_MAX, LONGEST_TIMEOUT_S, UINT32_MAX, UINT64_MAX
@@ -193,7 +194,7 @@ class GenerationRequest:
     bad_words: tuple[str, ...] = ()
     standing: Standing = Standing()
     reuse: PrefixReuse = PrefixReuse()
-    structure: AnyStructure | None = None  # None: any text
+    structure: AnyStructure | ThoughtFirst | None = None  # None: any text
     resume_token_ids: tuple[int, ...] = ()  # output that the client has already
     echo: bool = False  # the prompt precedes the output
     truncation: Truncation | None = None  # None: a prompt that is too long is refused

@@ -10,7 +10,6 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gateway import limits
 from gateway.chat.answer import AnswerReader, ChatFormat
 from gateway.chat.conversation import Conversation
 from gateway.embeddings import PromptEmbedding, embedding_of
@@ -35,10 +34,13 @@ from gateway.scheduler.readiness import PRIORITY_POLICY, ReadinessWatch
 from gateway.structure.calls import CallsInAnswer
 from gateway.structure.grammars import GrammarChecker
 from gateway.structure.structure import CallList
+from gateway.structure.tags import StructuralTags
+from gateway.structure.thinking import ThoughtFirst
 from gateway.text.logprobs import LogprobReader
 from gateway.text.output_text import OutputText
 from gateway.text.prompt_outputs import PromptOutputOptions, PromptOutputReader
 from gateway.text.stops import StopMatcher
+from gateway.tokens.bad_words import with_bad_words
 from gateway.tokens.prompts import TokenizedPrompt, tokenize
 from gateway.tokens.tokenizer import Tokenizer
 from gateway.tracing.end_line import log_end
@@ -212,8 +214,9 @@ class Pipeline:
         request.check(model.vocab_size)
         request = self._with_structure(request)
         prompt = await self._tokenize(request, model)
+        request = self._with_thought(request, prompt)
         wanted_outputs = self._prompt_output_options(request, prompt)
-        sampling = await self._resolve_bad_words(request)
+        sampling = await with_bad_words(self._tokenizer, request.sampling, request.bad_words)
         sampling = replace(sampling, num_prompt_logprobs=wanted_outputs.most_top)
         if request.structure is not None:
             grammar = await self._grammars.resolve(
@@ -251,23 +254,35 @@ class Pipeline:
 
     def _with_structure(self, request: GenerationRequest) -> GenerationRequest:
         """A chat with the structure that its tools require. Raises RequestError."""
+        if isinstance(request.structure, StructuralTags):
+            tags = self.chat_format.with_markers(request.structure)
+            request = replace(request, structure=tags)
         chat = request.prompt
         if not isinstance(chat, Conversation):
             return request
         self.chat_format.check(chat)
         asked = request.structure
-        assert not isinstance(asked, (CallList, CallsInAnswer)), "these come from tools alone"
+        others = (CallList, CallsInAnswer, ThoughtFirst)
+        assert not isinstance(asked, others), "these come from the conversation alone"
         return replace(request, structure=self.chat_format.structure(chat, asked))
+
+    def _with_thought(
+        self, request: GenerationRequest, prompt: TokenizedPrompt
+    ) -> GenerationRequest:
+        """A chat with the reasoning that precedes its structure. Raises RequestError."""
+        chat, answer = request.prompt, request.structure
+        if not isinstance(chat, Conversation):
+            return request
+        assert not isinstance(answer, ThoughtFirst), "this comes from the prompt alone"
+        structure = self.chat_format.with_thought(chat, prompt.text, answer)
+        return replace(request, structure=structure)
 
     def _answer_reader(
         self, request: GenerationRequest, prompt: TokenizedPrompt
     ) -> AnswerReader | None:
-        chat, structure = request.prompt, request.structure
-        is_free = isinstance(structure, CallsInAnswer) and structure.form is None
-        is_structured = structure is not None and not is_free
-        if not isinstance(chat, Conversation):
+        if not isinstance(request.prompt, Conversation):
             return None
-        return self.chat_format.reader(chat, prompt.text, is_structured=is_structured)
+        return self.chat_format.reader(request.prompt, prompt.text, request.structure)
 
     def _output_text(self, request: GenerationRequest) -> OutputText:
         shown_tokens: tuple[str, ...] = ()
@@ -325,24 +340,6 @@ class Pipeline:
             return None
         detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
         return LogprobReader(self._tokenizer.spell, detokenizer, num_top, text_offset)
-
-    async def _resolve_bad_words(self, request: GenerationRequest) -> SamplingParams:
-        """The request's sampling with its bad words as token ids.
-
-        A word has other tokens after a space than at the start of a text: both are forbidden.
-        """
-        sampling = request.sampling
-        if not request.bad_words:
-            return sampling
-        sequences = dict.fromkeys(sampling.bad_words_token_ids)
-        for index, word in enumerate(request.bad_words):
-            name = f"bad_words[{index}]"
-            for text in (word.lstrip(), f" {word.lstrip()}"):
-                token_ids = await self._tokenizer.encode(name, text, add_special_tokens=False)
-                limits.check_count(name, len(token_ids), limits.MAX_BAD_WORD_TOKENS)
-                if token_ids:
-                    sequences[tuple(token_ids)] = None
-        return replace(sampling, bad_words_token_ids=tuple(sequences))
 
     async def embed(self, request: GenerationRequest) -> PromptEmbedding:
         """The pooled hidden states of a prompt, by the request's `pooling`."""

@@ -35,12 +35,44 @@ _USED = [
     {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "b"}]},
 ]
+_REWRITTEN: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "not": {"enum": [1, 2]}, "nullable": True}},
+    "if": {"properties": {"a": {"const": 3}}, "required": ["a"]},
+    "then": {"properties": {"b": {"items": {"enum": [1, 2]}, "uniqueItems": True}}},
+    "dependentRequired": {"b": ["a"]},
+    "propertyNames": {"enum": ["a", "b"]},
+}
+_TAGS: dict[str, Any] = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<a>", "schema": _REWRITTEN, "end": "</a>"}],
+    "triggers": ["<a"],
+}
+_TAG_FORMAT: dict[str, Any] = {
+    "type": "sequence",
+    "elements": [
+        {"type": "tag", "begin": "<b>", "content": {"type": "any_text"}, "end": "</b>"},
+        {"type": "or", "elements": [{"type": "regex", "pattern": "[0-9]+"}]},
+    ],
+}
 VALID: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, {"messages": [_TURN], "max_tokens": 2}),
     (CHAT, {"messages": [_TURN], "max_tokens": 2, "stream": True, "n": 2, "seed": 1}),
     (CHAT, {"messages": [_TURN], "max_tokens": 2, "logprobs": True, "top_logprobs": 2}),
     (CHAT, {"messages": [_TURN], "max_tokens": 2, "tools": [_TOOL], "tool_choice": "auto"}),
     (CHAT, {"messages": [_TURN], "max_tokens": 4, "response_format": _FORMAT}),
+    (CHAT, {"messages": [_TURN], "max_tokens": 4, "guided_json": _REWRITTEN}),
+    (COMPLETION, {"prompt": "a", "max_tokens": 4, "guided_json": _REWRITTEN}),
+    (COMPLETION, {"prompt": "a", "max_tokens": 4, "response_format": _TAGS}),
+    (
+        CHAT,
+        {
+            "messages": [_TURN],
+            "max_tokens": 4,
+            "response_format": {"type": "structural_tag", "format": _TAG_FORMAT},
+            "thinking_token_budget": 2,
+        },
+    ),
     (
         CHAT,
         {

@@ -5,20 +5,30 @@ line.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gateway.chat import forced, formats
 from gateway.chat.calls import Calls
 from gateway.chat.conversation import Conversation
+from gateway.chat.families import harmony
 from gateway.chat.formats import ToolCallFormat, long_id
-from gateway.chat.parts import Content, Part
-from gateway.chat.reasoning import CLOSE, OPEN, ReasoningTokens, is_open_at_end, reasoning_parser
+from gateway.chat.parts import Content, Part, Reasoning
+from gateway.chat.reasoning import (
+    CLOSE,
+    OPEN,
+    ReasoningTokens,
+    is_closed_at_end,
+    is_open_at_end,
+    reasoning_parser,
+)
 from gateway.chat.source import Parser, Source, Steps
 from gateway.chat.template import ChatTemplate
 from gateway.errors import unsupported
-from gateway.structure.calls import CallsInAnswer, CallWriting
-from gateway.structure.structure import CallList, Structure
+from gateway.leniency import notices
+from gateway.structure.calls import AnyStructure, CallsInAnswer, CallWriting
+from gateway.structure.tags import Asked, StructuralTags
+from gateway.structure.thinking import BUDGET, Thought, ThoughtFirst
 
 AUTO, NONE = "auto", "none"
 
@@ -32,6 +42,7 @@ class ReasoningFormat(Enum):
 
     QWEN3 = "qwen3"  # when the answer, or the end of the prompt, opens it
     DEEPSEEK_R1 = "deepseek_r1"  # always, opened or not
+    HARMONY = "harmony"  # in messages of a channel of its own
 
 
 TOOL_CALL_PARSERS = (AUTO, NONE, *formats.FORMATS)
@@ -65,9 +76,7 @@ class ChatFormat:
             problem = "no --tool-call-parser is known for the model's chat template"
             raise unsupported("tools", problem)
 
-    def structure(
-        self, conversation: Conversation, asked: Structure | None
-    ) -> Structure | CallList | CallsInAnswer | None:
+    def structure(self, conversation: Conversation, asked: Asked | None) -> AnyStructure | None:
         """The structure of the answer, required by the tools or by the request.
 
         Tools that are strict, or go with a form, hold each call to its schema from its opening on.
@@ -78,6 +87,8 @@ class ChatFormat:
             return asked
         if forced.is_forced(conversation):  # no answer has both: the call comes first
             return forced.structure(conversation)
+        if isinstance(asked, StructuralTags):  # they say themselves how calls are written
+            return asked
         if asked is None and not any(tool.is_strict for tool in usable):
             return None
         writing = None if self.tool_calls is None else self.tool_calls.writing
@@ -94,31 +105,64 @@ class ChatFormat:
             asked,
         )
 
-    def _tells_apart(self, writing: CallWriting, asked: Structure | None) -> bool:
-        """Whether it is plain where a call begins.
-
-        A bare brace may also begin a form, and after reasoning no grammar sees that it is the first
-        character of the answer.
-        """
-        if not writing.begins_bare:
-            return True
-        return self.reasoning is None if asked is None else writing.opening in self.token_ids
+    def _tells_apart(self, writing: CallWriting, asked: Asked | None) -> bool:
+        """Whether it is plain where a call begins: a bare brace may also begin a form."""
+        return not writing.begins_bare or asked is None or writing.opening in self.token_ids
 
     def shown_tokens(self, conversation: Conversation) -> tuple[str, ...]:
         """Special tokens that the parser of the answer must see."""
         tool_format = self._format_for(conversation)
+        if tool_format is None and self.reasoning is ReasoningFormat.HARMONY:
+            return harmony.TOKENS
         return () if tool_format is None else tool_format.shown_tokens
 
+    def with_markers(self, tags: StructuralTags) -> StructuralTags:
+        """Tags whose markers may come as the model's tokens."""
+        return replace(tags, token_ids=self.token_ids, text_ids=self.text_ids)
+
+    def with_thought(
+        self, conversation: Conversation, prompt: str, answer: AnyStructure | None
+    ) -> AnyStructure | ThoughtFirst | None:
+        """The structure of the answer with the reasoning that may precede it.
+
+        Raises RequestError for a budget of reasoning that cannot be held.
+        """
+        budget = conversation.max_reasoning_tokens
+        if budget is not None and self.reasoning is None:
+            notices.ignore(BUDGET, "has no effect: no --reasoning-parser is known for the model")
+        if self.reasoning is ReasoningFormat.HARMONY:
+            if budget is not None:
+                raise unsupported(BUDGET, "is not supported for reasoning in channels")
+            return answer
+        if self.reasoning is None or _is_over(conversation, prompt):
+            return answer
+        is_held = answer is not None and not _leaves_text_free(answer)
+        if budget is None and not is_held:
+            return answer
+        thought = Thought(OPEN, CLOSE, self._is_open(prompt), budget)
+        return ThoughtFirst(thought, answer, self.token_ids, self.text_ids)
+
     def reader(
-        self, conversation: Conversation, prompt: str, *, is_structured: bool
+        self, conversation: Conversation, prompt: str, structure: AnyStructure | ThoughtFirst | None
     ) -> "AnswerReader | None":
-        """The parser of one answer; None when all is content. Structured ones have no reasoning."""
+        """The parser of one answer; None when all is content."""
         calls, shows = self._call_parser(conversation), conversation.include_reasoning
-        if self.reasoning is None or is_structured:
+        is_held = structure is not None and not _leaves_text_free(structure)
+        if self.reasoning is None or is_held:
             return None if calls is None else AnswerReader(None, calls, shows)
-        is_open = self.reasoning is ReasoningFormat.DEEPSEEK_R1 or is_open_at_end(prompt)
+        if self.reasoning is ReasoningFormat.HARMONY:
+            thought = ReasoningTokens(
+                is_open=False, opening=harmony.ANALYSIS, closing=harmony.ENDS[0]
+            )
+            return AnswerReader(None, calls or _messages_parser(), shows, thought)
+        is_open = self._is_open(prompt)
         thought = ReasoningTokens(is_open=is_open)
         return AnswerReader(reasoning_parser(is_open=is_open), calls, shows, thought)
+
+    def _is_open(self, prompt: str) -> bool:
+        """Whether an answer to the prompt begins inside reasoning."""
+        is_always = self.reasoning is ReasoningFormat.DEEPSEEK_R1 and not is_closed_at_end(prompt)
+        return is_always or is_open_at_end(prompt)
 
     def _format_for(self, conversation: Conversation) -> ToolCallFormat | None:
         if forced.is_forced(conversation):
@@ -130,13 +174,36 @@ class ChatFormat:
         tool_format = self._format_for(conversation)
         if tool_format is None:
             return None
-        names = frozenset(tool.name for tool in conversation.usable_tools)
-        max_calls = None if conversation.parallel_tool_calls else 1
+        schemas = {tool.name: tool.parameters or {} for tool in conversation.usable_tools}
+        names, max_calls = frozenset(schemas), None if conversation.parallel_tool_calls else 1
 
         def parse(source: Source, events: list[Part]) -> Steps[None]:
-            return tool_format.parse(source, Calls(names, events, tool_format.new_id, max_calls))
+            calls = Calls(names, events, tool_format.new_id, max_calls, schemas)
+            return tool_format.parse(source, calls)
 
         return Parser(parse)
+
+
+def _messages_parser() -> Parser:
+    """The parser of messages in channels, without tools."""
+    return Parser(
+        lambda source, events: harmony.parse_harmony(source, Calls(frozenset(), events, long_id))
+    )
+
+
+def _is_over(conversation: Conversation, prompt: str) -> bool:
+    """Whether the answer has no reasoning, since the prompt has ended it or goes on after it."""
+    goes_on = conversation.rendering.continue_final_message and not is_open_at_end(prompt)
+    return goes_on or is_closed_at_end(prompt)
+
+
+def _leaves_text_free(structure: AnyStructure | ThoughtFirst) -> bool:
+    """Whether reasoning may come wherever the model writes it."""
+    if isinstance(structure, ThoughtFirst):
+        return True
+    if not isinstance(structure, CallsInAnswer) or structure.form is not None:
+        return False
+    return not structure.writing.begins_bare
 
 
 class AnswerReader:
@@ -170,7 +237,10 @@ class AnswerReader:
     def _read_content(self, text: str, is_last: bool) -> tuple[Part, ...]:
         if self._calls is None:
             return (Content(text),) if text else ()
-        return tuple(self._calls.push(text, is_last=is_last))
+        parts = self._calls.push(text, is_last=is_last)
+        if self._shows_reasoning:
+            return tuple(parts)
+        return tuple(part for part in parts if not isinstance(part, Reasoning))
 
 
 def choose(
@@ -185,19 +255,26 @@ def choose(
     `markers` are the ids of tokens that are added to the vocabulary, `text_ids` those of them that
     are text as any other.
 
-    Raises NoUseForParser for a tool call parser when the template renders no tools.
+    Raises NoUseForParser for a tool call parser that the template's calls cannot need.
     """
-    takes_tools = template is not None and template.takes_tools
     source = "" if template is None else template.tools_source
+    is_told = template is not None and not template.takes_tools  # in plain words
+    takes_tools = template is not None and (not is_told or tool_call_parser != NONE)
     tool_calls = formats.FORMATS.get(tool_call_parser)
     if tool_calls is not None and not takes_tools:
-        problem = "the model's chat template knows no tools"
+        raise NoUseForParser(
+            f"--tool-call-parser {tool_call_parser}: the model has no chat template"
+        )
+    if is_told and tool_calls not in (None, formats.HERMES):
+        problem = "the model's chat template knows no tools; they are told in the form of hermes"
         raise NoUseForParser(f"--tool-call-parser {tool_call_parser}: {problem}")
     if tool_call_parser == AUTO and takes_tools:
-        tool_calls = formats.detect(source)
+        tool_calls = formats.HERMES if is_told else formats.detect(source)
     reasoning = None
     if reasoning_parser == AUTO:
         reasoning = ReasoningFormat.QWEN3 if OPEN in source else None
+        if harmony.CHANNEL in source and harmony.MESSAGE in source:
+            reasoning = ReasoningFormat.HARMONY
     elif reasoning_parser != NONE:
         reasoning = ReasoningFormat(reasoning_parser)
     known = markers or {}

@@ -7,7 +7,7 @@ is no call is returned as content.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class Calls:
     events: list[Part]
     new_id: Callable[[], str]
     max_calls: int | None = None  # further ones are dropped
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # schemas, by name
     _num_calls: int = field(default=0, init=False)
     _is_after_call: bool = field(default=False, init=False)
 
@@ -41,12 +42,12 @@ class Calls:
             self.events.append(Content(text))
             self._is_after_call = False
 
-    def begin(self, name: str) -> None:
-        """Begins a call."""
+    def begin(self, name: str, call_id: str | None = None) -> None:
+        """Begins a call; a model that names its calls expects its own id again."""
         self._num_calls += 1
         self._is_after_call = True
         if self._is_wanted:
-            self.events.append(CallStart(self._num_calls - 1, self.new_id(), name))
+            self.events.append(CallStart(self._num_calls - 1, call_id or self.new_id(), name))
 
     def add_arguments(self, text: str) -> None:
         """Adds arguments to the last call."""

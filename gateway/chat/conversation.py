@@ -98,6 +98,7 @@ class Conversation:
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
+    max_reasoning_tokens: int | None = None  # None: any number
     rendering: Rendering = Rendering()
 
     def __post_init__(self) -> None:

@@ -35,6 +35,9 @@ def conversation_from_proto(
         tool_choice=_tool_choice(options),
         parallel_tool_calls=_flag(options, "parallel_tool_calls") is not False,
         include_reasoning=_flag(options, "include_reasoning") is not False,
+        max_reasoning_tokens=(
+            options.thinking_token_budget if options.HasField("thinking_token_budget") else None
+        ),
         rendering=Rendering(
             kwargs=_object("chat_template_kwargs_json", options.chat_template_kwargs_json or "{}"),
             add_generation_prompt=_flag(options, "add_generation_prompt"),

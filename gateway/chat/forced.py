@@ -22,7 +22,10 @@ def is_forced(conversation: Conversation) -> bool:
 
 
 def schemas_of(conversation: Conversation, *, binds_all: bool) -> dict[str, JsonSchema]:
-    """The schemas of the usable tools by name; unless they bind all, of loose tools any object."""
+    """The schemas of the usable tools by name; unless all are bound, of loose tools any object.
+
+    A loose tool's schema is held as far as it can be.
+    """
     usable = conversation.usable_tools
     return {
         tool.name: _schema(index, tool, is_bound=binds_all or tool.is_strict)
@@ -41,10 +44,11 @@ def structure(conversation: Conversation) -> JsonSchema | CallList:
 
 
 def _schema(index: int, tool: Tool, *, is_bound: bool) -> JsonSchema:
-    schema = NO_ARGUMENTS if tool.parameters is None else tool.parameters
+    place = f"tools[{index}].function.parameters"
     if not is_bound:
-        schema = ANY_OBJECT
-    return JsonSchema(f"tools[{index}].function.parameters", schema)
+        return JsonSchema(place, ANY_OBJECT)
+    schema = NO_ARGUMENTS if tool.parameters is None else tool.parameters
+    return JsonSchema(place, schema, is_loose=not tool.is_strict)
 
 
 def tool_format(conversation: Conversation, new_id: Callable[[], str]) -> ToolCallFormat:

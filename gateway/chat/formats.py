@@ -5,6 +5,10 @@
 | hermes      | <tool_call>{"name": ..., "arguments": {...}}</tool_call>, once per call           |
 | llama3_json | {"name": ..., "parameters": {...}}; {...} as the whole answer or after a token    |
 | mistral     | [TOOL_CALLS][{...}, {...}] or [TOOL_CALLS]name{...}, once per call                |
+| qwen3_coder | as `families.tagged_calls` says                                                   |
+| glm         | as `families.tagged_calls` says                                                   |
+| kimi        | as `families.kimi` says                                                           |
+| harmony     | as `families.harmony` says                                                        |
 """
 
 import re
@@ -15,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.chat.calls import Calls, read_arguments, read_call
+from gateway.chat.families import harmony, kimi, tagged_calls
 from gateway.chat.source import Source, Steps
 from gateway.structure.calls import CallWriting
 
@@ -23,6 +28,10 @@ Parse = Callable[[Source, Calls], Steps[None]]
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 LLAMA3_TAG = "<|python_tag|>"
 MISTRAL_MARKER = "[TOOL_CALLS]"
+GLM_TOKENS = (
+    *(HERMES_OPEN, HERMES_CLOSE),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
 MAX_HEAD_CHARACTERS = 256  # between Mistral's marker and the arguments
 _MISTRAL_HEAD = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\]\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 _JSON_CALL = re.compile(r'"name\\?".*"arguments\\?"', re.DOTALL)
@@ -153,13 +162,28 @@ MISTRAL = ToolCallFormat(
     new_id=short_id,
     writing=CallWriting(MISTRAL_MARKER, is_list=True),
 )
+QWEN3_CODER = ToolCallFormat(
+    "qwen3_coder", tagged_calls.parse_qwen3_coder, shown_tokens=(HERMES_OPEN, HERMES_CLOSE)
+)
+GLM = ToolCallFormat("glm", tagged_calls.parse_glm, shown_tokens=GLM_TOKENS)
+KIMI = ToolCallFormat("kimi", kimi.parse_kimi, shown_tokens=kimi.TOKENS)
+HARMONY = ToolCallFormat("harmony", harmony.parse_harmony, shown_tokens=harmony.TOKENS)
+ALL_FORMATS = (HERMES, LLAMA3_JSON, MISTRAL, QWEN3_CODER, GLM, KIMI, HARMONY)
 FORMATS: Mapping[str, ToolCallFormat] = {
-    tool_format.name: tool_format for tool_format in (HERMES, LLAMA3_JSON, MISTRAL)
+    tool_format.name: tool_format for tool_format in ALL_FORMATS
 }
 
 
 def detect(template: str) -> ToolCallFormat | None:
     """The format in a chat template; None when it has none of these."""
+    if harmony.CHANNEL in template and harmony.MESSAGE in template:
+        return HARMONY
+    if kimi.SECTION_OPEN in template:
+        return KIMI
+    if HERMES_OPEN in template and "<arg_key>" in template:
+        return GLM
+    if HERMES_OPEN in template and "<parameter=" in template:
+        return QWEN3_CODER
     writes_json = _JSON_CALL.search(template) is not None
     if HERMES_OPEN in template and writes_json:  # others write XML between the same tags
         return HERMES

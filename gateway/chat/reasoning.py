@@ -24,6 +24,11 @@ def is_open_at_end(prompt: str) -> bool:
     return prompt.rstrip().endswith(OPEN)
 
 
+def is_closed_at_end(prompt: str) -> bool:
+    """Whether the prompt ends with reasoning that is over."""
+    return prompt.rstrip().endswith(CLOSE)
+
+
 def _split(source: Source, events: list[Part], *, is_open: bool) -> Steps[None]:
     start = yield from source.skip_space(0)
     if (yield from source.starts_with(OPEN, start)):
@@ -60,8 +65,10 @@ class ReasoningTokens:
     their text decides, so the count never exceeds the tokens that came.
     """
 
-    def __init__(self, *, is_open: bool) -> None:
+    def __init__(self, *, is_open: bool, opening: str = OPEN, closing: str = CLOSE) -> None:
         self.count = 0
+        self._opening = opening
+        self._closing = closing
         self._is_open = is_open
         self._is_over = False
         self._before = ""  # text that may hold the start of a marker
@@ -73,14 +80,14 @@ class ReasoningTokens:
         seen, num_before = self._before + text, len(self._before)
         if not self._is_open:
             begun = seen.lstrip()
-            self._is_open = begun.startswith(OPEN)
-            if not self._is_open and not OPEN.startswith(begun):  # it does not reason
+            self._is_open = begun.startswith(self._opening)
+            if not self._is_open and not self._opening.startswith(begun):  # it does not reason
                 self.count, self._is_over = 0, True
                 return
-        close = seen.find(CLOSE)
+        close = seen.find(self._closing)
         if close >= 0:
-            num_characters = close + len(CLOSE) - num_before
+            num_characters = close + len(self._closing) - num_before
             num_tokens = round(num_tokens * num_characters / len(text))
             self._is_over = True
         self.count += num_tokens
-        self._before = seen[-len(CLOSE) :] if self._is_open else seen
+        self._before = seen[-len(self._closing) :] if self._is_open else seen

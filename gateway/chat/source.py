@@ -64,7 +64,7 @@ class Source:
         """
         while True:
             found = self.text.find(marker)
-            end = found if found >= 0 else len(self.text) - _beginning(self.text, marker)
+            end = found if found >= 0 else len(self.text) - beginning(self.text, marker)
             shown = self.take(len(self.text[:end].rstrip()))
             if shown:
                 emit(shown)
@@ -74,7 +74,7 @@ class Source:
                 return None
 
 
-def _beginning(text: str, marker: str) -> int:
+def beginning(text: str, marker: str) -> int:
     """Length of the longest end of the text that may begin the marker."""
     at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
     while at >= 0:

@@ -24,6 +24,7 @@ from gateway.chat.conversation import (
     ToolCall,
     parse_arguments,
 )
+from gateway.chat.tool_prompt import in_plain_words
 from gateway.errors import ErrorKind, RequestError, unsupported
 from gateway.leniency import notices
 
@@ -100,6 +101,9 @@ class ChatTemplate:
 
         Raises RequestError with the template's own message when it refuses the conversation.
         """
+        if not self.takes_tools:
+            has_system = "system" in self.source
+            conversation = in_plain_words(conversation, has_system=has_system)
         tools = [_tool(tool) for tool in conversation.usable_tools]
         template = self._with_tools if tools else self._plain
         variables = self._tools_variables if tools else self._variables

@@ -39,7 +39,6 @@ _BOTH: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
     "extra_args": ({},),
     "logprob_token_ids": ([],),
-    "thinking_token_budget": (),
     "prompt_embeds": (),
     "repetition_detection": (),
     "return_mm_kwargs": (False,),
@@ -64,7 +63,10 @@ CHAT: dict[str, tuple[Any, ...]] = _BOTH | {
     "return_prompt_text": (False,),
 }
 
-COMPLETION: dict[str, tuple[Any, ...]] = _BOTH | {"suffix": ("",)}
+COMPLETION: dict[str, tuple[Any, ...]] = _BOTH | {
+    "suffix": ("",),
+    "thinking_token_budget": (-1,),
+}
 
 EMBEDDING: dict[str, tuple[Any, ...]] = {
     "dimensions": (),
@@ -83,7 +85,6 @@ SCORE: dict[str, tuple[Any, ...]] = {"truncate_prompt_tokens": ()}
 
 STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
     "disable_additional_properties": (False,),
-    "structural_tag": (),
 }
 
 RESPONSE: dict[str, tuple[Any, ...]] = {

@@ -31,7 +31,7 @@ from gateway.http.structured import (
     the_one_of,
     with_whitespace,
 )
-from gateway.structure.structure import Structure
+from gateway.structure.tags import Asked
 from wire.requests.numbers import UINT32_MAX
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default, for completions only
@@ -194,7 +194,7 @@ class GenerationBody(Body):
         )
         return expand(request, self.n)
 
-    def _structure(self) -> Structure | None:
+    def _structure(self) -> Asked | None:
         """The required structure of the output. Raises RequestError for contradicting fields."""
         guided = Forms(self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         structures = guided.to_structures("guided_")
@@ -241,6 +241,7 @@ class ChatCompletionBody(GenerationBody):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     reasoning_effort: str | None = None
+    thinking_token_budget: int | None = None
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -263,6 +264,13 @@ class ChatCompletionBody(GenerationBody):
             return ""
         return self.messages[-1].to_message().content or ""
 
+    @property
+    def _max_reasoning_tokens(self) -> int | None:
+        """The budget of reasoning; None: any number. Raises RequestError."""
+        budget = self.thinking_token_budget
+        check_range("thinking_token_budget", budget, NO_LIMIT, UINT32_MAX)
+        return None if budget == NO_LIMIT else budget
+
     def to_requests(self, request_id: str) -> list[GenerationRequest]:
         """The requests of this body."""
         limit = to_limit(self.max_completion_tokens)
@@ -282,6 +290,7 @@ class ChatCompletionBody(GenerationBody):
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             include_reasoning=self.include_reasoning is not False,
+            max_reasoning_tokens=self._max_reasoning_tokens,
             rendering=replace(
                 rendering_of(self),
                 documents=tuple(self.documents or ()),

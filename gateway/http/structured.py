@@ -9,17 +9,18 @@ from pydantic import Field
 from gateway.errors import invalid, unsupported
 from gateway.http import fields
 from gateway.http.messages import Strict
-from gateway.structure import json_schema
+from gateway.structure import json_schema, tags
 from gateway.structure.structure import (
     ANY_OBJECT,
     ContextFree,
     JsonSchema,
     OneOfTexts,
     Regex,
-    Structure,
 )
+from gateway.structure.tags import Asked, StructuralTags
 
-FORMATS = ("text", "json_object", "json_schema")
+FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+TAG_FIELDS = ("structures", "triggers", "format")
 
 
 class SchemaFormat(Strict):
@@ -37,8 +38,11 @@ class ResponseFormat(Strict):
     type: str
     json_schema: SchemaFormat | None = None
     schema_: Any = Field(None, alias="schema")
+    structures: Any = None
+    triggers: Any = None
+    format: Any = None
 
-    def to_structure(self) -> Structure | None:
+    def to_structure(self) -> Asked | None:
         """None for plain text."""
         place = "response_format.json_schema"
         if self.type not in FORMATS:
@@ -47,6 +51,12 @@ class ResponseFormat(Strict):
             raise invalid(place, 'belongs to type "json_schema" and to no other')
         if self.schema_ is not None and self.type != "json_object":
             raise invalid("response_format.schema", 'belongs to type "json_object"')
+        described = {name: getattr(self, name) for name in TAG_FIELDS}
+        if self.type == "structural_tag":
+            return StructuralTags("response_format", described)
+        for name, value in described.items():
+            if value is not None:
+                raise invalid(f"response_format.{name}", 'belongs to type "structural_tag"')
         if self.type == "json_object":
             if self.schema_ is not None:
                 return JsonSchema("response_format.schema", self.schema_)
@@ -71,10 +81,11 @@ class StructuredOutputs(Strict):
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    structural_tag: str | None = None
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool | None = None
 
-    def to_structure(self) -> Structure | None:
+    def to_structure(self) -> Asked | None:
         """The form that is set. Raises RequestError unless it is exactly one."""
         prefix = "structured_outputs."
         forms = Forms(self.json_, self.regex, self.choice, self.grammar)
@@ -82,6 +93,9 @@ class StructuredOutputs(Strict):
         if self.json_object:
             place = f"{prefix}json_object"
             structures[place] = JsonSchema(place, ANY_OBJECT)
+        if self.structural_tag is not None:
+            place = f"{prefix}structural_tag"
+            structures[place] = StructuralTags(place, tags.parse(self.structural_tag, place))
         structure = the_one_of(structures)
         name, whitespace = f"{prefix}whitespace_pattern", self.whitespace_pattern
         if self.disable_any_whitespace:
@@ -100,9 +114,9 @@ class Forms:
     choice: list[str] | None
     grammar: str | None
 
-    def to_structures(self, prefix: str) -> dict[str, Structure]:
+    def to_structures(self, prefix: str) -> dict[str, Asked]:
         """The forms that are set, by field name."""
-        found: dict[str, Structure] = {}
+        found: dict[str, Asked] = {}
         if self.json is not None:
             place, schema = f"{prefix}json", self.json
             if isinstance(schema, str):
@@ -117,7 +131,7 @@ class Forms:
         return found
 
 
-def the_one_of(structures: Mapping[str, Structure]) -> Structure | None:
+def the_one_of(structures: Mapping[str, Asked]) -> Asked | None:
     """The structure, if one is set. Raises RequestError for several."""
     if len(structures) > 1:
         first, second, *_ = structures
@@ -125,9 +139,7 @@ def the_one_of(structures: Mapping[str, Structure]) -> Structure | None:
     return next(iter(structures.values()), None)
 
 
-def with_whitespace(
-    structure: Structure | None, name: str, whitespace: str | None
-) -> Structure | None:
+def with_whitespace(structure: Asked | None, name: str, whitespace: str | None) -> Asked | None:
     """The structure with the whitespace setting of the field `name`."""
     if whitespace is None:
         return structure

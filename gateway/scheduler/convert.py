@@ -20,15 +20,15 @@ from gateway.generation import (
     WholeOutput,
 )
 from gateway.scheduler.live_request import Submission
-from gateway.structure import json_schema
+from gateway.structure import json_schema, tags
 from gateway.structure.structure import (
     ANY_OBJECT,
     ContextFree,
     JsonSchema,
     OneOfTexts,
     Regex,
-    Structure,
 )
+from gateway.structure.tags import Asked, StructuralTags
 from gateway.text.logprobs import OutputTokenLogprobs, RawLogprobs, raw_logprobs
 from gateway.text.prompt_outputs import PromptOutputs
 from pagewire.v1 import inference_pb2, scheduler_pb2, types_pb2
@@ -257,7 +257,7 @@ def resumed_from_proto(options: inference_pb2.GenerationOptions) -> list[tuple[i
     return [None if one.is_finished else tuple(one.token_ids) for one in options.resume_outputs]
 
 
-def structure_from_proto(options: inference_pb2.GenerationOptions) -> Structure | None:
+def structure_from_proto(options: inference_pb2.GenerationOptions) -> Asked | None:
     """The required structure of the output from a gRPC client; None without one."""
     if not options.HasField("structured_output"):
         return None
@@ -278,8 +278,10 @@ def structure_from_proto(options: inference_pb2.GenerationOptions) -> Structure 
             return OneOfTexts(f"{place}.options", tuple(form.choice.options))
         case "grammar":
             return ContextFree(place, form.grammar)
+        case "structural_tag":
+            return StructuralTags(place, tags.parse(form.structural_tag, place))
         case _:
-            forms = "json_schema, json_object, regex, choice or grammar"
+            forms = "json_schema, json_object, regex, choice, grammar or structural_tag"
             raise invalid("structured_output", f"set one of {forms}")
 
 

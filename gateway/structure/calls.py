@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.structure.structure import CallList, JsonSchema, Structure
+from gateway.structure.tags import Asked
+from gateway.structure.writing import named_grammar, pattern_of
 
 PLAIN_NAME = re.compile(r"[\w.-]{1,128}")  # can be told from the arguments that follow it
 _ANY = r"(.|\n)*"
@@ -44,11 +46,11 @@ class CallsInAnswer:
         Each schema becomes a grammar of its own, so that its references stay valid.
         """
         grammars = [
-            _named(f"f{index}", schema.to_grammar())
+            named_grammar(f"f{index}", schema.to_grammar())
             for index, (_, schema) in enumerate(self.functions)
         ]
         if self.form is not None:
-            grammars.append(_named("form", self.form.to_grammar()))
+            grammars.append(named_grammar("form", self.form.to_grammar()))
         rules = "\n".join(["%llguidance {}", *self._answer_rules(), *self._call_rules()])
         return json.dumps({"grammars": [{"name": "start", "lark_grammar": rules}, *grammars]})
 
@@ -59,7 +61,7 @@ class CallsInAnswer:
             more = "(GAP? open group)*" if self.is_parallel else ""
             opening = self._spelled(self.writing.opening)
             return [f"start: open group {more} | @form", f"open: {opening}"]
-        unopened = f"~/{_ANY}{_pattern(self.writing.opening)}{_ANY}/"
+        unopened = f"~/{_ANY}{pattern_of(self.writing.opening)}{_ANY}/"
         if self.writing.begins_bare:
             # Text for good, or a call for good: the first character that is no space decides.
             next_calls = f"({marker} group){many}" if marker else ""
@@ -109,16 +111,4 @@ class CallsInAnswer:
         return " | ".join(filter(None, [json.dumps(marker), self._token_of(marker)]))
 
 
-AnyStructure = Structure | CallList | CallsInAnswer
-
-
-def _pattern(text: str) -> str:
-    """A regular expression of a text."""
-    return "".join(f"\\{char}" if char in r"[](){}|./\*+?^$" else char for char in text)
-
-
-def _named(name: str, grammar: str) -> dict[str, object]:
-    """The only part of a grammar, under another name."""
-    parts: list[dict[str, object]] = json.loads(grammar)["grammars"]
-    (part,) = parts
-    return part | {"name": name}
+AnyStructure = Asked | CallList | CallsInAnswer

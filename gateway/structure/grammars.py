@@ -5,13 +5,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from gateway.errors import RequestError, invalid, unavailable, unsupported
 from gateway.structure import json_schema
 from gateway.structure.calls import AnyStructure, CallsInAnswer
-from gateway.structure.structure import CallList, JsonSchema, Structure
+from gateway.structure.structure import ANY_OBJECT, CallList, JsonSchema
+from gateway.structure.tags import Asked, StructuralTags
+from gateway.structure.thinking import ThoughtFirst
 from wire.grammar import BadGrammar, BadVocabulary, GrammarTooLarge
 from wire.grammar_check.checks import ChecksLost, GrammarChecks, VocabularySource
 
@@ -34,14 +37,20 @@ class GrammarChecker:
             self._checks[1].close()
 
     async def resolve(
-        self, structure: AnyStructure, vocab_size: int, eos_token_ids: tuple[int, ...]
+        self,
+        structure: AnyStructure | ThoughtFirst,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
     ) -> str:
         """The grammar of a structure. Raises RequestError naming the place at fault."""
         resolve = partial(self._resolve, structure, vocab_size, eos_token_ids)
         return await asyncio.get_running_loop().run_in_executor(self._threads, resolve)
 
     def _resolve(
-        self, structure: AnyStructure, vocab_size: int, eos_token_ids: tuple[int, ...]
+        self,
+        structure: AnyStructure | ThoughtFirst,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
     ) -> str:
         grammar = structure.to_grammar()
         try:
@@ -53,6 +62,9 @@ class GrammarChecker:
         except GrammarTooLarge as error:
             raise invalid(structure.place, str(error)) from error
         except BadGrammar as error:
+            looser = _without_failing(structure, checks)
+            if looser != structure:
+                return self._resolve(looser, vocab_size, eos_token_ids)
             raise _refusal(structure, str(error), checks) from error
         except ChecksLost as error:
             raise unavailable(str(error)) from error
@@ -68,16 +80,55 @@ class GrammarChecker:
             return self._checks[1]
 
 
-def _refusal(structure: AnyStructure, problem: str, checks: GrammarChecks) -> RequestError:
-    if isinstance(structure, (CallList, CallsInAnswer)):
-        parts: list[Structure] = [schema for _, schema in structure.functions]
-        if isinstance(structure, CallsInAnswer) and structure.form is not None:
-            parts.append(structure.form)
-        for schema in parts:
-            try:
-                checks.check(schema.to_grammar())
-            except BadGrammar as error:
-                return _refusal(schema, str(error), checks)
+def _without_failing(
+    structure: AnyStructure | ThoughtFirst, checks: GrammarChecks
+) -> AnyStructure | ThoughtFirst:
+    """The same with any object in place of loose schemas that no grammar can hold."""
+    if not isinstance(structure, ThoughtFirst):
+        return _held(structure, checks)
+    if structure.answer is None:
+        return structure
+    return replace(structure, answer=_held(structure.answer, checks))
+
+
+def _held(structure: AnyStructure, checks: GrammarChecks) -> AnyStructure:
+    if isinstance(structure, JsonSchema):
+        return structure if _can_be_held(structure, checks) else _any_object(structure)
+    if not isinstance(structure, (CallList, CallsInAnswer)):
+        return structure
+    functions = tuple(
+        (name, schema if _can_be_held(schema, checks) else _any_object(schema))
+        for name, schema in structure.functions
+    )
+    return replace(structure, functions=functions)
+
+
+def _any_object(schema: JsonSchema) -> JsonSchema:
+    return replace(schema, schema=ANY_OBJECT)
+
+
+def _can_be_held(schema: JsonSchema, checks: GrammarChecks) -> bool:
+    if not schema.is_loose or schema.schema == ANY_OBJECT:
+        return True
+    try:
+        checks.check(schema.to_grammar())
+    except BadGrammar:
+        return False
+    return True
+
+
+def _refusal(
+    structure: AnyStructure | ThoughtFirst, problem: str, checks: GrammarChecks
+) -> RequestError:
+    if isinstance(structure, ThoughtFirst):
+        if structure.answer is None:
+            return invalid(structure.place, problem)
+        structure = structure.answer
+    for part in _parts(structure):
+        try:
+            checks.check(part.to_grammar())
+        except BadGrammar as error:
+            return _refusal(part, str(error), checks)
     if not isinstance(structure, JsonSchema):
         return invalid(structure.place, problem)
 
@@ -85,3 +136,15 @@ def _refusal(structure: AnyStructure, problem: str, checks: GrammarChecks) -> Re
         return checks.find(map(structure.grammar_of, parts), problem)
 
     return json_schema.refusal(structure.schema, structure.place, problem, find)
+
+
+def _parts(structure: AnyStructure) -> list[Asked]:
+    """The schemas and forms inside a structure."""
+    if isinstance(structure, StructuralTags):
+        return [*structure.parts()]
+    if not isinstance(structure, (CallList, CallsInAnswer)):
+        return []
+    parts: list[Asked] = [schema for _, schema in structure.functions]
+    if isinstance(structure, CallsInAnswer) and structure.form is not None:
+        parts.append(structure.form)
+    return parts

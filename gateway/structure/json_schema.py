@@ -7,42 +7,30 @@ which must be refused here.
 
 import json
 import math
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gateway import limits
 from gateway.errors import ErrorKind, RequestError, invalid, unsupported
+from gateway.structure import keywords
+from gateway.structure.keywords import is_vendor, join
 
 MAX_NESTING = 64
 MAX_JSON_NESTING = 123  # the engine reads 127, with what is written around a schema
 MAX_TRIES = 256  # parts tried in search of the one at fault
 
-_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-_SINGLE = frozenset({"items", "additionalProperties"})
-_VALUES = frozenset(
-    {"type", "enum", "const", "$ref", "$id", "$anchor", "required"}
-    | {"minItems", "maxItems", "minProperties", "maxProperties"}
-    | {"minLength", "maxLength", "pattern", "format"}
-    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-)
-# Annotations, which do not constrain the JSON.
-_NOTES = frozenset(
-    {"title", "description", "default", "examples", "example", "deprecated"}
-    | {"readOnly", "writeOnly", "$comment", "$schema", "discriminator"}
-    | {"contentEncoding", "contentMediaType", "contentSchema"}
-)
-_KNOWN = _MAPS | _LISTS | _SINGLE | _VALUES | _NOTES
-# Unsupported keywords that are accepted with a value that constrains nothing.
-_NEUTRAL = {"uniqueItems": False, "nullable": False}
-
-_PLAIN_NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]*")
+_ARRAYS = frozenset({"enum", "required"})
+_OBJECTS = keywords.ALL_MAPS | {"dependentRequired", "dependencies"}
+_FLAGS = frozenset({"uniqueItems", "nullable"})
+_COUNTS = frozenset({"minItems", "maxItems"})
 
 
-def check(schema: Any, place: str) -> None:
-    """Raises RequestError naming the first place of the schema that is not supported."""
+def check(schema: Any, place: str, *, is_loose: bool = False) -> None:
+    """Raises RequestError naming the first place of the schema that is not supported.
+
+    In a loose schema, which only describes, a keyword may be unknown.
+    """
     _check_values(schema, place)
     try:
         num_bytes = len(json.dumps(schema, ensure_ascii=False).encode())
@@ -52,7 +40,7 @@ def check(schema: Any, place: str) -> None:
         raise invalid(place, f"has {num_bytes} bytes, at most {limits.MAX_SCHEMA_BYTES}")
     if schema is False:
         raise invalid(place, "allows nothing")
-    _check(schema, place, 0)
+    _check(schema, place, 0, is_loose=is_loose)
 
 
 def _check_values(schema: Any, place: str) -> None:
@@ -74,28 +62,9 @@ def _check_values(schema: Any, place: str) -> None:
         if isinstance(value, int) and abs(value) > sys.float_info.max:
             raise invalid(where, "is a number out of range")
         if isinstance(value, dict):
-            todo += [(part, _join(where, str(name)), depth + 1) for name, part in value.items()]
+            todo += [(part, join(where, str(name)), depth + 1) for name, part in value.items()]
         elif isinstance(value, list):
             todo += [(part, f"{where}[{index}]", depth + 1) for index, part in enumerate(value)]
-
-
-def without_neutral(schema: Any) -> Any:
-    """A checked schema without the keywords that constrain nothing."""
-    if schema is True:
-        return {}
-    if not isinstance(schema, dict):
-        return schema
-    kept = {}
-    for keyword, value in schema.items():
-        if keyword in _MAPS:
-            value = {name: without_neutral(part) for name, part in value.items()}
-        elif keyword in _LISTS:
-            value = [without_neutral(part) for part in value]
-        elif keyword in _SINGLE:
-            value = without_neutral(value)
-        if keyword not in _NEUTRAL:
-            kept[keyword] = value
-    return kept
 
 
 def parse(text: str, place: str) -> Any:
@@ -107,7 +76,7 @@ def parse(text: str, place: str) -> Any:
         raise invalid(place, f"is not JSON: {error}") from error
 
 
-def _check(schema: Any, place: str, depth: int) -> None:
+def _check(schema: Any, place: str, depth: int, *, is_loose: bool) -> None:
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
@@ -115,23 +84,44 @@ def _check(schema: Any, place: str, depth: int) -> None:
     if depth > MAX_NESTING:
         raise invalid(place, f"is nested deeper than {MAX_NESTING} schemas")
     for keyword, value in schema.items():
+        if is_loose and keyword not in keywords.KNOWN:
+            continue
+        _check_shape(keyword, value, join(place, keyword))
         _check_keyword(keyword, value, schema, place)
     for part_place, part in _parts(schema, place):
-        _check(part, part_place, depth + 1)
+        _check(part, part_place, depth + 1, is_loose=is_loose)
+
+
+def _check_shape(keyword: str, value: Any, where: str) -> None:
+    """Raises RequestError for a value that is of another kind than its keyword's."""
+    if keyword in _OBJECTS and not isinstance(value, dict):
+        raise invalid(where, "must be an object")
+    if (keyword in keywords.LISTS or keyword in _ARRAYS) and not isinstance(value, list):
+        raise invalid(where, "must be an array")
+    if keyword in _FLAGS and not isinstance(value, bool):
+        raise invalid(where, "must be true or false")
+    if keyword in _COUNTS and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise invalid(where, "must be a number of items")
+    names = value if isinstance(value, list) else [value]
+    if keyword in ("required", "type") and not all(isinstance(name, str) for name in names):
+        raise invalid(where, "must be names")
+    if keyword in ("dependentRequired", "dependencies"):
+        for name, needed in value.items():
+            is_schema = keyword == "dependencies" and not isinstance(needed, list)
+            if not is_schema and not _are_names(needed):
+                raise invalid(join(where, name), "must be an array of names")
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _check_keyword(keyword: str, value: Any, schema: dict[str, Any], place: str) -> None:
-    where = _join(place, keyword)
-    if keyword in _NEUTRAL and value is not _NEUTRAL[keyword]:
-        raise unsupported(where, "is not supported in a schema")
-    if keyword in _MAPS and not isinstance(value, dict):
-        raise invalid(where, "must be an object")
-    if keyword in _LISTS and not isinstance(value, list):
-        raise invalid(where, "must be an array")
-    if keyword not in _KNOWN and keyword not in _NEUTRAL and not _is_vendor(keyword):
+    where = join(place, keyword)
+    if keyword not in keywords.KNOWN and not is_vendor(keyword):
         raise unsupported(where, "is not a keyword that this server supports in a schema")
-    if keyword in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
-        raise unsupported(where, "must be a number, as in every draft since 6")
+    if keyword == "format" and isinstance(value, str) and value in keywords.OTHER_FORMATS:
+        raise unsupported(where, f"{value!r} is not supported in a schema")
     if keyword in ("enum", "const", "properties", "required"):
         _check_texts(list(value) if keyword == "properties" else value, where)
     if keyword == "minProperties" and isinstance(value, int):
@@ -142,10 +132,6 @@ def _check_keyword(keyword: str, value: Any, schema: dict[str, Any], place: str)
             raise unsupported(
                 where, f"{value} keys cannot be guaranteed, {num_required} are required"
             )
-
-
-def _is_vendor(keyword: str) -> bool:
-    return keyword.startswith("x-") and keyword != "x-guidance"
 
 
 def _check_texts(value: Any, place: str) -> None:
@@ -163,21 +149,19 @@ def _check_texts(value: Any, place: str) -> None:
 def _parts(schema: dict[str, Any], place: str) -> Iterator[tuple[str, Any]]:
     """(place, schema) of the schemas inside a schema."""
     for keyword, value in schema.items():
-        where = _join(place, keyword)
-        if keyword in _MAPS and isinstance(value, dict):
+        where = join(place, keyword)
+        if keyword in keywords.ALL_MAPS and isinstance(value, dict):
             for name, part in value.items():
-                yield _join(where, name), part
-        elif keyword in _LISTS and isinstance(value, list):
+                yield join(where, name), part
+        elif keyword == "dependencies" and isinstance(value, dict):
+            yield from (
+                (join(where, name), part) for name, part in value.items() if type(part) is not list
+            )
+        elif isinstance(value, list) and (keyword in keywords.LISTS or keyword == "items"):
             for index, part in enumerate(value):
                 yield f"{where}[{index}]", part
-        elif keyword in _SINGLE:
+        elif keyword in keywords.ALL_SINGLE:
             yield where, value
-
-
-def _join(place: str, name: str) -> str:
-    if _PLAIN_NAME.fullmatch(name):
-        return f"{place}.{name}"
-    return f"{place}[{json.dumps(name[:64])}]"
 
 
 def refusal(

@@ -13,8 +13,9 @@ from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from gateway import limits
-from gateway.errors import invalid, unsupported
+from gateway.errors import ErrorKind, RequestError, invalid, unsupported
 from gateway.structure import json_schema
+from gateway.structure.rewriting import rewrite
 
 # A line break with indentation, or a few blanks: covers common layouts, but is bounded. With
 # unbounded blanks a small model may write them forever.
@@ -32,27 +33,34 @@ class JsonSchema:
     place: str  # the request's field, for errors
     schema: Any
     whitespace: str | None = None  # regular expression; "": no whitespace
+    is_loose: bool = False  # it describes: what cannot be held is left out
 
     def to_grammar(self) -> str:
         """The grammar. Raises RequestError naming the place at fault."""
-        json_schema.check(self.schema, self.place)
         if self.whitespace is not None:
             limits.check_bytes("whitespace_pattern", self.whitespace, limits.MAX_WHITESPACE_BYTES)
-        return self.grammar_of(self.schema)
+        try:
+            json_schema.check(self.schema, self.place, is_loose=self.is_loose)
+            return self.grammar_of(self.schema)
+        except RequestError as error:
+            if not self.is_loose or error.kind is not ErrorKind.UNSUPPORTED:
+                raise
+            return self.grammar_of(ANY_OBJECT)
 
     def grammar_of(self, schema: Any) -> str:
         """The grammar of a schema, or of a part of it. Raises RequestError if it is no JSON."""
         whitespace = DEFAULT_WHITESPACE if self.whitespace is None else self.whitespace
+        rewritten = rewrite(schema, self.place, is_loose=self.is_loose)
         try:
             return LLMatcher.grammar_from_json_schema(
-                json.dumps(json_schema.without_neutral(schema), ensure_ascii=False),
+                json.dumps(rewritten, ensure_ascii=False),
                 overrides={
                     "whitespace_pattern": whitespace or None,
                     "whitespace_flexible": bool(whitespace),
                     "json_allowed_escapes": ESCAPES,
                 },
             )
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise invalid(self.place, f"is no schema: {error}") from error
 
 

@@ -80,20 +80,22 @@ class ResumedOutput(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., is_finished: bool = ...) -> None: ...
 
 class StructuredOutput(_message.Message):
-    __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar", "whitespace_pattern")
+    __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag", "whitespace_pattern")
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURAL_TAG_FIELD_NUMBER: _ClassVar[int]
     WHITESPACE_PATTERN_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     json_object: JsonObject
     regex: str
     choice: Choice
     grammar: str
+    structural_tag: str
     whitespace_pattern: str
-    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[_Union[JsonObject, _Mapping]] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., grammar: _Optional[str] = ..., whitespace_pattern: _Optional[str] = ...) -> None: ...
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[_Union[JsonObject, _Mapping]] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., grammar: _Optional[str] = ..., structural_tag: _Optional[str] = ..., whitespace_pattern: _Optional[str] = ...) -> None: ...
 
 class JsonObject(_message.Message):
     __slots__ = ()
@@ -156,7 +158,7 @@ class Tool(_message.Message):
     def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters_json: _Optional[str] = ..., strict: bool = ...) -> None: ...
 
 class ChatOptions(_message.Message):
-    __slots__ = ("tools", "tool_mode", "required_tool", "parallel_tool_calls", "include_reasoning", "chat_template_kwargs_json", "add_generation_prompt", "continue_final_message", "reasoning_effort")
+    __slots__ = ("tools", "tool_mode", "required_tool", "parallel_tool_calls", "include_reasoning", "chat_template_kwargs_json", "add_generation_prompt", "continue_final_message", "reasoning_effort", "thinking_token_budget")
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_MODE_FIELD_NUMBER: _ClassVar[int]
     REQUIRED_TOOL_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +168,7 @@ class ChatOptions(_message.Message):
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     REASONING_EFFORT_FIELD_NUMBER: _ClassVar[int]
+    THINKING_TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
     tool_mode: ToolMode
     required_tool: str
@@ -175,7 +178,8 @@ class ChatOptions(_message.Message):
     add_generation_prompt: bool
     continue_final_message: bool
     reasoning_effort: str
-    def __init__(self, tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_mode: _Optional[_Union[ToolMode, str]] = ..., required_tool: _Optional[str] = ..., parallel_tool_calls: bool = ..., include_reasoning: bool = ..., chat_template_kwargs_json: _Optional[str] = ..., add_generation_prompt: bool = ..., continue_final_message: bool = ..., reasoning_effort: _Optional[str] = ...) -> None: ...
+    thinking_token_budget: int
+    def __init__(self, tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_mode: _Optional[_Union[ToolMode, str]] = ..., required_tool: _Optional[str] = ..., parallel_tool_calls: bool = ..., include_reasoning: bool = ..., chat_template_kwargs_json: _Optional[str] = ..., add_generation_prompt: bool = ..., continue_final_message: bool = ..., reasoning_effort: _Optional[str] = ..., thinking_token_budget: _Optional[int] = ...) -> None: ...
 
 class OutputTimings(_message.Message):
     __slots__ = ("queue_s", "first_token_s", "per_token_s", "total_s")

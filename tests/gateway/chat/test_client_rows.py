@@ -287,7 +287,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("structured_outputs.grammar", "nope", {"structured_outputs": {"grammar": "root ::= nope"}}),
     ("response_format.json_schema", "is missing", {"response_format": {"type": "json_schema"}}),
     ("tool_choice", "only allowed with tools", {"tool_choice": "required"}),
-    ("thinking_token_budget", "not supported", {"thinking_token_budget": 5}),
+    ("thinking_token_budget", "one token", {"thinking_token_budget": 5}),
     ("messages[0].audio", "not supported", {"messages": [USER | {"audio": {"id": "a"}}]}),
     (
         "messages",

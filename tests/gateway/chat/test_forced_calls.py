@@ -137,7 +137,7 @@ async def test_what_contradicts_a_call_or_cannot_hold_it_is_refused_by_its_place
     running: Any, tools: list[Any]
 ) -> None:
     bad = {"type": "object", "properties": {"a": {"type": "no such type"}}}
-    bad_tool = {"type": "function", "function": {"name": "bad", "parameters": bad}}
+    bad_tool = {"type": "function", "function": {"name": "bad", "parameters": bad, "strict": True}}
     json_object = {"response_format": {"type": "json_object"}}
     cases: dict[str, dict[str, Any]] = {
         "ignore_eos": {"tools": tools, "tool_choice": "required", "ignore_eos": True},
@@ -156,7 +156,7 @@ async def test_what_contradicts_a_call_or_cannot_hold_it_is_refused_by_its_place
     assert running.scheduler.submits[0].sampling.grammar
 
 
-async def test_json_is_content_where_the_prompt_has_opened_the_reasoning(
+async def test_json_comes_after_the_reasoning_that_the_prompt_has_opened(
     running: Any, encode: Callable[[str], list[int]]
 ) -> None:
     running.scheduler.output = encode(ARGUMENTS)
@@ -164,6 +164,7 @@ async def test_json_is_content_where_the_prompt_has_opened_the_reasoning(
     fields: dict[str, Any] = {"messages": messages, "continue_final_message": True}
     choice = await ask(running, **fields)
     assert choice["message"]["reasoning_content"] == ARGUMENTS
+    running.scheduler.output = encode(f"Hm.</think>{ARGUMENTS}")
     choice = await ask(running, response_format={"type": "json_object"}, **fields)
     assert choice["message"]["content"] == ARGUMENTS
-    assert "reasoning_content" not in choice["message"]
+    assert choice["message"]["reasoning_content"] == "Hm."

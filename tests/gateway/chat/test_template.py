@@ -17,7 +17,7 @@ from gateway.chat.conversation import (
     ToolChoice,
     ToolMode,
 )
-from gateway.chat.formats import HERMES, LLAMA3_JSON, MISTRAL
+from gateway.chat.formats import GLM, HERMES, LLAMA3_JSON, MISTRAL
 from gateway.chat.template import ChatTemplate
 from gateway.errors import RequestError
 from gateway.tokens.tokenizer import Tokenizer, TokenizerFolderError
@@ -144,8 +144,8 @@ LLAMA_LIKE = (
         ("{{ tools }}[TOOL_CALLS]", MISTRAL, None),
         (LLAMA_LIKE, LLAMA3_JSON, None),
         ("{{ tools }}<tool_call><function=name></tool_call>", None, None),
-        ("{{ tools }}<tool_call>name<arg_key>key</arg_key></tool_call>", None, None),
-        ("<tool_call> without tools", None, None),
+        ("{{ tools }}<tool_call>name<arg_key>key</arg_key></tool_call>", GLM, None),
+        ("<tool_call> without tools", HERMES, None),  # told in plain words
     ],
 )
 def test_the_formats_are_those_that_the_template_teaches(

@@ -1,0 +1,1 @@
+"""How model families write calls that are not JSON as a whole."""

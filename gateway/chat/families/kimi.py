@@ -1,0 +1,49 @@
+"""Calls of the Kimi K2 family: JSON arguments between tokens, under the id of the call. Pure."""
+
+import re
+
+from gateway.chat.calls import Calls, read_arguments
+from gateway.chat.source import Source, Steps
+
+SECTION_OPEN, SECTION_CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+CALL_OPEN, CALL_CLOSE = "<|tool_call_begin|>", "<|tool_call_end|>"
+ARGUMENTS = "<|tool_call_argument_begin|>"
+TOKENS = (SECTION_OPEN, SECTION_CLOSE, CALL_OPEN, CALL_CLOSE, ARGUMENTS)
+MAX_HEAD_CHARACTERS = 256
+_HEAD = re.compile(rf"\s*((?:functions\.)?([^\s<:]+)(?::\d+)?)\s*{re.escape(ARGUMENTS)}\s*(?=\{{)")
+
+
+def parse_kimi(source: Source, calls: Calls) -> Steps[None]:
+    """Parses the sections of calls."""
+    while (marker := (yield from source.pass_until(SECTION_OPEN, calls.say))) is not None:
+        begun = marker + len(SECTION_OPEN)
+        if not (yield from _read_call(source, begun, calls)):
+            calls.say(source.take(begun))
+            continue
+        while (yield from _read_call(source, 0, calls)):
+            pass
+        at = yield from source.skip_space(0)
+        if (yield from source.starts_with(SECTION_CLOSE, at)):
+            source.take(at + len(SECTION_CLOSE))
+    calls.say(source.take(len(source.text)))
+
+
+def _read_call(source: Source, at: int, calls: Calls) -> Steps[bool]:
+    """Reads one call; False, with nothing taken, if there is none."""
+    at = yield from source.skip_space(at)
+    if not (yield from source.starts_with(CALL_OPEN, at)):
+        return False
+    start = at + len(CALL_OPEN)
+    limit = start + MAX_HEAD_CHARACTERS
+    while (head := _HEAD.match(source.text, start)) is None:
+        if len(source.text) >= limit or not (yield from source.more()):
+            return False
+    if head.end() >= limit or head[2] not in calls.names:
+        return False
+    calls.begin(head[2], head[1])
+    source.take(head.end())
+    yield from read_arguments(source, calls)
+    at = yield from source.skip_space(0)
+    if (yield from source.starts_with(CALL_CLOSE, at)):
+        source.take(at + len(CALL_CLOSE))
+    return True

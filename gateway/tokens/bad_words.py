@@ -1,0 +1,28 @@
+"""Words that an output may not hold, as token ids."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gateway import limits
+from gateway.generation import SamplingParams
+from gateway.tokens.tokenizer import Tokenizer
+
+
+async def with_bad_words(
+    tokenizer: Tokenizer, sampling: SamplingParams, words: Sequence[str]
+) -> SamplingParams:
+    """The sampling with some words as token ids. Raises RequestError.
+
+    A word has other tokens after a space than at the start of a text: both are forbidden.
+    """
+    if not words:
+        return sampling
+    sequences = dict.fromkeys(sampling.bad_words_token_ids)
+    for index, word in enumerate(words):
+        name = f"bad_words[{index}]"
+        for text in (word.lstrip(), f" {word.lstrip()}"):
+            token_ids = await tokenizer.encode(name, text, add_special_tokens=False)
+            limits.check_count(name, len(token_ids), limits.MAX_BAD_WORD_TOKENS)
+            if token_ids:
+                sequences[tuple(token_ids)] = None
+    return replace(sampling, bad_words_token_ids=tuple(sequences))
