@@ -95,7 +95,7 @@ static void copy_inputs(const scalar *x, input *to, long begin, long end, long s
         for (long i = size; i < stride; i++) to[i] = 0;
 }
 
-/* What a GEMM reads beside or in place of its inputs [rows, K]. */
+/* What a GEMM reads in addition to its inputs [rows, K], or in place of them. */
 typedef struct {
     const gemm *p; /* NULL: nothing */
     void *copy;    /* [rows, input_stride], if copy_bytes */

@@ -126,7 +126,7 @@ class PackedLinear:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Memory for what GEMMs read beside or in place of their inputs; None: nothing."""
+    """Memory for what GEMMs read in addition to their inputs; None: nothing."""
 
     copy: Tensor | None
     totals: Tensor | None  # float32
