@@ -99,9 +99,7 @@ def test_the_option_is_refused_where_it_has_nothing_to_round() -> None:
     assert registry.chosen("auto", stored) is stored
     with pytest.raises(UnsupportedQuantization, match=r"quantization: fp8 .*quantized already"):
         registry.chosen("fp8", stored)
-    with pytest.raises(
-        UnsupportedQuantization, match=r"'nf4'.*supported are auto, fp8, int8, int4"
-    ):
+    with pytest.raises(UnsupportedQuantization, match=r"'nf4'.*are auto, fp8, int8, int4"):
         registry.chosen("nf4", None)
     assert ("auto", *ONLINE) == QUANTIZATIONS
 
