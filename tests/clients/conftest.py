@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.pace import patience
+
 ROOT = Path(__file__).parents[2]
 SERVING = "SERVING_PYTHON"  # the interpreter with the services
-START_TIMEOUT_S = 600
-STOP_TIMEOUT_S = 120
+START_TIMEOUT_S = patience(600)
+STOP_TIMEOUT_S = patience(120)
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # litellm would ask the network
 
