@@ -7,8 +7,8 @@ from typing import Any
 
 from worker_svc.quantization import keys
 from worker_svc.quantization.float8 import Float8Scheme, block_of
-from worker_svc.quantization.gptq import WHERE
 from worker_svc.quantization.integers import Int8Scheme, PackedScheme
+from worker_svc.quantization.keys import WHERE
 from worker_svc.quantization.scheme import PLAIN, Scheme, UnsupportedQuantization
 
 FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
@@ -42,8 +42,7 @@ class Compressed:
     def of(cls, given: Mapping[str, Any]) -> "Compressed":
         """Raises UnsupportedQuantization."""
         keys.check_keys(WHERE, given, READ, INERT, NEUTRAL)
-        asked = {"quantization_status": "compressed"} | dict(given)
-        keys.one_of(WHERE, asked, "quantization_status", ("compressed",))
+        keys.one_of(WHERE, given, "quantization_status", ("compressed",), "compressed")
         found = given.get("config_groups")
         if not isinstance(found, dict) or not found:
             raise UnsupportedQuantization(f"{WHERE}.config_groups: {found!r} has no groups")
@@ -115,7 +114,7 @@ def _is_static(where: str, given: object) -> bool:
     """
     inputs = _arguments(where, given)
     keys.one_of(where, inputs, "num_bits", (8,))
-    keys.one_of(where, {"symmetric": True} | dict(inputs), "symmetric", (True,))
+    keys.one_of(where, inputs, "symmetric", (True,), True)
     return not keys.flag(where, inputs, "dynamic", False)
 
 
@@ -124,23 +123,23 @@ def _scheme(
 ) -> tuple[Scheme, str]:
     kind = keys.one_of(where, weights, "type", ("int", "float"))
     is_symmetric = keys.flag(where, weights, "symmetric", True)
-    keys.one_of(where, {"dynamic": False} | dict(weights), "dynamic", (False,))
+    keys.one_of(where, weights, "dynamic", (False,), False)
     strategy = keys.one_of(where, weights, "strategy", ("tensor", "channel", "group", "block"))
     if form == "pack-quantized":
         keys.one_of(where, weights, "type", ("int",))
         keys.one_of(where, weights, "strategy", ("channel", "group"))
         bits = keys.one_of(where, weights, "num_bits", (4, 8))
         group = keys.group_size(where, weights) if strategy == "group" else None
-        order = keys.one_of(where, {"actorder": None} | dict(weights), "actorder", tuple(ORDERS))
+        order = keys.one_of(where, weights, "actorder", tuple(ORDERS))
         packed = PackedScheme(bits, group, is_symmetric, ORDERS[order])
         return packed, f"{bits} bits, {strategy} {group or ''}".strip()
     keys.one_of(where, weights, "num_bits", (8,))
-    keys.one_of(where, {"actorder": None} | dict(weights), "actorder", (None, False))
+    keys.one_of(where, weights, "actorder", (None, False))
     if form == "int-quantized" or kind == "int":
         keys.one_of(where, weights, "type", ("int",))
         keys.one_of(where, weights, "strategy", ("tensor", "channel"))
         return Int8Scheme(strategy == "channel", is_symmetric, has_input_scale), f"int8, {strategy}"
-    keys.one_of(where, {"symmetric": is_symmetric}, "symmetric", (True,))
+    keys.one_of(where, weights, "symmetric", (True,), True)
     keys.one_of(where, weights, "strategy", ("tensor", "channel", "block"))
     block: tuple[int | None, int | None] = (None, None) if strategy == "tensor" else (1, None)
     if strategy == "block":

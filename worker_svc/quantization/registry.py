@@ -6,7 +6,8 @@ from typing import Any
 from worker_svc.quantization.awq import Awq
 from worker_svc.quantization.compressed import Compressed
 from worker_svc.quantization.float8 import Float8
-from worker_svc.quantization.gptq import WHERE, Gptq
+from worker_svc.quantization.gptq import Gptq
+from worker_svc.quantization.keys import WHERE
 from worker_svc.quantization.online import ONLINE
 from worker_svc.quantization.scheme import Quantization, UnsupportedQuantization
 

@@ -94,6 +94,22 @@ def test_settings_that_would_change_the_output_are_refused_by_name(
         registry.of_checkpoint(given)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gptq", {"desc_act": None, "sym": None, "lm_head": None}),
+        ("awq", {"version": None, "zero_point": None}),
+        ("fp8-block", {"fmt": None, "activation_scheme": None}),
+        ("packed", {"quantization_status": None, "weights__dynamic": None}),
+        ("packed", {"weights__actorder": None, "weights__symmetric": None}),
+    ],
+)
+def test_null_asks_for_what_an_absent_key_does(name: str, changes: dict[str, None]) -> None:
+    assert registry.of_checkpoint(settings(name, **changes)) == registry.of_checkpoint(
+        settings(name)
+    )
+
+
 def test_the_option_is_refused_where_it_has_nothing_to_round() -> None:
     stored = registry.of_checkpoint(settings("gptq"))
     assert registry.chosen("auto", stored) is stored
