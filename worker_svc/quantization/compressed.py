@@ -12,10 +12,10 @@ from worker_svc.quantization.keys import WHERE
 from worker_svc.quantization.scheme import PLAIN, Scheme, UnsupportedQuantization
 
 FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
-READ = {"quant_method", "format", "config_groups", "ignore", "quantization_status"}
+READ = {"quant_method", "format", "config_groups", "ignore", "quantization_status",
+        "kv_cache_scheme"}  # fmt: skip
 INERT = {"global_compression_ratio", "version"}
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "kv_cache_scheme": (),
     "sparsity_config": ({}, {"format": "dense"}),
     "transform_config": ({},),
 }
@@ -37,6 +37,7 @@ class Compressed:
     groups: tuple[tuple[tuple[str, ...], Scheme], ...]  # targets and how they are stored
     ignored: tuple[str, ...]
     label: str
+    kv_cache_dtype: str | None = None  # that its KV scales are for; None: it has none
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Compressed":
@@ -56,7 +57,8 @@ class Compressed:
             labels.append(label)
         ignored = keys.names(WHERE, given, "ignore")
         _check_patterns(f"{WHERE}.ignore", ignored)
-        return cls(tuple(groups), ignored, f"compressed-tensors, {'; '.join(labels)}")
+        label = f"compressed-tensors, {'; '.join(labels)}"
+        return cls(tuple(groups), ignored, label, _kv_cache_dtype(given.get("kv_cache_scheme")))
 
     def scheme(self, name: str) -> Scheme:
         if any(_matches(name, pattern) for pattern in self.ignored):
@@ -116,6 +118,22 @@ def _is_static(where: str, given: object) -> bool:
     keys.one_of(where, inputs, "num_bits", (8,))
     keys.one_of(where, inputs, "symmetric", (True,), True)
     return not keys.flag(where, inputs, "dynamic", False)
+
+
+def _kv_cache_dtype(given: object) -> str | None:
+    """What keys and values are to be stored in; None: it does not say."""
+    if given is None:
+        return None
+    where = f"{WHERE}.kv_cache_scheme"
+    scheme = _arguments(where, given)
+    keys.one_of(where, scheme, "type", ("float",))
+    keys.one_of(where, scheme, "num_bits", (8,))
+    keys.one_of(where, scheme, "strategy", ("tensor", "attn_head"))
+    keys.one_of(where, scheme, "dynamic", (False,), False)
+    keys.one_of(where, scheme, "symmetric", (True,), True)
+    for name in ("group_size", "block_structure", "actorder"):
+        keys.one_of(where, scheme, name, (None,))
+    return "fp8_e4m3"
 
 
 def _scheme(

@@ -35,6 +35,11 @@ def of_checkpoint(given: object, methods: Mapping[str, Reader] = METHODS) -> Qua
     return methods[method](given)
 
 
+def stored_kv_cache_dtype(checkpoint: Quantization | None) -> str | None:
+    """The option's value for the KV cache that a checkpoint has scales for; None: it has none."""
+    return checkpoint.kv_cache_dtype if isinstance(checkpoint, Compressed) else None
+
+
 def chosen(name: str, checkpoint: Quantization | None) -> Quantization | None:
     """The quantization for an option's value, `auto` or a name. Raises UnsupportedQuantization."""
     if name == "auto":

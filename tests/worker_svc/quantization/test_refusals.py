@@ -19,6 +19,7 @@ from worker_svc.quantization.online import ONLINE
 from worker_svc.quantization.scheme import UnsupportedQuantization
 
 CPU = torch.device("cpu")
+KV = {"num_bits": 8, "type": "float", "strategy": "tensor"}
 
 
 def settings(name: str, **changes: Any) -> dict[str, Any]:
@@ -71,7 +72,15 @@ def test_other_methods_are_refused_with_a_list_of_these(method: object) -> None:
         (settings("fp8-block", activation_scheme="none"), "activation_scheme: 'none'"),
         (settings("packed", format="nvfp4-pack-quantized"), "format: 'nvfp4-pack-quantized'"),
         (settings("packed", format="marlin-24"), "format: 'marlin-24'"),
-        (settings("packed", kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme: "),
+        (settings("packed", kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme.type: None"),
+        (settings("packed", kv_cache_scheme=KV | {"type": "int"}), "type: 'int'"),
+        (settings("packed", kv_cache_scheme=KV | {"num_bits": 4}), "num_bits: 4"),
+        (settings("packed", kv_cache_scheme=KV | {"strategy": "channel"}), "strategy: 'channel'"),
+        (settings("packed", kv_cache_scheme=KV | {"dynamic": True}), "dynamic: True"),
+        (settings("packed", kv_cache_scheme=KV | {"symmetric": False}), "symmetric: False"),
+        (settings("packed", kv_cache_scheme=KV | {"group_size": 128}), "group_size: 128"),
+        (settings("packed", kv_cache_scheme=KV | {"tomorrow": 1}), "tomorrow: this key"),
+        (settings("packed", kv_cache_scheme="static"), "'static' is not an object"),
         (settings("packed", sparsity_config={"format": "24"}), "sparsity_config: "),
         (settings("packed", quantization_status="frozen"), "quantization_status: 'frozen'"),
         (settings("packed", config_groups={}), "config_groups: {} has no groups"),
