@@ -13,7 +13,7 @@ from gateway.chat.conversation import ToolChoice
 from gateway.chat.parts import Content, Part
 from gateway.errors import RequestError, ended_by, error_body
 from gateway.generation import Finish, FinishReason, GenerationRequest, OutputDelta, Usage
-from gateway.http.completions import EventStream, first_of, unless_disconnected
+from gateway.http.completions import streamed, unless_disconnected
 from gateway.http.events import encode_json
 from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.response_body import ResponseBody, TextOptions
@@ -39,10 +39,7 @@ async def respond(
     head = _head(kept.response_id, model, body, pipeline.sampling_defaults)
     answer = Answer(head | {"store": kept.store is not None}, kept.keep)
     if body.stream:
-        events = _events(pipeline, wanted, answer)
-        # The first event decides the status: a refusal before it is not a 200.
-        first = await unless_disconnected(request, first_of(events))
-        return EventStream(first, events)
+        return await streamed(request, _events(pipeline, wanted, answer))
     whole = await unless_disconnected(request, pipeline.complete(wanted))
     answer.add((Content(whole.text),) if whole.parts is None else whole.parts)
     answer.end(whole.finish)

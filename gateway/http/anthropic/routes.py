@@ -1,6 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -16,11 +15,10 @@ from gateway.http.anthropic.answer import MessageAnswer, failure, written
 from gateway.http.anthropic.blocks import Placed
 from gateway.http.anthropic.body import CountBody, MessagesBody, own_names
 from gateway.http.anthropic.thinking import Thinker
-from gateway.http.completions import EventStream, first_of, unless_disconnected
-from gateway.http.headers import REQUEST_ID, standing_of
+from gateway.http.completions import streamed, unless_disconnected
+from gateway.http.headers import request_id_of, standing_of
 from gateway.pipeline import Pipeline
 from gateway.tokens.tokenizer import Tokenizer
-from wire.logs.request import about
 
 OWN_REQUEST_ID = "request-id"  # Anthropic's clients show it with an error
 
@@ -59,8 +57,7 @@ async def _answer(
     body: MessagesBody, request: Request, pipeline: Pipeline, thinker: Thinker
 ) -> Response:
     """Runs one HTTP request until its end, or until its client disconnects."""
-    message_id = request.headers.get(REQUEST_ID) or f"msg_{uuid.uuid4().hex}"
-    about(message_id)
+    message_id = request_id_of(request.headers, None, "msg_")
     user = None if body.metadata is None else body.metadata.user_id
     standing = standing_of(NamedCaller(body.priority, user), request.headers)
     turns = body.to_turns()
@@ -70,10 +67,7 @@ async def _answer(
         wanted = replace(body.to_request(message_id, turns, thinker), standing=standing)
     headers = {OWN_REQUEST_ID: message_id}
     if body.stream:
-        events = _events(pipeline, wanted, answer, turns)
-        # The first event decides the status: a refusal before it is not a 200.
-        first = await unless_disconnected(request, first_of(events))
-        stream = EventStream(first, events)
+        stream = await streamed(request, _events(pipeline, wanted, answer, turns))
         stream.headers.update(headers)
         return stream
     with own_names(turns):
