@@ -16,6 +16,7 @@ from gateway.http.scoring.relevance import relevance_of
 from gateway.text.logprobs import Candidate, OutputTokenLogprobs
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import types_pb2
+from tests.edges import INTEGERS
 from tests.gateway.http_calls import error_of, post, refusal, telling_logprobs
 from wire.logprobs import LogprobColumns
 
@@ -188,3 +189,18 @@ def test_a_score_is_a_probability_however_unlikely_both_are(yes: float, no: floa
     found = relevance_of([output(yes), output(no)]).score
     assert 0 <= found <= 1
     assert (found > 0.5) == (yes > no) or abs(yes - no) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("route", "field"), [(RERANK, "top_n"), (RERANK, "priority"), (SCORE, "priority")]
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_number_at_an_edge_is_answered_or_refused_by_name(
+    route: str, field: str, running: Any
+) -> None:
+    body = BODY if route == RERANK else {"text_1": "The capital?", "text_2": DOCUMENTS}
+    for number in (*INTEGERS, 10**400, -(10**400), 1.5, True):
+        response = await running.http.post(route, json=body | {field: number})
+        assert response.status_code in (200, 400), f"{number}: {response.text}"
+        if response.status_code == 400:
+            assert response.json()["error"]["param"] == field
