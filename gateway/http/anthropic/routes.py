@@ -8,9 +8,8 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from gateway.chat.parts import Content, Part
 from gateway.errors import ended_by
-from gateway.generation import GenerationRequest, OutputDelta
+from gateway.generation import GenerationRequest, OutputDelta, parts_of
 from gateway.http.anthropic.answer import MessageAnswer, failure, written
 from gateway.http.anthropic.blocks import Placed
 from gateway.http.anthropic.body import CountBody, MessagesBody, own_names
@@ -72,7 +71,7 @@ async def _answer(
         return stream
     with own_names(turns):
         whole = await unless_disconnected(request, pipeline.complete(wanted))
-    answer.add((Content(whole.text),) if whole.parts is None else whole.parts)
+    answer.add(parts_of(whole))
     answer.end(whole.finish)
     return JSONResponse(answer.body, headers=headers)
 
@@ -86,7 +85,7 @@ async def _events(
             async with aclosing(pipeline.generate(wanted)) as deltas:
                 async for delta in deltas:
                     events = [] if has_begun else answer.begin(_usage_of(delta))
-                    events += answer.add(_parts_of(delta))
+                    events += answer.add(parts_of(delta))
                     if delta.finish is not None:
                         events += answer.end(delta.finish)
                     if events:
@@ -100,9 +99,3 @@ async def _events(
 
 def _usage_of(delta: OutputDelta) -> Any:
     return delta.usage if delta.finish is None else delta.finish.usage
-
-
-def _parts_of(delta: OutputDelta) -> tuple[Part, ...]:
-    if delta.parts is not None:
-        return delta.parts
-    return (Content(delta.text),) if delta.text else ()
