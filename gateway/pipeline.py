@@ -63,9 +63,9 @@ class RequestProgress:
     num_cached_tokens: int = 0
 
     @property
-    def request_id(self) -> str:
-        """The caller's id."""
-        return self.request.request_id
+    def scoped_id(self) -> str:
+        """The request's id at the scheduler."""
+        return self.request.standing.scoped(self.request.request_id)
 
 
 class Pipeline:
