@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import types_pb2
 from tests.edges import INTEGERS
 from tests.gateway.http_calls import error_of, post, refusal, telling_logprobs
+from wire.identity.keys import new_key
+from wire.identity.options import IdentityOptions
+from wire.identity.roles import Role
 from wire.logprobs import LogprobColumns
 
 RERANK, SCORE = "/v1/rerank", "/v1/score"
@@ -176,6 +180,22 @@ async def test_the_key_is_needed(start: Any) -> None:
     running = await start(api_key="secret")
     for route in (RERANK, "/rerank", "/v2/rerank", SCORE, "/score"):
         error_of(await running.http.post(route, json=BODY), 401)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tenant_and_ids_are_those_of_the_key(start: Any, tmp_path: Path) -> None:
+    key, entry = new_key("alice", "acme", [Role.USER])
+    (tmp_path / "keys").write_text(entry.line())
+    guarded = await start(identity=IdentityOptions(api_keys=tmp_path / "keys"))
+    headers = {"authorization": f"Bearer {key}", "x-request-id": "same"}
+    for route, body in ((RERANK, BODY), (SCORE, {"text_1": "The capital?", "text_2": "Hello"})):
+        response = await guarded.http.post(route, json=body, headers=headers)
+        assert response.status_code == 200 and "acme/" not in response.text
+    submits = guarded.scheduler.submits
+    assert len(submits) == 2 * len(DOCUMENTS) + 2
+    assert {submit.tenant for submit in submits} == {"acme"}
+    assert all(submit.request_id.startswith("acme/same-") for submit in submits)
+    assert all(submit.cache_salt for submit in submits)
 
 
 def output(logprob: float) -> WholeOutput:
