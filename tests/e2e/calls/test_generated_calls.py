@@ -56,13 +56,10 @@ def calling(
         return
     folder = request.getfixturevalue("calling_model")
     options = ("--threads", "1", "--kv-cache-gib", "0.3")
-    product = Product(folder, tmp_path_factory.mktemp("logs"), options)
-    try:
+    with Product(folder, tmp_path_factory.mktemp("logs"), options) as product:
         product.start()
         yield product
         product.stop()
-    finally:
-        product.kill()
 
 
 @dataclass(frozen=True, slots=True)
