@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from kernels.cpu.library import Library
 from pagewire.v1 import worker_pb2
