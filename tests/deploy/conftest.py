@@ -9,7 +9,7 @@ import pytest
 
 from default_model.folder import ensure
 from tests.deploy.cluster.network import why_not
-from tests.deploy.cluster.node.images import Images
+from tests.deploy.cluster.node.images import LIBRARIES, Images
 from tests.deploy.cluster.standin import Client, StandIn, Tools
 from tests.packaging.wheels import build_wheel, install
 from tests.tiny_model import save_tiny_model
@@ -38,6 +38,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
     script = environment.folder / "bin" / "pagewire"
     _, _, code = script.read_text().partition("\n")
     script.write_text(f"#!/opt/pagewire/bin/python\n{code}")  # where images have it
+    (environment.site_packages / "libraries.pth").write_text(f"{LIBRARIES}\n")
     return Images(environment, Path(sysconfig.get_path("purelib")))
 
 

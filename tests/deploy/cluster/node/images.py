@@ -11,6 +11,9 @@ from tests.deploy.images.dockerfile import NAMES, read
 from tests.packaging.wheels import Environment
 
 
+LIBRARIES = "/opt/libraries"  # not where they are: a volume may hide that, as `/tmp` does
+
+
 class NoImage(Exception):
     """There is no image of this name."""
 
@@ -31,7 +34,7 @@ class Images:
     """All images of this repository, over one environment."""
 
     environment: Environment
-    libraries: Path  # of other distributions, which the environment has on its path
+    libraries: Path  # of other distributions; the environment's path has LIBRARIES
 
     def find(self, reference: str) -> Image:
         """The image of a reference such as registry/pagewire-gateway:0.1.0. Raises NoImage."""
@@ -43,7 +46,7 @@ class Images:
         user, _, group = stage.last("USER").text.partition(":")
         binds = roots.base(with_programs=stage.base != "scratch")
         binds[str(self.environment.folder)] = "/opt/pagewire"
-        binds[str(self.libraries)] = str(self.libraries)
+        binds[str(self.libraries)] = LIBRARIES
         return Image(
             tuple(stage.last("ENTRYPOINT").words),
             stage.variables,
