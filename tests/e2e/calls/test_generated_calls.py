@@ -147,6 +147,7 @@ def check(answer: Answer, tools: list[dict[str, Any]], has_form: bool) -> str:
     return "calls" if answer.calls else "text"
 
 
+@pytest.mark.timeout(7200 if RUNS_ALL else 600)
 @pytest.mark.parametrize("name", ["tiny", "default"], scope="module")
 @pytest.mark.parametrize("has_form", [True, False], ids=["form", "strict"])
 def test_a_call_that_a_model_begins_is_valid(
