@@ -7,7 +7,8 @@ from taking the step to its tokens, with nothing else under way; `device` is wha
 computed; `host` is what a launch takes of the compute thread. A prompt alone is what an idle server
 computes for its first token. A mixed step has rows that decode at the given context as well, and is
 as long as the pause in all their streams. With `--asking`, decode steps some rows of which ask for
-logprobs, a penalty, or both, and the same steps without, two in flight as they are when served.
+logprobs, a penalty, a grammar, or all three, and the same steps without, two in flight as they are
+when served.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness import checkpoints
+from bench.harness import checkpoints, spelling
 from bench.harness.records import Results, add_json, spread
 from worker_svc.config import GEMM_ALGORITHMS, WorkerConfig
 from worker_svc.protocol.step import NewSequence, RowSampling, StepInput, StepOutput
@@ -29,12 +30,12 @@ from worker_svc.startup import startup
 
 PROMPTS = (2, 16, 64, 512, 1024, 2048)
 MIXED = ("32+16", "32+64", "32+512", "32+1024", "128+512")
-ASKING = (1, 64)
 NUM_ASKED = 64
 PLAIN = RowSampling()
 LOGPROBS = RowSampling(num_top_logprobs=5)
 PENALTY = RowSampling(presence_penalty=0.5, frequency_penalty=0.5)
-BOTH = replace(PENALTY, num_top_logprobs=5)
+GRAMMAR = RowSampling(grammar=spelling.LONG_TEXT)
+ALL = replace(PENALTY, num_top_logprobs=5, grammar=spelling.LONG_TEXT)
 WARM_STEPS = 3
 FIELDS = ("step_us", "device_us", "host_us")
 
@@ -175,6 +176,8 @@ def main(arguments: Sequence[str]) -> int:
         num_kv_blocks=2 + most_rows * -(-(longest + 32) // 16),
     )
     with checkpoints.temporary(options.shape, options.layers) as folder:
+        if options.asking and not options.model:
+            spelling.write_tokenizer(folder, checkpoints.SHAPES[options.shape].vocab_size)
         model = startup.load(config, options.model or folder, "auto", "")
         runner = startup.build_runner(config, model, config.num_kv_blocks)
         started = time.perf_counter()
@@ -207,10 +210,12 @@ def asked() -> list[tuple[str, list[RowSampling]]]:
         ("plain", plain),
         ("one logprobs", [LOGPROBS, *plain[1:]]),
         ("one penalty", [PENALTY, *plain[1:]]),
-        ("one of each", [LOGPROBS, PENALTY, *plain[2:]]),
+        ("one grammar", [GRAMMAR, *plain[1:]]),
+        ("one of each", [LOGPROBS, PENALTY, GRAMMAR, *plain[3:]]),
         ("all logprobs", [LOGPROBS] * NUM_ASKED),
         ("all penalty", [PENALTY] * NUM_ASKED),
-        ("all both", [BOTH] * NUM_ASKED),
+        ("all grammar", [GRAMMAR] * NUM_ASKED),
+        ("all three", [ALL] * NUM_ASKED),
     ]
 
 

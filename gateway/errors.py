@@ -175,6 +175,14 @@ def poison(num_deaths: int) -> RequestError:
     return RequestError(ErrorKind.POISON, f"{message}; it is not submitted again")
 
 
+def code_of(error: BaseException) -> str:
+    """What an output failed of, by a name: an exception would keep all its frames alive."""
+    if isinstance(error, RequestError):
+        return error.wire.code
+    kind = ErrorKind.INTERNAL if isinstance(error, Exception) else ErrorKind.CANCELLED
+    return WIRE[kind].code
+
+
 def ended_by(error: Exception) -> RequestError:
     """The error that a client gets for any exception; one that is no RequestError is logged."""
     if isinstance(error, RequestError):

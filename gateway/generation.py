@@ -284,7 +284,14 @@ class WholeOutput:
     @property
     def reply(self) -> Reply:
         """The output as a chat answer."""
-        return reply_of([Content(self.text)] if self.parts is None else self.parts)
+        return reply_of(parts_of(self))
+
+
+def parts_of(output: OutputDelta | WholeOutput) -> tuple[Part, ...]:
+    """The parts of an output; without a parser its text is all content, if there is any."""
+    if output.parts is not None:
+        return output.parts
+    return (Content(output.text),) if output.text else ()
 
 
 def completion_of(deltas: Sequence[OutputDelta]) -> WholeOutput:

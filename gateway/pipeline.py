@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gateway.chat.answer import AnswerReader, ChatFormat
 from gateway.chat.conversation import Conversation
 from gateway.embeddings import PromptEmbedding, embedding_of
-from gateway.errors import ErrorKind, RequestError, unsupported
+from gateway.errors import ErrorKind, RequestError, code_of, unsupported
 from gateway.generation import (
     Finish,
     FinishReason,
@@ -45,7 +45,7 @@ from gateway.tokens.prompts import TokenizedPrompt, tokenize
 from gateway.tokens.tokenizer import Tokenizer
 from gateway.tracing.end_line import log_end
 from gateway.tracing.first_token import RecentFirstTokens
-from gateway.tracing.output_span import OutputSpan, OutputTimes, code_of
+from gateway.tracing.output_span import OutputSpan, OutputTimes
 
 if TYPE_CHECKING:
     from wire.tracing.spans import Tracer
@@ -63,9 +63,9 @@ class RequestProgress:
     num_cached_tokens: int = 0
 
     @property
-    def request_id(self) -> str:
-        """The caller's id."""
-        return self.request.request_id
+    def scoped_id(self) -> str:
+        """The request's id at the scheduler."""
+        return self.request.standing.scoped(self.request.request_id)
 
 
 class Pipeline:
@@ -179,7 +179,7 @@ class Pipeline:
                     self.first_tokens.note(progress, live, meter.began_s, self._clock())
         except BaseException as error:
             error_code = code_of(error)
-            meter.failed(error, self._clock())
+            meter.failed(error_code, self._clock())
             if isinstance(error, RequestError) and request.structure is not None:
                 raise error.renamed("grammar", request.structure.place) from error
             raise
@@ -357,7 +357,7 @@ class Pipeline:
             end = arrival.end
         except BaseException as error:
             error_code = code_of(error)
-            meter.failed(error, self._clock())
+            meter.failed(error_code, self._clock())
             raise
         finally:
             if span is not None:

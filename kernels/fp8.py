@@ -30,7 +30,8 @@ def scale_table(k: Tensor, v: Tensor) -> Tensor:
 def check_scales(scales: Tensor | None, cache_dtype: torch.dtype, num_kv_heads: int) -> None:
     """Raises ValueError or TypeError unless the table suits a cache of this type."""
     if (scales is None) == is_fp8(cache_dtype):
-        raise TypeError(f"a cache of {cache_dtype} and scales {'absent' if scales is None else ''}")
+        have = "no scales" if scales is None else "scales"
+        raise TypeError(f"a cache of {cache_dtype} has {have}: FP8 alone has some")
     if scales is not None and (
         scales.shape != (4, num_kv_heads)
         or scales.dtype != torch.float32

@@ -18,6 +18,7 @@ from pagewire._errors import DeadlineExceeded, InvalidArgument, PagewireError, U
 from pagewire._types import TLS, Model
 
 DEFAULT_TARGET = "localhost:50051"
+DEFAULT_SCHEDULER = "localhost:50052"
 DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_RESUME_TIMEOUT_S = 30.0
 DEFAULT_MAX_RETRIES = 5

@@ -8,7 +8,6 @@ import asyncio
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import grpc
@@ -135,12 +134,7 @@ class Stream(_Output, Iterator[Delta]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -184,10 +178,5 @@ class AsyncStream(_Output, AsyncIterator[Delta]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()

@@ -6,7 +6,6 @@ Colour is used only on terminals, and not where NO_COLOR is set (https://no-colo
 import os
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self, TextIO
 
 _CLEAR_LINE = "\r\x1b[K"
@@ -107,10 +106,5 @@ class Progress:
         text = f"{self._label} {self._style.cyan(bar(fraction))} {counts}"
         self._line.show(text, force=self._num_done == self._total)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._line.clear()

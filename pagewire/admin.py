@@ -13,14 +13,13 @@ services' peer token. Of `pagewire up` on this machine the token is found withou
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc.aio
 
-from pagewire._channel import Connection, is_local, open_aio_channel, open_channel
+from pagewire._channel import DEFAULT_SCHEDULER, Connection, open_aio_channel, open_channel
 from pagewire._connection.environment import API_KEY, found_tls
-from pagewire._connection.peer_token import found_token
+from pagewire._connection.peer_token import key_for
 from pagewire._errors import translated
 from pagewire._messages.fields import set_fields
 from pagewire._types import TLS
@@ -36,7 +35,6 @@ if TYPE_CHECKING:  # names that only the typing stubs define
 __all__ = ["Admin", "AsyncAdmin", "LiveRequestSummary", "SchedulerStatus", "WorkerGroupSummary"]
 
 TARGET = "PAGEWIRE_SCHEDULER"
-DEFAULT_TARGET = "localhost:50052"
 DEFAULT_TIMEOUT_S = 10.0
 
 _Request = TypeVar("_Request")
@@ -145,13 +143,12 @@ class _Operator:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         allow_insecure_key: bool = False,
     ) -> None:
-        target = target or os.environ.get(TARGET) or DEFAULT_TARGET
+        target = target or os.environ.get(TARGET) or DEFAULT_SCHEDULER
         tls = tls or found_tls()
-        key = api_key if api_key is not None else found_token(target)
-        may_send = tls is not None or allow_insecure_key or is_local(target)
-        if key is None and may_send:  # the gateway's key may be an operator's
-            key = os.environ.get(API_KEY) or None
-        self._connection = Connection(target, key, tls, timeout_s, allow_insecure_key)
+        if api_key is None:
+            is_private = tls is not None or allow_insecure_key
+            api_key = key_for(target, os.environ.get(API_KEY) or None, is_private=is_private)
+        self._connection = Connection(target, api_key, tls, timeout_s, allow_insecure_key)
         self._open()
 
     def _open(self) -> None:
@@ -181,7 +178,7 @@ class Admin(_Operator):
         Of a request with several outputs, each has an id of its own: the request's, and -0, -1, ...
         """
         request = pb.AbortRequest(request_ids=request_ids)
-        return tuple((self._call(self._stub.Abort, request)).aborted)
+        return tuple(self._call(self._stub.Abort, request).aborted)
 
     def set_priority(self, request_id: str, priority: int) -> None:
         """Makes a live request more urgent, or less: smaller is more urgent.
@@ -195,7 +192,7 @@ class Admin(_Operator):
     def reset_prefix_cache(self) -> int:
         """Empties the prefix cache; returns how many blocks it had. Raises PagewireError."""
         request = pb.ResetPrefixCacheRequest()
-        return (self._call(self._stub.ResetPrefixCache, request)).num_blocks
+        return self._call(self._stub.ResetPrefixCache, request).num_blocks
 
     def close(self) -> None:
         """Cancels every call and closes the connection."""
@@ -212,12 +209,7 @@ class Admin(_Operator):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -288,10 +280,5 @@ class AsyncAdmin(_Operator):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

@@ -21,6 +21,19 @@ CONFIG = {
     "tie_word_embeddings": False,
 }
 
+# That of the default model knows no tools; this one tells of them in the form of hermes.
+TOOL_TEMPLATE = """\
+{% if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool.function | tojson }}
+{% endfor %}To call one write <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_end|>
+{% endif %}
+{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
 
 def save_tiny_model(folder: Path, default_model: Path) -> Path:
     """Random weights in a folder, next to the tokenizer and the chat template of the default."""

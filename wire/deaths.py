@@ -14,7 +14,10 @@ _UNREACHED = ("failed to connect", "Connection refused", "connections to all bac
 
 
 def is_death(error: BaseException) -> bool:
-    """Whether a stream broke because the process at its other end died, or cannot be reached."""
+    """Whether a stream broke because the process at its other end died.
+
+    One that was told to end, or that was never reached, is no death. The SDK has the same rule.
+    """
     if not isinstance(error, grpc.aio.AioRpcError):
         return False
     if error.code() is not grpc.StatusCode.UNAVAILABLE:

@@ -299,7 +299,8 @@ def _add_types_and_kernels(parser: argparse.ArgumentParser) -> None:
     add(
         "--kv-cache-dtype",
         str,
-        "type of the KV cache; auto: the model's; fp8: fp8_e4m3, half of the memory",
+        "type of the KV cache; auto: the model's, or what the checkpoint has scales for; fp8: "
+        "fp8_e4m3, half of the memory",
         KV_CACHE_DTYPES,
     )
     add(

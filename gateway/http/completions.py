@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
@@ -25,10 +24,9 @@ from gateway.http.events import (
     usage_body,
     whole_choice,
 )
-from gateway.http.headers import REQUEST_ID, standing_of
+from gateway.http.headers import request_id_of, standing_of
 from gateway.http.schema import ChatCompletionBody, CompletionBody
 from gateway.pipeline import Pipeline
-from wire.logs.request import about
 
 Result = TypeVar("Result")
 
@@ -37,9 +35,7 @@ async def answer(
     form: Form, body: ChatCompletionBody | CompletionBody, request: Request, pipeline: Pipeline
 ) -> Response:
     """Runs one HTTP request until its end, or until its client disconnects."""
-    given_id = request.headers.get(REQUEST_ID) or body.request_id
-    answer_id = given_id or f"{form.id_prefix}-{uuid.uuid4().hex}"
-    about(answer_id)
+    answer_id = request_id_of(request.headers, body.request_id, f"{form.id_prefix}-")
     extras, num_choices = body.extras, body.n or 1
     standing = standing_of(body, request.headers)
     wanted = [replace(one, standing=standing) for one in body.to_requests(answer_id)]
@@ -51,20 +47,12 @@ async def answer(
     }
     if body.stream:
         writer = ChunkWriter(form, head, num_choices=num_choices, extras=extras)
-        events = _events(pipeline, wanted, writer)
-        # The first event decides the status: a refusal before it is not a 200.
-        first = await unless_disconnected(request, first_of(events))
-        return EventStream(first, events)
+        return await streamed(request, _events(pipeline, wanted, writer))
     outputs = await unless_disconnected(request, complete_all(pipeline, wanted))
     choices = [whole_choice(form, index, output, extras) for index, output in enumerate(outputs)]
     usage = usage_body(total_usage([output.finish.usage for output in outputs], num_choices))
     beside = beside_choices(form, outputs, extras)
     return JSONResponse({**head, "choices": choices, "usage": usage, **beside})
-
-
-async def first_of(events: AsyncGenerator[bytes, None]) -> bytes:
-    """The first event, awaited before the response begins."""
-    return await anext(events)
 
 
 async def _events(
@@ -110,6 +98,15 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
             await super().__call__(scope, receive, send)
+
+
+async def streamed(request: Request, events: AsyncGenerator[bytes, None]) -> EventStream:
+    """The events as an answer, once there is one: a refusal before the first is not a 200."""
+
+    async def first() -> bytes:
+        return await anext(events)
+
+    return EventStream(await unless_disconnected(request, first()), events)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

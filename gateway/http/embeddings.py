@@ -1,7 +1,6 @@
 """POST /v1/embeddings: texts in, vectors out."""
 
 import base64
-import uuid
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,11 +15,10 @@ from gateway.fan_out import embed_all
 from gateway.generation import GenerationRequest, PrefixReuse, PromptPooling
 from gateway.http import fields
 from gateway.http.completions import unless_disconnected
-from gateway.http.headers import REQUEST_ID, standing_of
+from gateway.http.headers import request_id_of, standing_of
 from gateway.http.schema import PROMPT_SCHEMA, Body, parse_prompts, to_truncation
 from gateway.pipeline import Pipeline
 from wire.logprobs import FLOAT32
-from wire.logs.request import about
 
 
 def _parse_inputs(value: Any) -> list[str | tuple[int, ...]]:
@@ -67,9 +65,7 @@ class EmbeddingBody(Body):
 
 async def embed(body: EmbeddingBody, request: Request, pipeline: Pipeline) -> Response:
     """Runs one HTTP request until its end, or until its client disconnects."""
-    given_id = request.headers.get(REQUEST_ID) or body.request_id
-    request_id = given_id or f"embd-{uuid.uuid4().hex}"
-    about(request_id)
+    request_id = request_id_of(request.headers, body.request_id, "embd-")
     standing = standing_of(body, request.headers)
     wanted = [replace(one, standing=standing) for one in body.to_requests(request_id)]
     model = pipeline.resolve_model(body.model).name

@@ -1,6 +1,7 @@
 """Request headers: id, tenant, priority, timeout and trace."""
 
 import math
+import uuid
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Protocol
@@ -9,6 +10,7 @@ from gateway import limits
 from gateway.auth import check_tenant, tenant_of_key
 from gateway.errors import RequestError, invalid
 from gateway.generation import Standing
+from wire.logs.request import about
 from wire.requests.numbers import LONGEST_TIMEOUT_S
 from wire.tracing.context import context_of
 
@@ -22,6 +24,13 @@ class Asking(Protocol):
 
     priority: int | None
     user: str | None
+
+
+def request_id_of(headers: Mapping[str, str], in_body: str | None, prefix: str) -> str:
+    """The id: the header's, the body's or a new one. The task's log lines name it from now on."""
+    request_id = headers.get(REQUEST_ID) or in_body or f"{prefix}{uuid.uuid4().hex}"
+    about(request_id)
+    return request_id
 
 
 def standing_of(body: Asking, headers: Mapping[str, str]) -> Standing:

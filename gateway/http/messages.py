@@ -201,12 +201,13 @@ class ToolBody(Strict):
         return Tool(function.name, function.description, function.parameters, is_strict)
 
 
-def _check_tools(tools: Any) -> Any:
+def check_tools(tools: Any) -> Any:
+    """The tools as they are. Raises RequestError for too many, and for others than functions."""
     check_list("tools", tools, limits.MAX_TOOLS, "function")
     return tools
 
 
-Tools = Annotated[list[ToolBody], BeforeValidator(_check_tools)]
+Tools = Annotated[list[ToolBody], BeforeValidator(check_tools)]
 
 
 _MODES = frozenset(mode.value for mode in ToolMode)

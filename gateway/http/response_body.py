@@ -19,8 +19,8 @@ from gateway.chat.conversation import (
 from gateway.errors import invalid, unsupported
 from gateway.generation import GenerationRequest, SamplingParams, check_range
 from gateway.http import fields
-from gateway.http.messages import Strict, TextPart, check_list, parse_choice
-from gateway.http.schema import RANDOM_SEED, Body, StopStrings, StreamOptions, to_limit
+from gateway.http.messages import Strict, TextPart, check_tools, parse_choice
+from gateway.http.schema import RANDOM_SEED, Body, StreamOptions, Texts, to_limit
 from gateway.http.structured import FORMATS
 from gateway.structure.structure import ANY_OBJECT, JsonSchema, Structure
 from wire.requests.numbers import UINT32_MAX
@@ -151,16 +151,6 @@ class FunctionTool(Strict):
         return Tool(self.name, self.description, self.parameters, bool(self.strict))
 
 
-def _check_tools(tools: Any) -> Any:
-    check_list("tools", tools, limits.MAX_TOOLS, "function")
-    return tools
-
-
-def _parse_choice(value: Any) -> ToolChoice:
-    """A mode, or the one function that must be called, without a wrapper. Raises RequestError."""
-    return parse_choice(value)
-
-
 _CHOICE_SCHEMA = {
     "anyOf": [
         {"type": "string", "enum": [mode.value for mode in ToolMode]},
@@ -226,10 +216,10 @@ class ResponseBody(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    stop: StopStrings | None = None
-    tools: Annotated[list[FunctionTool], BeforeValidator(_check_tools)] | None = None
+    stop: Texts | None = None
+    tools: Annotated[list[FunctionTool], BeforeValidator(check_tools)] | None = None
     tool_choice: (
-        Annotated[ToolChoice, PlainValidator(_parse_choice), WithJsonSchema(_CHOICE_SCHEMA)] | None
+        Annotated[ToolChoice, PlainValidator(parse_choice), WithJsonSchema(_CHOICE_SCHEMA)] | None
     ) = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None

@@ -10,10 +10,10 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from gateway.chat.conversation import ToolChoice
-from gateway.chat.parts import Content, Part
+from gateway.chat.parts import Part
 from gateway.errors import RequestError, ended_by, error_body
-from gateway.generation import Finish, FinishReason, GenerationRequest, OutputDelta, Usage
-from gateway.http.completions import EventStream, first_of, unless_disconnected
+from gateway.generation import Finish, FinishReason, GenerationRequest, Usage, parts_of
+from gateway.http.completions import streamed, unless_disconnected
 from gateway.http.events import encode_json
 from gateway.http.headers import REQUEST_ID, standing_of
 from gateway.http.response_body import ResponseBody, TextOptions
@@ -39,12 +39,9 @@ async def respond(
     head = _head(kept.response_id, model, body, pipeline.sampling_defaults)
     answer = Answer(head | {"store": kept.store is not None}, kept.keep)
     if body.stream:
-        events = _events(pipeline, wanted, answer)
-        # The first event decides the status: a refusal before it is not a 200.
-        first = await unless_disconnected(request, first_of(events))
-        return EventStream(first, events)
+        return await streamed(request, _events(pipeline, wanted, answer))
     whole = await unless_disconnected(request, pipeline.complete(wanted))
-    answer.add((Content(whole.text),) if whole.parts is None else whole.parts)
+    answer.add(parts_of(whole))
     answer.end(whole.finish)
     return JSONResponse(answer.body)
 
@@ -104,7 +101,7 @@ async def _events(
         async with aclosing(pipeline.generate(wanted)) as deltas:
             async for delta in deltas:
                 chunk = b"" if has_begun else answer.begin()
-                chunk += answer.add(_parts_of(delta))
+                chunk += answer.add(parts_of(delta))
                 if delta.finish is not None:
                     chunk += answer.end(delta.finish)
                 if chunk:
@@ -124,12 +121,6 @@ def _usage_body(usage: Usage) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
         "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
     }
-
-
-def _parts_of(delta: OutputDelta) -> tuple[Part, ...]:
-    if delta.parts is not None:
-        return delta.parts
-    return (Content(delta.text),) if delta.text else ()
 
 
 def _head(

@@ -46,13 +46,11 @@ class Body(Strict):
     harmless: ClassVar[Collection[str]] = fields.HARMLESS
 
 
-def _as_list(value: Any) -> Any:
+def _as_texts(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-StopStrings = Annotated[
-    list[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str])
-]
+Texts = Annotated[list[str], BeforeValidator(_as_texts, json_schema_input_type=str | list[str])]
 
 
 def _parse_biases(value: Any) -> tuple[tuple[int, float], ...]:
@@ -96,7 +94,7 @@ class GenerationBody(Body):
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: StopStrings | None = None
+    stop: Texts | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None

@@ -1,10 +1,9 @@
 """Counts requests while they pass: one call per message, a few hundred nanoseconds each."""
 
 from gateway.choices import is_first_choice
-from gateway.errors import RequestError
 from gateway.generation import Finish, GenerationRequest, OutputTimings
 from gateway.metrics import declared
-from gateway.metrics.declared import CANCELLED, OTHER, ROUTES, STATUSES
+from gateway.metrics.declared import OTHER, ROUTES, STATUSES
 from wire.metrics.book import Book, Buckets, Row
 
 
@@ -119,15 +118,12 @@ class OutputMeter:
             return None
         return (self._last_s - self._first_s) / (self._num_output - 1)
 
-    def failed(self, error: BaseException, now_s: float) -> None:
+    def failed(self, error_code: str, now_s: float) -> None:
         """Counts an end without a finish: a refusal, a failure, or a client that left.
 
         Has no effect after the end.
         """
-        if isinstance(error, RequestError):
-            self._end(error.wire.code, now_s)
-        else:
-            self._end(CANCELLED if not isinstance(error, Exception) else "internal_error", now_s)
+        self._end(error_code, now_s)
 
     def _end(self, outcome: str, now_s: float) -> None:
         if self._is_over:

@@ -191,7 +191,7 @@ class LiveRequest:
         self.is_running = False
         self.lost_s = now_s if self.lost_s is None else self.lost_s
         self.num_losses += 1
-        self.losses_s = [*self.losses_s[-MOST_TOLD_LOSSES:], now_s]
+        self.losses_s = [*self.losses_s, now_s][-MOST_TOLD_LOSSES:]
         self.is_submitted = False
         if not self.output_token_ids:
             self._prompt_outputs = []  # the next scheduler reports the whole prompt again

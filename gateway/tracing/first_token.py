@@ -40,7 +40,7 @@ class FirstTokenTimes:
 
 
 class RecentFirstTokens:
-    """The times of the last outputs that had a token, by request id."""
+    """The times of the last outputs that had a token, by their ids at the scheduler."""
 
     def __init__(self) -> None:
         self._by_id: OrderedDict[str, FirstTokenTimes] = OrderedDict()
@@ -52,10 +52,10 @@ class RecentFirstTokens:
         read_s, received_s = progress.first_token_s, live.first_token_s
         if read_s is None or received_s is None:
             return
-        self._by_id[progress.request_id] = FirstTokenTimes(
+        self._by_id[progress.scoped_id] = FirstTokenTimes(
             arrived_s, progress.started_s, received_s, read_s, now_s, bool(live.losses_s)
         )
-        self._by_id.move_to_end(progress.request_id)
+        self._by_id.move_to_end(progress.scoped_id)
         if len(self._by_id) > KEPT_REQUESTS:
             self._by_id.popitem(last=False)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.chat.conversation import Conversation
-from gateway.errors import RequestError
 from gateway.generation import Finish, GenerationRequest
 from gateway.tracing.sources import TimedArrivals, TimedOutput
 from wire.logs.request import about
@@ -26,7 +25,6 @@ _SAMPLING = {  # the conventions' names by ours
     "presence_penalty": "gen_ai.request.presence_penalty",
     "frequency_penalty": "gen_ai.request.frequency_penalty",
 }
-CANCELLED = "cancelled"
 MAX_NAME = 256  # characters of what a client calls the model
 
 
@@ -121,10 +119,3 @@ def _operation(request: GenerationRequest) -> str:
     if request.pooling is not None:
         return "embeddings"
     return "chat" if isinstance(request.prompt, Conversation) else "text_completion"
-
-
-def code_of(error: BaseException) -> str:
-    """What an output failed of, by a name: an exception would keep all its frames alive."""
-    if isinstance(error, RequestError):
-        return error.wire.code
-    return "internal_error" if isinstance(error, Exception) else CANCELLED

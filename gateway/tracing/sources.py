@@ -8,8 +8,8 @@ class TimedOutput(Protocol):
     """An output as its gateway sees it; times in seconds of one clock."""
 
     @property
-    def request_id(self) -> str:
-        """The caller's id."""
+    def scoped_id(self) -> str:
+        """Its id at the scheduler: callers of different tenants may choose the same."""
 
     @property
     def started_s(self) -> float:

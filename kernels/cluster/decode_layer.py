@@ -38,7 +38,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerTiling:
-    """How a layer is cut: blocks of a cluster, clusters of the MLP, threads of a block"""
+    """How a layer is cut: blocks of a cluster, clusters of the MLP, threads of a block."""
 
     cluster: int = 8
     mlp_clusters: int = 7

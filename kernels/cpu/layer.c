@@ -1,10 +1,11 @@
 /* Decoder operations on CPU, called from Python; library.py declares the same structs.
  *
- * Flags of the build define the storage type (BFLOAT16, FLOAT16, else float32), that of the KV cache
- * (KV_E4M3, KV_E5M2, else the storage type) and the instruction set; PLAIN disables intrinsics. Sums are float32 and rounded once, when stored. Functions named
- * *_part are one thread's share of an operation; a parallel region calls several of them with
- * barriers in between. Nothing here allocates memory or needs more alignment than an element, all
- * sizes are allowed, and NaN propagates to the output row.
+ * Flags of the build define the storage type (BFLOAT16, FLOAT16, else float32), that of the KV
+ * cache (KV_E4M3, KV_E5M2, else the storage type) and the instruction set; PLAIN disables
+ * intrinsics. Sums are float32 and rounded once, when stored. Functions named *_part are one
+ * thread's share of an operation; a parallel region calls several of them with barriers in between.
+ * Nothing here allocates memory or needs more alignment than an element, all sizes are allowed, and
+ * NaN propagates to the output row.
  */
 #include <omp.h>
 

@@ -182,7 +182,8 @@ INLINED vec load_cached(const cached *x) {
 }
 
 INLINED void store_cached(cached *to, vec value, float inverse) {
-    vec most = (vec)((uvec){} + (((uint32_t)KV_LARGEST << KV_DROPPED) + ((uint32_t)KV_REBIAS << 23)));
+    uint32_t largest = ((uint32_t)KV_LARGEST << KV_DROPPED) + ((uint32_t)KV_REBIAS << 23);
+    vec most = (vec)((uvec){} + largest);
     uvec is_finite = (uvec)(((uvec)value & 0x7fffffff) < 0x7f800000);
     uvec bits = (uvec)(value * inverse), size = bits & 0x7fffffff;
     size = (uvec)either((ivec)(size > (uvec)most), most, (vec)size);

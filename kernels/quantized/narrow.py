@@ -47,15 +47,13 @@ class NarrowWeight:
         """The same numbers; None if the groups are not made of tiles."""
         num_inputs = weight.shape[1]
         tile = _tile(math.gcd(weight.group, num_inputs))
-        if isinstance(weight, ScaledWeight):
-            if weight.scales.shape[1] == 1:
-                return cls(weight.values.view(torch.uint8), weight.scales, None, 8, num_inputs)
-            if tile < MIN_COLUMNS:
-                return None
-            fine = weight.regrouped(tile)
-            return cls(fine.values.view(torch.uint8), fine.scales.contiguous(), None, 8, tile)
+        if isinstance(weight, ScaledWeight) and weight.scales.shape[1] == 1:
+            return cls(weight.values.view(torch.uint8), weight.scales, None, 8, num_inputs)
         if tile < MIN_COLUMNS:
             return None
+        if isinstance(weight, ScaledWeight):
+            fine = weight.regrouped(tile)
+            return cls(fine.values.view(torch.uint8), fine.scales.contiguous(), None, 8, tile)
         grouped = weight.regrouped(weight.bits, tile)
         bits = 4 if weight.bits == 4 and tile >= 2 * MIN_COLUMNS else 8
         data = grouped.integers if bits == 8 else _halves(grouped.integers, tile)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels import fp8
+
 FLOAT8 = torch.float8_e4m3fn
-LARGEST = 448.0  # in FLOAT8
+LARGEST = fp8.LARGEST[FLOAT8]
 
 
 @dataclass(frozen=True, slots=True)

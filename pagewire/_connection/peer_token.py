@@ -45,6 +45,18 @@ def found_token(scheduler: str) -> str | None:
         return None
 
 
+def key_for(scheduler: str, own_key: str | None, *, is_private: bool) -> str | None:
+    """What to show a scheduler: the token of `pagewire up`, else one's own key where it may travel.
+
+    The key is the gateway's, and may be an operator's: it is left out rather than sent to another
+    machine on a connection that is not private.
+    """
+    token = found_token(scheduler)
+    if token is None and (is_private or is_local(scheduler)):
+        return own_key
+    return token
+
+
 def first_token(path: Path) -> str:
     """The token of a file that is sent. Raises OSError, or IndexError for an empty file."""
     return path.read_text(encoding="ascii").split()[0]

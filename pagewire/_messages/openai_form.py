@@ -51,9 +51,7 @@ def _content(place: str, content: Any) -> Any:
             raise InvalidArgument(
                 f"{place}[{index}].type: {kind!r} is not supported, only 'text' is"
             )
-        if not isinstance(text := given.get("text"), str):
-            raise InvalidArgument(f"{place}[{index}].text: needs a string")
-        texts.append(text)
+        texts.append(_text(f"{place}[{index}].text", given.get("text")))
     return "\n".join(texts)
 
 
@@ -62,12 +60,11 @@ def _call(place: str, call: object) -> ToolCall:
         return call
     given = _mapping(place, call)
     function = _function(place, given)
-    texts = {"id": given.get("id"), "function.name": function.get("name")}
-    texts["function.arguments"] = function.get("arguments")
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            raise InvalidArgument(f"{place}.{name}: needs a string")
-    return ToolCall(*cast(tuple[str, str, str], tuple(texts.values())))
+    return ToolCall(
+        _text(f"{place}.id", given.get("id")),
+        _text(f"{place}.function.name", function.get("name")),
+        _text(f"{place}.function.arguments", function.get("arguments")),
+    )
 
 
 def to_tool(place: str, tool: object) -> Tool:
@@ -82,16 +79,19 @@ def to_tool(place: str, tool: object) -> Tool:
 
 def to_chosen_name(choice: Mapping[str, Any]) -> str:
     """The name of the one tool that must be called. Raises InvalidArgument."""
-    name = _function("tool_choice", choice).get("name")
-    if not isinstance(name, str):
-        raise InvalidArgument("tool_choice.function.name: needs a string")
-    return name
+    return _text("tool_choice.function.name", _function("tool_choice", choice).get("name"))
 
 
 def _function(place: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     if (kind := given.get("type", "function")) != "function":
         raise InvalidArgument(f"{place}.type: {kind!r} is not supported, only 'function' is")
     return _mapping(f"{place}.function", given.get("function"))
+
+
+def _text(place: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{place}: needs a string")
+    return value
 
 
 def _mapping(place: str, value: object) -> Mapping[str, Any]:

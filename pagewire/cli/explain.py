@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf import json_format
 
-from pagewire._channel import Connection, open_channel
+from pagewire._channel import DEFAULT_SCHEDULER, Connection, open_channel
 from pagewire._errors import (
     PermissionDenied,
     Unauthenticated,
@@ -22,7 +22,6 @@ from pagewire._errors import (
 )
 from pagewire._terminal import Style, bar
 from pagewire.cli.options import (
-    DEFAULT_SCHEDULER,
     add_command,
     add_connection,
     add_scheduler,

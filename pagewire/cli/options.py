@@ -7,19 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagewire._channel import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Connection, is_local
+from pagewire._channel import (
+    DEFAULT_SCHEDULER,
+    DEFAULT_TARGET,
+    DEFAULT_TIMEOUT_S,
+    Connection,
+)
 from pagewire._client import Client
 from pagewire._connection.environment import API_KEY, TARGET
-from pagewire._connection.peer_token import first_token, found_token
+from pagewire._connection.peer_token import first_token, key_for
 from pagewire._types import TLS, SamplingParams
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
-DEFAULT_SCHEDULER = "localhost:50052"
-
-
-API_KEY_VARIABLE = API_KEY
 
 
 class CommandError(Exception):
@@ -52,7 +52,7 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     target = os.environ.get(TARGET) or DEFAULT_TARGET
     add("--target", default=target, metavar="HOST:PORT", help="gRPC port of the gateway")
-    add("--api-key", metavar="KEY", help=f"key of the gateway (default: ${API_KEY_VARIABLE})")
+    add("--api-key", metavar="KEY", help=f"key of the gateway (default: ${API_KEY})")
     add("--allow-insecure-key", action="store_true", help="send the key without TLS")
     add("--tls", action="store_true", help="encrypt, with gRPC's own root certificates")
     add("--ca-cert", metavar="PEM", help="encrypt, with this root certificate")
@@ -68,7 +68,7 @@ def to_connection(
     files = (options.ca_cert, options.client_cert, options.client_key)
     return Connection(
         target=options.target,
-        api_key=options.api_key or environ.get(API_KEY_VARIABLE) or None,
+        api_key=options.api_key or environ.get(API_KEY) or None,
         tls=TLS(*files) if options.tls or any(files) else None,
         timeout_s=options.timeout_s,
         allow_insecure_key=options.allow_insecure_key,
@@ -92,12 +92,10 @@ def to_scheduler(options: argparse.Namespace) -> Connection:
     """The connection to the scheduler, from the options of add_connection and add_scheduler."""
     gateway, target = to_connection(options), options.scheduler
     if options.peer_token_file is not None:
-        token: str | None = first_token(options.peer_token_file)
-    else:
-        token = found_token(target)
-        if token is None and (gateway.tls or gateway.allow_insecure_key or is_local(target)):
-            token = gateway.api_key
-    return replace(gateway, target=target, api_key=token)
+        return replace(gateway, target=target, api_key=first_token(options.peer_token_file))
+    is_private = gateway.tls is not None or gateway.allow_insecure_key
+    key = key_for(target, gateway.api_key, is_private=is_private)
+    return replace(gateway, target=target, api_key=key)
 
 
 def to_client(options: argparse.Namespace) -> Client:

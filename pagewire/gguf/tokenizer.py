@@ -107,10 +107,9 @@ def tokenizer_config(header: GgufHeader) -> dict[str, Any]:
     """The content of tokenizer_config.json: special tokens and chat templates."""
     tokens, _ = _tokens(header)
     prefix = header.require("general.architecture", str)
-    names = {name: name for name in SPECIAL_IDS} | {"padding_token_id": "pad_token_id"}
     ids = {
         name.removesuffix("_id"): token_id_of(header, key)
-        for key, name in (names | {"unknown_token_id": "unk_token_id"}).items()
+        for key, name in (SPECIAL_IDS | {"unknown_token_id": "unk_token_id"}).items()
     }
     content: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -36,7 +36,7 @@ def environment_of_users(**variables: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Product:
-    """The three running services."""
+    """The three running services; none of them is left after a `with` block."""
 
     model: Path
     logs: Path
@@ -137,6 +137,12 @@ class Product:
             process.kill()
             process.wait()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
     def grpcurl(self, port: int, *arguments: str, data: object = None) -> str:
         """The output of grpcurl; asserts that it succeeds."""
         done = self.run_grpcurl(port, *arguments, data=data)
@@ -178,13 +184,10 @@ def tiny_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def _serving(model: Path, logs: Path, worker_options: tuple[str, ...]) -> Iterator[Product]:
     os.environ.pop("OPENAI_API_KEY", None)
-    running = Product(model, logs, worker_options)
-    try:
+    with Product(model, logs, worker_options) as running:
         running.start()
         yield running
         assert running.stop() == {"worker_svc": 0, "scheduler_svc": 0, "gateway": 0}
-    finally:
-        running.kill()
 
 
 @pytest.fixture(scope="session")

@@ -26,12 +26,9 @@ ALONE = pagewire.SamplingParams(
 def cramped(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     # 59 blocks of 16 tokens: one long prompt, or about 20 short requests.
     small = ("--threads", "1", "--max-model-len", "768", "--num-kv-blocks", "60")
-    running = Product(tiny_model, tmp_path_factory.mktemp("logs"), small)
-    try:
+    with Product(tiny_model, tmp_path_factory.mktemp("logs"), small) as running:
         running.start()
         yield running
-    finally:
-        running.kill()
 
 
 @pytest.fixture(scope="module")

@@ -108,8 +108,7 @@ def test_the_debug_service_answers_in_words(product: Product) -> None:
 
 
 def test_health_says_not_serving_until_a_worker_is_ready(model: Path, tmp_path: Path) -> None:
-    lonely = Product(model, tmp_path)
-    try:
+    with Product(model, tmp_path) as lonely:
         lonely.start_scheduler()
         lonely.start_gateway()
         for port, service in (
@@ -132,8 +131,6 @@ def test_health_says_not_serving_until_a_worker_is_ready(model: Path, tmp_path: 
             text = told.read().decode()
         for ours in ("127.0.0.1", str(lonely.scheduler_port), str(lonely.worker_port)):
             assert ours not in text + refused.stderr.partition("Message:")[2]
-    finally:
-        lonely.kill()
 
 
 def request_completion(product: Product) -> http.client.HTTPResponse:

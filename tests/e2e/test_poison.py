@@ -24,13 +24,10 @@ NUM_OTHERS = 4
 def poisoned(tiny_model: Path, tmp_path: Path) -> Iterator[Product]:
     """A product of its own, whose worker dies at the first step of a request named so."""
     small = ("--threads", "1", "--kv-cache-gib", "0.2", *FAILPOINT)
-    running = Product(tiny_model, tmp_path, small)
-    try:
+    with Product(tiny_model, tmp_path, small) as running:
         running.start()
         yield running
         assert running.stop() == {"worker_svc": 0, "scheduler_svc": 0, "gateway": 0}
-    finally:
-        running.kill()
 
 
 def _complete(product: Product, name: str, max_tokens: int = 60) -> tuple[int, dict[str, Any]]:

@@ -22,18 +22,8 @@ from langchain_openai import ChatOpenAI
 from tests.e2e.conftest import ROOT, START_TIMEOUT_S, STOP_TIMEOUT_S, Product
 from tests.pace import patience
 from tests.ports import free_port
+from tests.tiny_model import TOOL_TEMPLATE
 
-TEMPLATE = """\
-{% if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool.function | tojson }}
-{% endfor %}To call one write <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_end|>
-{% endif %}
-{% for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content or '' }}
-{%- for call in message.tool_calls or [] %}
-<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 WEATHER = {
     "name": "get_weather",
     "description": "The weather in a city",
@@ -65,7 +55,7 @@ def base_url(
     """A second gateway of the same product."""
     folder = tmp_path_factory.mktemp("tools")
     shutil.copy(tiny_model / "tokenizer.json", folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE)
     url = f"http://127.0.0.1:{(http_port := free_port())}"
     command = [sys.executable, "-m", "gateway", "--model", str(folder), "--grpc-port", "0"]
     command += ["--scheduler", f"127.0.0.1:{product.scheduler_port}"]

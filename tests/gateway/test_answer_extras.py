@@ -174,3 +174,19 @@ async def test_text_that_does_not_reason_counts_nothing() -> None:
     for piece in ("<", "th", "e end"):
         meter.add(piece, 1)
     assert meter.count == 0
+
+
+async def test_an_answer_without_text_has_no_parts_whole_or_streamed(running: Any) -> None:
+    running.scheduler.output = []
+
+    async def events(route: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        response = await running.http.post(route, json=body | {"stream": True})
+        return [json.loads(line[6:]) for line in response.text.splitlines() if line[:6] == "data: "]
+
+    response = {"input": "Hello"}
+    assert (await post(running, "/v1/responses", response))["output"] == []
+    assert (await events("/v1/responses", response))[-1]["response"]["output"] == []
+    message = {"messages": [USER], "max_tokens": 9}
+    assert (await post(running, "/v1/messages", message))["content"] == []
+    kinds = [event["type"] for event in await events("/v1/messages", message)]
+    assert kinds == ["message_start", "ping", "message_delta", "message_stop"]

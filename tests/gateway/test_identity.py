@@ -104,6 +104,18 @@ async def test_tenant_id_and_salt_are_the_keys_on_every_grpc_call(guarded: Any, 
     assert len(salts) == 4  # of two tenants, each with "red" and without a salt of its own
 
 
+async def test_the_first_token_is_explained_by_the_id_that_operators_see(
+    guarded: Any, keys: Any
+) -> None:
+    for name in ("alice", "bob"):
+        headers = {"authorization": keys[1][name], "x-request-id": "same"}
+        await guarded.http.post("/v1/completions", json=ROUTES["/v1/completions"], headers=headers)
+    kept = guarded.gateway._pipeline.first_tokens
+    found = [kept.find(f"{tenant}/same") for tenant in ("acme", "globex")]
+    assert all(found) and found[0] != found[1]
+    assert kept.find("same") is None
+
+
 async def test_another_tenant_cannot_be_named_and_the_own_one_can(guarded: Any, keys: Any) -> None:
     own = {"authorization": keys[1]["alice"]}
     ask = guarded.http.post

@@ -54,7 +54,9 @@ async def test_sigterm_lets_a_live_stream_end_and_exits_with_0(
                 lines = response.aiter_lines()
                 assert (await anext(lines)).startswith("data: ")
                 process.terminate()
-                await asyncio.sleep(0.5)
+                async with asyncio.timeout(patience(10)):
+                    while (await http.get("/ready")).status_code == 200:
+                        await asyncio.sleep(0.05)
                 assert process.returncode is None
                 refused = await http.post("/v1/completions", json=body)
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")

@@ -37,6 +37,7 @@ class Cluster:
     scheduler: "scheduler_pb2_grpc.SchedulerServiceAsyncStub"  # a name that only the stubs define
     debug: "debug_pb2_grpc.DebugServiceAsyncStub"
     channel: grpc.aio.Channel
+    running: asyncio.Task[None]  # the engine's
 
     @property
     def core(self) -> Scheduler:
@@ -132,6 +133,7 @@ async def cluster(
             scheduler_pb2_grpc.SchedulerServiceStub(channel),
             debug_pb2_grpc.DebugServiceStub(channel),
             channel,
+            running,
         )
         await made.until(lambda: engine.is_ready)
         yield made

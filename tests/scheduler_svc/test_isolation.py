@@ -199,7 +199,7 @@ async def test_a_core_that_does_not_hold_ends_the_process(monkeypatch: pytest.Mo
             asking = asyncio.create_task(
                 generate(made.scheduler, _request("victim", seed=99))
             )  # it has no answer: the process would be gone
-            await made.until(lambda: made.engine.groups[0]._broken is not None)
+            await made.until(made.running.done)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
 
@@ -210,7 +210,7 @@ async def test_exceptions_that_go_on_end_the_process(monkeypatch: pytest.MonkeyP
             for _ in range(3):
                 _once(monkeypatch, Planner, "_draft_running", number=0, after=False)
             asking = asyncio.create_task(generate(made.scheduler, _request("r", seed=1)))
-            await made.until(lambda: made.engine.groups[0]._broken is not None)
+            await made.until(made.running.done)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
 

@@ -50,12 +50,9 @@ class Tracer:
         assert options.endpoint is not None
         ratio = options.sample_ratio
         self._clock = clock
-        # Variables of OpenTelemetry go before the name given here.
-        resource = Resource.create().merge(Resource({SERVICE_NAME: f"pagewire-{service}"}))
-        resource = resource.merge(Resource(_named(Resource.create().attributes)))
         self._provider = TracerProvider(
             sampler=None if ratio is None else ParentBased(TraceIdRatioBased(ratio)),
-            resource=resource,
+            resource=_resource(service),
             shutdown_on_exit=False,
         )
         exporter = _TellingExporter(options.endpoint)
@@ -189,7 +186,10 @@ def _otel_context(parent: TraceContext) -> Context:
     return set_span_in_context(NonRecordingSpan(there), Context())
 
 
-def _named(attributes: Mapping[str, object]) -> dict[str, str]:
-    """The service's name that a variable gives; the library's own default is none."""
-    name = str(attributes.get(SERVICE_NAME, ""))
-    return {} if name.startswith("unknown_service") or not name else {SERVICE_NAME: name}
+def _resource(service: str) -> Resource:
+    """What all spans say of this process; a name in OpenTelemetry's variables goes before ours."""
+    found = Resource.create()
+    name = str(found.attributes.get(SERVICE_NAME, ""))
+    if name and not name.startswith("unknown_service"):  # the library's own default
+        return found
+    return found.merge(Resource({SERVICE_NAME: f"pagewire-{service}"}))

@@ -53,8 +53,7 @@ class FusedLayer:
     """The weights of one decoder layer."""
 
     qkv: NormedGemm
-    q_norm: Tensor | None  # [D]; None for models without QK norm
-    k_norm: Tensor | None
+    qk_norms: tuple[Tensor, Tensor] | None  # [D] each; None for models without QK norm
     o: Gemm
     gate_up: NormedGemm
     down: Gemm
@@ -64,11 +63,9 @@ class FusedLayer:
         cls, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: MLP
     ) -> "FusedLayer":
         (qkv, o), (gate_up, down) = attention.linears, mlp.linears
-        q_norm, k_norm = attention.qk_norms or (None, None)
         return cls(
             normed_gemm_of(input_norm, qkv),
-            q_norm,
-            k_norm,
+            attention.qk_norms,
             gemm_of(o),
             normed_gemm_of(post_norm, gate_up),
             gemm_of(down),
@@ -81,24 +78,14 @@ class FusedLayer:
         return any(linear.bias is not None for linear in linears)
 
     @property
-    def plain(self) -> tuple[NormedLinear, FusedLinear, NormedLinear, FusedLinear] | None:
-        """(qkv, o, gate_up, down); None if a weight is stored in fewer bits."""
+    def plain(self) -> LayerWeights | None:
+        """The same weights; None if one is stored in fewer bits."""
         qkv, o, gate_up, down = self.qkv, self.o, self.gate_up, self.down
-        normed = isinstance(qkv, NormedLinear) and isinstance(gate_up, NormedLinear)
-        if not normed or not (isinstance(o, FusedLinear) and isinstance(down, FusedLinear)):
+        if not isinstance(qkv, NormedLinear) or not isinstance(gate_up, NormedLinear):
             return None
-        assert isinstance(qkv, NormedLinear) and isinstance(gate_up, NormedLinear)
-        return qkv, o, gate_up, down
-
-    def for_clusters(self) -> LayerWeights:
-        """The same weights, for the kernels of one row. Raises TypeError unless they are plain."""
-        if self.plain is None:
-            raise TypeError("clusters multiply plain weights only")
-        qkv, o, gate_up, down = self.plain
-        qk_norms = None
-        if self.q_norm is not None and self.k_norm is not None:
-            qk_norms = self.q_norm, self.k_norm
-        return LayerWeights(qkv, qk_norms, o, gate_up, down)
+        if not isinstance(o, FusedLinear) or not isinstance(down, FusedLinear):
+            return None
+        return LayerWeights(qkv, self.qk_norms, o, gate_up, down)
 
     def weights(self, adds: bool) -> Iterator[tuple[GemmKind, Tensor]]:
         """Kind and weight of the layer's GEMMs; `adds`: whether o and down add to the residual."""
@@ -173,9 +160,12 @@ class FusedDecoder:
         return self._group.size > 1
 
     def cluster_layers(self, kernels: "DecodeLayer") -> ClusterLayers:
-        """All layers for one row, by these kernels."""
-        layers = [layer.for_clusters() for layer in self._layers]
-        return ClusterLayers.of(kernels, layers, self._final_norm, self._cos_sin)
+        """All layers for one row, by these kernels. Raises TypeError unless all are plain."""
+        layers = [layer.plain for layer in self._layers]
+        plain = [layer for layer in layers if layer is not None]
+        if len(plain) < len(layers):
+            raise TypeError("clusters multiply plain weights only")
+        return ClusterLayers.of(kernels, plain, self._final_norm, self._cos_sin)
 
     def with_one_row(self, one_row: ClusterLayers | None) -> "FusedDecoder":
         """The same decoder with these layers for one row."""
@@ -254,9 +244,10 @@ class FusedDecoder:
         layer = self._layers[index]
         qkv, rms_of = layer.qkv(hidden, self._eps)  # [T, (H + 2 Hkv) D]
         k_cache, v_cache = kv_cache.layer(index)
+        q_norm, k_norm = layer.qk_norms or (None, None)
         return norm_rope_write_kv(
             qkv, positions, self._cos_sin, k_cache, v_cache, batch.slot_mapping,
-            layer.q_norm, layer.k_norm, self._eps, rms_of, kv_cache.scales(index),
+            q_norm, k_norm, self._eps, rms_of, kv_cache.scales(index),
         )  # fmt: skip
 
     def _close(

@@ -1,6 +1,6 @@
 """Linear layers, with weights in the layout that their device multiplies fastest.
 
-A weight is float numbers or groups of integers, whichever its parts were filled with.
+A weight is float numbers, integers or 8-bit floats, whichever its parts were filled with.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,7 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.shape = (weight.shape[0], weight.shape[1])  # (N, K)
         self.bias = bias  # [N]
-        self.grouped: GroupedWeight | None = None  # the weight [N, K], if all of it is integers
-        self.scaled: ScaledWeight | None = None  # the same, if all of it is 8-bit floats
+        self._narrow: Narrow | None = None  # the weight [N, K], if all of it is in fewer bits
         self._weight: Tensor | None = weight
         self._dtype, self._device = weight.dtype, weight.device
         self._parts: dict[int, Narrow] = {}  # first output -> outputs in fewer bits
@@ -57,14 +56,13 @@ class Linear:
         """The float weight [N, K]; computed from integers, and kept, if those are what it has."""
         if self._weight is None:
             self._weight = torch.empty(self.shape, dtype=self._dtype, device=self._device)
-            whole = self.grouped or self.scaled
-            if whole is not None:
-                self._parts[0] = whole
+            if self._narrow is not None:
+                self._parts[0] = self._narrow
             for begin, part in self._parts.items():
-                _dequantize(part, self._weight[begin:])
+                dequantize(part, self._weight[begin:])
             self._parts.clear()
             if self._device.type != "cpu":
-                self.grouped = self.scaled = None  # not needed any more
+                self._narrow = None  # not needed any more
         return self._weight
 
     @property
@@ -72,9 +70,14 @@ class Linear:
         """The type of float numbers."""
         return self._dtype
 
+    @property
+    def grouped(self) -> GroupedWeight | None:
+        """The weight [N, K], if all of it is integers."""
+        return self._narrow if isinstance(self._narrow, GroupedWeight) else None
+
     def take_narrow(self) -> Narrow | None:
         """Gives away a weight in fewer bits; None if the layer has float numbers."""
-        found, self.grouped, self.scaled = self.grouped or self.scaled, None, None
+        found, self._narrow = self._narrow, None
         return found if self._weight is None else None
 
     def give(self, weight: Tensor) -> None:
@@ -85,48 +88,35 @@ class Linear:
         """Outputs [begin, end) of the weight, to be filled."""
         return WeightRows(self, begin, end)
 
-    def put_groups(self, begin: int, part: GroupedWeight) -> None:
-        """Fills outputs from `begin` on; integers become floats if the layer has some already."""
-        parts = self._put(begin, part)
-        grouped = [one for one in parts if isinstance(one, GroupedWeight)]
-        if grouped:
-            self.grouped = GroupedWeight.concatenated(grouped) if len(grouped) > 1 else grouped[0]
+    def put_narrow(self, begin: int, part: Narrow) -> None:
+        """Fills outputs from `begin` on in fewer bits.
 
-    def put_scaled(self, begin: int, part: ScaledWeight) -> None:
-        """The same with 8-bit floats."""
-        parts = self._put(begin, part)
-        scaled = [one for one in parts if isinstance(one, ScaledWeight)]
-        if scaled:
-            self.scaled = ScaledWeight.concatenated(scaled) if len(scaled) > 1 else scaled[0]
-
-    def _put(self, begin: int, part: "Narrow") -> "list[Narrow]":
-        """All parts, once they are complete and of one layout; others become float numbers."""
+        They become float numbers if others already are, or are in fewer bits of another kind.
+        """
         if self._weight is not None:
-            _dequantize(part, self._weight[begin:])
-            return []
+            dequantize(part, self._weight[begin:])
+            return
         self._parts[begin] = part
         parts = [one for _, one in sorted(self._parts.items())]
         if len({type(one) for one in parts}) > 1:
-            assert self.weight is not None  # computed from the parts, of different layouts
-            return []
-        if sum(one.shape[0] for one in parts) < self.shape[0]:
-            return []
-        self._parts.clear()
-        return parts
+            assert self.weight is not None  # computed from the parts
+        elif sum(one.shape[0] for one in parts) == self.shape[0]:
+            self._parts.clear()
+            self._narrow = _joined(parts)
 
     def pack(self) -> None:
         """Moves the weight to the device's layout; the plain copy is freed with its last owner."""
-        if self._device.type != "cpu" and (self.grouped or self.scaled):
+        if self._device.type != "cpu" and self._narrow is not None:
             return  # the fused layers take it as it is
         self._packed = pack(self.weight, self.bias)
-        self.grouped = self.scaled = None
+        self._narrow = None
         if self._packed is not None:
             self.drop_weight()
 
     def drop_weight(self) -> None:
         """Gives up the weight, which other code has copied; others may still hold it."""
         self._weight = torch.empty(0, dtype=self._dtype, device=self._device)
-        self.grouped = None
+        self._narrow = None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed is not None:
@@ -134,7 +124,17 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
 
-def _dequantize(part: Narrow, to: Tensor) -> None:
+def _joined(parts: list[Narrow]) -> Narrow:
+    """Outputs of all parts, one part after the other; they are of one kind."""
+    if len(parts) == 1:
+        return parts[0]
+    grouped = [part for part in parts if isinstance(part, GroupedWeight)]
+    if grouped:
+        return GroupedWeight.concatenated(grouped)
+    return ScaledWeight.concatenated([part for part in parts if isinstance(part, ScaledWeight)])
+
+
+def dequantize(part: Narrow, to: Tensor) -> None:
     """Writes the first outputs of a weight; never has a float32 copy of a whole head."""
     for begin in range(0, part.shape[0], ROWS_AT_ONCE):
         rows = part.rows(begin, begin + ROWS_AT_ONCE)
@@ -163,14 +163,8 @@ class WeightRows:
         """Fills them with float numbers of any type and device."""
         self.values.copy_(values)
 
-    def put_groups(self, values: GroupedWeight) -> None:
-        """Fills them with integers. Raises ValueError for another shape."""
+    def put_narrow(self, values: Narrow) -> None:
+        """Fills them in fewer bits. Raises ValueError for another shape."""
         if values.shape != self.shape:
             raise ValueError(f"a weight {list(values.shape)}: not {list(self.shape)}")
-        self.linear.put_groups(self.begin, values)
-
-    def put_scaled(self, values: ScaledWeight) -> None:
-        """Fills them with 8-bit floats. Raises ValueError for another shape."""
-        if values.shape != self.shape:
-            raise ValueError(f"a weight {list(values.shape)}: not {list(self.shape)}")
-        self.linear.put_scaled(self.begin, values)
+        self.linear.put_narrow(self.begin, values)

@@ -64,7 +64,7 @@ class Destination(Protocol):
 class IntegerDestination(Protocol):
     """A destination that takes groups of integers, too."""
 
-    def put_groups(self, values: GroupedWeight, /) -> None: ...
+    def put_narrow(self, values: GroupedWeight, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +128,6 @@ class Filling:
         if tuple(found) != wanted:
             raise WrongShape(f"{name}: has shape {tuple(found)}, expected {wanted}")
         return destination, share
-
-    def put(self, name: str, weight: GroupedWeight) -> None:
-        """Fills the destination of a name with its share of a whole weight. Raises WeightError.
-
-        Where only float numbers are taken, the integers are converted.
-        """
-        destination, share = self.claim(name, weight.shape)
-        if share is not None:
-            weight = share.cut_groups(weight)
-        if isinstance(destination, IntegerDestination):
-            destination.put_groups(weight)
-        else:
-            destination.copy_(weight.dequantized())
 
     def finish(self, source: Path) -> None:
         """Raises MissingWeight if a destination has not been filled."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from worker_svc.quantization import keys
 from worker_svc.quantization.bits import Groups, unpacked
-from worker_svc.quantization.gptq import LM_HEAD, WHERE
+from worker_svc.quantization.keys import LM_HEAD, WHERE
 from worker_svc.quantization.scheme import (
     FLOATS,
     MIN_CAPABILITY,
@@ -80,8 +80,8 @@ class Awq:
         """Raises UnsupportedQuantization."""
         keys.check_keys(WHERE, given, READ, INERT)
         keys.one_of(WHERE, given, "bits", (BITS,))
-        keys.one_of(WHERE, {"version": "gemm"} | dict(given), "version", ("gemm", "GEMM"))
-        keys.one_of(WHERE, {"zero_point": True} | dict(given), "zero_point", (True,))
+        keys.one_of(WHERE, given, "version", ("gemm", "GEMM"), "gemm")
+        keys.one_of(WHERE, given, "zero_point", (True,), True)
         kept = keys.names(WHERE, given, "modules_to_not_convert")
         return cls(AwqScheme(keys.group_size(WHERE, given)), kept)
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from worker_svc.quantization import keys
 from worker_svc.quantization.float8 import Float8Scheme, block_of
-from worker_svc.quantization.gptq import WHERE
 from worker_svc.quantization.integers import Int8Scheme, PackedScheme
+from worker_svc.quantization.keys import WHERE
 from worker_svc.quantization.scheme import PLAIN, Scheme, UnsupportedQuantization
 
 FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
-READ = {"quant_method", "format", "config_groups", "ignore", "quantization_status"}
+READ = {"quant_method", "format", "config_groups", "ignore", "quantization_status",
+        "kv_cache_scheme"}  # fmt: skip
 INERT = {"global_compression_ratio", "version"}
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "kv_cache_scheme": (),
     "sparsity_config": ({}, {"format": "dense"}),
     "transform_config": ({},),
 }
@@ -37,13 +37,13 @@ class Compressed:
     groups: tuple[tuple[tuple[str, ...], Scheme], ...]  # targets and how they are stored
     ignored: tuple[str, ...]
     label: str
+    kv_cache_dtype: str | None = None  # that its KV scales are for; None: it has none
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Compressed":
         """Raises UnsupportedQuantization."""
         keys.check_keys(WHERE, given, READ, INERT, NEUTRAL)
-        asked = {"quantization_status": "compressed"} | dict(given)
-        keys.one_of(WHERE, asked, "quantization_status", ("compressed",))
+        keys.one_of(WHERE, given, "quantization_status", ("compressed",), "compressed")
         found = given.get("config_groups")
         if not isinstance(found, dict) or not found:
             raise UnsupportedQuantization(f"{WHERE}.config_groups: {found!r} has no groups")
@@ -57,7 +57,8 @@ class Compressed:
             labels.append(label)
         ignored = keys.names(WHERE, given, "ignore")
         _check_patterns(f"{WHERE}.ignore", ignored)
-        return cls(tuple(groups), ignored, f"compressed-tensors, {'; '.join(labels)}")
+        label = f"compressed-tensors, {'; '.join(labels)}"
+        return cls(tuple(groups), ignored, label, _kv_cache_dtype(given.get("kv_cache_scheme")))
 
     def scheme(self, name: str) -> Scheme:
         if any(_matches(name, pattern) for pattern in self.ignored):
@@ -115,8 +116,24 @@ def _is_static(where: str, given: object) -> bool:
     """
     inputs = _arguments(where, given)
     keys.one_of(where, inputs, "num_bits", (8,))
-    keys.one_of(where, {"symmetric": True} | dict(inputs), "symmetric", (True,))
+    keys.one_of(where, inputs, "symmetric", (True,), True)
     return not keys.flag(where, inputs, "dynamic", False)
+
+
+def _kv_cache_dtype(given: object) -> str | None:
+    """What keys and values are to be stored in; None: it does not say."""
+    if given is None:
+        return None
+    where = f"{WHERE}.kv_cache_scheme"
+    scheme = _arguments(where, given)
+    keys.one_of(where, scheme, "type", ("float",))
+    keys.one_of(where, scheme, "num_bits", (8,))
+    keys.one_of(where, scheme, "strategy", ("tensor", "attn_head"))
+    keys.one_of(where, scheme, "dynamic", (False,), False)
+    keys.one_of(where, scheme, "symmetric", (True,), True)
+    for name in ("group_size", "block_structure", "actorder"):
+        keys.one_of(where, scheme, name, (None,))
+    return "fp8_e4m3"
 
 
 def _scheme(
@@ -124,23 +141,23 @@ def _scheme(
 ) -> tuple[Scheme, str]:
     kind = keys.one_of(where, weights, "type", ("int", "float"))
     is_symmetric = keys.flag(where, weights, "symmetric", True)
-    keys.one_of(where, {"dynamic": False} | dict(weights), "dynamic", (False,))
+    keys.one_of(where, weights, "dynamic", (False,), False)
     strategy = keys.one_of(where, weights, "strategy", ("tensor", "channel", "group", "block"))
     if form == "pack-quantized":
         keys.one_of(where, weights, "type", ("int",))
         keys.one_of(where, weights, "strategy", ("channel", "group"))
         bits = keys.one_of(where, weights, "num_bits", (4, 8))
         group = keys.group_size(where, weights) if strategy == "group" else None
-        order = keys.one_of(where, {"actorder": None} | dict(weights), "actorder", tuple(ORDERS))
+        order = keys.one_of(where, weights, "actorder", tuple(ORDERS))
         packed = PackedScheme(bits, group, is_symmetric, ORDERS[order])
         return packed, f"{bits} bits, {strategy} {group or ''}".strip()
     keys.one_of(where, weights, "num_bits", (8,))
-    keys.one_of(where, {"actorder": None} | dict(weights), "actorder", (None, False))
+    keys.one_of(where, weights, "actorder", (None, False))
     if form == "int-quantized" or kind == "int":
         keys.one_of(where, weights, "type", ("int",))
         keys.one_of(where, weights, "strategy", ("tensor", "channel"))
         return Int8Scheme(strategy == "channel", is_symmetric, has_input_scale), f"int8, {strategy}"
-    keys.one_of(where, {"symmetric": is_symmetric}, "symmetric", (True,))
+    keys.one_of(where, weights, "symmetric", (True,), True)
     keys.one_of(where, weights, "strategy", ("tensor", "channel", "block"))
     block: tuple[int | None, int | None] = (None, None) if strategy == "tensor" else (1, None)
     if strategy == "block":

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.quantized.scaled import FLOAT8, ScaledWeight
 from worker_svc.quantization import keys
-from worker_svc.quantization.gptq import LM_HEAD, WHERE
+from worker_svc.quantization.keys import LM_HEAD, WHERE
 from worker_svc.quantization.scheme import (
     FLOATS,
     MIN_CAPABILITY,
@@ -90,10 +90,9 @@ class Float8:
     def of(cls, given: Mapping[str, Any]) -> "Float8":
         """Raises UnsupportedQuantization."""
         keys.check_keys(WHERE, given, READ, INERT, NEUTRAL)
-        keys.one_of(WHERE, {"fmt": "e4m3"} | dict(given), "fmt", ("e4m3", "float8_e4m3fn"))
+        keys.one_of(WHERE, given, "fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
         schemes = ("dynamic", "static")
-        asked = {"activation_scheme": "dynamic"} | dict(given)
-        is_static = keys.one_of(WHERE, asked, "activation_scheme", schemes) == "static"
+        is_static = keys.one_of(WHERE, given, "activation_scheme", schemes, "dynamic") == "static"
         kept = (
             *keys.names(WHERE, given, "modules_to_not_convert"),
             *keys.names(WHERE, given, "ignored_layers"),

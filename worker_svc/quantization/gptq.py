@@ -9,6 +9,7 @@ from torch import Tensor
 
 from worker_svc.quantization import keys
 from worker_svc.quantization.bits import WORD_BITS, Groups, unpacked
+from worker_svc.quantization.keys import LM_HEAD, WHERE
 from worker_svc.quantization.scheme import (
     FLOATS,
     MIN_CAPABILITY,
@@ -22,8 +23,6 @@ from worker_svc.quantization.scheme import (
     UnsupportedQuantization,
 )
 
-WHERE = "quantization_config"
-LM_HEAD = "lm_head"
 READ = {"quant_method", "bits", "group_size", "desc_act", "sym", "checkpoint_format", LM_HEAD,
         "format", "modules_to_not_convert"}  # fmt: skip
 # How the weights were found, and kernels of other engines.

@@ -5,6 +5,9 @@ from typing import Any
 
 from worker_svc.quantization.scheme import UnsupportedQuantization
 
+WHERE = "quantization_config"
+LM_HEAD = "lm_head"
+
 
 def check_keys(
     where: str,
@@ -32,9 +35,12 @@ def check_keys(
             )
 
 
-def one_of(where: str, given: Mapping[str, Any], name: str, known: Collection[Any]) -> Any:
-    """The value of a key. Raises UnsupportedQuantization unless it is one of these."""
+def one_of(
+    where: str, given: Mapping[str, Any], name: str, known: Collection[Any], default: Any = None
+) -> Any:
+    """The value of a key; null is the default. Raises UnsupportedQuantization for any other."""
     value = given.get(name)
+    value = default if value is None else value
     # True == 1, and neither may stand for the other.
     if not any(value == each and type(value) is type(each) for each in known):
         served = ", ".join(repr(each) for each in known)
@@ -46,10 +52,7 @@ def one_of(where: str, given: Mapping[str, Any], name: str, known: Collection[An
 
 def flag(where: str, given: Mapping[str, Any], name: str, default: bool) -> bool:
     """A key that is true or false; null is the default."""
-    value = given.get(name)
-    if value is None:
-        return default
-    return bool(one_of(where, given, name, (False, True)))
+    return bool(one_of(where, given, name, (False, True), default))
 
 
 def group_size(where: str, given: Mapping[str, Any], name: str = "group_size") -> int | None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.quantized.rounding import quantized
 from kernels.quantized.scaled import ScaledWeight
-from worker_svc.quantization.gptq import LM_HEAD
+from worker_svc.quantization.keys import LM_HEAD
 from worker_svc.quantization.scheme import (
     MIN_CAPABILITY,
     PLAIN,

@@ -6,7 +6,8 @@ from typing import Any
 from worker_svc.quantization.awq import Awq
 from worker_svc.quantization.compressed import Compressed
 from worker_svc.quantization.float8 import Float8
-from worker_svc.quantization.gptq import WHERE, Gptq
+from worker_svc.quantization.gptq import Gptq
+from worker_svc.quantization.keys import WHERE
 from worker_svc.quantization.online import ONLINE
 from worker_svc.quantization.scheme import Quantization, UnsupportedQuantization
 
@@ -32,6 +33,11 @@ def of_checkpoint(given: object, methods: Mapping[str, Reader] = METHODS) -> Qua
             f"{WHERE}.quant_method: {method!r} is not supported; supported are {', '.join(methods)}"
         )
     return methods[method](given)
+
+
+def stored_kv_cache_dtype(checkpoint: Quantization | None) -> str | None:
+    """The option's value for the KV cache that a checkpoint has scales for; None: it has none."""
+    return checkpoint.kv_cache_dtype if isinstance(checkpoint, Compressed) else None
 
 
 def chosen(name: str, checkpoint: Quantization | None) -> Quantization | None:

@@ -1,4 +1,4 @@
-"""Scales of an FP8 KV cache: a checkpoint's own, or 1 where it has none.
+"""Scales of an FP8 KV cache: a checkpoint's own, or 1 where it has none and promises none.
 
 Checkpoints that were calibrated hold one scale a layer for keys and one for values, or one for each
 KV head, under one of two names.
@@ -23,6 +23,7 @@ from worker_svc.models.weights import (
     WrongShape,
     read_matching,
 )
+from worker_svc.quantization import registry
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,12 @@ def read(folder: Path, sharding: Sharding, device: torch.device) -> Tensor:
     """Scales of this rank's heads and their inverses, [L, 4, Hkv] float32. Raises WeightError."""
     whole = sharding.whole
     found = {} if is_gguf(folder) else dict(_found(folder, whole))  # GGUF has no name for them
-    sides = [_side(side, whole, found, folder) for side in "kv"]
-    log.info("scales of the FP8 KV cache: %s", "the checkpoint's" if found else "1")
+    has_scales = bool(found) or registry.stored_kv_cache_dtype(whole.quantization) is not None
+    log.info("scales of the FP8 KV cache: %s", "the checkpoint's" if has_scales else "1")
+    if has_scales:
+        sides = [_side(side, whole, found, folder) for side in "kv"]
+    else:
+        sides = [torch.ones((whole.num_layers, whole.num_kv_heads))] * 2
     k, v = (side[:, sharding.kv_heads] for side in sides)  # [L, Hkv] each
     return fp8.scale_table(k.to(device), v.to(device))
 
@@ -76,10 +81,8 @@ def _side(
     side: str, whole: ModelConfig, found: dict[tuple[str, int], Tensor], folder: Path
 ) -> Tensor:
     """[L, Hkv]; a checkpoint has all of its scales or none."""
-    if not found:
-        return torch.ones((whole.num_layers, whole.num_kv_heads))
     for layer in range(whole.num_layers):
         if (side, layer) not in found:
             name = f"model.layers.{layer}.self_attn.{side}_scale"
-            raise MissingWeight(f"{name} not found in {folder}, which has other KV scales")
+            raise MissingWeight(f"{name} not found in {folder}, which has or promises KV scales")
     return torch.stack([found[side, layer] for layer in range(whole.num_layers)])

@@ -22,8 +22,7 @@ from importlib import metadata
 from pathlib import Path
 
 import worker_svc
-from pagewire.gguf.files import is_gguf, read_file
-from pagewire.gguf.header import BadGguf
+from pagewire.gguf.files import is_gguf
 from worker_svc.config import WorkerConfig, kernel_cache
 from worker_svc.device.gpu_facts import Gpu, gpus, only_kind
 
@@ -114,7 +113,7 @@ def start(
     job = Job(folder.absolute(), dtype or config.dtype, config, gpu.arch)
     try:
         mark = kernel_cache() / f"pagewire-{key(job, gpu)}"
-    except (OSError, BadGguf):  # loading the model will report the error
+    except OSError:  # loading the model will report the error
         return None
     if mark.exists():
         return None
@@ -141,7 +140,7 @@ def _is_quantized(config: WorkerConfig, folder: Path) -> bool:
 
 def key(job: Job, gpu: Gpu) -> str:
     """A digest of everything that determines the kernels."""
-    digest = hashlib.sha256(read_file(job.folder, "config.json") or b"")
+    digest = hashlib.sha256((job.folder / "config.json").read_bytes())
     for package in _SOURCES:
         for source in sorted((_ROOT / package).rglob("*.py")):
             digest.update(source.read_bytes())

@@ -25,6 +25,7 @@ from worker_svc.models import Decoder, load_model
 from worker_svc.models import config as model_config
 from worker_svc.parallel.group import ALONE, Group, device_of
 from worker_svc.protocol.step import Limits
+from worker_svc.quantization import registry
 from worker_svc.runner.eager_runner import EagerRunner
 from worker_svc.runner.model_runner import ModelRunner
 from worker_svc.sampling.grammars import Grammars
@@ -77,7 +78,9 @@ def load(
     )
     max_model_len = config.max_model_len or shape.max_model_len
     shape.check_length(max_model_len)
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
+    stored = registry.stored_kv_cache_dtype(shape.quantization)
+    asked = config.kv_cache_dtype
+    kv_dtype = resolve_kv_dtype((stored or asked) if asked == "auto" else asked, dtype, device)
     candidates = _candidates(config, device, dtype, kv_dtype, shape.head_dim)
     log.info("loading %s as %s on %s", folder, _name(dtype), device)
     compiling = _compiling(config, folder, dtype_name, device, group, compiling)

@@ -1,6 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -9,18 +8,16 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from gateway.chat.parts import Content, Part
 from gateway.errors import ended_by
-from gateway.generation import GenerationRequest, OutputDelta
+from gateway.generation import GenerationRequest, OutputDelta, parts_of
 from gateway.http.anthropic.answer import MessageAnswer, failure, written
 from gateway.http.anthropic.blocks import Placed
 from gateway.http.anthropic.body import CountBody, MessagesBody, own_names
 from gateway.http.anthropic.thinking import Thinker
-from gateway.http.completions import EventStream, first_of, unless_disconnected
-from gateway.http.headers import REQUEST_ID, standing_of
+from gateway.http.completions import streamed, unless_disconnected
+from gateway.http.headers import request_id_of, standing_of
 from gateway.pipeline import Pipeline
 from gateway.tokens.tokenizer import Tokenizer
-from wire.logs.request import about
 
 OWN_REQUEST_ID = "request-id"  # Anthropic's clients show it with an error
 
@@ -59,8 +56,7 @@ async def _answer(
     body: MessagesBody, request: Request, pipeline: Pipeline, thinker: Thinker
 ) -> Response:
     """Runs one HTTP request until its end, or until its client disconnects."""
-    message_id = request.headers.get(REQUEST_ID) or f"msg_{uuid.uuid4().hex}"
-    about(message_id)
+    message_id = request_id_of(request.headers, None, "msg_")
     user = None if body.metadata is None else body.metadata.user_id
     standing = standing_of(NamedCaller(body.priority, user), request.headers)
     turns = body.to_turns()
@@ -70,15 +66,12 @@ async def _answer(
         wanted = replace(body.to_request(message_id, turns, thinker), standing=standing)
     headers = {OWN_REQUEST_ID: message_id}
     if body.stream:
-        events = _events(pipeline, wanted, answer, turns)
-        # The first event decides the status: a refusal before it is not a 200.
-        first = await unless_disconnected(request, first_of(events))
-        stream = EventStream(first, events)
+        stream = await streamed(request, _events(pipeline, wanted, answer, turns))
         stream.headers.update(headers)
         return stream
     with own_names(turns):
         whole = await unless_disconnected(request, pipeline.complete(wanted))
-    answer.add((Content(whole.text),) if whole.parts is None else whole.parts)
+    answer.add(parts_of(whole))
     answer.end(whole.finish)
     return JSONResponse(answer.body, headers=headers)
 
@@ -92,7 +85,7 @@ async def _events(
             async with aclosing(pipeline.generate(wanted)) as deltas:
                 async for delta in deltas:
                     events = [] if has_begun else answer.begin(_usage_of(delta))
-                    events += answer.add(_parts_of(delta))
+                    events += answer.add(parts_of(delta))
                     if delta.finish is not None:
                         events += answer.end(delta.finish)
                     if events:
@@ -106,9 +99,3 @@ async def _events(
 
 def _usage_of(delta: OutputDelta) -> Any:
     return delta.usage if delta.finish is None else delta.finish.usage
-
-
-def _parts_of(delta: OutputDelta) -> tuple[Part, ...]:
-    if delta.parts is not None:
-        return delta.parts
-    return (Content(delta.text),) if delta.text else ()

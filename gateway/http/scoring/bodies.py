@@ -8,7 +8,7 @@ from gateway import limits
 from gateway.errors import invalid
 from gateway.http import fields
 from gateway.http.messages import Strict
-from gateway.http.schema import Body
+from gateway.http.schema import Body, Texts
 from gateway.http.scoring.relevance import Pair
 
 
@@ -61,13 +61,6 @@ class RerankBody(ScoringBody):
             raise invalid("top_n", f"{self.top_n} is not positive")
         texts = [document.text for document in self.documents]
         return [Pair(self.query, text, f"documents[{i}]") for i, text in enumerate(texts)]
-
-
-def _as_texts(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Texts = Annotated[list[str], BeforeValidator(_as_texts, json_schema_input_type=str | list[str])]
 
 
 class ScoreBody(ScoringBody):

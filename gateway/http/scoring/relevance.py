@@ -20,6 +20,7 @@ SYSTEM = (
     'provided. Note that the answer can only be "yes" or "no".'
 )
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+_LARGEST_EXPONENT = 700.0  # of a float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,3 @@ def relevance_of(outputs: Sequence[WholeOutput]) -> Relevance:
     # Not by exp(yes): both may be too unlikely for a float.
     score = 1 / (1 + math.exp(min(no - yes, _LARGEST_EXPONENT)))
     return Relevance(score, outputs[0].finish.usage.num_prompt_tokens)
-
-
-_LARGEST_EXPONENT = 700.0

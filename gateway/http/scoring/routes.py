@@ -1,7 +1,6 @@
 """POST /v1/rerank and /v1/score, and their other names."""
 
 import time
-import uuid
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,7 +10,7 @@ from gateway.chat.conversation import Rendering
 from gateway.errors import unsupported
 from gateway.fan_out import complete_all
 from gateway.http.completions import unless_disconnected
-from gateway.http.headers import REQUEST_ID, standing_of
+from gateway.http.headers import request_id_of, standing_of
 from gateway.http.scoring.bodies import RerankBody, ScoreBody, ScoringBody
 from gateway.http.scoring.relevance import (
     INSTRUCTION,
@@ -25,7 +24,6 @@ from gateway.http.scoring.relevance import (
 )
 from gateway.pipeline import Pipeline
 from gateway.tokens.tokenizer import Tokenizer
-from wire.logs.request import about
 
 SWITCH = "enable_thinking"  # of chat templates
 
@@ -34,13 +32,13 @@ def add_scoring_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -
     """Adds the routes, under the names that other servers give them."""
 
     async def rerank(body: RerankBody, request: Request) -> Response:
-        request_id = _begin(body, request, "rerank")
+        request_id = request_id_of(request.headers, body.request_id, "rerank-")
         found = await _score(body, body.to_pairs(), request_id, request, pipeline, tokenizer)
         model = pipeline.resolve_model(body.model).name
         return JSONResponse(_ranked(body, found) | {"id": request_id, "model": model})
 
     async def score(body: ScoreBody, request: Request) -> Response:
-        request_id = _begin(body, request, "score")
+        request_id = request_id_of(request.headers, body.request_id, "score-")
         found = await _score(body, body.to_pairs(), request_id, request, pipeline, tokenizer)
         model = pipeline.resolve_model(body.model).name
         head = {"id": request_id, "object": "list", "created": int(time.time()), "model": model}
@@ -54,13 +52,6 @@ def add_scoring_routes(app: FastAPI, pipeline: Pipeline, tokenizer: Tokenizer) -
         app.post(path, include_in_schema=path == "/v1/rerank")(rerank)
     for path in ("/v1/score", "/score"):
         app.post(path, include_in_schema=path == "/v1/score")(score)
-
-
-def _begin(body: ScoringBody, request: Request, prefix: str) -> str:
-    given = request.headers.get(REQUEST_ID) or body.request_id
-    request_id = given or f"{prefix}-{uuid.uuid4().hex}"
-    about(request_id)
-    return request_id
 
 
 async def _score(

@@ -17,7 +17,10 @@ OVERHEAD_BYTES = 1024  # of one response, besides its JSON
 MOST_CONTINUED_BYTES = limits.MAX_BODY_BYTES  # as if the items had been sent
 
 Item = dict[str, Any]
-GONE = "is not stored here: it never was, was deleted, made room for newer ones, or the gateway"
+GONE = (
+    "is not stored here: it never was, was deleted, made room for newer ones, or the gateway was "
+    "restarted"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ class ResponseStore:
         owned = self._by_owner.get(owner)
         found = None if owned is None else owned.get(response_id)
         if found is None:
-            message = f"{field}: {response_id[:64]!r} {GONE} was restarted"
+            message = f"{field}: {response_id[:64]!r} {GONE}"
             raise RequestError(ErrorKind.NOT_FOUND, message, field=field)
         return found
 

@@ -3,16 +3,17 @@
 import { byId, el } from "./dom.js";
 import { settings as kept } from "./store.js";
 
+// A step of 1 is a number without a fraction; all others take any.
 const NUMBERS = [
-  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05 },
+  { name: "temperature", label: "Temperature", min: 0, max: 2 },
   { name: "max_tokens", label: "Most tokens", min: 1, step: 1 },
-  { name: "top_p", label: "Top p", min: 0, max: 1, step: 0.01 },
+  { name: "top_p", label: "Top p", min: 0, max: 1 },
   { name: "top_k", label: "Top k", min: -1, step: 1 },
-  { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01 },
+  { name: "min_p", label: "Min p", min: 0, max: 1 },
   { name: "seed", label: "Seed", min: 0, step: 1 },
-  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1 },
-  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1 },
-  { name: "repetition_penalty", label: "Repetition penalty", min: 0.05, max: 2, step: 0.05 },
+  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2 },
+  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2 },
+  { name: "repetition_penalty", label: "Repetition penalty", min: 0.05, max: 2 },
 ];
 
 /** The settings and their fields on the page. */
@@ -39,9 +40,9 @@ export class Settings {
     byId("setting-fields").replaceChildren(this.#text("system", "System prompt"), ...pairs, this.#text("stop", "Stop strings, one a line", 2));
   }
 
-  #number({ name, label, ...bounds }, byDefault) {
+  #number({ name, label, step = "any", ...bounds }, byDefault) {
     const input = el("input", {
-      type: "number", id: `set-${name}`, placeholder: byDefault ?? "default", ...bounds, step: "any",
+      type: "number", id: `set-${name}`, placeholder: byDefault ?? "default", ...bounds, step,
       oninput: () => this.#keep(name, input.value === "" || !input.checkValidity() ? undefined : Number(input.value), input),
     });
     input.value = this.values[name] ?? "";

@@ -34,7 +34,7 @@ class DemoPipe:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)
         self.path.unlink(missing_ok=True)
 

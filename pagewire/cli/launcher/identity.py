@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pagewire._connection.environment import API_KEY
 from pagewire._connection.peer_token import first_token, token_path, write_secret, write_token
 from pagewire._types import TLS
 from pagewire.cli.launcher.certificates import make_certificates
 from pagewire.cli.launcher.options.up_options import SERVICES
 from pagewire.cli.launcher.services import Settings
-from pagewire.cli.options import API_KEY_VARIABLE, CommandError
+from pagewire.cli.options import CommandError
 from pagewire.settings import environment, sources
 
 GATEWAY_KEY_VARIABLE = environment.variable("api-key", "gateway")
@@ -64,9 +65,7 @@ def check_options(settings: Settings, options: argparse.Namespace) -> None:
                 )
     keys = client_keys(settings, options, os.environ)
     if options.once and keys.is_needed and keys.own is None:
-        raise CommandError(
-            f"--once: the sample question needs one of the API keys, in ${API_KEY_VARIABLE}"
-        )
+        raise CommandError(f"--once: the sample question needs one of the API keys, in ${API_KEY}")
 
 
 @contextmanager
@@ -95,7 +94,7 @@ def local_identity(
         if keys.for_gateway is None
         else ((GATEWAY_KEY_VARIABLE, keys.for_gateway),),
     )
-    is_hidden = keys.is_needed and keys.own not in (None, os.environ.get(API_KEY_VARIABLE))
+    is_hidden = keys.is_needed and keys.own not in (None, os.environ.get(API_KEY))
     try:
         if keys.own is not None and is_hidden:
             write_secret(key_file, keys.own)
@@ -147,6 +146,6 @@ def client_keys(
         return ClientKeys(None, is_needed=True)  # the gateway will say what is wrong
     if is_own and given.api_keys is not None:
         raise ValueError("--api-key and --api-keys exclude each other")
-    key = given.api_key or environ.get(API_KEY_VARIABLE) or None
+    key = given.api_key or environ.get(API_KEY) or None
     is_needed = given.api_key is not None or given.api_keys is not None
     return ClientKeys(key, is_needed, options.api_key if is_own else None)

@@ -3,12 +3,12 @@
 import shlex
 
 from pagewire._channel import is_local
+from pagewire._connection.environment import API_KEY
 from pagewire._terminal import Style
 from pagewire.cli.launcher.identity import LocalIdentity
 from pagewire.cli.launcher.sample import SampleOutcome
-from pagewire.cli.options import API_KEY_VARIABLE
 
-_BEARER = f'"authorization: Bearer ${API_KEY_VARIABLE}"'
+_BEARER = f'"authorization: Bearer ${API_KEY}"'
 _TURNS = '[{"role": "user", "content": "Hello!"}]'
 _PROMPT = "Once upon a time"
 
@@ -26,9 +26,9 @@ def invitation(identity: LocalIdentity, model: str, outcome: SampleOutcome, styl
 def _key(identity: LocalIdentity) -> list[str]:
     """How the other lines get the key, where the user's shell does not have it."""
     if identity.key_file is not None:
-        return [f"export {API_KEY_VARIABLE}=$(cat {shlex.quote(str(identity.key_file))})"]
+        return [f"export {API_KEY}=$(cat {shlex.quote(str(identity.key_file))})"]
     if identity.needs_key and identity.api_key is None:
-        return [f"export {API_KEY_VARIABLE}=...  # one of the keys that the file is of"]
+        return [f"export {API_KEY}=...  # one of the keys that the file is of"]
     return []
 
 
@@ -60,7 +60,7 @@ def _python(identity: LocalIdentity, model: str, can_chat: bool) -> list[str]:
     python = (
         "python" if identity.ca is None else f"SSL_CERT_FILE={shlex.quote(str(identity.ca))} python"
     )
-    key = f'__import__("os").environ["{API_KEY_VARIABLE}"]' if identity.needs_key else '"none"'
+    key = f'__import__("os").environ["{API_KEY}"]' if identity.needs_key else '"none"'
     if can_chat:
         call = f'chat.completions.create(model="{model}", \\\n    max_tokens=64, messages={_TURNS})'
         shown = ".choices[0].message.content"

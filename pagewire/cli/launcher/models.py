@@ -70,7 +70,7 @@ def _default_model(checkout: Path) -> Path:
     status, printed = _run(command, cwd=checkout, env=environment(checkout))
     if status:
         raise CommandError(
-            f"the embedded model could not be made (status {status}); give a model with --model"
+            f"the embedded model could not be found (status {status}); give a model with --model"
         )
     return Path(printed)
 

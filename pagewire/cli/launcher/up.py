@@ -144,7 +144,7 @@ class StopSignals:
         self._before = {number: signal.signal(number, self._note) for number in self.NUMBERS}
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -60,15 +60,12 @@ class Registering(Product):
 
 @pytest.fixture(scope="module")
 def product(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registering]:
-    running = Registering(tiny_model, tmp_path_factory.mktemp("rolling"))
-    try:
+    with Registering(tiny_model, tmp_path_factory.mktemp("rolling")) as running:
         running.start_worker(*SMALL)
         running.start_scheduler()
         running.start_gateway()
         running.wait_until_ready()
         yield running
-    finally:
-        running.kill()
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,9 @@ def product(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     # 49 blocks of 16 tokens: some 12 of these requests.
     small = ("--threads", "1", "--max-model-len", "512", "--num-kv-blocks", "50")
     kind = ("--kv-cache-dtype", "fp8_e4m3")
-    running = Product(tiny_model, tmp_path_factory.mktemp("logs"), (*small, *kind))
-    try:
+    with Product(tiny_model, tmp_path_factory.mktemp("logs"), (*small, *kind)) as running:
         running.start()
         yield running
-    finally:
-        running.kill()
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +37,7 @@ def test_preempted_recovered_and_forked_tokens_are_those_of_a_calm_run(
 ) -> None:
     calm = [sdk.generate(prompt, GREEDY).token_ids for prompt in PROMPTS]
     status = product.status()
-    assert status["kvCacheDtype" if "kvCacheDtype" in status else "kv_cache_dtype"] == "fp8_e4m3"
+    assert status["kv_cache_dtype"] == "fp8_e4m3"
     assert not int(status.get("num_preemptions", 0))
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         crowded = list(pool.map(lambda prompt: sdk.generate(prompt, GREEDY), PROMPTS))

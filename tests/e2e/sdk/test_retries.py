@@ -27,12 +27,9 @@ class Verdict(pydantic.RootModel[Literal["yes", "no"]]):
 @pytest.fixture(scope="module")
 def stack(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     logs = tmp_path_factory.mktemp("sdk-logs")
-    running = Product(tiny_model, logs, ("--threads", "1", "--kv-cache-gib", "0.2"))
-    try:
+    with Product(tiny_model, logs, ("--threads", "1", "--kv-cache-gib", "0.2")) as running:
         running.start()
         yield running
-    finally:
-        running.kill()
 
 
 @pytest.fixture

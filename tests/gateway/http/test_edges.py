@@ -1,6 +1,7 @@
 """Numbers at the edges, in every field of every body: an answer, or a refusal by name; never a 500.
 
-The fields come from the schemas, so one that is added is drawn as well.
+The fields come from the schemas, so one that is added is drawn as well. The bodies that score are
+in tests/gateway/scoring, with a scheduler that judges.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from pydantic import BaseModel
 
+from gateway.http.anthropic.body import CountBody, MessagesBody
 from gateway.http.embeddings import EmbeddingBody
 from gateway.http.response_body import ResponseBody
 from gateway.http.routes.tokens import DetokenizeBody, TokenizeBody
@@ -60,6 +62,8 @@ BODIES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "/v1/completions": (CompletionBody, {"prompt": "Hello"}),
     "/v1/embeddings": (EmbeddingBody, {"input": "Hello"}),
     "/v1/responses": (ResponseBody, {"input": "Hello"}),
+    "/v1/messages": (MessagesBody, CHAT),
+    "/v1/messages/count_tokens": (CountBody, CHAT),
     "/tokenize": (TokenizeBody, {"prompt": "Hello"}),
     "/detokenize": (DetokenizeBody, {"tokens": [3]}),
 }

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,11 @@ from gateway.http.scoring.relevance import relevance_of
 from gateway.text.logprobs import Candidate, OutputTokenLogprobs
 from gateway.tokens.tokenizer import Tokenizer
 from pagewire.v1 import types_pb2
+from tests.edges import INTEGERS
 from tests.gateway.http_calls import error_of, post, refusal, telling_logprobs
+from wire.identity.keys import new_key
+from wire.identity.options import IdentityOptions
+from wire.identity.roles import Role
 from wire.logprobs import LogprobColumns
 
 RERANK, SCORE = "/v1/rerank", "/v1/score"
@@ -177,6 +182,22 @@ async def test_the_key_is_needed(start: Any) -> None:
         error_of(await running.http.post(route, json=BODY), 401)
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tenant_and_ids_are_those_of_the_key(start: Any, tmp_path: Path) -> None:
+    key, entry = new_key("alice", "acme", [Role.USER])
+    (tmp_path / "keys").write_text(entry.line())
+    guarded = await start(identity=IdentityOptions(api_keys=tmp_path / "keys"))
+    headers = {"authorization": f"Bearer {key}", "x-request-id": "same"}
+    for route, body in ((RERANK, BODY), (SCORE, {"text_1": "The capital?", "text_2": "Hello"})):
+        response = await guarded.http.post(route, json=body, headers=headers)
+        assert response.status_code == 200 and "acme/" not in response.text
+    submits = guarded.scheduler.submits
+    assert len(submits) == 2 * len(DOCUMENTS) + 2
+    assert {submit.tenant for submit in submits} == {"acme"}
+    assert all(submit.request_id.startswith("acme/same-") for submit in submits)
+    assert all(submit.cache_salt for submit in submits)
+
+
 def output(logprob: float) -> WholeOutput:
     finish = Finish(FinishReason.LENGTH, Usage(5, 1))
     sampled = Candidate(1, logprob, 1, b"")
@@ -188,3 +209,18 @@ def test_a_score_is_a_probability_however_unlikely_both_are(yes: float, no: floa
     found = relevance_of([output(yes), output(no)]).score
     assert 0 <= found <= 1
     assert (found > 0.5) == (yes > no) or abs(yes - no) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("route", "field"), [(RERANK, "top_n"), (RERANK, "priority"), (SCORE, "priority")]
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_number_at_an_edge_is_answered_or_refused_by_name(
+    route: str, field: str, running: Any
+) -> None:
+    body = BODY if route == RERANK else {"text_1": "The capital?", "text_2": DOCUMENTS}
+    for number in (*INTEGERS, 10**400, -(10**400), 1.5, True):
+        response = await running.http.post(route, json=body | {field: number})
+        assert response.status_code in (200, 400), f"{number}: {response.text}"
+        if response.status_code == 400:
+            assert response.json()["error"]["param"] == field

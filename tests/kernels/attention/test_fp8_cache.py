@@ -157,5 +157,5 @@ def test_a_cache_without_its_scales_is_refused(device, paged):
         paged_decode_attention(q, k, v, tables, lens, 1.0)
     with pytest.raises(ValueError, match=r"scales must be contiguous float32 \[4, 2\]"):
         paged_decode_attention(q, k, v, tables, lens, 1.0, kv_scales=scales[:2])
-    with pytest.raises(TypeError, match="float32 and scales"):
+    with pytest.raises(TypeError, match="float32 has scales"):
         paged_decode_attention(q, batch.k_cache, batch.v_cache, tables, lens, 1.0, kv_scales=scales)

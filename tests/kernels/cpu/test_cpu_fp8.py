@@ -146,5 +146,5 @@ def test_a_cache_of_another_type_is_refused(libraries: tuple[Library, Library]) 
     with pytest.raises(TypeError, match="the library is for"):
         step.run(plain)
     step.kv_scales = None
-    with pytest.raises(TypeError, match="scales absent"):
+    with pytest.raises(TypeError, match="has no scales"):
         step.run(library)

@@ -2,8 +2,11 @@
 
 import logging
 import time
+from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from tests.otlp_sink import OtlpSink
 from tests.pace import patience
@@ -53,18 +56,44 @@ def test_without_a_collector_spans_are_dropped_and_one_line_says_so(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     port = free_port()
+    attempts, export = [], OTLPSpanExporter.export
+
+    def counted(exporter: OTLPSpanExporter, batch: Any) -> SpanExportResult:
+        result = export(exporter, batch)
+        attempts.append(result)
+        return result
+
+    monkeypatch.setattr(OTLPSpanExporter, "export", counted)
     tracer = Tracer(TracingOptions(f"http://127.0.0.1:{port}"), "test")
     with caplog.at_level(logging.DEBUG):
         for number in range(3 * QUEUE):  # nothing waits, and nothing grows
             tracer.begin(f"span {number}", PARENT, time.monotonic()).end(time.monotonic())
         deadline_s = time.monotonic() + patience(20)
-        while not caplog.messages and time.monotonic() < deadline_s:
+        while len(attempts) < 3 and time.monotonic() < deadline_s:
             time.sleep(0.05)
-        time.sleep(2.5)  # two more attempts fail
         began_s = time.monotonic()
         tracer.close()
         assert time.monotonic() - began_s < CLOSE_S + patience(1.0)
+    assert attempts[:3] == [SpanExportResult.FAILURE] * 3
     ours = [line for line in caplog.messages if "traces are lost" in line]
     assert len(ours) == 1 and f"127.0.0.1:{port}" in ours[0]
     names = {record.name for record in caplog.records}
     assert not [name for name in names if name.startswith("opentelemetry")], names
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "name"),
+    [
+        ("OTEL_SERVICE_NAME", "", "pagewire-test"),
+        ("OTEL_SERVICE_NAME", "mine", "mine"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "service.name=mine,a=b", "mine"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "a=b", "pagewire-test"),
+    ],
+)
+def test_the_service_has_our_name_unless_a_variable_gives_another(
+    variable: str, value: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    tracer = Tracer(TracingOptions("http://127.0.0.1:1"), "test")
+    assert tracer._provider.resource.attributes["service.name"] == name
+    tracer.close()

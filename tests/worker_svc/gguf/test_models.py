@@ -169,7 +169,7 @@ class Recorded:
     def copy_(self, values: Tensor, /) -> None:
         pytest.fail("integers were asked for")
 
-    def put_groups(self, values: GroupedWeight, /) -> None:
+    def put_narrow(self, values: GroupedWeight, /) -> None:
         self.found = values
 
 

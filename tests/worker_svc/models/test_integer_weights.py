@@ -9,35 +9,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.quantized.grouped import GroupedWeight
+from tests.worker_svc.models import test_layers
 from worker_svc.attention.batch import AttentionBatch
 from worker_svc.attention.kv_cache import KVCache
 from worker_svc.models.config import ModelConfig
 from worker_svc.models.decoder import Decoder
 from worker_svc.models.linear import Linear, WeightRows
-from worker_svc.models.rope import RotaryConfig
 from worker_svc.models.weights import Filling, MissingWeight, Share, UnexpectedWeight, WrongShape
 
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(
-    architecture="LlamaForCausalLM",
+CONFIG = replace(
+    test_layers.CONFIG,
     vocab_size=70,
     hidden_size=64,
     intermediate_size=96,
     num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
     head_dim=16,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-5,
-    rope=RotaryConfig(10_000.0),
-    sliding_window=None,
     tie_word_embeddings=True,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    checkpoint_dtype="float32",
-    eos_token_ids=(),
 )
 
 
@@ -51,9 +39,9 @@ def drawn(shape: tuple[int, int], bits: int = 4, group: int = 32, seed: int = 0)
 def test_the_parts_of_a_fused_layer_become_one_weight_in_any_order() -> None:
     linear = Linear.empty(64, 24, bias=False, dtype=torch.float32, device=CPU)
     first, second = drawn((16, 64), 4), drawn((8, 64), 8, 16, seed=1)
-    linear.rows(16, 24).put_groups(second)
+    linear.rows(16, 24).put_narrow(second)
     assert linear.grouped is None
-    linear.rows(0, 16).put_groups(first)
+    linear.rows(0, 16).put_narrow(first)
     assert linear.grouped is not None
     expected = torch.cat((first.dequantized(), second.dequantized()))
     assert torch.equal(linear.grouped.dequantized(), expected)
@@ -68,7 +56,7 @@ def test_integers_beside_float_numbers_become_float_numbers(floats_first: bool) 
     integers, floats = drawn((16, 64)), torch.randn(8, 64)
     if floats_first:
         linear.rows(16, 24).copy_(floats)
-    linear.rows(0, 16).put_groups(integers)
+    linear.rows(0, 16).put_narrow(integers)
     if not floats_first:
         linear.rows(16, 24).copy_(floats)
     assert linear.grouped is None
@@ -79,14 +67,14 @@ def test_a_destination_is_filled_once_with_its_own_shape() -> None:
     linear = Linear.empty(64, 24, bias=False, dtype=torch.float32, device=CPU)
     filling = Filling({"a": linear.rows(0, 24), "b": torch.empty(24, 64)})
     with pytest.raises(UnexpectedWeight, match="c: the model has no such"):
-        filling.put("c", drawn((24, 64)))
-    filling.put("b", drawn((24, 64)))
+        filling.claim("c", (24, 64))
+    filling.claim("b", (24, 64))
     with pytest.raises(UnexpectedWeight, match="b: found in two files"):
-        filling.put("b", drawn((24, 64)))
+        filling.claim("b", (24, 64))
     with pytest.raises(MissingWeight, match="a not found in file"):
         filling.finish(Path("file"))
     with pytest.raises(WrongShape, match=r"a: has shape \(24, 32\), expected \(24, 64\)"):
-        filling.put("a", drawn((24, 32)))
+        filling.claim("a", (24, 32))
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -96,7 +84,10 @@ def test_a_rank_keeps_its_share_of_a_whole_weight(dim: int) -> None:
         shape = (12, 64) if dim == 0 else (24, 32)
         linear = Linear.empty(shape[1], shape[0], bias=False, dtype=torch.float32, device=CPU)
         rows = {"a": linear.rows(0, shape[0])}
-        Filling(rows, share=lambda _, index=index: Share(dim, index, 2)).put("a", whole)  # type: ignore[misc]
+        filling = Filling(rows, share=lambda _, index=index: Share(dim, index, 2))  # type: ignore[misc]
+        _, share = filling.claim("a", whole.shape)
+        assert share is not None
+        rows["a"].put_narrow(share.cut_groups(whole))
         parts.append(linear.weight)
     assert torch.equal(torch.cat(parts, dim), whole.dequantized())
 
@@ -109,18 +100,16 @@ def test_a_share_that_cuts_a_group_is_refused() -> None:
 def filled(config: ModelConfig, *, integers: bool) -> Decoder:
     """A model with drawn weights; as integers, or as their float numbers."""
     model = Decoder(config, torch.float32, CPU, 64)
-    filling = Filling(dict(model.destinations()))
     for seed, (name, rows) in enumerate(model.destinations()):
         if isinstance(rows, WeightRows):
             shape = (rows.shape[0], rows.shape[1])
             weight = drawn(shape, 8 if "v_proj" in name or "embed" in name else 4, seed=seed)
             if integers:
-                filling.put(name, weight)
+                rows.put_narrow(weight)
             else:
-                filling.claim(name, shape)[0].copy_(weight.dequantized())
+                rows.copy_(weight.dequantized())
         else:
-            filling.claim(name, rows.shape)[0].copy_(torch.linspace(0.5, 1.5, rows.shape[0]))
-    filling.finish(Path("memory"))
+            rows.copy_(torch.linspace(0.5, 1.5, rows.shape[0]))
     model.pack()
     return model
 

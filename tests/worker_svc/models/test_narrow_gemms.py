@@ -34,11 +34,7 @@ def layer(kind: str) -> tuple[Linear, torch.Tensor, torch.Tensor]:
     linear = Linear.empty(K, 2 * N, bias=True, dtype=torch.float32, device=CPU)
     parts = [stored(kind, seed) for seed in (1, 2)]
     for begin, part in zip((0, N), parts, strict=True):
-        rows = linear.rows(begin, begin + N)
-        if isinstance(part, GroupedWeight):
-            rows.put_groups(part)
-        else:
-            rows.put_scaled(part)
+        linear.rows(begin, begin + N).put_narrow(part)
     assert linear.bias is not None
     linear.bias.copy_(torch.randn(2 * N, generator=torch.Generator().manual_seed(3)))
     return linear, torch.cat([part.dequantized() for part in parts]), linear.bias
@@ -49,7 +45,7 @@ def layer(kind: str) -> tuple[Linear, torch.Tensor, torch.Tensor]:
 def test_products_are_those_of_the_numbers(kind: str, num_rows: int) -> None:
     linear, weight, bias = layer(kind)
     gemm = gemm_of(linear)
-    assert isinstance(gemm, NarrowLinear) and linear.grouped is None and linear.scaled is None
+    assert isinstance(gemm, NarrowLinear) and linear.take_narrow() is None
     x, residual = torch.randn(num_rows, K), torch.randn(num_rows, 2 * N)
     expected = x @ weight.T + bias
     torch.testing.assert_close(gemm(x), expected, atol=1e-4, rtol=1e-4)
@@ -94,9 +90,9 @@ def test_parts_of_two_layouts_become_plain_numbers() -> None:
     linear = Linear.empty(K, 2 * N, bias=False, dtype=torch.float32, device=CPU)
     grouped, scaled = stored("int4", 1), stored("fp8", 2)
     assert isinstance(grouped, GroupedWeight) and isinstance(scaled, ScaledWeight)
-    linear.rows(0, N).put_groups(grouped)
-    linear.rows(N, 2 * N).put_scaled(scaled)
-    assert linear.grouped is None and linear.scaled is None
+    linear.rows(0, N).put_narrow(grouped)
+    linear.rows(N, 2 * N).put_narrow(scaled)
+    assert linear.take_narrow() is None
     assert torch.equal(linear.weight, torch.cat([grouped.dequantized(), scaled.dequantized()]))
     with pytest.raises(ValueError, match=r"\[32, 64\]: not \[64, 64\]"):
-        linear.rows(0, 2 * N).put_scaled(scaled)
+        linear.rows(0, 2 * N).put_narrow(scaled)

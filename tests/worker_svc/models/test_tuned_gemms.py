@@ -47,8 +47,7 @@ def layer() -> FusedLayer:
     ones = torch.ones(HIDDEN)
     return FusedLayer(
         qkv=NormedLinear(torch.randn(WIDTH, HIDDEN), torch.randn(WIDTH), ones, False),
-        q_norm=None,
-        k_norm=None,
+        qk_norms=None,
         o=FusedLinear(torch.randn(HIDDEN, WIDTH), torch.randn(HIDDEN)),
         gate_up=NormedLinear(torch.randn(2 * INNER, HIDDEN), None, ones, True),
         down=FusedLinear(torch.randn(HIDDEN, INNER), None),

@@ -19,6 +19,7 @@ from worker_svc.quantization.online import ONLINE
 from worker_svc.quantization.scheme import UnsupportedQuantization
 
 CPU = torch.device("cpu")
+KV = {"num_bits": 8, "type": "float", "strategy": "tensor"}
 
 
 def settings(name: str, **changes: Any) -> dict[str, Any]:
@@ -71,7 +72,15 @@ def test_other_methods_are_refused_with_a_list_of_these(method: object) -> None:
         (settings("fp8-block", activation_scheme="none"), "activation_scheme: 'none'"),
         (settings("packed", format="nvfp4-pack-quantized"), "format: 'nvfp4-pack-quantized'"),
         (settings("packed", format="marlin-24"), "format: 'marlin-24'"),
-        (settings("packed", kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme: "),
+        (settings("packed", kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme.type: None"),
+        (settings("packed", kv_cache_scheme=KV | {"type": "int"}), "type: 'int'"),
+        (settings("packed", kv_cache_scheme=KV | {"num_bits": 4}), "num_bits: 4"),
+        (settings("packed", kv_cache_scheme=KV | {"strategy": "channel"}), "strategy: 'channel'"),
+        (settings("packed", kv_cache_scheme=KV | {"dynamic": True}), "dynamic: True"),
+        (settings("packed", kv_cache_scheme=KV | {"symmetric": False}), "symmetric: False"),
+        (settings("packed", kv_cache_scheme=KV | {"group_size": 128}), "group_size: 128"),
+        (settings("packed", kv_cache_scheme=KV | {"tomorrow": 1}), "tomorrow: this key"),
+        (settings("packed", kv_cache_scheme="static"), "'static' is not an object"),
         (settings("packed", sparsity_config={"format": "24"}), "sparsity_config: "),
         (settings("packed", quantization_status="frozen"), "quantization_status: 'frozen'"),
         (settings("packed", config_groups={}), "config_groups: {} has no groups"),
@@ -92,6 +101,22 @@ def test_settings_that_would_change_the_output_are_refused_by_name(
 ) -> None:
     with pytest.raises(UnsupportedQuantization, match=named):
         registry.of_checkpoint(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gptq", {"desc_act": None, "sym": None, "lm_head": None}),
+        ("awq", {"version": None, "zero_point": None}),
+        ("fp8-block", {"fmt": None, "activation_scheme": None}),
+        ("packed", {"quantization_status": None, "weights__dynamic": None}),
+        ("packed", {"weights__actorder": None, "weights__symmetric": None}),
+    ],
+)
+def test_null_asks_for_what_an_absent_key_does(name: str, changes: dict[str, None]) -> None:
+    assert registry.of_checkpoint(settings(name, **changes)) == registry.of_checkpoint(
+        settings(name)
+    )
 
 
 def test_the_option_is_refused_where_it_has_nothing_to_round() -> None:

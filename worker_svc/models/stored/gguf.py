@@ -64,7 +64,7 @@ def _put(
     weight = GroupedWeight(integers, scales, offsets, groups.bits)
     part = weight if share is None else share.cut_groups(weight)
     assert isinstance(destination, IntegerDestination)
-    destination.put_groups(part.to(device))
+    destination.put_narrow(part.to(device))
     return part.integers.nbytes * part.bits // 8 + part.scales.nbytes + part.offsets.nbytes
 
 

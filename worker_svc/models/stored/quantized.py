@@ -12,10 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.quantized.grouped import GroupedWeight
 from kernels.quantized.scaled import ScaledWeight
-from worker_svc.models.cpu_weights import ROWS_AT_ONCE
-from worker_svc.models.linear import WeightRows
+from worker_svc.models.linear import WeightRows, dequantize
 from worker_svc.models.stored.checkpoint import Checkpoint, WrongValues
 from worker_svc.models.weights import (
     Destination,
@@ -78,21 +76,11 @@ class StoredPart:
         if isinstance(weight, Tensor):
             self.rows.copy_(weight)
             return True
-        if isinstance(weight, GroupedWeight):
-            self.rows.put_groups(weight.to(device))
-            return False
-        return _put_scaled(self.rows, weight, device)
-
-
-def _put_scaled(rows: WeightRows, weight: ScaledWeight, device: torch.device) -> bool:
-    """8-bit floats stay such on CUDA; a CPU has nothing to multiply them with."""
-    if device.type != "cpu":
-        rows.put_scaled(weight.to(device))
+        if isinstance(weight, ScaledWeight) and device.type == "cpu":
+            dequantize(weight, self.rows.values)  # a CPU has nothing to multiply 8-bit floats with
+            return True
+        self.rows.put_narrow(weight.to(device))
         return False
-    for begin in range(0, weight.shape[0], ROWS_AT_ONCE):
-        part = weight.rows(begin, begin + ROWS_AT_ONCE)
-        rows.values[begin : begin + part.shape[0]] = part.dequantized(rows.values.dtype)
-    return True
 
 
 class QuantizedLayers:

@@ -83,7 +83,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--model",
         type=Path,
         metavar="MODEL",
-        help="model folder, or ORG/NAME[@REVISION] of a hub (default: the embedded one)",
+        help="model folder, GGUF file, or ORG/NAME[@REVISION] of a hub (default: the embedded one)",
     )
     add(
         "--dtype",

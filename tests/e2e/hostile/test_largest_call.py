@@ -1,0 +1,35 @@
+"""The largest call there may be: all its outputs come, in order, and others have their turn."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.limits import MAX_PROMPTS
+from tests.e2e.conftest import Product
+from tests.pace import patience
+
+pytestmark = pytest.mark.slow
+
+
+def complete(product: Product, **fields: Any) -> httpx.Response:
+    body = {"max_tokens": 1, "temperature": 0, **fields}
+    return httpx.post(f"{product.url}/v1/completions", json=body, timeout=patience(300))
+
+
+def test_a_call_far_above_the_queue_comes_whole_and_another_caller_has_its_turn(
+    tiny_product: Product,
+) -> None:
+    prompts = [f"{number} times" for number in range(MAX_PROMPTS)]
+    with ThreadPoolExecutor(1) as pool:
+        largest = pool.submit(complete, tiny_product, prompt=prompts, echo=True)
+        # The places of the largest call come first, of those that it was told to come back to, too.
+        while (other := complete(tiny_product, prompt="Hello", request_id="other")).is_error:
+            assert other.status_code == 429, other.text
+            time.sleep(float(other.headers["retry-after-ms"]) / 1e3)
+        choices = largest.result().json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(MAX_PROMPTS))
+    for prompt, choice in zip(prompts, choices, strict=True):
+        assert choice["text"].startswith(prompt)
