@@ -31,6 +31,8 @@ from scheduler_svc.journal import segments
 TARGETS = ("http", "grpc", "tokens", "http1", "http2", "steps", "recordings")
 LONE_WORKER = "lone-worker"  # the scheduler of the others does not attach to it
 SMALL = ("--threads", "1", "--kv-cache-gib", "0.1", "--max-model-len", "2048")
+GATEWAY = ("--store-responses", "16", "--reasoning-parser", "qwen3")
+UNUSED_TOKEN, END_OF_THOUGHT = '"<jupyter_text>"', '"</think>"'
 BODY = b'{"prompt": "Hello", "max_tokens": 4}'
 
 
@@ -57,9 +59,9 @@ async def fuzz(
     report = FuzzReport(findings)
     with tiny_chat_model() as model, tempfile.TemporaryDirectory() as recordings:
         ports = free_ports()
-        specs = services.plan(
-            settings(ports, SMALL, ("--record", recordings, "--record-max-mib", "16")), model
-        )
+        _let_think(model)
+        records = ("--record", recordings, "--record-max-mib", "16")
+        specs = services.plan(settings(ports, SMALL, records, GATEWAY), model)
         lone_port = services.free_ports(1)[0]
         if "steps" in names:
             specs = (*specs, _lone_worker(specs[0], ports.worker, lone_port))
@@ -68,6 +70,12 @@ async def fuzz(
             await run_all(targets, stack, list(load(CORPUS)), num_cases, seed, report)
             report.deaths += stack.take_deaths()
     return report
+
+
+def _let_think(model: Path) -> None:
+    """Gives a tokenizer a token that ends reasoning, so that budgets of it are applied."""
+    path = model / "tokenizer.json"
+    path.write_text(path.read_text().replace(UNUSED_TOKEN, END_OF_THOUGHT))
 
 
 def _lone_worker(worker: services.ServiceSpec, port: int, lone_port: int) -> services.ServiceSpec:

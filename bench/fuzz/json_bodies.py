@@ -17,7 +17,7 @@ EMBEDDING, RESPONSE = "/v1/embeddings", "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 RERANK, SCORE = "/v1/rerank", "/v1/score"
 _TURN = {"role": "user", "content": "Hello"}
-_TOOL = {
+_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "f",
@@ -27,6 +27,10 @@ _TOOL = {
 _FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "n", "schema": {"type": "object", "properties": {"a": {"enum": [1]}}}},
+}
+_STRICT = {
+    "type": "function",
+    "function": _TOOL["function"] | {"strict": True},
 }
 _CUSTOM = {"name": "f", "input_schema": {"type": "object"}}
 _FORM = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {"enum": [1]}}}}
@@ -61,6 +65,8 @@ VALID: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, {"messages": [_TURN], "max_tokens": 2, "logprobs": True, "top_logprobs": 2}),
     (CHAT, {"messages": [_TURN], "max_tokens": 2, "tools": [_TOOL], "tool_choice": "auto"}),
     (CHAT, {"messages": [_TURN], "max_tokens": 4, "response_format": _FORMAT}),
+    (CHAT, {"messages": [_TURN], "max_tokens": 4, "tools": [_STRICT], "seed": 1}),
+    (CHAT, {"messages": [_TURN], "max_tokens": 4, "tools": [_STRICT], "response_format": _FORMAT}),
     (CHAT, {"messages": [_TURN], "max_tokens": 4, "guided_json": _REWRITTEN}),
     (COMPLETION, {"prompt": "a", "max_tokens": 4, "guided_json": _REWRITTEN}),
     (COMPLETION, {"prompt": "a", "max_tokens": 4, "response_format": _TAGS}),
@@ -92,10 +98,21 @@ VALID: tuple[tuple[str, dict[str, Any]], ...] = (
     (COMPLETION, {"prompt": "a", "max_tokens": 3, "bad_words": ["b"], "min_tokens": 1}),
     (EMBEDDING, {"input": ["a", "b"], "encoding_format": "float"}),
     (RESPONSE, {"input": "Hello", "max_output_tokens": 2}),
+    (RESPONSE, {"input": "Hello", "max_output_tokens": 2, "store": True, "stream": True}),
+    (RESPONSE, {"input": "Hello", "max_output_tokens": 2, "previous_response_id": "resp_1"}),
     (RESPONSE, {"input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 2}),
     (MESSAGES, {"messages": [_TURN], "max_tokens": 2, "system": "Be"}),
     (MESSAGES, {"messages": _USED, "max_tokens": 2, "stream": True, "tools": [_CUSTOM]}),
     (MESSAGES, {"messages": [_TURN], "max_tokens": 4, "output_config": {"format": _FORM}}),
+    (
+        MESSAGES,
+        {
+            "messages": [_TURN],
+            "max_tokens": 8,
+            "thinking": {"type": "enabled", "budget_tokens": 2},
+            "tools": [_CUSTOM | {"strict": True}],
+        },
+    ),
     (COUNT, {"messages": _USED, "tools": [_CUSTOM], "tool_choice": {"type": "auto"}}),
     (RERANK, {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}),
     (SCORE, {"text_1": "a", "text_2": ["b", "c"]}),

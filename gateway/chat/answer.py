@@ -84,13 +84,15 @@ class ChatFormat:
         """
         usable = conversation.usable_tools
         if not usable:
-            return asked
+            return self._in_channels(conversation, asked)
         if forced.is_forced(conversation):  # no answer has both: the call comes first
             return forced.structure(conversation)
         if isinstance(asked, StructuralTags):  # they say themselves how calls are written
             return asked
         if asked is None and not any(tool.is_strict for tool in usable):
             return None
+        if asked is not None and self._goes_on_in_channel(conversation):
+            return asked
         writing = None if self.tool_calls is None else self.tool_calls.writing
         if writing is None or not self._tells_apart(writing, asked):
             name = "tools" if asked is None else asked.place.partition(".")[0]
@@ -104,6 +106,24 @@ class ChatFormat:
             self.text_ids,
             asked,
         )
+
+    def _in_channels(self, conversation: Conversation, asked: Asked | None) -> AnyStructure | None:
+        """A form in a channel of its own, with the reasoning before it, where the model has any."""
+        if asked is None or isinstance(asked, StructuralTags):
+            return asked
+        has_channels = self.reasoning is ReasoningFormat.HARMONY and all(
+            marker in self.token_ids for marker in harmony.TOKENS
+        )
+        if not has_channels or self._goes_on_in_channel(conversation):
+            return asked
+        writing = formats.HARMONY.writing
+        assert writing is not None
+        return CallsInAnswer(asked.place, (), writing, False, self.token_ids, (), asked)
+
+    def _goes_on_in_channel(self, conversation: Conversation) -> bool:
+        """Whether the answer continues the text of a channel."""
+        is_in_channels = self.reasoning is ReasoningFormat.HARMONY
+        return is_in_channels and conversation.rendering.continue_final_message
 
     def _tells_apart(self, writing: CallWriting, asked: Asked | None) -> bool:
         """Whether it is plain where a call begins: a bare brace may also begin a form."""
@@ -146,15 +166,18 @@ class ChatFormat:
         self, conversation: Conversation, prompt: str, structure: AnyStructure | ThoughtFirst | None
     ) -> "AnswerReader | None":
         """The parser of one answer; None when all is content."""
-        calls, shows = self._call_parser(conversation), conversation.include_reasoning
+        is_call_or_form = isinstance(structure, CallsInAnswer) and structure.form is not None
+        calls = self._call_parser(conversation, ends_in_form=is_call_or_form)
+        shows = conversation.include_reasoning
         is_held = structure is not None and not _leaves_text_free(structure)
-        if self.reasoning is None or is_held:
-            return None if calls is None else AnswerReader(None, calls, shows)
-        if self.reasoning is ReasoningFormat.HARMONY:
+        if self.reasoning is ReasoningFormat.HARMONY and (not is_held or is_call_or_form):
             thought = ReasoningTokens(
                 is_open=False, opening=harmony.ANALYSIS, closing=harmony.ENDS[0]
             )
-            return AnswerReader(None, calls or _messages_parser(), shows, thought)
+            messages = calls or _messages_parser(ends_in_form=is_call_or_form)
+            return AnswerReader(None, messages, shows, thought)
+        if self.reasoning is None or is_held:
+            return None if calls is None else AnswerReader(None, calls, shows)
         is_open = self._is_open(prompt)
         thought = ReasoningTokens(is_open=is_open)
         return AnswerReader(reasoning_parser(is_open=is_open), calls, shows, thought)
@@ -170,7 +193,7 @@ class ChatFormat:
             return forced.tool_format(conversation, new_id)
         return self.tool_calls if conversation.usable_tools else None
 
-    def _call_parser(self, conversation: Conversation) -> Parser | None:
+    def _call_parser(self, conversation: Conversation, *, ends_in_form: bool) -> Parser | None:
         tool_format = self._format_for(conversation)
         if tool_format is None:
             return None
@@ -178,17 +201,20 @@ class ChatFormat:
         names, max_calls = frozenset(schemas), None if conversation.parallel_tool_calls else 1
 
         def parse(source: Source, events: list[Part]) -> Steps[None]:
-            calls = Calls(names, events, tool_format.new_id, max_calls, schemas)
+            calls = Calls(names, events, tool_format.new_id, max_calls, schemas, ends_in_form)
             return tool_format.parse(source, calls)
 
         return Parser(parse)
 
 
-def _messages_parser() -> Parser:
+def _messages_parser(*, ends_in_form: bool) -> Parser:
     """The parser of messages in channels, without tools."""
-    return Parser(
-        lambda source, events: harmony.parse_harmony(source, Calls(frozenset(), events, long_id))
-    )
+
+    def parse(source: Source, events: list[Part]) -> Steps[None]:
+        calls = Calls(frozenset(), events, long_id, ends_in_form=ends_in_form)
+        return harmony.parse_harmony(source, calls)
+
+    return Parser(parse)
 
 
 def _is_over(conversation: Conversation, prompt: str) -> bool:

@@ -31,6 +31,7 @@ class Calls:
     new_id: Callable[[], str]
     max_calls: int | None = None  # further ones are dropped
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # schemas, by name
+    ends_in_form: bool = False  # an answer without calls ends with text that may spell markers
     _num_calls: int = field(default=0, init=False)
     _is_after_call: bool = field(default=False, init=False)
 

@@ -22,6 +22,9 @@ from gateway.chat.calls import Calls, read_arguments, read_call
 from gateway.chat.families import harmony, kimi, tagged_calls
 from gateway.chat.source import Source, Steps
 from gateway.structure.calls import CallWriting
+from gateway.structure.families.channels import ChannelCalls
+from gateway.structure.families.json_calls import JsonCalls, SectionCalls
+from gateway.structure.families.tagged_calls import TaggedCalls
 
 Parse = Callable[[Source, Calls], Steps[None]]
 
@@ -56,7 +59,7 @@ class ToolCallFormat:
     parse: Parse
     shown_tokens: tuple[str, ...] = ()  # special tokens that the parser must see
     new_id: Callable[[], str] = long_id
-    writing: CallWriting | None = None  # None: calls cannot be held to their schemas
+    writing: CallWriting | None = None  # None: of forced calls, which are plain JSON
 
 
 def parse_hermes(source: Source, calls: Calls) -> Steps[None]:
@@ -147,27 +150,65 @@ HERMES = ToolCallFormat(
     "hermes",
     parse_hermes,
     shown_tokens=(HERMES_OPEN, HERMES_CLOSE),
-    writing=CallWriting(HERMES_OPEN, HERMES_CLOSE),
+    writing=JsonCalls(HERMES_OPEN, HERMES_CLOSE),
 )
 LLAMA3_JSON = ToolCallFormat(
     "llama3_json",
     parse_llama3,
     shown_tokens=(LLAMA3_TAG,),
-    writing=CallWriting(LLAMA3_TAG, arguments="parameters", begins_bare=True),
+    writing=JsonCalls(LLAMA3_TAG, arguments="parameters", begins_bare=True),
 )
 MISTRAL = ToolCallFormat(
     "mistral",
     parse_mistral,
     shown_tokens=(MISTRAL_MARKER, "[ARGS]", "[CALL_ID]"),
     new_id=short_id,
-    writing=CallWriting(MISTRAL_MARKER, is_list=True),
+    writing=JsonCalls(MISTRAL_MARKER, is_list=True),
 )
 QWEN3_CODER = ToolCallFormat(
-    "qwen3_coder", tagged_calls.parse_qwen3_coder, shown_tokens=(HERMES_OPEN, HERMES_CLOSE)
+    "qwen3_coder",
+    tagged_calls.parse_qwen3_coder,
+    shown_tokens=(HERMES_OPEN, HERMES_CLOSE),
+    writing=TaggedCalls(
+        HERMES_OPEN,
+        HERMES_CLOSE,
+        name_start=("<function=",),
+        name_end=(">",),
+        key_start=("<parameter=",),
+        value_start=(">",),
+        value_end="</parameter>",
+        call_end=("</function>",),
+        has_line_breaks=True,
+    ),
 )
-GLM = ToolCallFormat("glm", tagged_calls.parse_glm, shown_tokens=GLM_TOKENS)
-KIMI = ToolCallFormat("kimi", kimi.parse_kimi, shown_tokens=kimi.TOKENS)
-HARMONY = ToolCallFormat("harmony", harmony.parse_harmony, shown_tokens=harmony.TOKENS)
+GLM = ToolCallFormat(
+    "glm",
+    tagged_calls.parse_glm,
+    shown_tokens=GLM_TOKENS,
+    writing=TaggedCalls(
+        HERMES_OPEN,
+        HERMES_CLOSE,
+        key_start=("<arg_key>",),
+        value_start=("</arg_key>", "<arg_value>"),
+        value_end="</arg_value>",
+    ),
+)
+KIMI = ToolCallFormat(
+    "kimi", kimi.parse_kimi, shown_tokens=kimi.TOKENS, writing=SectionCalls(*kimi.TOKENS)
+)
+HARMONY = ToolCallFormat(
+    "harmony",
+    harmony.parse_harmony,
+    shown_tokens=harmony.TOKENS,
+    writing=ChannelCalls(
+        harmony.CHANNEL,
+        harmony.MESSAGE,
+        harmony.START,
+        harmony.CONSTRAIN,
+        harmony.END,
+        other_ends=(harmony.CALL, harmony.RETURN),
+    ),
+)
 ALL_FORMATS = (HERMES, LLAMA3_JSON, MISTRAL, QWEN3_CODER, GLM, KIMI, HARMONY)
 FORMATS: Mapping[str, ToolCallFormat] = {
     tool_format.name: tool_format for tool_format in ALL_FORMATS

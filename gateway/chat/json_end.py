@@ -12,7 +12,7 @@ class JsonEnd:
     def __init__(self, depth: int = 0) -> None:
         self.is_found = False
         self._depth = depth
-        self._is_in_string = False
+        self.is_in_string = False
         self._is_escaped = False
 
     def scan(self, text: str, at: int = 0) -> int:
@@ -22,7 +22,7 @@ class JsonEnd:
                 self._is_escaped = False
                 at += 1
                 continue
-            match = (_INSIDE if self._is_in_string else _OUTSIDE).search(text, at)
+            match = (_INSIDE if self.is_in_string else _OUTSIDE).search(text, at)
             if match is None:
                 return len(text)
             at = match.end()
@@ -34,7 +34,7 @@ class JsonEnd:
     def _follow(self, char: str) -> None:
         match char:
             case '"':
-                self._is_in_string = not self._is_in_string
+                self.is_in_string = not self.is_in_string
             case "\\":
                 self._is_escaped = True
             case "{" | "[":

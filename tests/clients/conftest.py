@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.pace import patience
+from tests.pace import SERVING, patience
 
 ROOT = Path(__file__).parents[2]
-SERVING = "SERVING_PYTHON"  # the interpreter with the services
 START_TIMEOUT_S = patience(600)
 STOP_TIMEOUT_S = patience(120)
 

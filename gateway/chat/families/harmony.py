@@ -7,13 +7,15 @@ content, as is `final`. Text outside any message is content.
 import re
 from collections.abc import Callable
 
-from gateway.chat.calls import Calls
+from gateway.chat.calls import Calls, read_arguments
 from gateway.chat.parts import Reasoning
 from gateway.chat.source import Source, Steps, beginning
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
-ENDS = ("<|end|>", "<|call|>", "<|return|>", START)
-TOKENS = (CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+ENDS = (END, CALL, RETURN, START)
+CONSTRAIN = "<|constrain|>"
+TOKENS = (CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
 MAX_HEAD_CHARACTERS = 256
 # What may stand before a message's text: the role, the recipient and the channel.
@@ -38,9 +40,18 @@ def parse_harmony(source: Source, calls: Calls) -> Steps[None]:
             yield from _pass_body(source, lambda text: calls.events.append(Reasoning(text)))
         elif name in calls.names:
             calls.begin(name)
+            if (yield from source.starts_with("{", 0)):
+                yield from read_arguments(source, calls)  # text in it may spell a marker
             yield from _pass_body(source, calls.add_arguments, is_call=True)
+        elif calls.ends_in_form and head["channel"] == "final":
+            yield from _pass_rest(source, calls.say)
         else:
             yield from _pass_body(source, calls.say)
+
+
+def _pass_rest(source: Source, emit: Callable[[str], None]) -> Steps[None]:
+    while source.text or (yield from source.more()):
+        emit(source.take(len(source.text)))
 
 
 def _read_head(source: Source) -> Steps[re.Match[str] | None]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from gateway.chat.calls import Calls
 from gateway.chat.families.typed_values import as_json, is_text
+from gateway.chat.json_end import JsonEnd
 from gateway.chat.source import Source, Steps, beginning
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -150,11 +151,54 @@ def _read_value(
         if is_whole:
             calls.add_arguments('"')
         return is_whole
-    pieces: list[str] = []
+    end = yield from _tags_in_json(source, tags)
+    if end is None:
+        source.take(len(source.text))
+        return False
+    pieces = [source.take(end)]
     is_whole = yield from _pass_text(source, tags, pieces.append)
     if is_whole:
         calls.add_arguments(head + as_json("".join(pieces), parameters, name))
     return is_whole
+
+
+def _tags_in_json(source: Source, tags: Tags) -> Steps[int | None]:
+    """The offset after the closing tags that a JSON value has inside its strings; 0 if none.
+
+    A value that is whole before a later closing tag is JSON. None: the output ended inside it.
+    """
+    start = yield from source.skip_space(0)
+    if source.text[start : start + 1] not in ("{", "[", '"'):
+        return 0
+    scan, scanned, end, is_inside = JsonEnd(), start, 0, False
+    while True:
+        found = source.text.find(tags.value_end, end)
+        if found < 0:
+            if not (yield from source.more()):
+                return None if is_inside else 0
+            continue
+        scanned = scan.scan(source.text[:found], scanned)
+        if not scan.is_in_string:
+            return end if _is_json(source.text[start:found]) else 0
+        end = found + len(tags.value_end)
+        is_inside = is_inside or not (yield from _goes_on(source, tags, end))
+
+
+def _goes_on(source: Source, tags: Tags, at: int) -> Steps[bool]:
+    """Whether another argument or the end of the call follows."""
+    at = yield from source.skip_space(at)
+    for word in (tags.key_start, tags.call_end or CLOSE):
+        if (yield from source.starts_with(word, at)):
+            return True
+    return False
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _escaped(text: str) -> str:

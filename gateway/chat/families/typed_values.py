@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.structure.plain_text import plain_text
+
 _TYPE_OF = {str: "string", bool: "boolean", int: "number", float: "number", list: "array"}
 _SPELLED = {"True": "true", "False": "false", "None": "null"}  # as in Python
-_TEXT = frozenset({"string"})
 
 
 def is_text(parameters: Mapping[str, Any], name: str) -> bool:
@@ -14,12 +15,15 @@ def is_text(parameters: Mapping[str, Any], name: str) -> bool:
     properties = parameters.get("properties")
     if not isinstance(properties, Mapping) or name not in properties:
         return True
-    return _types(properties[name], parameters) == _TEXT
+    found = plain_text(properties[name], parameters)
+    return found is not None and not found.allows_null
 
 
 def as_json(text: str, parameters: Mapping[str, Any], name: str) -> str:
     """The JSON of a value; a string where it is no JSON of a type that the schema allows."""
-    types = _types((parameters.get("properties") or {}).get(name), parameters)
+    properties = parameters.get("properties")
+    schema = properties.get(name) if isinstance(properties, Mapping) else None
+    types = _types(schema, parameters)
     spelled = text.strip()
     spelled = _SPELLED.get(spelled, spelled)
     try:
@@ -29,7 +33,10 @@ def as_json(text: str, parameters: Mapping[str, Any], name: str) -> str:
     found = _TYPE_OF.get(type(value), "null" if value is None else "object")
     if "string" in types and found not in types:
         return json.dumps(text, ensure_ascii=False)
-    return json.dumps(value, ensure_ascii=False)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # a number that Python reads as infinite
+        return spelled
 
 
 def _refuse(constant: str) -> None:
@@ -37,13 +44,15 @@ def _refuse(constant: str) -> None:
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The types that a schema speaks of; empty if of none."""
+    """The types that a schema allows; empty if they are not known."""
     if not isinstance(schema, Mapping) or depth > 8:
         return frozenset()
     named = schema.get("type")
     if named is not None:
-        names = [named] if isinstance(named, str) else named
-        known = [name for name in names if isinstance(name, str)] if names else []
+        names = named if isinstance(named, list) else [named]
+        known = [name for name in names if isinstance(name, str)]
+        if schema.get("nullable") is True:
+            known.append("null")
         return frozenset("number" if name == "integer" else name for name in known)
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
@@ -57,4 +66,5 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[st
         return _types(part, root, depth + 1)
     kinds = schema.get("anyOf") or schema.get("oneOf")
     parts = kinds if isinstance(kinds, list) else []
-    return frozenset().union(*(_types(part, root, depth + 1) for part in parts))
+    found_in = [_types(part, root, depth + 1) for part in parts]
+    return frozenset().union(*found_in) if all(found_in) else frozenset()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -17,6 +18,7 @@ from gateway.http.anthropic.thinking import Thinker, ThinkingOptions
 from gateway.http.messages import Strict, check_list
 from gateway.http.schema import Body
 from gateway.structure.structure import JsonSchema
+from gateway.structure.thinking import BUDGET
 
 _MODES = {
     "auto": ToolMode.AUTO,
@@ -27,9 +29,11 @@ _MODES = {
 # What the fields of a chat are called here.
 _NAMES = (
     (re.compile(r"(tools\[\d+\])\.function\.name"), r"\1.name"),
+    (re.compile(r"(tools\[\d+\])\.function\.parameters(.*)"), r"\1.input_schema\2"),
     (re.compile(r"stop(\[\d+\])?"), r"stop_sequences\1"),
     (re.compile(r"continue_final_message"), "messages"),
     (re.compile(r"reasoning_effort"), "output_config.effort"),
+    (re.compile(BUDGET), "thinking.budget_tokens"),
 )
 _TURN = re.compile(r"messages\[(\d+)\](\..*)?")
 
@@ -161,15 +165,17 @@ class MessagesBody(CountBody):
         self, request_id: str, turns: Sequence[Placed], thinker: Thinker
     ) -> GenerationRequest:
         """The request. Raises RequestError by the names of chats: see own_names()."""
+        chat = self.to_conversation(turns, thinker)
         if self.thinking is not None:
-            self.thinking.check_budget(self.max_tokens)
+            budget = self.thinking.max_tokens_of(self.max_tokens)
+            chat = replace(chat, max_reasoning_tokens=budget)
         form = None if self.output_config is None else self.output_config.format
         structure = None
         if form is not None:
             structure = JsonSchema("output_config.format.schema", form.schema_)
         return GenerationRequest(
             request_id,
-            self.to_conversation(turns, thinker),
+            chat,
             SamplingParams(
                 temperature=self.temperature,
                 top_p=self.top_p,

@@ -25,16 +25,19 @@ class ThinkingOptions(Strict):
         """Whether the answer is to hold no thoughts."""
         return self.display == "omitted"
 
-    def check_budget(self, max_tokens: int | None) -> None:
-        """Raises RequestError for a budget that would end the thoughts before the answer's end."""
+    def max_tokens_of(self, max_tokens: int | None) -> int | None:
+        """The most tokens of thoughts; None where the answer's own limit comes first.
+
+        Raises RequestError for a budget of a model that is not asked to think.
+        """
         budget = self.budget_tokens
         if budget is None:
-            return
+            return None
         if self.type != "enabled":
             raise invalid("thinking.budget_tokens", 'belongs to type "enabled"')
-        if max_tokens is None or budget < max_tokens:
-            problem = "max_tokens bounds thoughts and answer together; leave it out"
-            raise unsupported("thinking.budget_tokens", problem)
+        if budget < 0:
+            raise invalid("thinking.budget_tokens", "is negative")
+        return budget if max_tokens is None or budget < max_tokens else None
 
 
 @dataclass(frozen=True, slots=True)

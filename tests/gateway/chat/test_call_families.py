@@ -71,6 +71,15 @@ CASES: list[Case] = [
     (QWEN3_CODER, qwen("f", **ODD), None, "", [("f", ODD_OBJECT)]),
     (
         QWEN3_CODER,
+        qwen("f", any='{"a": "</parameter>", "b": ["</parameter>"]}', city="\n x \n"),
+        None,
+        "",
+        [("f", {"any": {"a": "</parameter>", "b": ["</parameter>"]}, "city": "\n x \n"})],
+    ),
+    (QWEN3_CODER, qwen("f", any='"a', kind='"b'), None, "", [("f", {"any": '"a', "kind": '"b'})]),
+    (GLM, glm("f", any="[1e999]"), None, "", [("f", {"any": [float("inf")]})]),
+    (
+        QWEN3_CODER,
         qwen("g") + "\n" + qwen("f", days="1"),
         None,
         "",

@@ -166,6 +166,19 @@ async def test_under_a_budget_an_answer_without_reasoning_stays_free(
     assert running.scheduler.submits[-1].sampling.grammar == ""
 
 
+async def test_the_budget_of_the_messages_api_bounds_the_thoughts(
+    running: Any, tokenizer: Tokenizer
+) -> None:
+    body = {"messages": [USER], "max_tokens": 50}
+    for budget, is_held in ((3, True), (50, False)):
+        thinking = {"type": "enabled", "budget_tokens": budget}
+        await post(running, "/v1/messages", body | {"thinking": thinking})
+        assert bool(running.scheduler.submits[-1].sampling.grammar) == is_held
+    await post(running, "/v1/messages", body | {"thinking": thinking | {"budget_tokens": 3}})
+    close = tokenizer.markers()[0]["</think>"]
+    assert Grammar(running, tokenizer).next_ids("<think>zzz") == [close]
+
+
 async def test_a_budget_that_cannot_be_held_is_refused_by_name(running: Any) -> None:
     for route, body in (
         (ROUTE, {"messages": [USER], "thinking_token_budget": -2}),

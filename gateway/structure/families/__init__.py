@@ -1,0 +1,1 @@
+"""How model families write calls, as rules of grammars."""

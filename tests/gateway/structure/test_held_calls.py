@@ -1,0 +1,211 @@
+"""Answers of each family that a grammar of strict calls, or of a form, allows and refuses."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.chat.conversation import Conversation, Message, Rendering, Tool
+from gateway.errors import RequestError
+from gateway.structure.structure import JsonSchema
+from tests.gateway.structure.test_call_walks import parse, setting
+from wire.grammar import new_matcher
+
+PROPERTIES: dict[str, Any] = {
+    "city": {"type": "string", "maxLength": 8},
+    "days": {"type": "integer"},
+    "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "kind": {"$ref": "#/$defs/kind"},
+    "where": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}},
+        "required": ["name"],
+        "additionalProperties": False,
+    },
+    "date": {"type": "string", "format": "date"},
+}
+SCHEMA = {
+    "type": "object",
+    "properties": PROPERTIES,
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"kind": {"enum": ["x", "y"]}},
+}
+TOOLS = (Tool("look", None, SCHEMA, True), Tool("lookup"), Tool("any", None, {"type": "object"}))
+CHAT = Conversation((Message("user", "Hello"),), TOOLS)
+FORM = JsonSchema("response_format", {"type": "object", "properties": {"a": {"type": "integer"}}})
+
+
+def tagged(**values: str) -> str:
+    parts = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in values.items())
+    return f"<tool_call>\n<function=look>\n{parts}</function>\n</tool_call>"
+
+
+def keyed(**values: str) -> str:
+    parts = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n" for key, text in values.items()
+    )
+    return f"<tool_call>look\n{parts}</tool_call>"
+
+
+def section(arguments: str) -> str:
+    call = f"<|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{arguments}"
+    return f"<|tool_calls_section_begin|>{call}<|tool_call_end|><|tool_calls_section_end|>"
+
+
+NEXT = "<|end|><|start|>assistant"
+THOUGHT = "<|channel|>analysis<|message|>Hm {}" + NEXT
+HEAD = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>"
+CALLED = HEAD + '{"city": "Paris"}'
+BEFORE = ' to=functions.look<|channel|>commentary json<|message|>{"city": "Oslo"}'
+SAID = "<|channel|>final<|message|>Hello <b>"
+FORMED = '<|channel|>final<|message|>{"a": 1}'
+PARIS = {"city": "Paris"}
+ALL = {"days": "5", "note": "the end", "kind": "x", "where": '{"name": "</arg"}'}
+ALL_JSON = {"days": 5, "note": "the end", "kind": "x", "where": {"name": "</arg"}}
+
+# Format, answer, arguments of its calls.
+ALLOWED: list[tuple[str, str, list[Any]]] = [
+    ("qwen3_coder", tagged(city="Paris", **ALL), [PARIS | ALL_JSON]),
+    (
+        "qwen3_coder",
+        "Hm. " + tagged(city='"a"', note="null") + " and",
+        [{"city": '"a"', "note": None}],
+    ),
+    ("qwen3_coder", tagged(city="\n", date='"2026-11-23"'), [{"city": "\n", "date": "2026-11-23"}]),
+    ("qwen3_coder", tagged(city="a") + tagged(city="b"), [{"city": "a"}, {"city": "b"}]),
+    ("qwen3_coder", tagged().replace("look", "lookup"), [{}]),
+    ("qwen3_coder", tagged(b="1", c="x").replace("look", "any"), [{"b": "1", "c": "x"}]),
+    ("glm", keyed(city="Paris", **ALL) + "\nDone.", [PARIS | ALL_JSON]),
+    ("glm", "<tool_call>lookup</tool_call>", [{}]),
+    ("kimi", "A. " + section('{"city": "Paris"}'), [PARIS]),
+    ("harmony", THOUGHT + CALLED + "<|call|>", [PARIS]),
+    ("harmony", CALLED + NEXT + BEFORE, [PARIS, {"city": "Oslo"}]),
+    ("harmony", THOUGHT + SAID, []),
+    ("harmony", "plain, to=functions.look", []),
+    ("harmony", "goes on" + NEXT + CALLED, [PARIS]),
+]
+REFUSED = [
+    ("qwen3_coder", tagged()),
+    ("qwen3_coder", tagged(city="nine char")),
+    ("qwen3_coder", tagged(city="a", days="x")),
+    ("qwen3_coder", tagged(city="a", kind="z")),
+    ("qwen3_coder", tagged(city="a", other="1")),
+    ("qwen3_coder", tagged(city="a", note='"a"')),
+    ("qwen3_coder", "<tool_call>\n<function=unknown>\n</function>\n</tool_call>"),
+    ("glm", keyed(days="1")),
+    ("glm", "<tool_call>look</tool_call>"),
+    ("kimi", section('{"city": 5}')),
+    ("kimi", "<|tool_calls_section_begin|>no"),
+    ("harmony", HEAD + '{"city": 5}'),
+    ("harmony", THOUGHT + HEAD + "no"),
+    ("harmony", CALLED + " more"),
+    ("harmony", CALLED.replace("look", "unknown")),
+]
+
+
+def accepts(
+    name: str, text: str, *, has_tokens: bool = True, form: Any = None, chat: Any = CHAT
+) -> bool:
+    where = setting(name, has_tokens)
+    structure = where.chat_format.structure(chat, form)
+    assert structure is not None
+    matcher = new_matcher(where.vocabulary, structure.to_grammar())
+    ids = where.tokenizer.encode(text, add_special_tokens=False).ids
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize(("name", "text", "arguments"), ALLOWED)
+def test_what_follows_the_schemas_is_allowed_and_read(
+    name: str, text: str, arguments: list[Any]
+) -> None:
+    where = setting(name, True)
+    structure = where.chat_format.structure(CHAT, None)
+    assert structure is not None and not isinstance(structure, JsonSchema)
+    for has_tokens in {True, name == "harmony"}:
+        assert accepts(name, text, has_tokens=has_tokens)
+    calls = parse(where.chat_format, CHAT, structure, [text]).tool_calls
+    assert [json.loads(call.arguments) for call in calls] == arguments
+
+
+@pytest.mark.parametrize(("name", "text"), REFUSED)
+def test_a_call_that_breaks_its_schema_is_not_allowed(name: str, text: str) -> None:
+    for has_tokens in {True, name == "harmony"}:
+        assert not accepts(name, text, has_tokens=has_tokens)
+
+
+def test_one_call_is_allowed_where_calls_are_not_parallel() -> None:
+    one = replace(CHAT, parallel_tool_calls=False)
+    for name, text in (
+        ("harmony", CALLED),
+        ("glm", keyed(city="a")),
+        ("kimi", section('{"city": "a"}')),
+    ):
+        assert accepts(name, text, chat=one)
+        assert not accepts(
+            name, (text + NEXT + BEFORE) if name == "harmony" else text * 2, chat=one
+        )
+
+
+def test_with_a_form_channels_hold_thoughts_and_then_the_form_or_calls() -> None:
+    for text in (FORMED, THOUGHT + FORMED, THOUGHT + THOUGHT + CALLED, CALLED + NEXT + BEFORE):
+        assert accepts("harmony", text, form=FORM), text
+    for text in (SAID, "", "{}", THOUGHT + SAID, CALLED + NEXT + FORMED, FORMED + "<|end|>"):
+        assert not accepts("harmony", text, form=FORM), text
+
+
+def test_a_form_alone_comes_in_its_channel_and_is_read_whole() -> None:
+    where, chat = setting("harmony", True), replace(CHAT, tools=())
+    structure = where.chat_format.structure(chat, FORM)
+    assert structure is not None
+    assert accepts("harmony", THOUGHT + FORMED, form=FORM, chat=chat)
+    assert not accepts("harmony", THOUGHT + CALLED, form=FORM, chat=chat)
+    answer = parse(where.chat_format, chat, structure, [THOUGHT, FORMED[:-1], ', "b": "<|end|>"}'])
+    assert (answer.reasoning, answer.content) == ("Hm {}", '{"a": 1, "b": "<|end|>"}')
+    goes_on = replace(chat, rendering=Rendering(continue_final_message=True))
+    assert where.chat_format.structure(goes_on, FORM) is FORM
+
+
+UNWRITABLE: list[tuple[str, Tool, str]] = [
+    ("glm", Tool("a b", None, SCHEMA, True), "tools[0].function.name"),
+    ("kimi", Tool("a:b", None, SCHEMA, True), "tools[0].function.name"),
+    (
+        "glm",
+        Tool("f", None, {"type": "object", "properties": {"<a": {}}}, True),
+        'tools[0].function.parameters.properties["<a"]',
+    ),
+    (
+        "qwen3_coder",
+        Tool("f", None, {"anyOf": [SCHEMA]}, True),
+        "tools[0].function.parameters.anyOf",
+    ),
+    (
+        "qwen3_coder",
+        Tool("f", None, {"additionalProperties": {"type": "integer"}}, True),
+        "tools[0].function.parameters.additionalProperties",
+    ),
+    (
+        "qwen3_coder",
+        Tool("f", None, {"properties": {"a": {"contains": {}}}}, True),
+        "tools[0].function.parameters.properties.a.contains",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "tool", "field"), UNWRITABLE)
+def test_what_a_family_cannot_write_is_refused_by_its_place(
+    name: str, tool: Tool, field: str
+) -> None:
+    chat = replace(CHAT, tools=(tool,))
+    structure = setting(name, True).chat_format.structure(chat, None)
+    assert structure is not None
+    with pytest.raises(RequestError) as refused:
+        structure.to_grammar()
+    assert refused.value.field == field
+    if field.endswith("name"):
+        return
+    loose = replace(chat, tools=(replace(tool, is_strict=False),))
+    held = setting(name, True).chat_format.structure(loose, FORM)
+    assert held is not None
+    held.to_grammar()
