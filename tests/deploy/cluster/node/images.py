@@ -10,7 +10,6 @@ from tests.deploy import roots
 from tests.deploy.images.dockerfile import NAMES, read
 from tests.packaging.wheels import Environment
 
-
 LIBRARIES = "/opt/libraries"  # not where they are: a volume may hide that, as `/tmp` does
 
 
