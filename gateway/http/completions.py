@@ -40,7 +40,7 @@ async def answer(
     given_id = request.headers.get(REQUEST_ID) or body.request_id
     answer_id = given_id or f"{form.id_prefix}-{uuid.uuid4().hex}"
     about(answer_id)
-    extras, num_choices = body.extras, body.n or 1
+    extras, num_choices = body.extras, body.num_choices
     standing = standing_of(body, request.headers)
     wanted = [replace(one, standing=standing) for one in body.to_requests(answer_id)]
     head: dict[str, Any] = {
@@ -55,7 +55,9 @@ async def answer(
         # The first event decides the status: a refusal before it is not a 200.
         first = await unless_disconnected(request, first_of(events))
         return EventStream(first, events)
-    outputs = await unless_disconnected(request, complete_all(pipeline, wanted))
+    computed = await unless_disconnected(request, complete_all(pipeline, wanted))
+    shows_logprobs = body.logprobs is not None and body.logprobs is not False  # 0 is a number
+    outputs = body.best.choose(computed, shows_logprobs=shows_logprobs)
     choices = [whole_choice(form, index, output, extras) for index, output in enumerate(outputs)]
     usage = usage_body(total_usage([output.finish.usage for output in outputs], num_choices))
     beside = beside_choices(form, outputs, extras)
