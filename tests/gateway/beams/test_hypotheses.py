@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -19,7 +19,9 @@ PROMPT = [3, 1, 4, 1, 5]
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def model() -> Iterator[LlamaForCausalLM]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # products of a few rows: others would only wait
     torch.manual_seed(19)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -33,7 +35,8 @@ def model() -> LlamaForCausalLM:
         bos_token_id=None,
         eos_token_id=None,
     )
-    return LlamaForCausalLM(config).eval()
+    yield LlamaForCausalLM(config).eval()
+    torch.set_num_threads(before)
 
 
 @torch.inference_mode()
@@ -95,7 +98,7 @@ def of_transformers(
 CASES = [
     (num_beams, penalty, early_stopping)
     for num_beams, penalty, early_stopping in itertools.product(
-        (2, 3, 4, 7), (-1.0, 0.0, 0.6, 1.0, 2.5), (False, True, "never")
+        (2, 4, 7), (-1.0, 0.0, 1.0, 2.5), (False, True, "never")
     )
 ]
 

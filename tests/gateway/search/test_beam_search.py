@@ -132,9 +132,12 @@ async def test_over_grpc_an_output_has_its_sum_and_its_tokens_their_log_probabil
 async def test_a_stop_token_ends_an_output_and_is_named(running: Any, model: RandomModel) -> None:
     (end_id,) = likeliest([3, 4, 5], running.scheduler.model.vocab_size, 1).top_token_ids
     sampling = types_pb2.SamplingParams(stop_token_ids=[end_id], ignore_eos=True)
-    beams = pb.BeamSearch(num_beams=2, early_stopping=pb.EARLY_STOPPING_TRUE)
+    beams = pb.BeamSearch(  # the shortest outputs score best
+        num_beams=2, length_penalty=0, early_stopping=pb.EARLY_STOPPING_TRUE
+    )
     response = await generate(running, beam_search=beams, n=2, sampling=sampling)
-    search = expected(running.scheduler, 2, end_ids=[end_id], early_stopping=True)
+    rules = {"length_penalty": 0.0, "early_stopping": True}
+    search = expected(running.scheduler, 2, end_ids=[end_id], **rules)
     outputs = [response.output, *response.more_outputs]
     assert [list(output.token_ids) for output in outputs] == ids_of(search)
     stopped = [output for output in outputs if output.HasField("stop_token_id")]
