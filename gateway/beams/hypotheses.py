@@ -59,7 +59,7 @@ class FinishedBeam:
     is_stopped: bool  # by its last token
 
 
-class BeamSearch:
+class Hypotheses:
     """The running beams and the finished ones."""
 
     def __init__(self, options: BeamOptions, end_ids: Collection[int], max_tokens: int) -> None:

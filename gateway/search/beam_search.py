@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.beams.hypotheses import Beam, BeamSearch, FinishedBeam
+from gateway.beams.hypotheses import Beam, FinishedBeam, Hypotheses
 from gateway.errors import ErrorKind, RequestError, unsupported
 from gateway.generation import (
     Finish,
@@ -110,7 +110,7 @@ class _Run:
         room = model.max_model_len - self._num_prompt
         asked = request.sampling.max_tokens
         most = room if asked is None else min(asked, room)
-        self._search = BeamSearch(request.beams, self._end_ids.eos | self._end_ids.stops, most)
+        self._search = Hypotheses(request.beams, self._end_ids.eos | self._end_ids.stops, most)
         check_candidates(
             self._search.num_candidates, model.vocab_size, request.beams.names.num_beams
         )

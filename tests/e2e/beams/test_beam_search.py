@@ -56,10 +56,10 @@ def oracle(tiny_model: Path) -> Iterator[Any]:
 def until_no_block_is_held(product: Product) -> None:
     """Waits until no request is live, and checks that every block is free."""
     deadline = time.monotonic() + patience(30)
-    while (status := product.status()).get("numRunning") or status.get("numWaiting"):
+    while (status := product.status()).get("num_running") or status.get("num_waiting"):
         assert time.monotonic() < deadline, status
         time.sleep(0.05)
-    assert status["numFreeBlocks"] == status["numBlocks"]
+    assert status["num_free_blocks"] == status["num_blocks"]
 
 
 def search(
@@ -142,19 +142,19 @@ def test_a_search_is_the_same_among_others_that_do_not_fit_and_when_the_worker_d
 ) -> None:
     beams, prompt = pagewire.BeamSearch(4), PROMPTS[13]
     alone = search(sdk, prompt, beams, max_tokens=24)
-    before = int(cramped.status().get("numPreemptions", 0))
+    before = int(cramped.status().get("num_preemptions", 0))
     with ThreadPoolExecutor(24) as pool:
         others = [pool.submit(crowd, sdk, index) for index in range(16)]
         searches = [pool.submit(search, sdk, prompt, beams, max_tokens=24) for _ in range(3)]
         for other in others:
             other.result()
         crowded = [one.result() for one in searches]
-    assert int(cramped.status().get("numPreemptions", 0)) > before
+    assert int(cramped.status().get("num_preemptions", 0)) > before
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(search, sdk, prompt, beams, max_tokens=400)
         deadline = time.monotonic() + patience(60)
-        done = int(cramped.status()["numOutputTokens"])
-        while int(cramped.status()["numOutputTokens"]) < done + 40:
+        done = int(cramped.status()["num_output_tokens"])
+        while int(cramped.status()["num_output_tokens"]) < done + 40:
             assert time.monotonic() < deadline
         worker = cramped.processes["worker_svc"]
         worker.kill()
@@ -194,7 +194,7 @@ def test_searches_that_end_early_leave_no_block(cramped: Product, sdk: pagewire.
     while thread.is_alive():  # between two rounds there is none to abort
         assert time.monotonic() < deadline
         abort = "pagewire.v1.SchedulerService/Abort"
-        cramped.grpcurl(cramped.scheduler_port, abort, data={"requestIds": ["mine"]})
+        cramped.grpcurl(cramped.scheduler_port, abort, data={"request_ids": ["mine"]})
     thread.join()
     assert [type(error) for error in ended] == [pagewire.Cancelled]
     until_no_block_is_held(cramped)

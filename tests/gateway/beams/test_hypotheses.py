@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from gateway.beams.hypotheses import Beam, BeamSearch
+from gateway.beams.hypotheses import Beam, Hypotheses
 from gateway.beams.options import BeamNames, BeamOptions, EarlyStopping
 from gateway.errors import RequestError
 from gateway.text.logprobs import RawLogprobs
@@ -41,7 +41,7 @@ def model() -> Iterator[LlamaForCausalLM]:
 
 @torch.inference_mode()
 def rows_after(
-    model: LlamaForCausalLM, prompt: Sequence[int], search: BeamSearch
+    model: LlamaForCausalLM, prompt: Sequence[int], search: Hypotheses
 ) -> list[RawLogprobs]:
     """The likeliest tokens after each running beam, as the worker reports them."""
     token_ids = torch.tensor([[*prompt, *beam.token_ids] for beam in search.running])
@@ -57,8 +57,8 @@ def run(
     options: BeamOptions,
     end_ids: Sequence[int],
     max_tokens: int,
-) -> BeamSearch:
-    search = BeamSearch(options, end_ids, max_tokens)
+) -> Hypotheses:
+    search = Hypotheses(options, end_ids, max_tokens)
     while not search.is_over:
         search.advance(rows_after(model, prompt, search))
     return search
@@ -149,10 +149,10 @@ def test_logprobs_are_of_the_chosen_tokens_and_add_up(model: LlamaForCausalLM) -
 
 
 def test_the_first_beam_has_no_tokens() -> None:
-    search = BeamSearch(BeamOptions(2, NAMES), [0], 3)
+    search = Hypotheses(BeamOptions(2, NAMES), [0], 3)
     assert search.running == [Beam()] and Beam().token_ids == () and Beam().logprobs == []
     assert search.num_candidates == 4
-    assert BeamSearch(BeamOptions(2, NAMES), [0, 1], 3).num_candidates == 6
+    assert Hypotheses(BeamOptions(2, NAMES), [0, 1], 3).num_candidates == 6
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.beams.hypotheses import BeamSearch
+from gateway.beams.hypotheses import Hypotheses
 from gateway.text.logprobs import RawLogprobs
 from pagewire.v1 import scheduler_pb2, types_pb2
 from wire import columns
@@ -22,7 +22,7 @@ def likeliest(token_ids: Sequence[int], vocab_size: int, count: int) -> RawLogpr
     return RawLogprobs(float(logprobs[top[0]]), 1, top.tolist(), logprobs[top].tolist())
 
 
-def searched(search: BeamSearch, prompt: Sequence[int], vocab_size: int) -> BeamSearch:
+def searched(search: Hypotheses, prompt: Sequence[int], vocab_size: int) -> Hypotheses:
     """The search to its end, without a scheduler."""
     while not search.is_over:
         rows = [

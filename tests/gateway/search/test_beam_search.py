@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.beams.hypotheses import BeamSearch
+from gateway.beams.hypotheses import Hypotheses
 from gateway.beams.options import BeamNames, BeamOptions
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, types_pb2
@@ -38,14 +38,14 @@ def expected(
     max_tokens: int = 9,
     end_ids: Sequence[int] = (1,),
     **options: Any,
-) -> BeamSearch:
+) -> Hypotheses:
     names = BeamNames("n")
     beams = BeamOptions(num_beams=num_beams, names=names, num_outputs=num_beams, **options)
-    search = BeamSearch(beams, end_ids, max_tokens)
+    search = Hypotheses(beams, end_ids, max_tokens)
     return searched(search, prompt, scheduler.model.vocab_size)
 
 
-def ids_of(search: BeamSearch) -> list[list[int]]:
+def ids_of(search: Hypotheses) -> list[list[int]]:
     return [list(one.beam.token_ids) for one in search.finished]
 
 
