@@ -101,7 +101,6 @@ class Hypotheses:
             for place, (token_id, logprob) in enumerate(
                 zip(row.top_token_ids, row.top_logprobs, strict=True)
             )
-            if place < self.num_candidates
         )
         return heapq.nlargest(self.num_candidates, every, key=lambda beam: beam.total)
 

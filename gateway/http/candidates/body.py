@@ -41,7 +41,7 @@ class CandidateFields(Strict):
     @property
     def num_choices(self) -> int:
         """How many outputs of each prompt are returned."""
-        return self.n or 1
+        return 1 if self.n is None else self.n
 
     @property
     def best(self) -> BestOf:

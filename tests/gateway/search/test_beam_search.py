@@ -290,6 +290,8 @@ async def test_the_deadline_runs_on_from_round_to_round(running: Any, model: Ran
     ("route", "field", "fields"),
     [
         (COMPLETION, "n", {"n": 17}),
+        (COMPLETION, "n", {"n": 0}),
+        (COMPLETION, "n", {"n": 0, "best_of": 2}),
         (COMPLETION, "n", {"n": 3, "best_of": 2}),
         (COMPLETION, "best_of", {"n": 1, "best_of": 17}),
         (COMPLETION, "best_of", {"n": 0, "best_of": 0}),
