@@ -381,7 +381,7 @@ class CompletionBody(GenerationBody):
 
     def to_requests(self, request_id: str) -> list[GenerationRequest]:
         """The requests of each prompt, in the order of the prompts."""
-        limits.check_count("n", len(self.prompt) * self.most_outputs, limits.MAX_OUTPUTS)
+        self.check_outputs(len(self.prompt))
         limit = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else to_limit(self.max_tokens)
         ids = [f"{request_id}-{index}" for index in range(len(self.prompt))]
         if len(self.prompt) == 1:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator
 from pydantic import WithJsonSchema as JsonSchema
 
+from gateway import limits
 from gateway.beams.options import NEVER, BeamNames, BeamOptions, EarlyStopping
 from gateway.choices import MAX_CHOICES, expand
 from gateway.errors import invalid, unsupported
@@ -50,10 +51,11 @@ class CandidateFields(Strict):
             return BestOf(self.num_choices, self.num_choices)
         return BestOf(max(self.best_of or 1, self.num_choices), self.num_choices)
 
-    @property
-    def most_outputs(self) -> int:
-        """How many outputs or beams of each prompt are computed."""
-        return max(self.best_of or 1, self.num_choices)
+    def check_outputs(self, num_prompts: int) -> None:
+        """Raises RequestError for too many outputs or beams of all prompts together."""
+        most = max(self.best_of or 1, self.num_choices)
+        name = "n" if most == self.num_choices else "best_of"
+        limits.check_count(name, num_prompts * most, limits.MAX_OUTPUTS)
 
     def candidates(self, request: GenerationRequest) -> list[GenerationRequest]:
         """The requests for the outputs of a prompt. Raises RequestError."""
