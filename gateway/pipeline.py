@@ -143,8 +143,7 @@ class Pipeline:
         live: LiveRequest | None = None
         finish: Finish | None = None
         progress: RequestProgress | None = None
-        error_code = ""
-        span = self.begin_span(request)
+        error_code, span = "", self.begin_span(request)
         try:
             request = self.sampling_defaults.fill(request)
             with self.preparing():

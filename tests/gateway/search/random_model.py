@@ -8,7 +8,8 @@ import numpy as np
 
 from gateway.beams.hypotheses import Hypotheses
 from gateway.text.logprobs import RawLogprobs
-from pagewire.v1 import scheduler_pb2, types_pb2
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, types_pb2
 from wire import columns
 from wire.logprobs import LogprobColumns
 
@@ -73,3 +74,14 @@ class RandomModel:
                 finished=[ended],
             )
         )
+
+
+async def generate(running: Any, **options: Any) -> pb.GenerateResponse:
+    """The answer to a call over gRPC with a prompt of three tokens."""
+    stub = inference_pb2_grpc.InferenceServiceStub(running.channel)
+    sampling = types_pb2.SamplingParams(max_tokens=9)
+    request = pb.GenerateRequest(prompt=pb.Prompt(token_ids=pb.TokenIds(ids=[3, 4, 5])))
+    request.options.sampling.CopyFrom(sampling)
+    request.options.MergeFrom(pb.GenerationOptions(**options))
+    response: pb.GenerateResponse = await stub.Generate(request)
+    return response
