@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 import pagewire
-from tests.e2e.conftest import Product
+from tests.e2e.conftest import Product, serving
 from tests.pace import patience
 
 pytestmark = pytest.mark.slow
@@ -31,12 +31,8 @@ PROMPTS = [
 def cramped(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     # 39 blocks of 16 tokens.
     small = ("--threads", "1", "--max-model-len", "512", "--num-kv-blocks", "40")
-    running = Product(tiny_model, tmp_path_factory.mktemp("logs"), small)
-    try:
-        running.start()
+    with serving(tiny_model, tmp_path_factory.mktemp("logs"), small) as running:
         yield running
-    finally:
-        running.kill()
 
 
 @pytest.fixture(scope="module")
