@@ -11,8 +11,11 @@ MAX_CHOICES = 16
 
 
 def expand(request: GenerationRequest, num_choices: int | None) -> list[GenerationRequest]:
-    """The `n` requests, in the order of their choices. Raises RequestError naming n."""
-    if num_choices is None or num_choices == 1:
+    """The `n` requests, in the order of their choices. Raises RequestError naming n.
+
+    A beam search is one request, whatever the number of its outputs.
+    """
+    if num_choices is None or num_choices == 1 or request.beams is not None:
         return [request]
     if not 1 < num_choices <= MAX_CHOICES:
         raise invalid("n", f"{num_choices} is outside [1, {MAX_CHOICES}]")

@@ -10,9 +10,10 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from gateway.embeddings import PromptEmbedding
-from gateway.errors import ErrorKind, RequestError
+from gateway.errors import ErrorKind, RequestError, unsupported
 from gateway.generation import GenerationRequest, OutputDelta, WholeOutput, completion_of
 from gateway.pipeline import Pipeline
+from gateway.search.beam_search import search
 
 Indexed = tuple[int, OutputDelta]
 Result = TypeVar("Result")
@@ -23,19 +24,23 @@ async def complete_all(
 ) -> list[WholeOutput]:
     """All outputs, in the order of the requests; the first failure cancels the others.
 
-    `names`, one per request, are what errors call its messages.
+    A beam search has as many as it returns, the others have one. `names`, one per request, are
+    what errors call its messages.
     """
 
-    async def complete(index: int, request: GenerationRequest) -> WholeOutput:
+    async def complete(index: int, request: GenerationRequest) -> list[WholeOutput]:
         try:
+            if request.beams is not None:
+                return await _search_patiently(index, pipeline, request)
             async with aclosing(_patiently(index, pipeline, request)) as deltas:
-                return completion_of([delta async for delta in deltas])
+                return [completion_of([delta async for delta in deltas])]
         except RequestError as error:
             if not names:
                 raise
             raise error.renamed("messages", names[index]) from error
 
-    return await _all([complete(index, request) for index, request in enumerate(requests)])
+    found = await _all([complete(index, request) for index, request in enumerate(requests)])
+    return [output for outputs in found for output in outputs]
 
 
 async def embed_all(
@@ -73,7 +78,13 @@ async def _all(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
 async def generate_all(
     pipeline: Pipeline, requests: Sequence[GenerationRequest]
 ) -> AsyncGenerator[Indexed, None]:
-    """Deltas of all outputs as they arrive, each with its request's index. Use aclosing()."""
+    """Deltas of all outputs as they arrive, each with its request's index. Use aclosing().
+
+    Raises RequestError for a beam search, whose outputs are not known before its end.
+    """
+    for request in requests:
+        if request.beams is not None:
+            raise unsupported(request.beams.names.num_beams, "a beam search cannot be streamed")
     if len(requests) == 1:  # by far the most common; needs no task
         async with aclosing(pipeline.generate(requests[0])) as deltas:
             async for delta in deltas:
@@ -123,6 +134,17 @@ async def _patiently(
                 async for delta in deltas:
                     yield delta
             return
+        except RequestError as error:
+            await _wait_or_raise(index, error)
+
+
+async def _search_patiently(
+    index: int, pipeline: Pipeline, request: GenerationRequest
+) -> list[WholeOutput]:
+    """The outputs of a beam search; a full queue refuses it before its first token."""
+    while True:
+        try:
+            return await search(pipeline, request)
         except RequestError as error:
             await _wait_or_raise(index, error)
 

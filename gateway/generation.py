@@ -7,6 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from gateway import limits
+from gateway.beams.options import BeamOptions
 from gateway.chat.conversation import Conversation
 from gateway.chat.parts import Content, Part, Reply, reply_of
 from gateway.errors import invalid
@@ -181,7 +182,7 @@ class PromptPooling(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A request for one output."""
+    """A request for one output, or for those of one beam search."""
 
     request_id: str
     prompt: Prompt
@@ -202,6 +203,7 @@ class GenerationRequest:
     counts_usage: bool = False  # with every delta
     pooling: PromptPooling | None = None  # return hidden states instead of an output
     num_deaths: int = 0  # of gateways, in a row, while it ran there
+    beams: BeamOptions | None = None  # None: tokens are sampled
 
     def __post_init__(self) -> None:
         if self.structure is not None and self.sampling.ignore_eos:

@@ -7,7 +7,8 @@ iterator early, for any reason, aborts the request in the scheduler.
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.chat.answer import AnswerReader, ChatFormat
@@ -30,6 +31,7 @@ from gateway.output_reader import OutputReader
 from gateway.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from gateway.scheduler.link import SchedulerLink
 from gateway.scheduler.live_request import LiveRequest, Submission, TokenArrival
+from gateway.scheduler.progress import RequestProgress
 from gateway.scheduler.readiness import PRIORITY_POLICY, ReadinessWatch
 from gateway.structure.calls import CallsInAnswer
 from gateway.structure.grammars import GrammarChecker
@@ -51,23 +53,6 @@ if TYPE_CHECKING:
     from wire.tracing.spans import Tracer
 
 
-@dataclass(slots=True)
-class RequestProgress:
-    """A live request as the debug service describes it."""
-
-    request: GenerationRequest
-    num_prompt_tokens: int
-    started_s: float
-    first_token_s: float | None = None
-    num_output_tokens: int = 0
-    num_cached_tokens: int = 0
-
-    @property
-    def scoped_id(self) -> str:
-        """The request's id at the scheduler."""
-        return self.request.standing.scoped(self.request.request_id)
-
-
 class Pipeline:
     """Owns the requests that are live in this gateway."""
 
@@ -85,7 +70,7 @@ class Pipeline:
         self.sampling_defaults = sampling_defaults
         self._tokenizer = tokenizer
         self.chat_format = chat_format
-        self._link = link
+        self.link = link
         self._readiness = readiness
         self._clock = clock
         self.metrics = metrics or RequestMetrics.unread()
@@ -101,13 +86,22 @@ class Pipeline:
         return self._num_preparing + len(self._live)
 
     @contextmanager
-    def _preparing(self) -> Iterator[None]:
+    def preparing(self) -> Iterator[None]:
         """Counts a request until it is live; nothing may be awaited in between."""
         self._num_preparing += 1
         try:
             yield
         finally:
             self._num_preparing -= 1
+
+    @contextmanager
+    def tracking(self, handle: int, progress: RequestProgress) -> Iterator[None]:
+        """Counts a request, known by one of its handles, as live."""
+        self._live[handle] = progress
+        try:
+            yield
+        finally:
+            self._live.pop(handle, None)
 
     @property
     def live(self) -> list[RequestProgress]:
@@ -120,7 +114,7 @@ class Pipeline:
         if self._tracer is not None:
             self._tracer.close()
 
-    def _begin_span(self, request: GenerationRequest) -> OutputSpan | None:
+    def begin_span(self, request: GenerationRequest) -> OutputSpan | None:
         """The span of a request; None when tracing is off."""
         if self._tracer is None:
             return None
@@ -149,15 +143,15 @@ class Pipeline:
         live: LiveRequest | None = None
         finish: Finish | None = None
         progress: RequestProgress | None = None
-        error_code = ""
-        span = self._begin_span(request)
+        error_code, span = "", self.begin_span(request)
         try:
             request = self.sampling_defaults.fill(request)
-            with self._preparing():
-                submission, reader = await self._prepare(request)
+            with self.preparing():
+                submission, new_reader = await self.prepare(request)
+            reader = new_reader()
             if span is not None:
-                submission = self._traced(submission, span, meter)
-            live = self._link.submit(submission)
+                submission = self.traced(submission, span, meter)
+            live = self.link.submit(submission)
             progress = RequestProgress(request, reader.num_prompt_tokens, self._clock())
             progress.num_output_tokens = reader.text.num_tokens
             self._live[live.handle] = progress
@@ -169,7 +163,7 @@ class Pipeline:
                 is_first = bool(num_tokens) and self._note_tokens(progress, num_tokens, meter)
                 finish = delta.finish
                 if finish is not None:
-                    self._link.close(live)  # at a stop string the scheduler must be stopped
+                    self.link.close(live)  # at a stop string the scheduler must be stopped
                     meter.finished(finish, self._clock())
                     if not request.resume_token_ids:
                         timings = meter.timings(live.queue_s, self._clock())
@@ -186,12 +180,12 @@ class Pipeline:
         finally:
             if live is not None:
                 self._live.pop(live.handle, None)
-                self._link.close(live)
+                self.link.close(live)
             if span is not None:
                 span.end(OutputTimes.of(live, progress), finish, error_code, self._clock())
             log_end(request.request_id, finish, error_code)
 
-    def _traced(self, submission: Submission, span: OutputSpan, meter: OutputMeter) -> Submission:
+    def traced(self, submission: Submission, span: OutputSpan, meter: OutputMeter) -> Submission:
         """The submission under the span, now that it is prepared."""
         span.prepared(meter.began_s, self._clock(), len(submission.prompt_token_ids))
         standing = replace(submission.standing, trace=span.context)
@@ -207,8 +201,13 @@ class Pipeline:
         progress.num_output_tokens = num_tokens
         return is_first
 
-    async def _prepare(self, request: GenerationRequest) -> tuple[Submission, OutputReader]:
-        """The submission for the scheduler, and the reader of its results. Raises RequestError."""
+    async def prepare(
+        self, request: GenerationRequest
+    ) -> tuple[Submission, Callable[[], OutputReader]]:
+        """The submission for the scheduler, and what makes readers of its results.
+
+        Raises RequestError.
+        """
         model = self.resolve_model(request.model)
         self._check_priority(request)
         request.check(model.vocab_size)
@@ -223,17 +222,8 @@ class Pipeline:
                 request.structure, model.vocab_size, model.eos_token_ids
             )
             sampling = replace(sampling, grammar=grammar)
-        reader = OutputReader(
-            self._output_text(request),
-            len(prompt.token_ids),
-            self._logprob_reader(request, len(wanted_outputs.echo or "")),
-            self._answer_reader(request, prompt),
-            self._prompt_output_reader(request, prompt, wanted_outputs),
-            counts_usage=request.counts_usage,
-        )
         if request.resume_token_ids:
             check_token_ids("resume_token_ids", request.resume_token_ids, model.vocab_size)
-            reader.catch_up(request.resume_token_ids)
         submission = Submission(
             request.request_id,
             prompt.token_ids,
@@ -243,7 +233,23 @@ class Pipeline:
             output_token_ids=request.resume_token_ids,
             num_deaths=request.num_deaths,
         )
-        return submission, reader
+        return submission, partial(self._reader, request, prompt, wanted_outputs)
+
+    def _reader(
+        self, request: GenerationRequest, prompt: TokenizedPrompt, outputs: PromptOutputOptions
+    ) -> OutputReader:
+        """A reader of one output. Raises RequestError when what it resumes had ended."""
+        reader = OutputReader(
+            self._output_text(request),
+            len(prompt.token_ids),
+            self._logprob_reader(request, len(outputs.echo or "")),
+            self._answer_reader(request, prompt),
+            self._prompt_output_reader(request, prompt, outputs),
+            counts_usage=request.counts_usage,
+        )
+        if request.resume_token_ids:
+            reader.catch_up(request.resume_token_ids)
+        return reader
 
     def _check_priority(self, request: GenerationRequest) -> None:
         """Raises RequestError for a priority that the scheduler would ignore."""
@@ -313,8 +319,7 @@ class Pipeline:
     ) -> PromptOutputOptions:
         echo = None
         if request.echo:
-            skips = request.skip_special_tokens
-            decode = self._tokenizer.decode
+            skips, decode = request.skip_special_tokens, self._tokenizer.decode
             echo = prompt.text or decode(prompt.token_ids, skip_special_tokens=skips)
         sampling = request.sampling
         return PromptOutputOptions(sampling.num_prompt_logprobs, echo, sampling.num_top_logprobs)
@@ -328,11 +333,9 @@ class Pipeline:
         wants_scores = wanted_outputs.echo is not None or wanted_outputs.most_top is not None
         if not wants_scores and not request.returns_prompt_ids:
             return None
-        skips = request.skip_special_tokens
-        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=skips)
-        return PromptOutputReader(
-            wanted_outputs, prompt.token_ids, self._tokenizer.spell, detokenizer
-        )
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
+        spell = self._tokenizer.spell
+        return PromptOutputReader(wanted_outputs, prompt.token_ids, spell, detokenizer)
 
     def _logprob_reader(self, request: GenerationRequest, text_offset: int) -> LogprobReader | None:
         num_top = request.sampling.num_top_logprobs
@@ -345,7 +348,7 @@ class Pipeline:
         """The pooled hidden states of a prompt, by the request's `pooling`."""
         assert request.pooling is not None
         meter = OutputMeter(self.metrics, request, self._clock())
-        span, end = self._begin_span(request), None
+        span, end = self.begin_span(request), None
         if span is not None:
             standing = replace(request.standing, trace=span.context)
             request = replace(request, standing=standing)
@@ -369,9 +372,9 @@ class Pipeline:
     async def _embed(self, request: GenerationRequest) -> TokenArrival:
         model = self.resolve_model(request.model)
         self._check_priority(request)
-        with self._preparing():
+        with self.preparing():
             prompt = await self._tokenize(request, model)
-        live = self._link.submit(
+        live = self.link.submit(
             Submission(
                 request.request_id,
                 prompt.token_ids,
@@ -381,12 +384,12 @@ class Pipeline:
                 request.pooling,
             )
         )
-        self._live[live.handle] = RequestProgress(request, len(prompt.token_ids), self._clock())
+        progress = RequestProgress(request, len(prompt.token_ids), self._clock())
         try:
-            return await live.receive()
+            with self.tracking(live.handle, progress):
+                return await live.receive()
         finally:
-            del self._live[live.handle]
-            self._link.close(live)
+            self.link.close(live)
 
     async def complete(self, request: GenerationRequest) -> WholeOutput:
         """The whole output at once."""

@@ -7,6 +7,7 @@ The capital of France is Paris.
 """
 
 from pagewire._aio import AsyncClient
+from pagewire._beams import BeamSearch
 from pagewire._chat import (
     ChatOptions,
     Message,
@@ -66,6 +67,7 @@ __all__ = [
     "Aborted",
     "AsyncClient",
     "AsyncStream",
+    "BeamSearch",
     "CallOptions",
     "Cancelled",
     "ChatCallOptions",

@@ -6,6 +6,7 @@ from enum import StrEnum
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
+from pagewire._beams import BeamSearch
 from pagewire._chat import ChatOptions, Message, ToolCall, ToolCallDelta
 from pagewire._structure import StructuredOutput
 
@@ -75,9 +76,10 @@ class CallOptions(TypedDict, total=False):
     where several are served; `request_id` appears in the server's logs. `priority` (smaller is more
     urgent) and `tenant` are used by the scheduling policy. Prompts share the KV of a common prefix
     only with prompts of the same `cache_salt`, and with none if `skip_prefix_cache`. `n` is the
-    number of outputs, 1 to 16. `metadata` travels with the call, for tracing and proxies. A call
-    with the `idempotency_key` of an earlier one gets its answer; the client makes one for each
-    call, so yours is for calls that your own program sends again.
+    number of outputs, 1 to 16; with a `beam_search` the likeliest ones, which no stream can have.
+    `metadata` travels with the call, for tracing and proxies. A call with the `idempotency_key` of
+    an earlier one gets its answer; the client makes one for each call, so yours is for calls that
+    your own program sends again.
     """
 
     model: str
@@ -88,6 +90,7 @@ class CallOptions(TypedDict, total=False):
     cache_salt: str
     skip_prefix_cache: bool
     n: int
+    beam_search: BeamSearch | None
     metadata: Mapping[str, str] | None
     idempotency_key: str
 

@@ -15,7 +15,8 @@ MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKEN_IDS = 16384
 MAX_BAD_WORDS = 512
 MAX_BAD_WORD_TOKENS = 256
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 128  # more than gateways grant their callers: they search beams with them
+MAX_PROMPT_LOGPROBS = 20
 MAX_GRAMMAR_BYTES = 1 << 20
 # The worker computes in float32, where values outside would become 0 or infinite.
 LARGEST = 3.4e38
@@ -88,7 +89,10 @@ def _check_ranges(params: SamplingParams) -> None:
         "frequency_penalty": ("from -2 to 2", lambda x: -2 <= x <= 2),
         "repetition_penalty": ("above 0 and finite", lambda x: SMALLEST_FLOAT <= x <= LARGEST),
         "logprobs": (f"at most {MAX_LOGPROBS}", lambda x: x <= MAX_LOGPROBS),
-        "prompt_logprobs": (f"at most {MAX_LOGPROBS}", lambda x: x <= MAX_LOGPROBS),
+        "prompt_logprobs": (
+            f"at most {MAX_PROMPT_LOGPROBS}",
+            lambda x: x <= MAX_PROMPT_LOGPROBS,
+        ),
     }
     for name, (words, holds) in ranges.items():
         value = getattr(params, name)

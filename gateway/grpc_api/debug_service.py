@@ -9,7 +9,8 @@ from gateway import limits
 from gateway.errors import ErrorKind, RequestError, invalid
 from gateway.generation import SamplingParams
 from gateway.grpc_api.statuses import Context, RefusalsAsStatuses
-from gateway.pipeline import Pipeline, RequestProgress
+from gateway.pipeline import Pipeline
+from gateway.scheduler.progress import RequestProgress
 from pagewire.v1 import debug_pb2 as pb
 from pagewire.v1 import debug_pb2_grpc
 

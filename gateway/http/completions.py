@@ -36,7 +36,7 @@ async def answer(
 ) -> Response:
     """Runs one HTTP request until its end, or until its client disconnects."""
     answer_id = request_id_of(request.headers, body.request_id, f"{form.id_prefix}-")
-    extras, num_choices = body.extras, body.n or 1
+    extras, num_choices = body.extras, body.num_choices
     standing = standing_of(body, request.headers)
     wanted = [replace(one, standing=standing) for one in body.to_requests(answer_id)]
     head: dict[str, Any] = {
@@ -48,7 +48,9 @@ async def answer(
     if body.stream:
         writer = ChunkWriter(form, head, num_choices=num_choices, extras=extras)
         return await streamed(request, _events(pipeline, wanted, writer))
-    outputs = await unless_disconnected(request, complete_all(pipeline, wanted))
+    computed = await unless_disconnected(request, complete_all(pipeline, wanted))
+    shows_logprobs = body.logprobs is not None and body.logprobs is not False  # 0 is a number
+    outputs = body.best.choose(computed, shows_logprobs=shows_logprobs)
     choices = [whole_choice(form, index, output, extras) for index, output in enumerate(outputs)]
     usage = usage_body(total_usage([output.finish.usage for output in outputs], num_choices))
     beside = beside_choices(form, outputs, extras)

@@ -28,10 +28,6 @@ RESPONSE_HARMLESS = HARMLESS | {"client_metadata"}
 
 # Field -> values that change nothing. Null is accepted everywhere.
 _BOTH: dict[str, tuple[Any, ...]] = {
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "best_of": (1,),
-    "early_stopping": (False,),
     "spaces_between_special_tokens": (True,),
     "logits_processors": ([],),
     "kv_transfer_params": ({},),

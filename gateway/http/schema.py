@@ -10,7 +10,6 @@ from pydantic import WithJsonSchema as JsonSchema
 
 from gateway import limits
 from gateway.chat.conversation import Conversation, Rendering, ToolChoice, ToolMode
-from gateway.choices import expand
 from gateway.errors import invalid
 from gateway.generation import (
     MAX_LOGPROBS,
@@ -22,6 +21,7 @@ from gateway.generation import (
     check_range,
 )
 from gateway.http import fields
+from gateway.http.candidates.body import CandidateFields
 from gateway.http.events import Extras
 from gateway.http.messages import Choice, Messages, Strict, Tools
 from gateway.http.structured import (
@@ -83,7 +83,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-class GenerationBody(Body):
+class GenerationBody(CandidateFields, Body):
     """Fields that chats and completions share: OpenAI's, and vLLM's extra ones."""
 
     model: str | None = None
@@ -113,7 +113,6 @@ class GenerationBody(Body):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
-    n: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
     skip_prefix_cache: bool | None = None
@@ -125,7 +124,6 @@ class GenerationBody(Body):
     echo: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     @property
@@ -154,7 +152,7 @@ class GenerationBody(Body):
         num_top_logprobs: int | None,
         echo: bool = False,
     ) -> list[GenerationRequest]:
-        """The n requests of this body for one prompt."""
+        """The requests of this body for one prompt."""
         sampling = SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -190,7 +188,7 @@ class GenerationBody(Body):
             returns_prompt_ids=self.extras.has_token_ids or (echo and self.extras.spells_ids),
             counts_usage=bool(self.stream) and self.extras.counts_usage,
         )
-        return expand(request, self.n)
+        return self.candidates(request)
 
     def _structure(self) -> Asked | None:
         """The required structure of the output. Raises RequestError for contradicting fields."""
@@ -380,8 +378,8 @@ class CompletionBody(GenerationBody):
         return body
 
     def to_requests(self, request_id: str) -> list[GenerationRequest]:
-        """n requests per prompt, in the order of the prompts."""
-        limits.check_count("n", len(self.prompt) * (self.n or 1), limits.MAX_OUTPUTS)
+        """The requests of each prompt, in the order of the prompts."""
+        self.check_outputs(len(self.prompt))
         limit = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else to_limit(self.max_tokens)
         ids = [f"{request_id}-{index}" for index in range(len(self.prompt))]
         if len(self.prompt) == 1:

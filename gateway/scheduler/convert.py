@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gateway.beams.options import NEVER, BeamNames, BeamOptions, EarlyStopping
 from gateway.chat.convert import add_parts, add_reply
 from gateway.errors import RequestError, from_grpc_code, invalid
 from gateway.generation import (
@@ -48,6 +49,13 @@ POOLING_TO_PROTO = {
 }
 POOLING_FROM_PROTO = {number: pooling for pooling, number in POOLING_TO_PROTO.items()}
 REASON_FROM_PROTO = {number: reason for reason, number in REASON_TO_PROTO.items()}
+_BEAM_NAMES = BeamNames("beam_search.num_beams", "n", "beam_search.length_penalty")
+_EARLY_STOPPING: dict[int, EarlyStopping] = {
+    inference_pb2.EARLY_STOPPING_UNSPECIFIED: False,
+    inference_pb2.EARLY_STOPPING_FALSE: False,
+    inference_pb2.EARLY_STOPPING_TRUE: True,
+    inference_pb2.EARLY_STOPPING_NEVER: NEVER,
+}
 
 _OPTIONAL_SAMPLING = (
     "temperature",
@@ -112,7 +120,7 @@ def submit_to_proto(
         request_id=standing.scoped(wanted.request_id),
         prompt_token_ids=columns.pack([*wanted.prompt_token_ids, *output]),
         num_prompt_tokens=len(wanted.prompt_token_ids) if output or is_again else None,
-        resumed_by_client=bool(output) and not is_again,
+        resumed_by_client=bool(output) and not (is_again or wanted.was_accepted),
         sampling=sampling_to_proto(sampling),
         priority=standing.priority,
         tenant=standing.tenant,
@@ -249,6 +257,21 @@ def request_from_proto(
         structure=structure_from_proto(options),
         resume_token_ids=tuple(options.resume_token_ids),
         num_deaths=options.num_deaths,
+        beams=_beams_from_proto(options),
+    )
+
+
+def _beams_from_proto(options: inference_pb2.GenerationOptions) -> BeamOptions | None:
+    """The beam search from a gRPC client; None without one."""
+    if not options.HasField("beam_search"):
+        return None
+    asked = options.beam_search
+    return BeamOptions(
+        num_beams=asked.num_beams,
+        names=_BEAM_NAMES,
+        num_outputs=options.n if options.HasField("n") else 1,
+        length_penalty=asked.length_penalty if asked.HasField("length_penalty") else 1.0,
+        early_stopping=_EARLY_STOPPING[asked.early_stopping],
     )
 
 

@@ -30,6 +30,7 @@ class Submission:
     pooling: PromptPooling | None = None
     output_token_ids: tuple[int, ...] = ()  # from an earlier attempt
     num_deaths: int = 0  # of schedulers and gateways in a row, while it ran there without a token
+    was_accepted: bool = False  # its output so far is that of requests that this gateway had
 
 
 class TokenArrival(NamedTuple):  # one per message: a frozen dataclass takes three times as long

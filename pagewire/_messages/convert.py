@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from pagewire._beams import to_beam_search
 from pagewire._chat import ChatOptions, Messages
 from pagewire._errors import InvalidArgument
 from pagewire._messages.conversation import to_chat_options, to_messages
@@ -129,6 +130,8 @@ def _to_options(params: SamplingParams | None, options: CallOptions) -> pb.Gener
     for name in ("timeout_s", "metadata"):  # used by the channel
         sampling.pop(name, None)
     message = pb.GenerationOptions()
+    if (beams := sampling.pop("beam_search", None)) is not None:
+        message.beam_search.CopyFrom(to_beam_search(beams))
     set_fields(message, {name: sampling.pop(name, None) for name in _CALL_FIELDS})
     params = replace(params or SamplingParams(), **sampling)
     set_fields(message, {name: getattr(params, name) for name in _TEXT_FIELDS})
@@ -148,6 +151,8 @@ def _to_options(params: SamplingParams | None, options: CallOptions) -> pb.Gener
 def _check_stream(options: CallOptions) -> None:
     if options.get("idempotency_key"):
         raise InvalidArgument("idempotency_key: is for calls without a stream, which resumes")
+    if options.get("beam_search") is not None:
+        raise InvalidArgument("beam_search: is for calls without a stream, its outputs come last")
 
 
 def _of_any_call(options: ChatCallOptions) -> CallOptions:

@@ -182,7 +182,7 @@ def tiny_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def _serving(model: Path, logs: Path, worker_options: tuple[str, ...]) -> Iterator[Product]:
+def serving(model: Path, logs: Path, worker_options: tuple[str, ...]) -> Iterator[Product]:
     os.environ.pop("OPENAI_API_KEY", None)
     with Product(model, logs, worker_options) as running:
         running.start()
@@ -193,7 +193,7 @@ def _serving(model: Path, logs: Path, worker_options: tuple[str, ...]) -> Iterat
 @pytest.fixture(scope="session")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     """The default model's file, shared by all tests that depend on the content of answers."""
-    with _serving(
+    with serving(
         ensure_file(), tmp_path_factory.mktemp("logs"), ("--kv-cache-gib", "1")
     ) as running:
         yield running
@@ -203,5 +203,5 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
 def tiny_product(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     """The tiny model, shared by all other tests."""
     small = ("--threads", "1", "--kv-cache-gib", "0.3")
-    with _serving(tiny_model, tmp_path_factory.mktemp("tiny-logs"), small) as running:
+    with serving(tiny_model, tmp_path_factory.mktemp("tiny-logs"), small) as running:
         yield running

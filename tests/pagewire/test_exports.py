@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pagewire
-from pagewire import CallOptions, SamplingParams
+from pagewire import BeamSearch, CallOptions, SamplingParams
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ def test_version_is_the_projects():
 
 def test_every_sampling_field_is_a_keyword_of_every_call():
     own = {"model", "request_id", "timeout_s", "priority", "tenant"}
-    own |= {"cache_salt", "skip_prefix_cache", "n", "metadata", "idempotency_key"}
+    own |= {"cache_salt", "skip_prefix_cache", "n", "metadata", "idempotency_key", "beam_search"}
     assert CallOptions.__annotations__.keys() == {f.name for f in fields(SamplingParams)} | own
 
 
@@ -52,6 +52,6 @@ def test_the_package_says_that_it_is_typed():
 
 
 def test_the_examples_in_docstrings_hold():
-    for value in (SamplingParams, pagewire.JsonSchema, pagewire.Choice, pagewire.Tool):
+    for value in (SamplingParams, BeamSearch, pagewire.JsonSchema, pagewire.Choice, pagewire.Tool):
         example = doctest.DocTestFinder().find(value, globs={value.__name__: value})
         assert doctest.DocTestRunner().run(example[0]) == (0, 1)

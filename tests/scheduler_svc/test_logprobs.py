@@ -124,7 +124,7 @@ WORD = types_pb2.TokenSequence
         ("bad_words_token_ids", {"bad_words_token_ids": [WORD()]}),
         ("bad_words_token_ids", {"bad_words_token_ids": [WORD(token_ids=[1, 32000])]}),
         ("bad_words_token_ids", {"bad_words_token_ids": [WORD(token_ids=[1] * 257)]}),
-        ("logprobs", {"logprobs": 21}),
+        ("logprobs", {"logprobs": 129}),
     ],
 )
 async def test_a_rule_out_of_range_is_refused_by_name(

@@ -11,6 +11,7 @@ from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc as stubs
 from tests.edges import edges_of, name_of, numbers_in, with_number
 from tests.gateway.conftest import Running
+from tests.gateway.search.random_model import RandomModel
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -63,7 +64,15 @@ async def test_every_method_is_tried(running: Running) -> None:
 
 
 async def test_every_call_answers_every_edge(running: Running) -> None:
-    running.scheduler.output = []  # it knows no log probabilities
+    running.scheduler.output = []  # it knows no log probabilities, but for rounds of beams
+
+    def is_plain(submit: Any, outbox: Any) -> bool:
+        is_round = submit.sampling.logprobs and submit.sampling.ignore_eos
+        if not is_round:
+            type(running.scheduler)._answer(running.scheduler, submit, outbox)
+        return not is_round
+
+    RandomModel(running.scheduler, disturb=is_plain)
     for name, (call, request) in _calls(running).items():
         for path in numbers_in(request.DESCRIPTOR):
             for value in edges_of(path[-1]):

@@ -69,6 +69,9 @@ COMPANIONS = {
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
     "tool_choice": {"tools": TOOLS},
+    "use_beam_search": {"max_tokens": 2},
+    "early_stopping": {"use_beam_search": True, "max_tokens": 2},
+    "length_penalty": {"use_beam_search": True, "max_tokens": 2},
 }
 # What a route calls by another name.
 REPLACES = {"queries": "text_1", "documents": "text_2"}
@@ -138,6 +141,12 @@ def scheduler(running: Any) -> Iterator[None]:
     def answer(submit: Any, outbox: Any) -> None:
         if list(submit.sampling.allowed_token_ids) and submit.sampling.max_tokens == 1:  # a score
             running.scheduler.output = list(submit.sampling.allowed_token_ids)
+            with telling_logprobs(running.scheduler, tell):
+                running.scheduler._answer(submit, outbox)
+            running.scheduler._answer = answer
+            return
+        if submit.sampling.logprobs and submit.sampling.ignore_eos:  # a round of a beam search
+            running.scheduler.output = [5]
             with telling_logprobs(running.scheduler, tell):
                 running.scheduler._answer(submit, outbox)
             running.scheduler._answer = answer

@@ -1,0 +1,1 @@
+"""Beam search: several continuations of one prompt, of which the likeliest are kept."""

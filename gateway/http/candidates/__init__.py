@@ -1,0 +1,1 @@
+"""Fields of bodies that say how many outputs are computed, and which of them are returned."""

@@ -1,0 +1,208 @@
+"""Beam search through the product: outputs of transformers whatever happens, and no block kept."""
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+import pagewire
+from tests.e2e.conftest import Product, serving
+from tests.pace import patience
+
+pytestmark = pytest.mark.slow
+
+CLOSE_CALL = 1e-4  # scores closer than this may be in either order
+# 1 to 58 tokens: shorter and longer than blocks of 16, and at their edges.
+PROMPTS = [
+    [random.Random(f"prompt {index}").randrange(3, 49152) for _ in range(1 + 3 * index)]
+    for index in range(20)
+]
+
+
+@pytest.fixture(scope="module")
+def cramped(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    # 39 blocks of 16 tokens.
+    small = ("--threads", "1", "--max-model-len", "512", "--num-kv-blocks", "40")
+    with serving(tiny_model, tmp_path_factory.mktemp("logs"), small) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sdk(cramped: Product) -> Iterator[pagewire.Client]:
+    with pagewire.Client(f"127.0.0.1:{cramped.grpc_port}", timeout_s=patience(240)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny_model: Path) -> Iterator[Any]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    torch.set_num_threads(before)
+
+
+def until_no_block_is_held(product: Product) -> None:
+    """Waits until no request is live, and checks that every block is free."""
+    deadline = time.monotonic() + patience(30)
+    while (status := product.status()).get("num_running") or status.get("num_waiting"):
+        assert time.monotonic() < deadline, status
+        time.sleep(0.05)
+    assert status["num_free_blocks"] == status["num_blocks"]
+
+
+def search(
+    sdk: pagewire.Client, prompt: Sequence[int], beams: pagewire.BeamSearch, **options: Any
+) -> list[pagewire.Completion]:
+    """All outputs of a search, best first."""
+    n = options.pop("n", beams.num_beams)
+    options = {"max_tokens": 20, "logprobs": 0} | options
+    first = sdk.generate(prompt, beam_search=beams, n=n, **options)
+    return [first, *first.more]
+
+
+@torch.inference_mode()
+def of_transformers(
+    oracle: Any, prompt: Sequence[int], beams: pagewire.BeamSearch, end_ids: Sequence[int]
+) -> list[tuple[tuple[int, ...], float]]:
+    config = GenerationConfig(
+        num_beams=beams.num_beams,
+        num_return_sequences=beams.num_beams,
+        length_penalty=beams.length_penalty,
+        early_stopping=beams.early_stopping,
+        max_new_tokens=20,
+        eos_token_id=list(end_ids),
+        pad_token_id=0,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    given = torch.tensor([list(prompt)])
+    mask = torch.ones_like(given)
+    found = oracle.generate(given, attention_mask=mask, generation_config=config)
+    outputs = []
+    for sequence, score in zip(found.sequences.tolist(), found.sequences_scores, strict=True):
+        output = sequence[len(prompt) :]
+        ends = [index for index, token_id in enumerate(output) if token_id in end_ids]
+        outputs.append((tuple(output[: ends[0] + 1] if ends else output), float(score)))
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("num_beams", "length_penalty", "early_stopping"),
+    [(2, 1.0, False), (4, 1.0, True), (4, 0.0, "never")],
+)
+def test_twenty_prompts_have_the_outputs_of_transformers(
+    cramped: Product,
+    sdk: pagewire.Client,
+    oracle: Any,
+    num_beams: int,
+    length_penalty: float,
+    early_stopping: Any,
+) -> None:
+    beams = pagewire.BeamSearch(num_beams, length_penalty, early_stopping)
+    (model,) = sdk.models()
+    likely: list[int] = []  # tokens that end outputs of every other prompt
+    num_stopped = num_equal = 0
+    for index, prompt in enumerate(PROMPTS):
+        stops = likely[-2:] if index % 2 else []
+        end_ids = [*model.eos_token_ids, *stops]
+        found = search(sdk, prompt, beams, stop_token_ids=stops)
+        expected = of_transformers(oracle, prompt, beams, end_ids)
+        for mine, (token_ids, score) in zip(found, expected, strict=True):
+            assert mine.cumulative_logprob is not None
+            own_score = mine.cumulative_logprob / len(mine.token_ids) ** length_penalty
+            assert own_score == pytest.approx(score, abs=1e-3), f"prompt {index}"
+            others = [other for _, other in expected if other != score]
+            if all(abs(other - score) > CLOSE_CALL for other in others):
+                assert mine.token_ids == token_ids, f"prompt {index}"
+                num_equal += 1
+        num_stopped += sum(mine.finish_reason == "stop" for mine in found)
+        likely += search(sdk, PROMPTS[(index + 1) % 20], beams, n=1)[0].token_ids[3:5]
+    assert num_stopped, "no output ended early: nothing was learned of ends"
+    assert num_equal >= 0.9 * num_beams * len(PROMPTS), "too many close calls"
+    until_no_block_is_held(cramped)
+
+
+def crowd(sdk: pagewire.Client, index: int) -> pagewire.Completion:
+    return sdk.generate(f"{index} bottles of", max_tokens=60, ignore_eos=True, seed=index)
+
+
+def test_a_search_is_the_same_among_others_that_do_not_fit_and_when_the_worker_dies(
+    cramped: Product, sdk: pagewire.Client
+) -> None:
+    beams, prompt = pagewire.BeamSearch(4), PROMPTS[13]
+    alone = search(sdk, prompt, beams, max_tokens=24)
+    before = int(cramped.status().get("num_preemptions", 0))
+    with ThreadPoolExecutor(24) as pool:
+        others = [pool.submit(crowd, sdk, index) for index in range(16)]
+        searches = [pool.submit(search, sdk, prompt, beams, max_tokens=24) for _ in range(3)]
+        for other in others:
+            other.result()
+        crowded = [one.result() for one in searches]
+    assert int(cramped.status().get("num_preemptions", 0)) > before
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(search, sdk, prompt, beams, max_tokens=400)
+        deadline = time.monotonic() + patience(60)
+        done = int(cramped.status()["num_output_tokens"])
+        while int(cramped.status()["num_output_tokens"]) < done + 40:
+            assert time.monotonic() < deadline
+        worker = cramped.processes["worker_svc"]
+        worker.kill()
+        worker.wait()
+        assert not running.done(), "too late to disturb it"
+        cramped.start_worker()
+        disturbed = running.result()
+    calm = search(sdk, prompt, beams, max_tokens=400)
+    for found, expected in [*((one, alone) for one in crowded), (disturbed, calm)]:
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine.cumulative_logprob == pytest.approx(theirs.cumulative_logprob, abs=1e-2)
+        assert found[0].token_ids == expected[0].token_ids
+    until_no_block_is_held(cramped)
+
+
+def test_searches_that_end_early_leave_no_block(cramped: Product, sdk: pagewire.Client) -> None:
+    """By a deadline, by a client that leaves, and by a round that is aborted by its id."""
+    cramped.wait_until_ready()
+    for wait_s in (0.02, 0.1, 0.2):
+        with pytest.raises(pagewire.DeadlineExceeded):
+            search(sdk, PROMPTS[5], pagewire.BeamSearch(4), max_tokens=400, timeout_s=wait_s)
+    body = {"prompt": PROMPTS[6], "use_beam_search": True, "n": 3, "max_tokens": 400}
+    with pytest.raises(httpx.TimeoutException):
+        httpx.post(f"{cramped.url}/v1/completions", json=body, timeout=0.2)
+    ended: list[Exception] = []
+
+    def run() -> None:
+        try:
+            beams = pagewire.BeamSearch(4)
+            search(sdk, PROMPTS[7], beams, max_tokens=400, request_id="mine")
+        except pagewire.PagewireError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    deadline = time.monotonic() + patience(60)
+    while thread.is_alive():  # between two rounds there is none to abort
+        assert time.monotonic() < deadline
+        abort = "pagewire.v1.SchedulerService/Abort"
+        cramped.grpcurl(cramped.scheduler_port, abort, data={"request_ids": ["mine"]})
+    thread.join()
+    assert [type(error) for error in ended] == [pagewire.Cancelled]
+    until_no_block_is_held(cramped)
+
+
+def test_over_http_it_is_the_same_search(cramped: Product, sdk: pagewire.Client) -> None:
+    body = {"prompt": PROMPTS[9], "use_beam_search": True, "n": 2, "best_of": 4, "max_tokens": 20}
+    body |= {"length_penalty": 0.5, "early_stopping": True, "return_token_ids": True}
+    url = f"{cramped.url}/v1/completions"
+    answer = httpx.post(url, json=body, timeout=patience(60)).json()
+    found = [choice["token_ids"] for choice in answer["choices"]]
+    beams = pagewire.BeamSearch(4, 0.5, True)
+    assert found == [list(one.token_ids) for one in search(sdk, PROMPTS[9], beams, n=2)]
