@@ -33,6 +33,8 @@ from scheduler_svc.core.step.apply_tokens import TokenUpdates
 from scheduler_svc.core.step.check_result import check_result
 from scheduler_svc.core.step.grants import Cut, Grants
 from scheduler_svc.core.step.plan import (
+    NO_DRAFTS,
+    Drafts,
     Finished,
     PromptOutputDelivery,
     StepOutputs,
@@ -217,12 +219,15 @@ class Scheduler:
             self.internal_state.renew_running()
         self._unfinished = Unfinished()
 
-    def schedule(self, most_prompt_tokens: int | None = None) -> StepPlan | None:
+    def schedule(
+        self, most_prompt_tokens: int | None = None, drafts: Drafts = NO_DRAFTS
+    ) -> StepPlan | None:
         """Plans the next step, with at most so many prompt tokens if rows decode in it.
 
-        Returns None when there is nothing to compute before a result arrives.
+        The slots in `drafts` take no part in it while a token of theirs is in flight. Returns None
+        when there is nothing to compute before a result arrives.
         """
-        plan = None if self._grants.pending else self._planner.plan(most_prompt_tokens)
+        plan = None if self._grants.pending else self._planner.plan(most_prompt_tokens, drafts)
         if plan is not None:
             self._in_flight.append(plan)
             self.counters.planned(plan)
@@ -302,6 +307,7 @@ class Scheduler:
         if token_update.ends:
             finished += self._finish_all(token_update.ends)
             state.renew_running()
+        self.counters.verified(plan, result)
         state.acknowledge(plan.step_id)
         if state.suspects:
             clear_suspects(plan)

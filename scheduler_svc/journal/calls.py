@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from scheduler_svc.core import (
     Cut,
+    Drafts,
     Finished,
     Preparations,
     Refused,
@@ -23,6 +24,7 @@ from scheduler_svc.core import (
 )
 from scheduler_svc.core.history.migration import Migration
 from scheduler_svc.core.queue.deadlines import Deadlines
+from scheduler_svc.core.step.plan import NO_DRAFTS
 from scheduler_svc.core.step.state import SchedulerState
 
 # Calls that change the core. `now_s` is the property being set; those of `_MOVES` are methods of
@@ -178,7 +180,11 @@ class TappedScheduler(Scheduler):
     def expire(self, now_s: float) -> list[Finished]:
         return self._tell("expire", super().expire, now_s)
 
-    def schedule(self, most_prompt_tokens: int | None = None) -> StepPlan | None:
+    def schedule(
+        self, most_prompt_tokens: int | None = None, drafts: Drafts = NO_DRAFTS
+    ) -> StepPlan | None:
+        if drafts:
+            return self._tell("schedule", super().schedule, most_prompt_tokens, drafts)
         limit = () if most_prompt_tokens is None else (most_prompt_tokens,)
         return self._tell("schedule", super().schedule, *limit)
 
