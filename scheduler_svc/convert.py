@@ -270,11 +270,18 @@ def to_result(
         token_ids=unpack(output.token_ids, name="token_ids").astype(np.int32, copy=False),
         bad_rows=tuple(np.flatnonzero(status).tolist()),
         dead_ends={error.row: error.message for error in output.row_errors},
-        num_sampled=unpack(output.num_sampled, name="num_sampled") if output.num_sampled else None,
+        num_sampled=_ranges(output.num_sampled),
         prompt_outputs=tuple(
             ReceivedPromptOutput(r.owner, r.begin, r.end, r.is_finite) for r in prompt_outputs
         ),
     )
+
+
+def _ranges(num_sampled: bytes) -> NDArray[np.int32] | None:
+    """Tokens per row; None: one each."""
+    if not num_sampled:
+        return None
+    return unpack(num_sampled, name="num_sampled").astype(np.int32, copy=False)
 
 
 def to_usage(finished: Finished) -> types_pb2.Usage:

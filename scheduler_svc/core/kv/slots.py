@@ -82,8 +82,7 @@ class SlotTable:
         self.last_step: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
         # Slots of the few sequences that sample nothing or have prompt outputs due.
         self.prompt_output_slots: set[int] = set()
-        # Slots with drafts in a step in flight: how far that step gets them is not known yet, and the
-        # columns say the most.
+        # Slots with drafts in a step in flight: the columns say the most that it may bring.
         self.drafting_slots: set[int] = set()
         # Column i holds the i-th stop token of every slot; as many columns as needed.
         self.stop_ids: list[NDArray[np.int32]] = []

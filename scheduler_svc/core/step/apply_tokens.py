@@ -67,7 +67,7 @@ class TokenUpdates:
     def take(
         self, plan: StepPlan, result: StepResult, appended_late: list[Sequence]
     ) -> TokenUpdate:
-        """Appends the tokens of a step, one for each slot that sampled, or more if drafts came true.
+        """Appends the tokens of a step, one for each slot that sampled, more if drafts came true.
 
         Notes in `appended_late` the sequences that had no slot any more, once for each token.
         """

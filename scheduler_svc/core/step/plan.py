@@ -13,7 +13,6 @@ from scheduler_svc.core.request.request import FinishReason, Request, TokenIds
 from scheduler_svc.core.request.sequence import Sequence
 from scheduler_svc.core.request.timeline import Timeline
 
-
 # By slot: tokens that may follow its last known one. A slot without tokens here has asked for some.
 Drafts = Mapping[int, TokenIds]
 NO_DRAFTS: Drafts = {}
