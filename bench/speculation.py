@@ -109,7 +109,7 @@ def _compare(
         per_s = statistics.median(m.tokens_per_s for m in rounds)
         is_same = all(m.outputs == plain[0].outputs for m in (*plain, *rounds))
         is_equal &= is_same
-        results.write(
+        results.add(
             "speculation",
             {
                 "workload": workload,

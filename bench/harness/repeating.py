@@ -29,15 +29,16 @@ class Account:
         self.withdraw(amount)
         other.deposit(amount)
 '''
-TEXT = """\
-The lighthouse at Cape Farrow was built in 1871, after three ships had been lost in one winter. Its \
-first keeper, Anna Brandt, kept the lamp for thirty-four years and wrote down the weather of every \
-day. Her books were found in 1962 in the cellar of the harbour office. They show that storms came \
-mostly from the north-west, that the winter of 1890 was the coldest, and that fog lay on the cape \
-on sixty days of a year. The harbour office gave the books to the university, which used them to \
-check its models of the weather. In 1998 the lamp was replaced by an electric one, and the last \
-keeper, Peter Holm, left the lighthouse. Today it is a museum with twenty thousand visitors a year.
-"""
+TEXT = (
+    "The lighthouse at Cape Farrow was built in 1871, after three ships had been lost in one "
+    "winter. Its first keeper, Anna Brandt, kept the lamp for thirty-four years and wrote down the "
+    "weather of every day. Her books were found in 1962 in the cellar of the harbour office. They "
+    "show that storms came mostly from the north-west, that the winter of 1890 was the coldest, "
+    "and that fog lay on the cape on sixty days of a year. The harbour office gave the books to "
+    "the university, which used them to check its models of the weather. In 1998 the lamp was "
+    "replaced by an electric one, and the last keeper, Peter Holm, left the lighthouse. Today it "
+    "is a museum with twenty thousand visitors a year."
+)
 RECORDS = """\
 {"id": 101, "name": "Mira Okafor", "city": "Lagos", "role": "engineer", "active": true}
 {"id": 102, "name": "Jonas Weber", "city": "Hamburg", "role": "designer", "active": false}
