@@ -61,7 +61,7 @@ def _client(product: Product) -> Iterator[pagewire.Client]:
 
 def _answer(client: pagewire.Client, name: str) -> pagewire.Completion:
     fields = {"max_tokens": NUM_TOKENS, "ignore_eos": True, **CASES[name]}
-    return client.generate(REPEATING, pagewire.SamplingParams(**fields))  # type: ignore[arg-type]
+    return client.generate(REPEATING, **fields)  # type: ignore[arg-type]
 
 
 def _tokens(answer: pagewire.Completion) -> list[tuple[int, ...]]:
