@@ -91,10 +91,8 @@ class Scheduler:
         Returns one end per sequence; its message says how long the request spent in each phase.
         """
         self.now_s = now_s
-        finished = [
-            self._finish(sequence, FinishReason.EXPIRED, expiry_of(sequence, self.now_s))
-            for sequence in self._deadlines.take_due(now_s)
-        ]
+        due = self._deadlines.take_due(now_s)
+        finished = [self._finish(s, FinishReason.EXPIRED, expiry_of(s, self.now_s)) for s in due]
         if finished:
             self.num_expired += len(finished)
             self._leave()
@@ -291,8 +289,7 @@ class Scheduler:
         state = self.internal_state
         self._unfinished = Unfinished(plan, state.table.num_tokens[plan.sampled_slots])
         self._in_flight.popleft()
-        if plan.grant_id is not None:  # now it cannot be taken back
-            self.counters.planned(plan)
+        self.counters.answered(plan, result)
         deliveries: list[PromptOutputDelivery] = []
         finished: list[Finished] = []
         if plan.due_prompt_outputs or plan.prompt_ends:
@@ -307,7 +304,6 @@ class Scheduler:
         if token_update.ends:
             finished += self._finish_all(token_update.ends)
             state.renew_running()
-        self.counters.verified(plan, result)
         state.acknowledge(plan.step_id)
         if state.suspects:
             clear_suspects(plan)
@@ -352,9 +348,8 @@ class Scheduler:
             sequence.num_prompt_outputs_planned = sequence.num_prompt_outputs_delivered
         if num_host_blocks is None:
             num_host_blocks = self.internal_state.host.num_blocks
-        num_ran = self.internal_state.evacuate(
-            num_blocks or self.internal_state.pool.num_blocks, num_host_blocks
-        )
+        num_blocks = num_blocks or self.internal_state.pool.num_blocks
+        num_ran = self.internal_state.evacuate(num_blocks, num_host_blocks)
         if oldest is not None:
             note_loss(oldest, is_first_step=did_none, is_death=is_death)
             self.internal_state.note_suspects(self._live.values())

@@ -38,8 +38,10 @@ class Counters:
         self.num_steps += 1
         self.num_prefill_tokens += plan.num_prefill_tokens
 
-    def verified(self, plan: StepPlan, result: StepResult) -> None:
-        """Counts the drafts of a step that was answered."""
+    def answered(self, plan: StepPlan, result: StepResult) -> None:
+        """Counts a granted step, which cannot be taken back any more, and what came of drafts."""
+        if plan.grant_id is not None:
+            self.planned(plan)
         if not plan.drafts:
             return
         self.num_drafts += len(plan.drafts)

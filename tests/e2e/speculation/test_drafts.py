@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from scheduler_svc.core import FinishReason, Preemption
 from scheduler_svc.speculation.options import Method, SpeculationOptions
-from tests.e2e.joined import EOS, VOCAB_SIZE, Joined, Told
+from tests.e2e.speculation.joined import EOS, VOCAB_SIZE, Joined, Told
 from tests.worker_svc.random_models import save_random_model
 
 NGRAM = SpeculationOptions(Method.NGRAM, 4, prompt_lookup_min=1)

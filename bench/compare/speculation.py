@@ -1,6 +1,6 @@
 """Tokens per second with drafts from a request's own tokens, and without, on the same product.
 
-    python -m bench.speculation [--model FILE] [--method ngram suffix] [--streams 1 8]
+    python -m bench.compare.speculation [--model FILE] [--method ngram suffix] [--streams 1 8]
 
 Prompts whose answers repeat them (edit this code, summarize this text, fill this JSON) are answered
 greedily, and prompts of random tokens at temperature 1, `--streams` at a time. Off and on run in
@@ -31,7 +31,7 @@ REPEATED, RANDOM = "repeating", "random"
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Answered:
     """One round of prompts."""
 
     tokens_per_s: float
@@ -41,7 +41,7 @@ class Measured:
 def main(arguments: Sequence[str]) -> int:
     """Measures each method against none; 1 if an output differs."""
     options = _parse(arguments)
-    results = Results(options.json, ["python", "-m", "bench.speculation", *arguments])
+    results = Results(options.json, ["python", "-m", "bench.compare.speculation", *arguments])
     configs: dict[str, dict[str, object] | None] = {"off": None}
     for method in options.method:
         configs[method] = {"method": method, "num_speculative_tokens": options.tokens}
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.speculation", description=__doc__, allow_abbrev=False,
+        prog="python -m bench.compare.speculation", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
@@ -96,7 +96,7 @@ def _compare(
     num_streams: int,
 ) -> bool:
     """One workload on all products, in turn; False if an output differs."""
-    found: dict[str, list[Measured]] = {name: [] for name in clients}
+    found: dict[str, list[Answered]] = {name: [] for name in clients}
     for number in range(options.rounds + 1):
         for name, client in clients.items():
             measured = _run(client, workload, num_streams, options.max_tokens)
@@ -124,7 +124,7 @@ def _compare(
     return is_equal
 
 
-def _run(client: pagewire.Client, workload: str, num_streams: int, max_tokens: int) -> Measured:
+def _run(client: pagewire.Client, workload: str, num_streams: int, max_tokens: int) -> Answered:
     """Answers all prompts of a workload, so many at a time."""
     is_random = workload == RANDOM
     prompts: list[str | list[int]] = [*REPEATING.values()]
@@ -151,7 +151,7 @@ def _run(client: pagewire.Client, workload: str, num_streams: int, max_tokens: i
     took_s = time.monotonic() - began_s
     if not all(outputs):
         raise ProductFailed("an answer is empty")
-    return Measured(sum(map(len, outputs)) / took_s, outputs)
+    return Answered(sum(map(len, outputs)) / took_s, outputs)
 
 
 if __name__ == "__main__":
