@@ -116,13 +116,18 @@ def perform(core: Scheduler, call: str, arguments: tuple[Any, ...]) -> Any:
     return getattr(owner, call)(*arguments)
 
 
-def _set_stop_ids(core: Scheduler, request_id: str, stop_ids: tuple[int, ...]) -> None:
-    """Replaces the stop tokens of a live request."""
+def _set_stop_ids(
+    core: Scheduler, request_id: str, stop_ids: tuple[int, ...], min_len: int = 0
+) -> None:
+    """Replaces the stop tokens of a live request, which stop it from `min_len` tokens on."""
     sequence = core.find(request_id)
     if sequence is not None:
         sequence.stop_ids = stop_ids
+        sequence.min_len = max(sequence.min_len, min_len)
         if sequence.slot is not None:
-            core.internal_state.table.enter_stops(sequence.slot, stop_ids)
+            table = core.internal_state.table
+            table.enter_stops(sequence.slot, stop_ids)
+            table.min_len[sequence.slot] = sequence.min_len
 
 
 class TappedScheduler(Scheduler):

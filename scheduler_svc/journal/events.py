@@ -130,8 +130,8 @@ def masked(call: Call, mask: Mask) -> Iterator[Call]:
             yield Call(call.name, call.arguments, answer)
         case Call("update", (result,), StepOutputs() as outputs):
             result, stops = mask.result(result, outputs)
-            for request_id, stop_ids in stops.items():
-                yield Call(SET_STOP_IDS, (request_id, stop_ids))
+            for request_id, stop in stops.items():
+                yield Call(SET_STOP_IDS, (request_id, *stop))
             yield Call("update", (result,), outputs)
         case _:
             if call.name == "worker_lost":

@@ -11,6 +11,7 @@ a request, the recording has the event `set_stop_ids` before it.
 
 from dataclasses import replace
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,8 +93,12 @@ class Mask:
 
     def result(
         self, result: StepResult, outputs: StepOutputs
-    ) -> tuple[StepResult, dict[str, tuple[int, ...]]]:
-        """Returns the replaced result, and stop tokens by id of requests that one ended."""
+    ) -> tuple[StepResult, dict[str, tuple[Any, ...]]]:
+        """Returns the replaced result, and by id of requests that a stop token ended, which it was.
+
+        Of a row with several tokens also how long the sequence is with it: a token before it may
+        have been replaced by the same id.
+        """
         slots = self._sampled.pop(result.step_id).astype(np.intp)
         if result.num_sampled is not None:
             slots = np.repeat(slots, result.num_sampled)
@@ -107,12 +112,13 @@ class Mask:
             for slot in np.unique(slots[rows]).tolist():
                 own = rows[slots[rows] == slot]  # in the order in which they were sampled
                 token_ids[own] = self._append_all(slot, result.token_ids[own])
-        stops: dict[str, tuple[int, ...]] = {}
+        stops: dict[str, tuple[Any, ...]] = {}
         for finished in outputs.finished:
             slot = self._slot_of.pop(finished.request.request_id, None)
             if finished.reason is FinishReason.STOP:
                 stop_id = int(token_ids[rows[slots[rows] == slot][-1]])
-                stops[finished.request.request_id] = (stop_id,)
+                length = () if result.num_sampled is None else (int(self._num_tokens[slot]),)
+                stops[finished.request.request_id] = ((stop_id,), *length)
         dead_ends = dict.fromkeys(result.dead_ends, "no token was left")  # hides the caller's text
         return replace(result, token_ids=token_ids, dead_ends=dead_ends), stops
 
