@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.request.request import TokenIds
 from scheduler_svc.speculation.options import Method, SpeculationOptions
 
+_LEAST_SUFFIX = 2  # one token that agrees predicts little: random text has many
 _NOTHING: TokenIds = np.zeros(0, dtype=np.int32)
 
 
@@ -21,7 +22,7 @@ def look_up(token_ids: TokenIds, options: SpeculationOptions) -> TokenIds:
             return _NOTHING
         return _continued(token_ids, int(ends[-1]), most)
     ends, length = _longest(token_ids, options.suffix_decoding_max_tree_depth)
-    if not length:
+    if length < _LEAST_SUFFIX:
         return _NOTHING
     most = min(most, int(options.suffix_decoding_max_spec_factor * length))
     return _likeliest(token_ids, ends, most, options.suffix_decoding_min_token_prob)

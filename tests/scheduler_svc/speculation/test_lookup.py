@@ -43,7 +43,7 @@ def test_suffix_drafts_what_mostly_followed() -> None:
 
 
 def test_suffix_drafts_no_more_than_agrees() -> None:
-    assert found("a cat sat. a", Method.SUFFIX) == "t"
+    assert found("a cat sat. a", Method.SUFFIX) == ""  # one token is too little
     assert found("a cat sat. a c", Method.SUFFIX, num_speculative_tokens=8) == "at "
     assert found("a cat sat. a c", Method.SUFFIX, suffix_decoding_max_spec_factor=2.0) == "at s"
 
